@@ -1,0 +1,1 @@
+"""The decode engine: an OpenAI-compatible server of its own, reached by the gateway over HTTP."""

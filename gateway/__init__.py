@@ -1,0 +1,1 @@
+"""The HTTP face of Keepgate: the request's path from a client to a cached or a computed answer."""
