@@ -1,0 +1,88 @@
+"""A deadline for every call to a tier, and no calls at all while the tier is known to be ill."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from cache.errors import CacheError, StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+
+
+class Breaker:
+    """Opens at the first failure; closes when a probe, never a request, finds the tier well again.
+
+    A frozen tier therefore costs the requests in flight one deadline, and those that follow nothing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        probe: Callable[[], Awaitable[object]],
+        failures: tuple[type[Exception], ...],
+        probe_deadline: float,
+    ) -> None:
+        self._name = name
+        self._probe = probe
+        self._failures: tuple[type[Exception], ...] = (TimeoutError, OSError, *failures)
+        self._probe_failures: tuple[type[Exception], ...] = (CacheError, *self._failures)
+        self._probe_deadline = probe_deadline
+        self._opened = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._closed.set()
+        self.times_opened = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._opened.is_set()
+
+    async def call(self, operation: Callable[[], Awaitable[T]], deadline: float) -> T:
+        """The operation's result within `deadline` seconds.
+
+        Raises StoreUnavailable when the breaker is open, when the operation fails, or when time is up.
+        """
+        if self.is_open:
+            raise StoreUnavailable(f"{self._name} is unavailable")
+        try:
+            async with asyncio.timeout(deadline):
+                return await operation()
+        except self._failures as error:
+            self.trip(error)
+            raise StoreUnavailable(f"{self._name}: {_reason(error)}") from error
+
+    def trip(self, error: Exception) -> None:
+        if not self.is_open:
+            self.times_opened += 1
+            self._opened.set()
+            self._closed.clear()
+            log.warning("%s is unavailable (%s); going on without it", self._name, _reason(error))
+
+    async def wait_closed(self) -> None:
+        await self._closed.wait()
+
+    async def watch(self) -> None:
+        """Probe while open; runs for as long as the tier is in use."""
+        while True:
+            await self._opened.wait()
+            pause = _FIRST_PAUSE
+            while True:
+                try:
+                    async with asyncio.timeout(self._probe_deadline):
+                        await self._probe()
+                    break
+                except self._probe_failures:
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, _LONGEST_PAUSE)
+            self._opened.clear()
+            self._closed.set()
+            log.warning("%s is available again", self._name)
+
+
+def _reason(error: Exception) -> str:
+    return "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__

@@ -1,0 +1,58 @@
+"""What the cache keeps for a request: one whole answer and what it cost to compute."""
+
+import msgspec
+import xxhash
+
+from cache.errors import CorruptEntry
+
+_MAGIC = b"KGE1"
+_HEADER_BYTES = len(_MAGIC) + 8
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """A complete answer in the form of a response that is not streamed.
+
+    `body` is the JSON text of the response object: the upstream's own bytes where it did not stream, else assembled
+    from the chunks with nothing left out. `created` is Unix time in seconds, `fresh_for` a lifetime in seconds.
+    `generation` is the purge state under which the request began: an entry from before a purge never counts.
+    """
+
+    id: str
+    proof: bytes
+    family: str
+    model: str
+    body: bytes
+    created: float
+    fresh_for: float
+    generation: str
+    has_usage: bool
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+
+    def age(self, now: float) -> float:
+        """Seconds since the answer was computed; a clock that went back counts as zero."""
+        return max(0.0, now - self.created)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Entry)
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """Magic, xxh3-64 of the payload (big endian), payload (MessagePack)."""
+    payload = _encoder.encode(entry)
+    return _MAGIC + xxhash.xxh3_64_digest(payload) + payload
+
+
+def decode_entry(data: bytes) -> Entry:
+    """The inverse of `encode_entry`. Raises CorruptEntry for anything else."""
+    if data[: len(_MAGIC)] != _MAGIC:
+        raise CorruptEntry("stored bytes are not an entry of this version")
+    payload = data[_HEADER_BYTES:]
+    if xxhash.xxh3_64_digest(payload) != data[len(_MAGIC) : _HEADER_BYTES]:
+        raise CorruptEntry("stored bytes fail their checksum")
+    try:
+        return _decoder.decode(payload)
+    except msgspec.DecodeError as error:
+        raise CorruptEntry(f"stored bytes do not decode: {error}") from error

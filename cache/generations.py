@@ -1,0 +1,64 @@
+"""Which entries have been purged, without touching the entries.
+
+A purge gives its scope (everything, one namespace, one model) a new token. An entry carries the tokens under which
+its request began and counts only while they are all current, so a purge is one write however many entries it
+concerns, and an answer that was being computed during a purge is not kept either.
+"""
+
+import secrets
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+Scope = Literal["all", "namespace", "model"]
+_NEVER_PURGED = "0"
+
+
+class Purge(NamedTuple):
+    """Everything (`name` is empty), one namespace, or one model; `token` is the scope's new generation."""
+
+    scope: Scope
+    name: str
+    token: str
+
+    @property
+    def field(self) -> str:
+        return _field(self.scope, self.name)
+
+
+def new_purge(scope: Scope, name: str = "") -> Purge:
+    # Random, not counted: after a flushed Redis a counter would come back to values that old entries carry.
+    return Purge(scope, name, secrets.token_hex(6))
+
+
+class Generations:
+    """This process's view of the purges so far."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, str] = {}
+
+    def current(self, namespace: str, model: str) -> str:
+        """The generation an entry of this namespace and model must carry to count."""
+        tokens = self._tokens
+        if not tokens:
+            return "0.0.0"
+        return ".".join(
+            (
+                tokens.get("all", _NEVER_PURGED),
+                tokens.get(_field("namespace", namespace), _NEVER_PURGED),
+                tokens.get(_field("model", model), _NEVER_PURGED),
+            )
+        )
+
+    def apply(self, purge: Purge) -> None:
+        self._tokens[purge.field] = purge.token
+
+    def replace(self, tokens: Mapping[str, str]) -> bool:
+        """Take over the shared state; True when it differs from what was known."""
+        if self._tokens == tokens:
+            return False
+        self._tokens = dict(tokens)
+        return True
+
+
+def _field(scope: Scope, name: str) -> str:
+    return "all" if scope == "all" else f"{scope}:{name}"

@@ -1,0 +1,125 @@
+"""The first tier: entries in this process, bounded by bytes, least recently used out first."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from cache.entry import Entry
+
+# What a slot costs beside its payload: the objects, the dict cells and the aliases' bookkeeping, as measured
+# by tests/cache/test_memory_bound.py with tracemalloc.
+SLOT_OVERHEAD_BYTES = 1400
+_ALIASES_PER_SLOT = 4
+_ALIAS_BYTES = 250
+
+
+class Slot:
+    """An entry in memory, with its ready-made answers and the raw requests known to lead to it."""
+
+    __slots__ = ("aliases", "entry", "expires", "forms", "size")
+
+    def __init__(self, entry: Entry, expires: float) -> None:
+        self.entry = entry
+        self.expires = expires
+        self.forms: dict[str, bytes] = {}
+        self.aliases: list[bytes] = []
+        self.size = SLOT_OVERHEAD_BYTES + len(entry.body)
+
+
+class MemoryStore:
+    """A `Store` of at most `capacity` bytes; an entry larger than an eighth of it is not kept."""
+
+    def __init__(self, capacity: int, clock: Callable[[], float] = time.time) -> None:
+        self._capacity = capacity
+        self._clock = clock
+        self._slots: OrderedDict[str, Slot] = OrderedDict()
+        self._aliases: dict[bytes, tuple[Slot, str]] = {}
+        self.size = 0
+        self.evictions = 0
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    async def get(self, entry_id: str) -> Entry | None:
+        slot = self.slot(entry_id)
+        return slot.entry if slot else None
+
+    def slot(self, entry_id: str) -> Slot | None:
+        slot = self._slots.get(entry_id)
+        if slot is None:
+            return None
+        if slot.expires <= self._clock():
+            self._drop(entry_id)
+            return None
+        self._slots.move_to_end(entry_id)
+        return slot
+
+    async def put(self, entry: Entry, keep_for: float) -> None:
+        self._drop(entry.id)
+        slot = Slot(entry, self._clock() + keep_for)
+        if keep_for <= 0 or slot.size > self._capacity // 8:
+            return
+        self._slots[entry.id] = slot
+        self._grow(slot, slot.size)
+
+    async def delete(self, entry_id: str) -> bool:
+        return self._drop(entry_id)
+
+    def form(self, slot: Slot, name: str, make: Callable[[Entry], bytes]) -> bytes:
+        """The entry as bytes ready to send, made once by `make` and kept with the slot."""
+        form = slot.forms.get(name)
+        if form is None:
+            form = make(slot.entry)
+            slot.forms[name] = form
+            if form is not slot.entry.body and self._slots.get(slot.entry.id) is slot:
+                slot.size += len(form)
+                self._grow(slot, len(form))
+        return form
+
+    def alias(self, slot: Slot, raw_digest: bytes, form: str) -> None:
+        """Remember that a request with exactly these bytes is answered by this form of the slot."""
+        known = raw_digest in self._aliases
+        if known or len(slot.aliases) >= _ALIASES_PER_SLOT or self._slots.get(slot.entry.id) is not slot:
+            return
+        slot.aliases.append(raw_digest)
+        self._aliases[raw_digest] = (slot, form)
+        slot.size += _ALIAS_BYTES
+        self._grow(slot, _ALIAS_BYTES)
+
+    def by_alias(self, raw_digest: bytes) -> tuple[Slot, str] | None:
+        found = self._aliases.get(raw_digest)
+        if found is None:
+            return None
+        slot = found[0]
+        if slot.expires <= self._clock():
+            self._drop(slot.entry.id)
+            return None
+        self._slots.move_to_end(slot.entry.id)
+        return found
+
+    def peek(self, entry_id: str) -> Entry | None:
+        """The entry, without counting as a use of it."""
+        slot = self._slots.get(entry_id)
+        return slot.entry if slot else None
+
+    def ids(self) -> list[str]:
+        """The ids kept at this moment, oldest use first."""
+        return list(self._slots)
+
+    def _grow(self, slot: Slot, size: int) -> None:
+        self.size += size
+        while self.size > self._capacity:
+            oldest = next(iter(self._slots))
+            self._drop(oldest)
+            self.evictions += 1
+            if oldest == slot.entry.id:
+                return
+
+    def _drop(self, entry_id: str) -> bool:
+        slot = self._slots.pop(entry_id, None)
+        if slot is None:
+            return False
+        self.size -= slot.size
+        for raw_digest in slot.aliases:
+            del self._aliases[raw_digest]
+        return True

@@ -1,0 +1,255 @@
+"""The second tier: entries in Redis or Valkey, shared by workers and hosts and kept over restarts.
+
+Nothing on a request's path waits here longer than one deadline, and only the first request does (see Breaker).
+Writes happen behind the answer, in order, from a bounded queue.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, cast
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from cache.breaker import Breaker
+from cache.entry import Entry, decode_entry, encode_entry
+from cache.errors import CorruptEntry, StoreUnavailable
+from cache.generations import Purge, Scope
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PURGES = "keepgate:purges"  # a stream: a worker that was away reads on where it stopped
+_GENERATIONS = "keepgate:generations"  # a hash: scope -> token
+_PURGES_KEPT = 10_000
+_PURGE_POLL_MILLISECONDS = 2_000
+_BACKGROUND_DEADLINE = 2.0
+_PENDING_BYTES = 64 * 2**20
+_WRITES_PER_BATCH = 64
+_PAUSE_AFTER_FAILURE = 0.1
+
+
+def _redis_key(entry_id: str) -> str:
+    return f"keepgate:entry:{entry_id}"
+
+
+class RedisStore:
+    """A `Store` in Redis. Make one with `open_redis_store`."""
+
+    def __init__(self, client: "redis.asyncio.Redis", deadline: float) -> None:
+        self._client = client
+        self._deadline = deadline
+        self.breaker = Breaker("redis", self._ping, (RedisConnectionError, RedisTimeoutError), _BACKGROUND_DEADLINE)
+        self._pending: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
+        self._pending_bytes = 0
+        self._has_pending = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self.writes_dropped = 0
+        self.corrupt_entries = 0
+
+    async def get(self, entry_id: str) -> Entry | None:
+        pending = self._pending.get(entry_id)
+        data = pending[0] if pending else await self._call(lambda: self._client.get(_redis_key(entry_id)))
+        if data is None:
+            return None
+        try:
+            return decode_entry(_bytes(data))
+        except CorruptEntry as error:
+            self.corrupt_entries += 1
+            log.warning("dropping entry %s from redis: %s", entry_id, error)
+            await self._call(lambda: self._client.unlink(_redis_key(entry_id)))
+            raise StoreUnavailable(f"redis: {error}") from error
+
+    async def put(self, entry: Entry, keep_for: float) -> None:
+        """Queue the write; raises StoreUnavailable when the queue is full of writes that Redis does not take."""
+        if keep_for <= 0:
+            return
+        data = encode_entry(entry)
+        self._forget_pending(entry.id)
+        if self._pending_bytes + len(data) > _PENDING_BYTES:
+            self.writes_dropped += 1
+            raise StoreUnavailable("redis: too many writes are waiting")
+        self._pending[entry.id] = (data, keep_for)
+        self._pending_bytes += len(data)
+        self._has_pending.set()
+
+    async def delete(self, entry_id: str) -> bool:
+        """Forget the entry here and, through the stream of purges, in the memory of every worker."""
+        was_pending = self._forget_pending(entry_id)
+
+        async def delete() -> bool:
+            async with self._writing:  # a write under way would bring the entry back
+                pipeline = self._client.pipeline(transaction=True)
+                pipeline.unlink(_redis_key(entry_id))
+                self._announce(pipeline, "entry", entry_id, "")
+                removed, _ = await pipeline.execute()
+            return bool(removed)
+
+        return await self._call(delete, _BACKGROUND_DEADLINE) or was_pending
+
+    async def purge(self, purge: Purge) -> None:
+        """Make the purge known to all workers. Raises StoreUnavailable."""
+
+        async def publish() -> None:
+            pipeline = self._client.pipeline(transaction=True)
+            pipeline.hset(_GENERATIONS, purge.field, purge.token)
+            self._announce(pipeline, purge.scope, purge.name, purge.token)
+            await pipeline.execute()
+
+        await self._call(publish, _BACKGROUND_DEADLINE)
+
+    async def generations(self) -> dict[str, str]:
+        """The token of every scope that was ever purged. Raises StoreUnavailable."""
+        tokens = await self._call(lambda: self._client.hgetall(_GENERATIONS), _BACKGROUND_DEADLINE)
+        return {_text(scope): _text(token) for scope, token in tokens.items()}
+
+    async def usage(self) -> tuple[int, int]:
+        """(keys in the database, bytes the server uses). Raises StoreUnavailable."""
+
+        async def ask() -> tuple[int, int]:
+            keys = await self._client.dbsize()
+            info = await self._client.info("memory")
+            return keys, info["used_memory"]
+
+        return await self._call(ask, _BACKGROUND_DEADLINE)
+
+    async def purges_since(self, position: str) -> tuple[str, list[Purge | str]]:
+        """Wait for purges after `position`; returns the new position, and purges or ids of deleted entries.
+
+        `position` "" means from now on. Raises StoreUnavailable.
+        """
+        if not position:
+            newest = await self._call(lambda: self._client.xrevrange(_PURGES, count=1), _BACKGROUND_DEADLINE)
+            return (_text(newest[0][0]) if newest else "0-0"), []
+        read = await self._call(
+            lambda: self._client.xread({_PURGES: position}, count=500, block=_PURGE_POLL_MILLISECONDS),
+            _BACKGROUND_DEADLINE + _PURGE_POLL_MILLISECONDS / 1000,
+        )
+        events: list[Purge | str] = []
+        for position_read, fields in _stream_items(read):
+            position = _text(position_read)
+            scope, name, token = (_text(fields[field]) for field in (b"scope", b"name", b"token"))
+            events.append(name if scope == "entry" else Purge(cast(Scope, scope), name, token))
+        return position, events
+
+    async def flush(self) -> None:
+        """Write what is pending. Raises StoreUnavailable."""
+        while self._pending:
+            await self._write_batch()
+
+    async def write_behind(self) -> None:
+        """Move pending writes to Redis; runs for as long as the store is open."""
+        while True:
+            await self._has_pending.wait()
+            try:
+                await self._write_batch()
+            except StoreUnavailable:
+                await asyncio.sleep(_PAUSE_AFTER_FAILURE)
+                await self.breaker.wait_closed()
+
+    async def _write_batch(self) -> None:
+        async def write() -> None:
+            async with self._writing:
+                batch = [
+                    (entry_id, *self._pending[entry_id])
+                    for entry_id, _ in zip(self._pending, range(_WRITES_PER_BATCH), strict=False)
+                ]
+                pipeline = self._client.pipeline(transaction=False)
+                for entry_id, data, keep_for in batch:
+                    pipeline.set(_redis_key(entry_id), data, px=max(1, round(keep_for * 1000)))
+                results = await pipeline.execute(raise_on_error=False)
+                for (entry_id, data, _), result in zip(batch, results, strict=True):
+                    if isinstance(result, Exception):  # out of memory, read only: this write is lost, not the queue
+                        self.writes_dropped += 1
+                        log.warning("redis refused an entry: %s", result)
+                    pending = self._pending.get(entry_id)
+                    if pending and pending[0] is data:
+                        self._forget_pending(entry_id)
+
+        await self._call(write, _BACKGROUND_DEADLINE)
+
+    def _forget_pending(self, entry_id: str) -> bool:
+        pending = self._pending.pop(entry_id, None)
+        if pending is None:
+            return False
+        self._pending_bytes -= len(pending[0])
+        if not self._pending:
+            self._has_pending.clear()
+        return True
+
+    def _announce(self, pipeline: Any, scope: str, name: str, token: str) -> None:
+        event = {"scope": scope, "name": name, "token": token}
+        pipeline.xadd(_PURGES, event, maxlen=_PURGES_KEPT, approximate=True)
+
+    async def _ping(self) -> None:
+        try:
+            await self._client.ping()
+        except RedisError as error:
+            raise StoreUnavailable(f"redis: {error}") from error
+
+    async def _call(self, operation: Callable[[], Awaitable[T]], deadline: float | None = None) -> T:
+        try:
+            return await self.breaker.call(operation, self._deadline if deadline is None else deadline)
+        except RedisError as error:  # Redis answered, and said no: the breaker stays closed
+            raise StoreUnavailable(f"redis: {error}") from error
+
+
+def _bytes(reply: Any) -> bytes:
+    """redis-py types every reply as text or bytes; this client asks for bytes."""
+    return cast(bytes, reply)
+
+
+def _text(reply: Any) -> str:
+    return _bytes(reply).decode()
+
+
+def _stream_items(read: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """XREAD's reply is a list of pairs in RESP2 and a map in RESP3."""
+    if not read:
+        return []
+    replies = read.values() if isinstance(read, dict) else (items for _, items in read)
+    return [pair for items in replies for pair in (items[0] if items and isinstance(items[0], list) else items)]
+
+
+@asynccontextmanager
+async def open_redis_store(url: str, deadline: float) -> AsyncIterator[RedisStore]:
+    """A store over the Redis at `url` (redis://, rediss://, unix://), each request-path call within `deadline` s.
+
+    An unreachable Redis is no error: the store answers StoreUnavailable until it comes. A refused password is one:
+    raises StoreUnavailable at once.
+    """
+    client = redis.asyncio.from_url(
+        url,
+        socket_connect_timeout=_BACKGROUND_DEADLINE,
+        retry=Retry(NoBackoff(), 0),
+        max_connections=256,
+    )
+    store = RedisStore(client, deadline)
+    try:
+        async with asyncio.timeout(_BACKGROUND_DEADLINE):
+            await client.ping()
+    except AuthenticationError as error:
+        await client.aclose()
+        raise StoreUnavailable(f"redis refuses the credentials of its URL: {error}") from error
+    except (RedisError, OSError, TimeoutError) as error:
+        store.breaker.trip(error)
+    async with asyncio.TaskGroup() as tasks:
+        background = [tasks.create_task(store.breaker.watch()), tasks.create_task(store.write_behind())]
+        try:
+            yield store
+        finally:
+            for task in background:
+                task.cancel()
+            try:
+                await store.flush()
+            except StoreUnavailable as error:
+                log.warning("answers of the last moments were not written to redis: %s", error)
+    await client.aclose()
