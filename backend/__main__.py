@@ -1,0 +1,8 @@
+"""``python -m backend``: the engine alone, as its own process."""
+
+import sys
+
+from backend.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

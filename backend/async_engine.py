@@ -1,0 +1,168 @@
+"""The engine seen from asyncio: it steps in a thread of its own, answers arrive on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from backend.engine import Engine, EngineStats, Output
+from backend.errors import QueueFull, Unavailable
+from backend.sequence import FinishReason, Sequence
+
+logger = logging.getLogger(__name__)
+
+_RETRY_AFTER_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What a step did, for metrics."""
+
+    stats: EngineStats
+    seconds: float
+    failed: bool
+
+
+class Generation:
+    """Answers to one request, arriving. What is not taken yet is bounded by the tokens that were asked for."""
+
+    def __init__(self, sequence_ids: Many[int]) -> None:
+        self._index = {sequence_id: index for index, sequence_id in enumerate(sequence_ids)}
+        self.unfinished = set(sequence_ids)
+        self._arrived: list[tuple[int, Output]] = []
+        self._wake = asyncio.Event()
+
+    async def take(self) -> list[tuple[int, Output]]:
+        """Waits for news and returns all of it: (index of the sequence in the request, output)."""
+        await self._wake.wait()
+        self._wake.clear()
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def put(self, output: Output) -> None:
+        """Adds one output; on the event loop."""
+        self._arrived.append((self._index[output.sequence_id], output))
+        if output.finish_reason is not None:
+            self.unfinished.discard(output.sequence_id)
+        self._wake.set()
+
+
+class AsyncEngine:
+    """Owns the engine's thread and the room for requests.
+
+    Args:
+        max_in_flight: sequences accepted and not completely answered, at most; more are refused.
+        on_step: called on the event loop after each step.
+    """
+
+    def __init__(self, engine: Engine, max_in_flight: int, on_step: Callable[[StepReport], None]) -> None:
+        self.engine = engine
+        self.in_flight = 0
+        self._max_in_flight = max_in_flight
+        self._on_step = on_step
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._generations: dict[int, Generation] = {}
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
+
+    def start(self) -> None:
+        """Starts the thread; call it on the event loop that is to get the answers."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can be served."""
+        return self._thread.is_alive() and not self._stopping
+
+    def submit(self, sequences: Many[Sequence]) -> Generation:
+        """Queues the sequences of one request. Every submit is followed by one ``release``, whatever happens.
+
+        Raises:
+            QueueFull: too many sequences are in flight.
+            Unavailable: the engine is stopping.
+        """
+        if not self.alive:
+            raise Unavailable("the server is stopping; try another one or try again")
+        if self.in_flight + len(sequences) > self._max_in_flight:
+            raise QueueFull(
+                f"{self.in_flight} of at most {self._max_in_flight} answers are in flight; try again later",
+                _RETRY_AFTER_SECONDS,
+            )
+        self.in_flight += len(sequences)
+        generation = Generation([sequence.id for sequence in sequences])
+        for sequence in sequences:
+            self._generations[sequence.id] = generation
+
+        def add() -> None:
+            for sequence in sequences:
+                self.engine.add(sequence)
+
+        self._commands.put(add)
+        return generation
+
+    def release(self, sequences: Many[Sequence], generation: Generation) -> None:
+        """Ends the request: what is unfinished is aborted before the next step, and its KV blocks are freed."""
+        self.in_flight -= len(sequences)
+        for sequence in sequences:
+            self._generations.pop(sequence.id, None)
+        unfinished = list(generation.unfinished)
+
+        def abort() -> None:
+            for sequence_id in unfinished:
+                self.engine.abort(sequence_id)
+
+        if unfinished:
+            self._commands.put(abort)
+
+    async def stop(self) -> None:
+        """Fails what is running and ends the thread; answers to that arrive before this returns."""
+        self._stopping = True
+        self._commands.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _work(self) -> None:
+        while self._obey():
+            if not self.engine.has_work:
+                continue
+            started = time.perf_counter()
+            failed = False
+            try:
+                outputs = self.engine.step()
+            except Exception:
+                # Whatever went wrong, it went wrong for the whole batch: nobody may wait for ever.
+                logger.exception("a step failed; its requests are ended with an error")
+                outputs, failed = self.engine.fail_all(), True
+            self._send(outputs, StepReport(self.engine.stats(), time.perf_counter() - started, failed))
+        self._send(self.engine.fail_all(), StepReport(self.engine.stats(), 0.0, False))
+
+    def _obey(self) -> bool:
+        """Runs the commands that have arrived, waiting for one if there is nothing else to do; False: stop."""
+        wait = not self.engine.has_work
+        while True:
+            try:
+                command = self._commands.get(block=wait)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            wait = False
+            command()
+
+    def _send(self, outputs: list[Output], report: StepReport) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver, outputs, report)
+
+    def _deliver(self, outputs: list[Output], report: StepReport) -> None:
+        for output in outputs:
+            generation = self._generations.get(output.sequence_id)
+            if generation is not None and output.finish_reason is not FinishReason.ABORTED:
+                generation.put(output)
+        self._on_step(report)

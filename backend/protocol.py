@@ -1,0 +1,141 @@
+"""Bodies of requests, decoded into types, with errors that name the field.
+
+null means absent everywhere. A field that this server does not know is an error, and so is one whose meaning it
+cannot honour (the checks for that are in ``requests.py``); the few that change no answer are accepted.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from backend.errors import InvalidRequest
+
+_PATH = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
+_FIELD = re.compile(r"field `(\w+)`")
+_LONGEST_QUOTED_NAME = 64
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """``stream_options``; obfuscation pads chunks against eavesdroppers and is not done here."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    refusal: str | None = None
+    # Clients that replay an answer as history send these along, empty.
+    audio: dict[str, Any] | None = None
+    function_call: dict[str, Any] | None = None
+    annotations: list[Any] | None = None
+
+
+class CommonFields(msgspec.Struct, kw_only=True):
+    """What both endpoints take."""
+
+    model: str
+    n: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    # Accepted because they change no answer of this server.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class ChatRequest(CommonFields, kw_only=True):
+    """Body of ``POST /v1/chat/completions``."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    # Accepted where they say what happens anyway.
+    response_format: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    functions: list[Any] | None = None
+    function_call: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[str] | None = None
+
+
+class CompletionRequest(CommonFields, kw_only=True):
+    """Body of ``POST /v1/completions``; ``prompt`` is a text, texts, token ids, or lists of token ids."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+Body = TypeVar("Body", ChatRequest, CompletionRequest)
+
+
+def decode_request(body: bytes, kind: type[Body]) -> Body:
+    """Decodes a JSON body.
+
+    Raises:
+        InvalidRequest: not JSON, not an object, an unknown field, or a value of the wrong type.
+    """
+    if not body:
+        raise InvalidRequest("the body is empty, expected a JSON object")
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        known = kind.__struct_fields__
+        for name, value in fields.items():
+            if name not in known and bytes(value) != b"null":
+                raise InvalidRequest(
+                    f"unknown field '{_shortened(name)}': this server does not know it and ignores nothing",
+                    _shortened(name),
+                )
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(str(error)) from error
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the body is not valid UTF-8: byte {error.start} cannot be decoded") from error
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply") from error
+
+
+def _wrong_type(message: str) -> InvalidRequest:
+    """Turns msgspec's "Expected `int`, got `str` - at `$.n`" into a sentence and a field's path."""
+    path = _PATH.search(message)
+    text = message[: path.start()] if path else message
+    where = path[1] if path else ""
+    if (field := _FIELD.search(text)) is not None:
+        where = f"{where}.{field[1]}" if where else field[1]
+    where = _shortened(where)
+    return InvalidRequest(f"{where}: {text}" if where else text, where or None)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _LONGEST_QUOTED_NAME else name[:_LONGEST_QUOTED_NAME] + "…"

@@ -1,0 +1,323 @@
+"""From a decoded body to sequences: every value checked, every field either honoured or refused by name."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from backend.detokenizer import Detokenizer
+from backend.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
+from backend.model import ServedModel
+from backend.protocol import ChatRequest, CommonFields, CompletionRequest, Message
+from backend.sequence import SamplingParams, Sequence
+
+_MOST_STOPS = 16
+_MOST_LOGPROBS = 20
+_DEFAULT_COMPLETION_TOKENS = 16
+_SEED_RANGE = 2**63
+
+_sequence_ids = itertools.count()
+
+
+@dataclass(frozen=True)
+class Work:
+    """One request, ready for the engine: ``sequences`` are its choices in order."""
+
+    sequences: list[Sequence]
+    prompt_tokens: int
+    """Tokens of all prompts; a prompt with several answers counts once."""
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+    echo: bool
+
+
+class RequestReader:
+    """Reads requests for one model.
+
+    Args:
+        most_sequences: prompts times ``n`` of one request, at most.
+    """
+
+    def __init__(self, model: ServedModel, most_sequences: int) -> None:
+        self._model = model
+        self._most_sequences = most_sequences
+        self._longest_token = model.text.token_bytes.longest()
+
+    def chat(self, request: ChatRequest) -> Work:
+        """Checks a chat request and renders its prompt.
+
+        Raises:
+            InvalidRequest, ContextLengthExceeded, ModelNotFound: with the field's name.
+        """
+        self._check_model(request)
+        _refuse_chat_fields(request)
+        template = self._model.text.chat_template
+        if template is None:
+            raise InvalidRequest(
+                f"the model '{self._model.name}' has no chat template; use /v1/completions", "messages"
+            )
+        if not request.messages:
+            raise InvalidRequest("messages: expected at least one message", "messages")
+        source = template.source
+        prompt = template.render([_plain(m, f"messages[{i}]", source) for i, m in enumerate(request.messages)])
+        ids = self._encode(prompt, "messages", add_special_tokens=False)
+        if request.top_logprobs is not None and not request.logprobs:
+            raise InvalidRequest("top_logprobs: needs logprobs to be true", "top_logprobs")
+        top = _in_range("top_logprobs", request.top_logprobs, 0, 0, _MOST_LOGPROBS)
+        limit_field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
+            raise InvalidRequest("max_tokens and max_completion_tokens differ; give one of them", "max_tokens")
+        asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        room = self._room(len(ids), asked, limit_field, least=1)
+        params = self._params(request, room, top if request.logprobs else None)
+        return self._work(request, [ids], params, continues_text=False)
+
+    def completion(self, request: CompletionRequest) -> Work:
+        """Checks a completion request and encodes its prompts.
+
+        Raises:
+            InvalidRequest, ContextLengthExceeded, ModelNotFound: with the field's name.
+        """
+        self._check_model(request)
+        if request.suffix:
+            raise InvalidRequest("suffix: this model cannot insert text; leave it out", "suffix")
+        if request.best_of is not None and request.best_of != 1:
+            raise InvalidRequest("best_of: not offered here, expected 1; ask for n answers instead", "best_of")
+        prompts = self._prompts(request.prompt)
+        logprobs = request.logprobs
+        if logprobs is not None:
+            _in_range("logprobs", logprobs, 0, 0, _MOST_LOGPROBS)
+        asked = _DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+        longest = max(map(len, prompts))
+        if request.max_tokens is None:
+            asked = max(1, min(asked, self._model.max_context - longest))
+        room = self._room(longest, asked, "max_tokens", least=0)
+        echo = bool(request.echo)
+        params = self._params(request, room, logprobs, prompt_logprobs=echo and logprobs is not None)
+        return self._work(request, prompts, params, continues_text=True, echo=echo)
+
+    def _work(
+        self,
+        request: CommonFields,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        continues_text: bool,
+        echo: bool = False,
+    ) -> Work:
+        n = int(_in_range("n", request.n, 1, 1, self._most_sequences))
+        if n * len(prompts) > self._most_sequences:
+            raise InvalidRequest(
+                f"prompt: {len(prompts)} prompts times n = {n} are over the limit of {self._most_sequences} answers",
+                "prompt",
+            )
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        sequences = [
+            Sequence(
+                next(_sequence_ids),
+                ids,
+                params,
+                Detokenizer(self._model.text.token_bytes, continues_text),
+                _choice_seed(seed, index),
+            )
+            for ids in prompts
+            for index in range(n)
+        ]
+        options = request.stream_options
+        if options is not None and not request.stream:
+            raise InvalidRequest("stream_options: only with stream true", "stream_options")
+        if options is not None and options.include_obfuscation:
+            raise InvalidRequest(
+                "stream_options.include_obfuscation: not offered", "stream_options.include_obfuscation"
+            )
+        return Work(
+            sequences=sequences,
+            prompt_tokens=sum(map(len, prompts)),
+            stream=bool(request.stream),
+            include_usage=bool(options and options.include_usage),
+            logprobs=params.logprobs is not None,
+            echo=echo,
+        )
+
+    def _params(
+        self, request: CommonFields, max_tokens: int, logprobs: int | None, prompt_logprobs: bool = False
+    ) -> SamplingParams:
+        if request.store:
+            raise InvalidRequest("store: nothing is stored here, expected false", "store")
+        if request.service_tier not in (None, "auto", "default"):
+            raise InvalidRequest("service_tier: expected 'auto' or 'default'", "service_tier")
+        top_k = -1 if request.top_k is None else request.top_k
+        seed = request.seed
+        if seed is not None and not -_SEED_RANGE <= seed < _SEED_RANGE:
+            raise InvalidRequest("seed: expected an integer of 64 bits", "seed")
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=_in_range("temperature", request.temperature, 1.0, 0.0, 2.0),
+            top_p=_in_range("top_p", request.top_p, 1.0, 0.0, 1.0),
+            top_k=int(_in_range("top_k", max(top_k, 0) if top_k == -1 else top_k, 0, 0, self._model.config.vocab_size)),
+            min_p=_in_range("min_p", request.min_p, 0.0, 0.0, 1.0),
+            presence_penalty=_in_range("presence_penalty", request.presence_penalty, 0.0, -2.0, 2.0),
+            frequency_penalty=_in_range("frequency_penalty", request.frequency_penalty, 0.0, -2.0, 2.0),
+            repetition_penalty=_in_range("repetition_penalty", request.repetition_penalty, 1.0, 0.01, 100.0),
+            logit_bias=self._logit_bias(request.logit_bias),
+            seed=seed,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            stop=_stops(request.stop),
+            ignore_eos=bool(request.ignore_eos),
+        )
+
+    def _logit_bias(self, values: dict[str, float] | None) -> dict[int, float]:
+        biases: dict[int, float] = {}
+        for key, bias in (values or {}).items():
+            if not (key.isascii() and key.isdecimal()) or int(key) >= self._model.config.vocab_size:
+                raise InvalidRequest(
+                    f"logit_bias: keys must be token ids from 0 to {self._model.config.vocab_size - 1}", "logit_bias"
+                )
+            biases[int(key)] = _in_range("logit_bias", bias, 0.0, -100.0, 100.0)
+        return biases
+
+    def _check_model(self, request: CommonFields) -> None:
+        if request.model != self._model.name:
+            raise ModelNotFound(f"no such model here; this server has '{self._model.name}'", "model")
+
+    def _prompts(self, prompt: str | list[str | int | list[int]]) -> list[list[int]]:
+        if isinstance(prompt, str):
+            return [self._encode(prompt, "prompt", add_special_tokens=True)]
+        if not prompt:
+            raise InvalidRequest("prompt: the list is empty", "prompt")
+        if all(isinstance(item, int) for item in prompt):
+            return [self._token_ids([item for item in prompt if isinstance(item, int)], "prompt")]
+        encoded = []
+        for index, item in enumerate(prompt):
+            where = f"prompt[{index}]"
+            if isinstance(item, int) or not isinstance(item, type(prompt[0])):
+                raise InvalidRequest(f"{where}: texts, token ids and lists of token ids cannot be mixed", where)
+            if isinstance(item, str):
+                encoded.append(self._encode(item, where, add_special_tokens=True))
+            else:
+                encoded.append(self._token_ids(item, where))
+        return encoded
+
+    def _token_ids(self, ids: list[int], where: str) -> list[int]:
+        if not ids:
+            raise InvalidRequest(f"{where}: the list of token ids is empty", where)
+        vocab_size = self._model.config.vocab_size
+        if min(ids) < 0 or max(ids) >= vocab_size:
+            raise InvalidRequest(f"{where}: token ids go from 0 to {vocab_size - 1}", where)
+        self._check_length(len(ids), where)
+        return ids
+
+    def _encode(self, text: str, where: str, add_special_tokens: bool) -> list[int]:
+        # Far too long a text is refused before time is spent on it.
+        self._check_length(len(text.encode("utf-8", "surrogatepass")) // self._longest_token, where)
+        ids: list[int] = self._model.text.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if not ids:
+            raise InvalidRequest(f"{where}: the prompt is empty", where)
+        self._check_length(len(ids), where)
+        return ids
+
+    def _check_length(self, tokens: int, where: str) -> None:
+        if tokens >= self._model.max_context:
+            raise ContextLengthExceeded(
+                f"{where}: the prompt has {tokens} tokens or more, the context is {self._model.max_context} "
+                "tokens for prompt and answer together; shorten the prompt",
+                where,
+            )
+
+    def _room(self, prompt_tokens: int, asked: int | None, field: str, least: int) -> int:
+        """Tokens that the answer may have."""
+        room = self._model.max_context - prompt_tokens
+        if asked is None:
+            return room
+        if asked < least:
+            raise InvalidRequest(f"{field}: out of range, expected at least {least}", field)
+        if asked > room:
+            raise ContextLengthExceeded(
+                f"{field}: with {prompt_tokens} tokens of prompt the answer may have {room} tokens, for the context "
+                f"is {self._model.max_context}; ask for no more",
+                field,
+            )
+        return asked
+
+
+def _refuse_chat_fields(request: ChatRequest) -> None:
+    """Refuses what would change the answer and is not done; says nothing where a field asks for nothing."""
+    refusals = (
+        ("tools", bool(request.tools), "calling tools is not offered, expected an empty list"),
+        ("functions", bool(request.functions), "calling functions is not offered, expected an empty list"),
+        ("tool_choice", request.tool_choice not in (None, "none", "auto"), "expected 'none' or 'auto'"),
+        ("function_call", request.function_call not in (None, "none", "auto"), "expected 'none' or 'auto'"),
+        ("response_format", request.response_format not in (None, {"type": "text"}), 'expected {"type": "text"}'),
+        ("modalities", request.modalities not in (None, ["text"]), 'expected ["text"]'),
+    )
+    for field, refused, expected in refusals:
+        if refused:
+            raise InvalidRequest(f"{field}: {expected}", field)
+
+
+def _plain(message: Message, where: str, template: str) -> dict[str, Any]:
+    """A message as templates see it: content is one text, and 'developer' is what newer clients call 'system'."""
+    role = "system" if message.role == "developer" else message.role
+    for field in ("tool_calls", "function_call", "audio", "refusal", "annotations"):
+        if getattr(message, field) and not (field == "tool_calls" and field in template):
+            raise InvalidRequest(f"{where}.{field}: this model's prompt has no place for it", f"{where}.{field}")
+    plain: dict[str, Any] = {"role": role, "content": _content(message, where)}
+    if message.name is not None:
+        if ".name" not in template and "['name']" not in template:
+            raise InvalidRequest(f"{where}.name: this model's prompt has no place for it", f"{where}.name")
+        plain["name"] = message.name
+    if message.tool_calls:
+        plain["tool_calls"] = message.tool_calls
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    return plain
+
+
+def _content(message: Message, where: str) -> str:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if message.role != "assistant":
+            raise InvalidRequest(f"{where}.content: expected a text or a list of text parts", f"{where}.content")
+        return ""
+    texts = []
+    for index, part in enumerate(content):
+        at = f"{where}.content[{index}]"
+        if part.get("type") != "text":
+            raise InvalidRequest(f"{at}.type: only parts of type 'text' are supported", f"{at}.type")
+        text = part.get("text")
+        if not isinstance(text, str):
+            raise InvalidRequest(f"{at}.text: expected a string", f"{at}.text")
+        if unknown := [name for name, value in part.items() if name not in ("type", "text") and value is not None]:
+            raise InvalidRequest(f"{at}: unknown field in a text part", f"{at}.{unknown[0][:64]}")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops: Many[str] = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if len(stops) > _MOST_STOPS:
+        raise InvalidRequest(f"stop: {len(stops)} strings, expected at most {_MOST_STOPS}", "stop")
+    if not all(stops):
+        raise InvalidRequest("stop: an empty string would stop everything; leave it out", "stop")
+    return tuple(stops)
+
+
+def _in_range(field: str, value: float | None, default: float, low: float, high: float) -> float:
+    if value is None:
+        return default
+    if not low <= value <= high:
+        raise InvalidRequest(f"{field}: out of range, expected {low} to {high}", field)
+    return value
+
+
+def _choice_seed(seed: int, index: int) -> int:
+    """The answers to one request draw differently, each of them reproducibly."""
+    return xxhash.xxh3_64_intdigest(f"{seed}:{index}".encode())

@@ -1,0 +1,58 @@
+"""The contract between the engine and what computes: one step over rows of tokens on a paged KV memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from backend.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK_SIZE = 16
+"""Tokens in one KV block."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """One step: T rows (tokens) of S sequences; the rows of a sequence are consecutive and in order.
+
+    row        0   1   2   3 | 4 | 5
+    sequence   a   a   a   a | b | c        query_starts = [0, 4, 5, 6]
+    position   8   9  10  11 |97 |20        keys and values of a row go to slot_mapping[row]
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    """[T]"""
+    positions: npt.NDArray[np.int32]
+    """[T] place of the token in its sequence, from 0."""
+    slot_mapping: npt.NDArray[np.int64]
+    """[T] block * BLOCK_SIZE + offset: where the row's keys and values are written."""
+    query_starts: npt.NDArray[np.int32]
+    """[S + 1] first row of each sequence, then T."""
+    block_tables: npt.NDArray[np.int32]
+    """[S, B] blocks of each sequence in order; entries beyond its length are 0 and never read."""
+    logits_rows: npt.NDArray[np.int32]
+    """[R] rows whose logits are wanted, ascending."""
+
+
+class ModelRunner(Protocol):
+    """Owns weights and KV memory. One thread calls it."""
+
+    config: ModelConfig
+    name: str
+    """Short name for people: which path serves, and in which precision."""
+    num_blocks: int
+    deterministic: bool
+    """Whether a row's logits are bitwise the same whatever else is in the step, and however it was chunked."""
+
+    def run(self, step: StepInput) -> torch.Tensor:
+        """Computes every row, writes its keys and values, and returns logits, float32 [R, vocab_size].
+
+        The tensor is only valid until the next call.
+        """
+        ...

@@ -1,0 +1,107 @@
+"""Plain state of one sequence: a prompt, what was generated from it, and how far the model has got."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from backend.detokenizer import Detokenizer
+from backend.stop_strings import StopStrings
+
+
+class FinishReason(Enum):
+    """Why a sequence ended, in OpenAI's words where there is one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. Zero and one are the neutral values, as in OpenAI's interface."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: no limit."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    """None: a seed that nobody knows."""
+    logprobs: int | None = None
+    """Alternatives to report at each token (0: the chosen one alone); None: no log-probabilities."""
+    prompt_logprobs: bool = False
+    """Report log-probabilities of the prompt's tokens too."""
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens so far change the next logits."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, of the model's own distribution (before penalties and temperature)."""
+
+    token_id: int
+    logprob: float | None
+    """None for a prompt's first token, which nothing precedes."""
+    top: tuple[tuple[int, float], ...]
+    """(token id, log-probability), most likely first."""
+
+
+class Sequence:
+    """One sequence. The scheduler moves ``num_computed`` and ``blocks``, the engine appends tokens.
+
+    tokens:    p p p p p p p p g g g        p prompt, g generated
+               └ num_computed ┘└ rest ┘     their keys and values are in ``blocks``
+    """
+
+    def __init__(
+        self,
+        sequence_id: int,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        detokenizer: Detokenizer,
+        random_seed: int,
+    ) -> None:
+        self.id = sequence_id
+        self.tokens = list(prompt_ids)
+        self.num_prompt = len(prompt_ids)
+        self.num_computed = 0
+        self.blocks: list[int] = []
+        self.params = params
+        self.detokenizer = detokenizer
+        self.stop_strings = StopStrings(params.stop)
+        # One uniform number for each generated token, from a generator of its own: what the sequence draws does
+        # not depend on what runs beside it, and a preemption does not draw again.
+        self.random = random.Random(random_seed)  # noqa: S311 - reproducible draws are the point
+        self.output_counts: Counter[int] = Counter()
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and answer so far."""
+        return len(self.tokens)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.tokens) - self.num_prompt
+
+    def append(self, token_id: int) -> None:
+        """Adds one generated token."""
+        self.tokens.append(token_id)
+        self.output_counts[token_id] += 1

@@ -1,0 +1,339 @@
+"""The HTTP face of the engine: OpenAI's endpoints over one served model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+
+from backend.answers import Answer, AnswerFormat, ChatFormat, CompletionFormat
+from backend.async_engine import AsyncEngine, Generation
+from backend.config import EngineConfig
+from backend.engine import Engine, Output
+from backend.errors import (
+    BodyTooLarge,
+    ErrorAnswer,
+    GenerationFailed,
+    InvalidRequest,
+    MethodNotAllowed,
+    ModelNotFound,
+    NotFound,
+    QueueFull,
+    RequestError,
+    Unavailable,
+)
+from backend.metrics import CONTENT_TYPE, Metrics
+from backend.model import ServedModel
+from backend.protocol import ChatRequest, CompletionRequest, decode_request
+from backend.requests import RequestReader, Work
+from backend.sequence import FinishReason
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 4 * 2**20
+SEND_TIMEOUT_SECONDS = 60.0
+"""A reader that takes nothing for so long is cut off, and its sequences with it."""
+BODY_TIMEOUT_SECONDS = 30.0
+"""A sender gets so long for its body."""
+_LARGE_BODY = 16 * 2**10
+_USAGE_HEADER = "x-keepgate-usage"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+STATE: web.AppKey[ServerState]
+
+
+class ServerState:
+    """What the handlers share."""
+
+    def __init__(self, model: ServedModel, engine_config: EngineConfig) -> None:
+        self.model = model
+        self.metrics = Metrics(model.runner.num_blocks)
+        most_sequences = engine_config.max_batch + engine_config.max_waiting
+        engine = Engine(model.runner, engine_config.max_batch, engine_config.step_tokens)
+        self.engine = AsyncEngine(engine, most_sequences, self.metrics.note_step)
+        self.reader = RequestReader(model, min(most_sequences, 128))
+        self.created = int(time.time())
+
+    @property
+    def fingerprint(self) -> str:
+        """Says which computation answered, as ``system_fingerprint`` does at OpenAI."""
+        return f"keepgate-{self.model.runner.name}"
+
+
+STATE = web.AppKey("STATE", ServerState)
+
+
+def create_app(model: ServedModel, engine_config: EngineConfig) -> web.Application:
+    """The application; its engine starts and stops with it."""
+    app = web.Application(middlewares=[_answer_errors], client_max_size=MAX_BODY_BYTES)
+    app[STATE] = ServerState(model, engine_config)
+    app.cleanup_ctx.append(_run_engine)
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", chat_completions),
+            web.post("/v1/completions", completions),
+            web.get("/v1/models", list_models),
+            web.get("/v1/models/{model:.+}", get_model),
+            web.get("/v1/model/info", model_info),
+            web.get("/health", health),
+            web.get("/ready", ready),
+            web.get("/metrics", metrics),
+        ]
+    )
+    return app
+
+
+async def _run_engine(app: web.Application) -> AsyncIterator[None]:
+    engine = app[STATE].engine
+    engine.start()
+    yield
+    if engine.alive:
+        await engine.stop()
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/chat/completions``."""
+    state = request.app[STATE]
+    body = await _read_body(request)
+    work = await _off_loop(body, lambda: state.reader.chat(decode_request(body, ChatRequest)))
+    return await _answer(request, work, ChatFormat)
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/completions``."""
+    state = request.app[STATE]
+    body = await _read_body(request)
+    work = await _off_loop(body, lambda: state.reader.completion(decode_request(body, CompletionRequest)))
+    return await _answer(request, work, CompletionFormat)
+
+
+async def _off_loop(body: bytes, read: Callable[[], Work]) -> Work:
+    """A small body is read in place; a large one in a thread, so that nobody's stream waits for its tokenizer."""
+    return read() if len(body) < _LARGE_BODY else await asyncio.to_thread(read)
+
+
+async def _answer(
+    request: web.Request, work: Work, make_format: type[ChatFormat] | type[CompletionFormat]
+) -> web.StreamResponse:
+    state = request.app[STATE]
+    usage_added = work.stream and not work.include_usage and request.headers.get(_USAGE_HEADER) == "always"
+    answer = make_format(work, state.model.name, state.fingerprint, state.model.text.token_bytes, work.include_usage)
+    generation = state.engine.submit(work.sequences)
+    # Whatever ends this handler, a client that left included, ends the sequences before the next step.
+    try:
+        if work.stream:
+            return await _stream(request, work, answer, generation, usage_added)
+        return await _collect(request, work, answer, generation)
+    finally:
+        state.engine.release(work.sequences, generation)
+
+
+async def _collect(
+    request: web.Request, work: Work, answer: AnswerFormat, generation: Generation
+) -> web.StreamResponse:
+    outputs: list[list[Output]] = [[] for _ in work.sequences]
+    async for index, output in _arrivals(request, generation):
+        _raise_if_failed(request, output)
+        outputs[index].append(output)
+    return _json(answer.whole(outputs))
+
+
+async def _stream(
+    request: web.Request, work: Work, answer: AnswerFormat, generation: Generation, usage_added: bool
+) -> web.StreamResponse:
+    response = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+    )
+    if usage_added:
+        response.headers[_USAGE_HEADER] = "added"
+    # Headers wait for the first token: until then a failure can still be an honest status.
+    events = _events(request, work, answer, generation, usage_added)
+    first = await anext(events)
+    await response.prepare(request)
+    try:
+        await _send(response, first)
+        async for event in events:
+            await _send(response, event)
+    except RequestError as error:
+        # The status has been sent: an error event, and no [DONE], say that the answer is not whole.
+        await _send(response, _event(error.answer()))
+    except TimeoutError:
+        logger.warning("a reader took nothing for %.0f s and was cut off", SEND_TIMEOUT_SECONDS)
+        if request.transport is not None:
+            request.transport.abort()
+        return response
+    await response.write_eof()
+    return response
+
+
+async def _events(
+    request: web.Request, work: Work, answer: AnswerFormat, generation: Generation, usage_added: bool
+) -> AsyncIterator[bytes]:
+    """The body of a stream, in pieces worth sending together."""
+    opening = b"".join(map(_event, answer.opening()))
+    while generation.unfinished:
+        arrived: dict[int, list[Output]] = {}
+        for index, output in await _take(request, generation):
+            _raise_if_failed(request, output)
+            arrived.setdefault(index, []).append(output)
+        chunks = [chunk for index in sorted(arrived) if (chunk := answer.chunk(index, arrived[index])) is not None]
+        if chunks or opening:
+            yield opening + b"".join(map(_event, chunks))
+            opening = b""
+    usage = _event(answer.usage_chunk()) if work.include_usage or usage_added else b""
+    yield usage + b"data: [DONE]\n\n"
+
+
+async def _arrivals(request: web.Request, generation: Generation) -> AsyncIterator[tuple[int, Output]]:
+    while generation.unfinished:
+        for item in await _take(request, generation):
+            yield item
+
+
+async def _take(request: web.Request, generation: Generation) -> list[tuple[int, Output]]:
+    arrived = await generation.take()
+    started: float | None = request.get("started")
+    if started is not None:
+        request["started"] = None
+        request.app[STATE].metrics.first_token_seconds.observe(time.perf_counter() - started)
+    return arrived
+
+
+def _raise_if_failed(request: web.Request, output: Output) -> None:
+    if output.finish_reason is FinishReason.FAILED:
+        if request.app[STATE].engine.alive:
+            raise GenerationFailed("the engine failed while it worked on this request; try again")
+        raise Unavailable("the server is stopping; try another one or try again")
+
+
+async def _send(response: web.StreamResponse, data: bytes) -> None:
+    async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
+        await response.write(data)
+
+
+def _event(value: Answer | ErrorAnswer) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+async def _read_body(request: web.Request) -> bytes:
+    request["started"] = time.perf_counter()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+            return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise BodyTooLarge(f"the body is over the limit of {MAX_BODY_BYTES} bytes") from error
+    except TimeoutError as error:
+        raise _SlowSender(f"the body did not arrive within {BODY_TIMEOUT_SECONDS:.0f} s") from error
+
+
+class _SlowSender(RequestError):
+    status = 408
+
+
+async def list_models(request: web.Request) -> web.Response:
+    """``GET /v1/models``."""
+    return _json({"object": "list", "data": [_model_object(request.app[STATE])]})
+
+
+async def get_model(request: web.Request) -> web.Response:
+    """``GET /v1/models/{id}``."""
+    state = request.app[STATE]
+    if request.match_info["model"] != state.model.name:
+        raise ModelNotFound(f"no such model here; this server has '{state.model.name}'", "model")
+    return _json(_model_object(state))
+
+
+def _model_object(state: ServerState) -> dict[str, object]:
+    return {"id": state.model.name, "object": "model", "created": state.created, "owned_by": "keepgate"}
+
+
+async def model_info(request: web.Request) -> web.Response:
+    """``GET /v1/model/info``: how the model is computed, for those who compare answers."""
+    state = request.app[STATE]
+    model, config = state.model, state.model.config
+    return _json(
+        {
+            "id": model.name,
+            "architecture": config.model_type,
+            "runner": model.runner.name,
+            "deterministic": model.runner.deterministic,
+            "max_context": model.max_context,
+            "vocab_size": config.vocab_size,
+            "num_layers": config.num_layers,
+            "hidden_size": config.hidden_size,
+            "kv_blocks": model.runner.num_blocks,
+            "chat": model.text.chat_template is not None,
+        }
+    )
+
+
+async def health(request: web.Request) -> web.Response:
+    """``GET /health``: whether the process works."""
+    if not request.app[STATE].engine.alive:
+        raise Unavailable("the engine is not running")
+    return _json({"status": "ok"})
+
+
+async def ready(request: web.Request) -> web.Response:
+    """``GET /ready``: whether requests are taken. The server only listens when the model is warm."""
+    if not request.app[STATE].engine.alive:
+        raise Unavailable("the server is stopping")
+    return _json({"status": "ready", "model": request.app[STATE].model.name})
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """``GET /metrics`` for Prometheus."""
+    return web.Response(body=request.app[STATE].metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error leaves in OpenAI's form; none says more than its own message."""
+    status = 499  # the client left, in nginx's numbering; only metrics see it
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    except RequestError as error:
+        status = error.status
+        return _error_response(error)
+    except web.HTTPException as error:
+        translated = _translated(error, request)
+        status = translated.status
+        return _error_response(translated)
+    except (ConnectionResetError, asyncio.CancelledError):
+        raise
+    except Exception:
+        status = 500
+        # The traceback holds code, never a body.
+        logger.exception("unexpected failure in a handler")
+        return _error_response(GenerationFailed("unexpected failure; the server's log has the cause"))
+    finally:
+        resource = request.match_info.route.resource
+        endpoint = resource.canonical if resource is not None else "unknown"
+        request.app[STATE].metrics.requests.labels(endpoint, str(status)).inc()
+
+
+def _translated(error: web.HTTPException, request: web.Request) -> RequestError:
+    if error.status == NotFound.status:
+        return NotFound("no such path; see GET /v1/models and POST /v1/chat/completions")
+    if error.status == MethodNotAllowed.status:
+        return MethodNotAllowed(f"{request.method} is not offered on this path")
+    if error.status == BodyTooLarge.status:
+        return BodyTooLarge(f"the body is over the limit of {MAX_BODY_BYTES} bytes")
+    return InvalidRequest(f"bad request: {error.reason}")
+
+
+def _error_response(error: RequestError) -> web.Response:
+    response = _json(error.answer(), error.status)
+    if isinstance(error, QueueFull):
+        response.headers["Retry-After"] = str(error.retry_after)
+    return response
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")

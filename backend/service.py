@@ -1,0 +1,115 @@
+"""The backend's process: load, warm up, listen, and stop in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+import uvloop
+from aiohttp import web
+
+from backend.config import EngineConfig
+from backend.gguf_file import Progress
+from backend.model import ServedModel, load_model
+from backend.model_source import resolve_model
+from backend.server import STATE, create_app
+from backend.warm_up import warm_up
+
+_PR_SET_PDEATHSIG = 1
+_PARENT_CHECK_SECONDS = 0.5
+
+
+def serve(
+    model_name: str,
+    engine: EngineConfig,
+    *,
+    host: str,
+    port: int,
+    exit_with_parent: bool,
+    progress: Progress,
+    announce: Callable[[str, str], None],
+) -> None:
+    """Serves one model until SIGTERM or SIGINT, or until the parent is gone.
+
+    Args:
+        announce: called once with URL and model name, when the model is warm and the port listens.
+
+    Raises:
+        ModelError: the model cannot be served.
+        OSError: the address cannot be had.
+    """
+    parent = os.getppid()
+    if exit_with_parent:
+        _die_with_parent()
+    # The address is claimed before the model is loaded, so that a taken port is known at once.
+    with _bound_socket(host, port) as sock:
+        model = load_model(resolve_model(model_name, progress), engine, progress)
+        progress("warming up")
+        warm_up(model.runner)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(model, engine, sock, parent if exit_with_parent else None, progress, announce))
+
+
+async def _serve(
+    model: ServedModel,
+    engine: EngineConfig,
+    sock: socket.socket,
+    parent: int | None,
+    progress: Progress,
+    announce: Callable[[str, str], None],
+) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    app = create_app(model, engine)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, sock).start()
+        address, port = sock.getsockname()[:2]
+        url_host = f"[{address}]" if ":" in address else address
+        announce(f"http://{url_host}:{port}", model.name)
+        progress(f"serving {model.name} with {model.runner.name} on http://{url_host}:{port}")
+        watcher = asyncio.create_task(_watch_parent(parent, stop)) if parent is not None else None
+        await stop.wait()
+        if watcher is not None:
+            watcher.cancel()
+        progress("stopping")
+        # Running answers end with an error now; their handlers send it while the runner waits for them.
+        await app[STATE].engine.stop()
+    finally:
+        await runner.cleanup()
+
+
+def _bound_socket(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return sock
+
+
+def _die_with_parent() -> None:
+    """On Linux the kernel sends SIGTERM when the parent dies; elsewhere ``_watch_parent`` notices."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+async def _watch_parent(parent: int, stop: asyncio.Event) -> None:
+    """Covers what the kernel's signal does not: other systems, and a parent that died before it was asked for."""
+    while os.getppid() == parent:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _PARENT_CHECK_SECONDS)
+            return
+    stop.set()
