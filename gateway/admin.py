@@ -1,0 +1,123 @@
+"""Inspection of the cache, for its operator; an entry also for the tenant that owns it."""
+
+import hmac
+import time
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from cache.entry import Entry
+from cache.errors import StoreUnavailable
+from cache.generations import Scope
+from cache.key import namespace_for, namespace_of
+from gateway import stats
+from gateway.call import credential
+from gateway.errors import AdminForbidden, AdminKeyRequired, InvalidRequest, NotFound, StoreDown
+from gateway.keys import CACHE, SETTINGS
+
+_encode = msgspec.json.Encoder().encode
+_LOOPBACK = ("127.", "::1", "localhost")
+
+
+async def get_stats(request: web.Request) -> web.Response:
+    """GET /v1/cache/stats."""
+    _require_operator(request)
+    return _json(await stats.collect(request.app[CACHE]))
+
+
+async def get_entry(request: web.Request) -> web.Response:
+    """GET /v1/cache/entries/{id}: what is kept, and what it cost."""
+    entry = await _entry(request)
+    age = entry.age(time.time())
+    return _json(
+        {
+            "id": entry.id,
+            "namespace": namespace_of(entry.id),
+            "family": entry.family,
+            "model": entry.model,
+            "created": entry.created,
+            "age": age,
+            "fresh_for": entry.fresh_for,
+            "stale": age >= entry.fresh_for,
+            "bytes": len(entry.body),
+            "cost": {
+                "prompt_tokens": entry.prompt_tokens,
+                "completion_tokens": entry.completion_tokens,
+                "seconds": entry.seconds,
+            },
+            "answer": msgspec.Raw(entry.body),
+        }
+    )
+
+
+async def delete_entry(request: web.Request) -> web.Response:
+    """DELETE /v1/cache/entries/{id}: forget one answer, in every worker."""
+    entry = await _entry(request)
+    try:
+        await request.app[CACHE].delete(entry.id)
+    except StoreUnavailable as error:
+        raise StoreDown(
+            f"The entry is gone from this worker's memory, but not from the shared store: {error}."
+        ) from error
+    return _json({"id": entry.id, "deleted": True})
+
+
+async def purge(request: web.Request) -> web.Response:
+    """DELETE /v1/cache: everything, or `?namespace=` or `?model=`."""
+    _require_operator(request)
+    scope, name = _purge_scope(request)
+    try:
+        await request.app[CACHE].purge(scope, name)
+    except StoreUnavailable as error:
+        raise StoreDown(f"The purge holds in this worker, but not in the shared store: {error}.") from error
+    return _json({"purged": scope} if scope == "all" else {"purged": scope, scope: name})
+
+
+def _purge_scope(request: web.Request) -> tuple[Scope, str]:
+    query = request.query
+    for field in query:
+        if field not in ("namespace", "model"):
+            raise InvalidRequest(f"'{field}' is no parameter of a purge; use namespace or model.", param=field)
+    if len(query) > 1:
+        raise InvalidRequest("A purge takes one of namespace and model, once.", param=list(query)[1])
+    for field, scopes in (("namespace", "namespace"), ("model", "model")):
+        if field in query:
+            if not query[field]:
+                raise InvalidRequest(f"'{field}' is empty; name one, or leave it out to purge everything.", param=field)
+            return scopes, query[field]  # type: ignore[return-value]  # both are scopes
+    return "all", ""
+
+
+async def _entry(request: web.Request) -> Entry:
+    """The entry of the path, if the caller may see it; one that it may not see looks like none."""
+    entry_id = request.match_info["id"]
+    settings = request.app[SETTINGS]
+    own = namespace_for(credential(request.headers, settings.cache.namespace))
+    if namespace_of(entry_id) != own:
+        _require_operator(request)
+    try:
+        entry = await request.app[CACHE].entry(entry_id)
+    except StoreUnavailable as error:
+        raise StoreDown(f"The shared store does not answer: {error}.") from error
+    if entry is None:
+        raise NotFound(f"There is no entry {entry_id!r}; it may have expired or been purged.", param="id")
+    return entry
+
+
+def _require_operator(request: web.Request) -> None:
+    """The admin key, as a bearer token or in x-keepgate-admin-key; without one, only a gateway on loopback trusts."""
+    settings = request.app[SETTINGS]
+    if settings.admin_key is None:
+        if settings.host.startswith(_LOOPBACK):
+            return
+        raise AdminForbidden("This needs an admin key, and none is set. Set admin_key (KEEPGATE_ADMIN_KEY).")
+    given = request.headers.get("x-keepgate-admin-key") or request.headers.get("Authorization", "").removeprefix(
+        "Bearer "
+    )
+    if not hmac.compare_digest(given.encode(), settings.admin_key.encode()):
+        raise AdminKeyRequired("This needs the admin key, as a bearer token or in x-keepgate-admin-key.")
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=_encode(value), content_type="application/json")

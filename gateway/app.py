@@ -1,0 +1,172 @@
+"""The composition root: what the gateway is made of, in the order in which it starts and, backwards, stops."""
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from cache.errors import StoreUnavailable
+from cache.exact import ExactCache
+from cache.memory import MemoryStore
+from cache.redis_store import RedisStore, open_redis_store
+from gateway import admin, handlers, metrics
+from gateway.embedded_store import embedded_store
+from gateway.fast_lane import FastLane
+from gateway.flight import FlightTable
+from gateway.keys import CACHE, PIPELINE, ROUTER, SETTINGS
+from gateway.middleware import answer_errors, note_start
+from gateway.mock import MockUpstream, load_script
+from gateway.pipeline import Pipeline
+from gateway.router import Router
+from gateway.settings import Settings, SettingsError
+from gateway.tasks import background_tasks
+from gateway.upstream import Upstream, open_session
+
+# Entries stay an hour beyond their lifetime, for requests that say max-stale.
+_KEPT_FOR_MAX_STALE = 3600.0
+_GAUGE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A gateway that is listening at `url`."""
+
+    url: str
+    port: int
+    router: Router
+    cache: ExactCache
+    session: aiohttp.ClientSession
+
+
+@asynccontextmanager
+async def open_gateway(settings: Settings, *, share_port: bool = False) -> AsyncIterator[Gateway]:
+    """A running gateway: stores, upstreams, flights, server. Local children other than the store are the caller's.
+
+    Raises SettingsError when a setting cannot be carried out, such as a port that is taken.
+    """
+    cache_settings = settings.cache
+    keep_stale = max(_KEPT_FOR_MAX_STALE, cache_settings.stale_while_revalidate, cache_settings.stale_if_error)
+    async with (
+        _redis(settings) as redis,
+        open_session(settings.timeouts) as session,
+        _upstream_urls(settings) as urls,
+        background_tasks() as tasks,
+    ):
+        cache = ExactCache(MemoryStore(cache_settings.memory), redis, keep_stale)
+        with contextlib.suppress(StoreUnavailable):  # it is learned later, by follow_purges
+            await cache.learn_purges()
+        router = Router(*(Upstream(url, session, settings.timeouts) for url in urls))
+        flights = FlightTable(tasks)
+        tasks.start(cache.follow_purges())
+        tasks.start(router.refresh_forever())
+        tasks.start(_keep_gauges(cache, flights))
+        application = build_application(settings, cache, router, Pipeline(settings, cache, flights, router))
+        async with _listening(application, settings, cache, share_port) as (url, port):
+            yield Gateway(url, port, router, cache, session)
+
+
+def build_application(settings: Settings, cache: ExactCache, router: Router, pipeline: Pipeline) -> web.Application:
+    application = web.Application(middlewares=[answer_errors], client_max_size=settings.max_body)
+    application[SETTINGS] = settings
+    application[CACHE] = cache
+    application[ROUTER] = router
+    application[PIPELINE] = pipeline
+    application.on_response_prepare.append(note_start)
+    application.add_routes(
+        [
+            web.post("/v1/chat/completions", handlers.answer),
+            web.post("/v1/completions", handlers.answer),
+            web.get("/v1/models", handlers.list_models),
+            web.get("/v1/models/{model:.+}", handlers.forward),
+            web.get("/v1/cache/stats", admin.get_stats),
+            web.get("/v1/cache/entries/{id}", admin.get_entry),
+            web.delete("/v1/cache/entries/{id}", admin.delete_entry),
+            web.delete("/v1/cache", admin.purge),
+            web.route("*", "/v1/cache{rest:(/.*)?}", handlers.not_found),
+            web.route("*", "/v1/{rest:.+}", handlers.forward),
+            web.get("/health", handlers.health),
+            web.get("/ready", handlers.ready),
+            web.get("/metrics", handlers.expose_metrics),
+        ]
+    )
+    return application
+
+
+@asynccontextmanager
+async def _redis(settings: Settings) -> AsyncIterator[RedisStore | None]:
+    if settings.redis == "none":
+        yield None
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        url = settings.redis
+        if url == "embedded":
+            url = await stack.enter_async_context(embedded_store(settings.state_path(), settings.cache.embedded_memory))
+        try:
+            store = await stack.enter_async_context(open_redis_store(url, settings.cache.redis_deadline))
+        except (StoreUnavailable, ValueError) as error:
+            raise SettingsError(f"redis: {error}") from error
+        yield store
+
+
+@asynccontextmanager
+async def _upstream_urls(settings: Settings) -> AsyncIterator[list[str]]:
+    """The URLs of the upstreams named in the settings; `mock:` ones are served from here."""
+    async with contextlib.AsyncExitStack() as stack:
+        urls: list[str] = []
+        for url in settings.upstreams:
+            if url.startswith("mock:"):
+                script = url.removeprefix("mock:")
+                mock = MockUpstream(load_script(Path(script)) if script else ())
+                url = (await stack.enter_async_context(mock.serving())).url
+            urls.append(url)
+        yield urls
+
+
+@asynccontextmanager
+async def _listening(
+    application: web.Application, settings: Settings, cache: ExactCache, share_port: bool
+) -> AsyncIterator[tuple[str, int]]:
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=settings.timeouts.shutdown,
+    )
+    await runner.setup()
+    try:
+        server = runner.server
+        assert server is not None  # noqa: S101  # setup() has made it
+        server.request_handler = FastLane(server.request_handler, cache, settings)
+        site = web.TCPSite(runner, settings.host, settings.port, reuse_port=share_port or None, backlog=1024)
+        try:
+            await site.start()
+        except OSError as error:
+            raise SettingsError(_why_not_listening(settings, error)) from error
+        port = runner.addresses[0][1]
+        host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104  # compared, not bound
+        yield f"http://{host}:{port}", port
+    finally:
+        await runner.cleanup()
+
+
+def _why_not_listening(settings: Settings, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port: {settings.port} is taken on {settings.host}; choose another with --port or KEEPGATE_PORT"
+    return f"host: cannot listen on {settings.host}:{settings.port}: {error.strerror}"
+
+
+async def _keep_gauges(cache: ExactCache, flights: FlightTable) -> None:
+    """Figures of this worker that are states, not counts."""
+    while True:
+        metrics.memory_entries.set(len(cache.memory))
+        metrics.memory_bytes.set(cache.memory.size)
+        metrics.memory_evictions.set(cache.memory.evictions)
+        metrics.redis_available.set(0 if cache.redis is None or cache.redis.breaker.is_open else 1)
+        metrics.flights.set(len(flights))
+        await asyncio.sleep(_GAUGE_SECONDS)

@@ -1,0 +1,108 @@
+"""One request for an answer, read and understood."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from multidict import CIMultiDictProxy
+
+from cache.key import Key, namespace_for, request_key
+from gateway.directives import Directives, parse_cache_control
+from gateway.errors import InvalidRequest
+
+FAMILIES = {"/v1/chat/completions": "chat.completions", "/v1/completions": "completions"}
+
+_decode = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What the pipeline needs to know; `body` is what the upstream gets, byte for byte."""
+
+    family: str
+    path: str
+    body: bytes
+    headers: CIMultiDictProxy[str]
+    key: Key
+    model: str
+    stream: bool
+    include_usage: bool
+    sampled: bool
+    directives: Directives
+
+    @property
+    def needs_usage(self) -> bool:
+        return self.stream and self.include_usage
+
+    @property
+    def form(self) -> str:
+        """The shape in which this client wants a complete answer."""
+        if not self.stream:
+            return "json"
+        return "stream+usage" if self.include_usage else "stream"
+
+
+def credential(headers: Mapping[str, str], namespace_setting: str) -> str:
+    """What sets the caller apart from other tenants."""
+    if namespace_setting == "authorization":
+        return headers.get("Authorization", "")
+    if namespace_setting == "shared":
+        return ""
+    return headers.get(namespace_setting.removeprefix("header:"), "")
+
+
+def read_call(path: str, body: bytes, headers: CIMultiDictProxy[str], namespace_setting: str) -> Call:
+    """Understand a request body. Raises InvalidRequest, naming the field, where the gateway cannot.
+
+    Only what the gateway itself must know is checked; the rest is the upstream's to judge.
+    """
+    fields = _decode_object(body)
+    model = fields.get("model")
+    if not isinstance(model, str) or not model:
+        raise InvalidRequest("'model' must be the name of a model, as listed by GET /v1/models.", param="model")
+    stream = _boolean(fields, "stream", "stream")
+    options = fields.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise InvalidRequest(
+            "'stream_options' must be an object such as {\"include_usage\": true}.", param="stream_options"
+        )
+    family = FAMILIES[path]
+    namespace = namespace_for(credential(headers, namespace_setting))
+    try:
+        key = request_key(namespace, family, fields)
+    except RecursionError as error:
+        raise InvalidRequest("The body is nested too deeply.") from error
+    return Call(
+        family=family,
+        path=path,
+        body=body,
+        headers=headers,
+        key=key,
+        model=model,
+        stream=stream,
+        include_usage=_boolean(options or {}, "include_usage", "stream_options.include_usage"),
+        sampled=fields.get("seed") is None and fields.get("temperature") != 0,
+        directives=parse_cache_control(", ".join(headers.getall("Cache-Control", ()))),
+    )
+
+
+def _decode_object(body: bytes) -> dict[str, Any]:
+    try:
+        fields = _decode(body)
+    except RecursionError as error:
+        raise InvalidRequest("The body is nested too deeply.") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"The body is not valid UTF-8: {error.reason} at byte {error.start}.") from error
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
+    if not isinstance(fields, dict):
+        raise InvalidRequest('The body must be a JSON object such as {"model": "...", "messages": [...]}.')
+    return fields
+
+
+def _boolean(fields: Mapping[str, Any], field: str, name: str) -> bool:
+    value = fields.get(field)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidRequest(f"'{name}' must be true or false.", param=name)
+    return bool(value)

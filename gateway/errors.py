@@ -1,0 +1,130 @@
+"""What a client may be told went wrong, always in OpenAI's error form.
+
+GatewayError
+├── InvalidRequest        400  the body is not what it should be; names the field
+├── AdminKeyRequired      401/403
+├── NotFound              404
+├── MethodNotAllowed      405
+├── RequestTimeout        408  the client sent too slowly
+├── BodyTooLarge          413
+├── InternalError         500  a fault of the gateway itself
+├── UpstreamUnreachable   502  no connection, or it broke before an answer began
+├── UpstreamCut           502  it broke within an answer
+├── StoreDown             503  an operation needs the shared store, and it does not answer
+├── NoUpstream            503  no upstream is ready
+├── UpstreamTimeout       504
+└── NotCached             504  only-if-cached, and it is not (RFC 9111, section 5.2.1.7)
+"""
+
+import msgspec
+from aiohttp import web
+
+_encode = msgspec.json.Encoder().encode
+
+
+class GatewayError(Exception):
+    """`param` names the field at fault; `code` is for programs, the message for people."""
+
+    status = 500
+    kind = "server_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or self.code
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {}
+
+    def body(self) -> bytes:
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return _encode({"error": error})
+
+    def response(self) -> web.Response:
+        return web.Response(status=self.status, body=self.body(), content_type="application/json", headers=self.headers)
+
+    def event(self) -> bytes:
+        """The error as the last event of a stream that has begun; no [DONE] follows it."""
+        return b"data: " + self.body() + b"\n\n"
+
+
+class InvalidRequest(GatewayError):
+    status = 400
+    kind = "invalid_request_error"
+
+
+class AdminKeyRequired(GatewayError):
+    status = 401
+    kind = "authentication_error"
+    code = "admin_key_required"
+
+
+class AdminForbidden(AdminKeyRequired):
+    status = 403
+
+
+class NotFound(InvalidRequest):
+    status = 404
+    code = "not_found"
+
+
+class MethodNotAllowed(InvalidRequest):
+    status = 405
+    code = "method_not_allowed"
+
+
+class RequestTimeout(InvalidRequest):
+    status = 408
+    code = "request_timeout"
+
+
+class BodyTooLarge(InvalidRequest):
+    status = 413
+    code = "body_too_large"
+
+
+class InternalError(GatewayError):
+    code = "internal_error"
+
+
+class UpstreamError(GatewayError):
+    """No whole answer came from an upstream."""
+
+    kind = "upstream_error"
+    status = 502
+
+
+class UpstreamUnreachable(UpstreamError):
+    code = "upstream_unreachable"
+
+
+class UpstreamCut(UpstreamError):
+    code = "upstream_cut"
+
+
+class UpstreamTimeout(UpstreamError):
+    status = 504
+    code = "upstream_timeout"
+
+
+class NoUpstream(UpstreamError):
+    status = 503
+    code = "no_upstream"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": "2"}
+
+
+class StoreDown(GatewayError):
+    status = 503
+    code = "store_unavailable"
+
+
+class NotCached(GatewayError):
+    status = 504
+    kind = "invalid_request_error"
+    code = "not_cached"

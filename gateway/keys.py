@@ -1,0 +1,13 @@
+"""What the application carries for its handlers, by type."""
+
+from aiohttp import web
+
+from cache.exact import ExactCache
+from gateway.pipeline import Pipeline
+from gateway.router import Router
+from gateway.settings import Settings
+
+SETTINGS = web.AppKey("settings", Settings)
+CACHE = web.AppKey("cache", ExactCache)
+ROUTER = web.AppKey("router", Router)
+PIPELINE = web.AppKey("pipeline", Pipeline)

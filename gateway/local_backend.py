@@ -1,0 +1,74 @@
+"""The in-repo decode engine as a child process: one more upstream, reached over HTTP like any other."""
+
+import asyncio
+import importlib.util
+import json
+import logging
+import sys
+from collections.abc import Callable
+
+from gateway.child import running
+from gateway.settings import SettingsError
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 30.0
+
+
+class BackendFailed(Exception):
+    """The backend ended before it was ever ready; it has said why on standard error."""
+
+
+def require_backend() -> None:
+    """Raises SettingsError when the engine's dependencies are not installed."""
+    if importlib.util.find_spec("torch") is None:
+        raise SettingsError(
+            "upstreams: none is named, and the in-repo backend is not installed; name one with --upstream URL, or"
+            " install the extra: pip install 'keepgate[backend]'"
+        )
+
+
+class LocalBackend:
+    """Keeps one backend running. `came` is called with its URL and model when it is ready, `went` when it is gone."""
+
+    def __init__(self, model: str, port: int, came: Callable[[str, str], None], went: Callable[[], None]) -> None:
+        # -P: the backend is the installed package, whatever lies in the current directory.
+        self._command = (sys.executable, "-P", "-m", "backend", "--model", model, "--port", str(port))
+        self._came = came
+        self._went = went
+        self._was_ready = False
+
+    async def supervise(self) -> None:
+        """Start it, and start it again when it ends. Raises BackendFailed when it cannot even start once."""
+        pause = _FIRST_PAUSE
+        while True:
+            ready, status = await self._run_once()
+            if not self._was_ready:
+                raise BackendFailed(f"The backend could not start (exit status {status}); its own message is above.")
+            pause = _FIRST_PAUSE if ready else min(pause * 2, _LONGEST_PAUSE)
+            log.error("the backend ended with status %s; starting it again in %g s", status, pause)
+            await asyncio.sleep(pause)
+
+    async def _run_once(self) -> tuple[bool, int]:
+        """(whether it became ready, its exit status)."""
+        ready = False
+        async with running((*self._command, "--exit-with-parent"), stdout=asyncio.subprocess.PIPE) as process:
+            assert process.stdout is not None  # noqa: S101  # it was asked for
+            try:
+                async for line in process.stdout:
+                    if event := _ready_event(line):
+                        ready = self._was_ready = True
+                        self._came(event["url"], event["model"])
+                return ready, await process.wait()
+            finally:
+                if ready:
+                    self._went()
+
+
+def _ready_event(line: bytes) -> dict[str, str] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and event.get("event") == "ready" else None

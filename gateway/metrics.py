@@ -1,0 +1,94 @@
+"""Counters of the gateway: one source for /metrics and /v1/cache/stats.
+
+With several workers on a host, prometheus_client's multiprocess mode sums them up: PROMETHEUS_MULTIPROC_DIR is set
+before this module is imported.
+"""
+
+import os
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from cache.entry import Entry
+
+_SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_CHUNK_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+
+registry = CollectorRegistry()
+
+
+def _counter(name: str, text: str, *labels: str) -> Counter:
+    return Counter(f"keepgate_{name}", text, labels, registry=registry)
+
+
+requests = _counter("requests", "Requests for an answer, by how the cache took part.", "family", "cache", "layer")
+tier_lookups = _counter("tier_lookups", "Lookups in a tier of the exact layer.", "tier", "outcome")
+tokens_saved = _counter("tokens_saved", "Tokens of answers that came from the cache.", "layer", "kind")
+seconds_saved = _counter("seconds_saved", "Upstream seconds of answers that came from the cache.", "layer")
+collapsed = _counter("collapsed_requests", "Requests that shared the upstream call of another.")
+stored = _counter("stored_answers", "Answers kept.")
+not_stored = _counter("not_stored_answers", "Answers not kept.", "reason")
+store_failures = _counter("store_failures", "Answers that a tier did not take.", "tier")
+upstream_tokens = _counter("upstream_tokens", "Tokens that upstreams reported for computed answers.", "kind")
+errors = _counter("errors", "Requests that ended with an error of the gateway.", "code")
+request_seconds = Histogram(
+    "keepgate_request_seconds",
+    "From the request's head to the end of its answer.",
+    ("cache",),
+    buckets=_SECONDS_BUCKETS,
+    registry=registry,
+)
+first_byte_seconds = Histogram(
+    "keepgate_upstream_first_byte_seconds",
+    "Until an upstream began to answer.",
+    buckets=_CHUNK_BUCKETS,
+    registry=registry,
+)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Gauge:
+    return Gauge(f"keepgate_{name}", text, labels, registry=registry, multiprocess_mode="livesum")
+
+
+memory_entries = _gauge("memory_entries", "Entries in the memory tier.")
+memory_bytes = _gauge("memory_bytes", "Bytes in the memory tier.")
+memory_evictions = _gauge("memory_evictions", "Entries evicted from the memory tier since the start.")
+redis_available = _gauge("redis_available", "Workers whose breaker to Redis is closed.")
+flights = _gauge("flights", "Upstream calls under way that may be joined.")
+
+
+def _shared_registry() -> CollectorRegistry:
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        return registry
+    shared = CollectorRegistry()
+    MultiProcessCollector(shared)  # type: ignore[no-untyped-call]  # prometheus_client leaves it untyped
+    return shared
+
+
+def exposition() -> bytes:
+    """All metrics of all workers in Prometheus' text format."""
+    return generate_latest(_shared_registry())
+
+
+def samples() -> Iterator[tuple[str, dict[str, str], float]]:
+    """(name, labels, value) of every sample of all workers."""
+    for metric in _shared_registry().collect():
+        for sample in metric.samples:
+            yield sample.name, sample.labels, sample.value
+
+
+class HitCounter:
+    """Counts the hits of an endpoint family; its label lookups are done once."""
+
+    def __init__(self, family: str) -> None:
+        self._requests = requests.labels(family, "hit", "exact")
+        self._prompt_tokens = tokens_saved.labels("exact", "prompt")
+        self._completion_tokens = tokens_saved.labels("exact", "completion")
+        self._seconds = seconds_saved.labels("exact")
+
+    def count(self, entry: Entry) -> None:
+        self._requests.inc()
+        self._prompt_tokens.inc(entry.prompt_tokens)
+        self._completion_tokens.inc(entry.completion_tokens)
+        self._seconds.inc(entry.seconds)

@@ -1,0 +1,49 @@
+"""Every way a request can fail, answered in one form."""
+
+import logging
+import traceback
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from gateway import metrics
+from gateway.errors import GatewayError, InternalError, InvalidRequest, MethodNotAllowed, NotFound
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_STARTED = "keepgate.started"
+
+
+async def note_start(request: web.Request, _: web.StreamResponse) -> None:
+    request[_STARTED] = True
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors as OpenAI-form responses. What fails after the response has started is cut, so that nobody takes it
+    for whole.
+    """
+    try:
+        return await handler(request)
+    except web.HTTPNotFound:
+        error: GatewayError = NotFound(f"There is no {request.method} {request.path}.")
+    except web.HTTPMethodNotAllowed as refusal:
+        error = MethodNotAllowed(f"{request.path} takes {', '.join(sorted(refusal.allowed_methods))}.")
+    except web.HTTPException as refusal:
+        error = InvalidRequest(refusal.reason)
+        error.status = refusal.status
+    except GatewayError as failure:
+        error = failure
+    except Exception as fault:  # noqa: BLE001  # the last resort; it is logged and answered
+        # Neither the message nor the path: both may carry what a tenant wrote.
+        frames = "".join(traceback.format_tb(fault.__traceback__))
+        log.error("a request failed: %s\n%s", type(fault).__name__, frames)
+        error = InternalError("The gateway failed on this request. Its log says where.")
+    metrics.errors.labels(error.code or "").inc()
+    if _STARTED in request:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the response had started")
+    return error.response()

@@ -1,0 +1,63 @@
+"""Listens to an upstream's answer on its way to the clients, and says at the end whether it may be kept."""
+
+from typing import Any
+
+import msgspec
+
+from cache.answer import StreamAssembler, Usage, check_whole, usage_of
+from cache.errors import UnstorableAnswer
+from gateway.streaming import event_data, event_json
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """A whole answer: the JSON text of its response object, and the tokens it reports."""
+
+    body: bytes
+    usage: Usage | None
+
+
+class StreamRecorder:
+    """For an answer that comes as events."""
+
+    def __init__(self) -> None:
+        self._assembler = StreamAssembler()
+        self._fault: str | None = None
+        self._done = False
+
+    def add(self, event: bytes) -> bool:
+        """Take in one whole event; True when it carries usage and nothing else."""
+        data = event_data(event)
+        if not data or self._fault or self._done:
+            return False
+        if data == b"[DONE]":
+            self._done = True
+            return False
+        try:
+            chunk = event_json(data)
+            self._assembler.add(chunk)
+        except (ValueError, UnstorableAnswer) as error:
+            self._fault = str(error)
+            return False
+        return not chunk["choices"] and bool(chunk.get("usage"))
+
+    def finish(self) -> Recording:
+        """Raises UnstorableAnswer, saying why, when the answer is not whole."""
+        if self._fault:
+            raise UnstorableAnswer(self._fault)
+        if not self._done:
+            raise UnstorableAnswer("the stream did not end with [DONE]")
+        response = self._assembler.response()
+        check_whole(response)
+        return Recording(_encode(response), usage_of(response))
+
+
+def record_response(body: bytes) -> Recording:
+    """For an answer that came in one piece. Raises UnstorableAnswer when it must not be kept."""
+    try:
+        response: dict[str, Any] = event_json(body)
+    except ValueError as error:
+        raise UnstorableAnswer("the answer is not a JSON object") from error
+    check_whole(response)
+    return Recording(body, usage_of(response))

@@ -1,0 +1,52 @@
+"""Answers as HTTP responses: how the cache took part is told by standard headers (Age, RFC 9111; Cache-Status,
+RFC 9211) and by Keepgate's own beside them.
+"""
+
+from multidict import CIMultiDict
+
+from cache.entry import Entry
+from cache.results import Bypass, Failed, Hit, Outcome
+
+CONTENT_TYPES = {"json": "application/json", "stream": "text/event-stream", "stream+usage": "text/event-stream"}
+
+
+def hit_headers(entry: Entry, age: float, form: str, detail: str) -> CIMultiDict[str]:
+    """For an answer from the cache; `age` in seconds."""
+    headers = CIMultiDict(
+        {
+            "Content-Type": CONTENT_TYPES[form],
+            "Age": str(int(age)),
+            "Cache-Status": f"keepgate; hit; ttl={int(entry.fresh_for - age)}; detail={detail}",
+            "x-keepgate-cache": "hit",
+            "x-keepgate-layer": "exact",
+            "x-keepgate-entry": entry.id,
+        }
+    )
+    if form != "json":
+        headers["Cache-Control"] = "no-cache"  # for proxies in between: a stream is not theirs to keep
+    return headers
+
+
+def forwarded_headers(upstream: CIMultiDict[str], outcome: Outcome, entry_id: str, collapsed: bool) -> CIMultiDict[str]:
+    """The upstream's own headers, with how the cache took part in a request that was forwarded."""
+    headers = upstream.copy()
+    headers.add("Cache-Status", _forwarded(outcome) + ("; collapsed" if collapsed else ""))
+    headers["x-keepgate-cache"] = "bypass" if isinstance(outcome, Bypass) else "miss"
+    headers["x-keepgate-layer"] = "none"
+    headers["x-keepgate-entry"] = entry_id
+    return headers
+
+
+def _forwarded(outcome: Outcome) -> str:
+    match outcome:
+        case Bypass(reason):
+            return "keepgate; fwd=" + (
+                "request; detail=no-cache" if reason == "no-cache" else f"bypass; detail={reason}"
+            )
+        case Failed():
+            return "keepgate; fwd=miss; detail=store-unavailable"
+        case Hit(stale=True):
+            return "keepgate; fwd=stale"
+        case Hit():
+            return "keepgate; fwd=request"
+    return "keepgate; fwd=uri-miss"

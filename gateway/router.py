@@ -1,0 +1,92 @@
+"""Which upstream answers a request."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from gateway.errors import NoUpstream, UpstreamError, UpstreamUnreachable
+from gateway.streaming import event_json
+from gateway.upstream import Upstream, UpstreamAnswer
+
+log = logging.getLogger(__name__)
+
+_REFRESH_SECONDS = 15.0
+_REFRESH_DEADLINE = 5.0
+
+
+class Router:
+    """Upstreams come and go (a backend restarts); a request goes to the least busy one that has its model."""
+
+    def __init__(self, *upstreams: Upstream) -> None:
+        self._upstreams = list(upstreams)
+
+    @property
+    def upstreams(self) -> tuple[Upstream, ...]:
+        return tuple(self._upstreams)
+
+    @property
+    def ready(self) -> bool:
+        return any(upstream.reachable for upstream in self._upstreams)
+
+    def add(self, upstream: Upstream) -> None:
+        self._upstreams.append(upstream)
+
+    def remove(self, upstream: Upstream) -> None:
+        self._upstreams.remove(upstream)
+
+    def candidates(self, model: str | None) -> list[Upstream]:
+        """Upstreams to try, in order. A model that nobody lists is asked of all: some servers take aliases.
+
+        Raises NoUpstream when there is none.
+        """
+        if not self._upstreams:
+            raise NoUpstream("No upstream is ready yet; the model may still be loading. Try again shortly.")
+        listing = [u for u in self._upstreams if model is not None and u.models is not None and model in u.models]
+        silent = [u for u in self._upstreams if u.models is None]
+        return sorted(listing or silent or self._upstreams, key=lambda u: (not u.reachable, u.in_flight))
+
+    @asynccontextmanager
+    async def request(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, model: str | None
+    ) -> AsyncIterator[UpstreamAnswer]:
+        """Send the request to the first candidate that can be reached. Raises UpstreamError."""
+        candidates = self.candidates(model)
+        async with AsyncExitStack() as stack:
+            for upstream in candidates:
+                try:
+                    answer = await stack.enter_async_context(upstream.request(method, path, headers, body))
+                    break
+                except UpstreamUnreachable as error:
+                    if upstream is candidates[-1]:
+                        raise
+                    log.warning("%s Trying another upstream.", error)
+            yield answer
+
+    async def refresh_forever(self) -> None:
+        """Keep learning which models are where; runs for as long as the router is used."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(_REFRESH_SECONDS if self.ready else 1.0)
+
+    async def refresh(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for upstream in self._upstreams:
+                tasks.create_task(_learn_models(upstream))
+
+
+async def _learn_models(upstream: Upstream) -> None:
+    try:
+        async with (
+            asyncio.timeout(_REFRESH_DEADLINE),
+            upstream.request("GET", "/v1/models", {}, None) as answer,
+        ):
+            body = b"".join([piece async for piece in answer.pieces()])
+            if answer.status != 200:
+                return
+            listed = event_json(body).get("data")
+            if isinstance(listed, list):
+                names = {item.get("id") for item in listed if isinstance(item, dict)}
+                upstream.models = frozenset(name for name in names if isinstance(name, str))
+    except (UpstreamError, TimeoutError, ValueError) as error:
+        log.debug("%s: models unknown: %s", upstream.name, error)
