@@ -14,7 +14,7 @@ from cache.key import namespace_for, namespace_of
 from gateway import stats
 from gateway.call import credential
 from gateway.errors import AdminForbidden, AdminKeyRequired, InvalidRequest, NotFound, StoreDown
-from gateway.keys import CACHE, SETTINGS
+from gateway.keys import CACHE, GAUGES, SETTINGS
 
 _encode = msgspec.json.Encoder().encode
 _LOOPBACK = ("127.", "::1", "localhost")
@@ -23,6 +23,7 @@ _LOOPBACK = ("127.", "::1", "localhost")
 async def get_stats(request: web.Request) -> web.Response:
     """GET /v1/cache/stats."""
     _require_operator(request)
+    request.app[GAUGES].refresh()
     return _json(await stats.collect(request.app[CACHE]))
 
 

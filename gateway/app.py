@@ -15,11 +15,12 @@ from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from cache.memory import MemoryStore
 from cache.redis_store import RedisStore, open_redis_store
-from gateway import admin, handlers, metrics
+from gateway import admin, handlers
 from gateway.embedded_store import embedded_store
 from gateway.fast_lane import FastLane
 from gateway.flight import FlightTable
-from gateway.keys import CACHE, PIPELINE, ROUTER, SETTINGS
+from gateway.gauges import Gauges
+from gateway.keys import CACHE, GAUGES, PIPELINE, ROUTER, SETTINGS
 from gateway.middleware import answer_errors, note_start
 from gateway.mock import MockUpstream, load_script
 from gateway.pipeline import Pipeline
@@ -65,18 +66,23 @@ async def open_gateway(settings: Settings, *, share_port: bool = False) -> Async
         flights = FlightTable(tasks)
         tasks.start(cache.follow_purges())
         tasks.start(router.refresh_forever())
-        tasks.start(_keep_gauges(cache, flights))
-        application = build_application(settings, cache, router, Pipeline(settings, cache, flights, router))
+        gauges = Gauges(cache, flights)
+        tasks.start(_keep_gauges(gauges))
+        pipeline = Pipeline(settings, cache, flights, router)
+        application = build_application(settings, cache, router, pipeline, gauges)
         async with _listening(application, settings, cache, share_port) as (url, port):
             yield Gateway(url, port, router, cache, session)
 
 
-def build_application(settings: Settings, cache: ExactCache, router: Router, pipeline: Pipeline) -> web.Application:
+def build_application(
+    settings: Settings, cache: ExactCache, router: Router, pipeline: Pipeline, gauges: Gauges
+) -> web.Application:
     application = web.Application(middlewares=[answer_errors], client_max_size=settings.max_body)
     application[SETTINGS] = settings
     application[CACHE] = cache
     application[ROUTER] = router
     application[PIPELINE] = pipeline
+    application[GAUGES] = gauges
     application.on_response_prepare.append(note_start)
     application.add_routes(
         [
@@ -161,12 +167,8 @@ def _why_not_listening(settings: Settings, error: OSError) -> str:
     return f"host: cannot listen on {settings.host}:{settings.port}: {error.strerror}"
 
 
-async def _keep_gauges(cache: ExactCache, flights: FlightTable) -> None:
-    """Figures of this worker that are states, not counts."""
+async def _keep_gauges(gauges: Gauges) -> None:
+    """Other workers answer for this one too, so its gauges are never old."""
     while True:
-        metrics.memory_entries.set(len(cache.memory))
-        metrics.memory_bytes.set(cache.memory.size)
-        metrics.memory_evictions.set(cache.memory.evictions)
-        metrics.redis_available.set(0 if cache.redis is None or cache.redis.breaker.is_open else 1)
-        metrics.flights.set(len(flights))
+        gauges.refresh()
         await asyncio.sleep(_GAUGE_SECONDS)

@@ -60,5 +60,5 @@ class FastLane:
         age = entry.age(time.time())
         if age >= entry.fresh_for or not self._cache.counts(entry):
             return None
-        self._counters[entry.family].count(entry)
+        self._counters[entry.family].count_from_memory(entry)
         return web.Response(body=slot.forms[form], headers=hit_headers(entry, age, form, "exact"))

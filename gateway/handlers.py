@@ -9,7 +9,7 @@ from gateway import metrics
 from gateway.body import read_body
 from gateway.call import read_call
 from gateway.errors import NotFound, UpstreamError
-from gateway.keys import PIPELINE, ROUTER, SETTINGS
+from gateway.keys import GAUGES, PIPELINE, ROUTER, SETTINGS
 from gateway.streaming import event_json
 
 _encode = msgspec.json.Encoder().encode
@@ -90,6 +90,7 @@ async def ready(request: web.Request) -> web.Response:
 
 async def expose_metrics(request: web.Request) -> web.Response:
     """GET /metrics, in Prometheus' text format."""
+    request.app[GAUGES].refresh()
     return web.Response(body=metrics.exposition(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
 

@@ -3,6 +3,7 @@
 from aiohttp import web
 
 from cache.exact import ExactCache
+from gateway.gauges import Gauges
 from gateway.pipeline import Pipeline
 from gateway.router import Router
 from gateway.settings import Settings
@@ -11,3 +12,4 @@ SETTINGS = web.AppKey("settings", Settings)
 CACHE = web.AppKey("cache", ExactCache)
 ROUTER = web.AppKey("router", Router)
 PIPELINE = web.AppKey("pipeline", Pipeline)
+GAUGES = web.AppKey("gauges", Gauges)

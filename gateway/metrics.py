@@ -86,6 +86,12 @@ class HitCounter:
         self._prompt_tokens = tokens_saved.labels("exact", "prompt")
         self._completion_tokens = tokens_saved.labels("exact", "completion")
         self._seconds = seconds_saved.labels("exact")
+        self._memory_hits = tier_lookups.labels("memory", "hit")
+
+    def count_from_memory(self, entry: Entry) -> None:
+        """For a hit that no tier was asked for, because the memory tier knew it already."""
+        self._memory_hits.inc()
+        self.count(entry)
 
     def count(self, entry: Entry) -> None:
         self._requests.inc()

@@ -106,12 +106,14 @@ class Pipeline:
         return web.Response(body=body, headers=hit_headers(entry, hit.age, call.form, detail))
 
     async def _form(self, entry: Entry, form: str) -> bytes:
-        if len(entry.body) > _LARGE_BODY:  # rendering takes more than a moment: other requests do not wait for it
-            return await asyncio.to_thread(render, entry, form)
+        """The entry in the shape that is wanted; kept ready in memory for the next time."""
         slot = self._cache.memory.slot(entry.id)
         if slot is None or slot.entry is not entry:
-            return render(entry, form)
-        return self._cache.memory.form(slot, form, lambda entry: render(entry, form))
+            return await _render(entry.body, form)
+        if form in slot.forms:
+            return slot.forms[form]
+        rendered = await _render(entry.body, form)
+        return self._cache.memory.form(slot, form, lambda _: rendered)
 
     def _remember(self, request: web.BaseRequest, call: Call, key: Key, hit: Hit) -> None:
         """Let the fast lane answer the same bytes next time, where nothing about the answer was chosen just now."""
@@ -238,18 +240,22 @@ class Pipeline:
         flight = passenger.flight
         if flight.recording is None:
             raise UpstreamCut(f"The upstream's answer is not whole: {flight.unstorable}.")
-        body = render_body(flight.recording.body, call.form)
+        body = await _render(flight.recording.body, call.form)
         headers["Content-Type"] = "text/event-stream" if call.stream else "application/json"
         return web.Response(body=body, headers=headers)
 
 
-def render(entry: Entry, form: str) -> bytes:
-    """An entry in the shape a client wants."""
-    return render_body(entry.body, form)
+async def _render(body: bytes, form: str) -> bytes:
+    """A response object in the shape a client wants."""
+    if form == "json":
+        return body
+    if len(body) > _LARGE_BODY:  # takes more than a moment: other requests do not wait for it
+        return await asyncio.to_thread(_as_stream, body, form)
+    return _as_stream(body, form)
 
 
-def render_body(body: bytes, form: str) -> bytes:
-    return body if form == "json" else stream_of(_decode(body), include_usage=form == "stream+usage")
+def _as_stream(body: bytes, form: str) -> bytes:
+    return stream_of(_decode(body), include_usage=form == "stream+usage")
 
 
 def _count_lookup(outcome: Outcome) -> None:
