@@ -50,9 +50,8 @@ class ExactCache:
         return entry.generation == self._generations.current(namespace_of(entry.id), entry.model)
 
     async def lookup(self, key: Key) -> Hit | Miss | Failed:
-        slot = self.memory.slot(key.id)
-        if slot and self._answers(slot.entry, key):
-            return self._hit(slot.entry, "memory")
+        if hit := self._in_memory(key):
+            return hit
         if self.redis is None:
             return Miss()
         if not self._knows_purges:
@@ -60,9 +59,10 @@ class ExactCache:
         try:
             entry = await self.redis.get(key.id)
         except StoreUnavailable as error:
-            return Failed(str(error))
+            return self._in_memory(key) or Failed(str(error))
         if entry is None or not self._answers(entry, key):
-            return Miss()
+            # The answer may have been computed while Redis was being asked.
+            return self._in_memory(key) or Miss(("memory", "redis"))
         await self.memory.put(entry, self._keep_for(entry))
         return self._hit(entry, "redis")
 
@@ -136,6 +136,10 @@ class ExactCache:
                 await self.memory.delete(entry_id)
             if number % _SWEEP_BATCH == _SWEEP_BATCH - 1:
                 await asyncio.sleep(0)
+
+    def _in_memory(self, key: Key) -> Hit | None:
+        slot = self.memory.slot(key.id)
+        return self._hit(slot.entry, "memory") if slot and self._answers(slot.entry, key) else None
 
     def _answers(self, entry: Entry, key: Key) -> bool:
         return entry.proof == key.proof and self.counts(entry)

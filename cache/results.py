@@ -20,7 +20,9 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Every tier answered, and none has the entry."""
+    """Every tier answered, and none has the entry; `tiers` are those that were asked."""
+
+    tiers: tuple[Tier, ...] = ("memory",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ from gateway.upstream import Upstream, open_session
 # Entries stay an hour beyond their lifetime, for requests that say max-stale.
 _KEPT_FOR_MAX_STALE = 3600.0
 _GAUGE_SECONDS = 1.0
+# For a client that has sent no request, or only part of its head; longer than common load balancers keep theirs.
+_IDLE_CONNECTION_SECONDS = 75.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ async def _listening(
         access_log=None,
         handler_cancellation=True,
         shutdown_timeout=settings.timeouts.shutdown,
+        keepalive_timeout=_IDLE_CONNECTION_SECONDS,
     )
     await runner.setup()
     try:

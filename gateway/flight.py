@@ -67,6 +67,7 @@ class Flight:
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.is_event_stream = False
+        self.first_byte_seconds = 0.0
         self.error: GatewayError | None = None
         self.recording: Recording | None = None
         self.unstorable: str | None = None
@@ -107,6 +108,7 @@ class Flight:
             self._wake_all()
 
     def _start(self, answer: UpstreamAnswer) -> None:
+        self.first_byte_seconds = self.seconds
         self.status = answer.status
         self.headers = answer.headers
         self.is_event_stream = answer.is_event_stream

@@ -153,11 +153,14 @@ class Pipeline:
         if call.stream and not call.include_usage:
             headers[USAGE_HEADER] = "always"
         await flight.fly(self._router.request("POST", call.path, headers, call.body, call.model))
+        if flight.status:
+            metrics.upstream_first_byte_seconds.observe(flight.first_byte_seconds)
         recording = flight.recording
         if recording is None:
             if flight.status == 200:
                 metrics.not_stored.labels("not whole").inc()
             return
+        metrics.upstream_seconds.observe(flight.seconds)
         prompt, completion = recording.usage or (0, 0)
         metrics.upstream_tokens.labels("prompt").inc(prompt)
         metrics.upstream_tokens.labels("completion").inc(completion)
@@ -265,9 +268,9 @@ def _count_lookup(outcome: Outcome) -> None:
         case Hit(tier="redis"):
             metrics.tier_lookups.labels("memory", "miss").inc()
             metrics.tier_lookups.labels("redis", "hit").inc()
-        case Miss():
-            metrics.tier_lookups.labels("memory", "miss").inc()
-            metrics.tier_lookups.labels("redis", "miss").inc()
+        case Miss(tiers):
+            for tier in tiers:
+                metrics.tier_lookups.labels(tier, "miss").inc()
         case Failed():
             metrics.tier_lookups.labels("memory", "miss").inc()
             metrics.tier_lookups.labels("redis", "failed").inc()
