@@ -35,7 +35,7 @@ $(CLIENTS): tests/clients/package-lock.json
 	@cd tests/clients && npm ci --silent --no-audit --no-fund --ignore-scripts
 
 test-compose: $(INSTALLED) ## build compose.yaml and try it on a real Docker engine
-	@exec $(BIN)/python -m pytest -m compose tests/compose $(ARGS)
+	@exec $(BIN)/python -m pytest -s -m compose tests/compose $(ARGS)
 
 lint: $(INSTALLED) ## ruff, its formatter and the strict type checker
 	@$(BIN)/ruff check

@@ -12,7 +12,7 @@ PYTHON_VERSION = "3.11"
 
 
 def prepare(folder: Path) -> Path:
-    """Fill folder and return it. All that constraints.txt pins is fetched from where pip on this machine finds packages.
+    """Fill folder and return it. What constraints.txt pins is fetched from where pip on this machine finds packages.
 
     The build itself then needs no network, no index and none of this machine's settings (``PIP_NO_INDEX``), and torch
     is the build that pip finds here.

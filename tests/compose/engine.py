@@ -95,13 +95,9 @@ def private_engine() -> Iterator[Engine]:
     address = f"unix://{folder}/docker.sock"
     log = folder / "dockerd.log"
     print("Starting a private Docker engine ...", flush=True)
+    folders = [f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
     with log.open("wb") as output:
-        daemon = subprocess.Popen(
-            ["dockerd", "--data-root", folder / "data", "--exec-root", folder / "exec", "-H", address]
-            + ["--pidfile", folder / "pid"],
-            stdout=output,
-            stderr=output,
-        )
+        daemon = subprocess.Popen(["dockerd", *folders, f"--host={address}"], stdout=output, stderr=output)
     # Debian's client and docker-compose 1.29 have no BuildKit of their own.
     private = Engine({"DOCKER_HOST": address, "DOCKER_BUILDKIT": "0", "COMPOSE_DOCKER_CLI_BUILD": "0"}, private=True)
     try:
