@@ -11,6 +11,7 @@ passenger leaves before that.
 """
 
 import asyncio
+import functools
 import logging
 import time
 import traceback
@@ -126,22 +127,18 @@ class Flight:
             self.unstorable = "the stream ended within an event"
             await self._add(Piece(splitter.rest))
         elif not self.oversized:
-            self._record(recorder.finish)
+            await self._record(recorder.finish)
 
     async def _take_body(self, answer: UpstreamAnswer) -> None:
         async for data in answer.pieces():
             await self._add(Piece(data))
         if self.status == 200 and not self.oversized:
-            body = b"".join(self._pieces)
-            # Decoding a long answer takes more than a moment: other requests do not wait for it.
-            if len(body) > _LARGE_BODY:
-                await asyncio.to_thread(self._record, lambda: record_response(body))
-            else:
-                self._record(lambda: record_response(body))
+            await self._record(functools.partial(record_response, b"".join(self._pieces)))
 
-    def _record(self, finish: Callable[[], Recording]) -> None:
+    async def _record(self, finish: Callable[[], Recording]) -> None:
         try:
-            self.recording = finish()
+            # A long answer takes more than a moment to encode: other requests do not wait for it.
+            self.recording = await asyncio.to_thread(finish) if self._size > _LARGE_BODY else finish()
         except UnstorableAnswer as reason:
             self.unstorable = str(reason)
 

@@ -1,5 +1,7 @@
 """The OpenAI surface."""
 
+import asyncio
+import functools
 from typing import Any
 
 import msgspec
@@ -13,13 +15,16 @@ from gateway.keys import GAUGES, PIPELINE, ROUTER, SETTINGS
 from gateway.streaming import event_json
 
 _encode = msgspec.json.Encoder().encode
+_LARGE_BODY = 2**18
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions and /v1/completions."""
     settings = request.app[SETTINGS]
     body = await read_body(request, settings.max_body, settings.timeouts.client)
-    call = read_call(request.path, body, request.headers, settings.cache.namespace)
+    read = functools.partial(read_call, request.path, body, request.headers, settings.cache.namespace)
+    # A long body takes more than a moment to decode: other requests do not wait for it.
+    call = await asyncio.to_thread(read) if len(body) > _LARGE_BODY else read()
     return await request.app[PIPELINE].answer(request, call)
 
 

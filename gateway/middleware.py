@@ -28,7 +28,10 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         return await handler(request)
     except web.HTTPNotFound:
-        error: GatewayError = NotFound(f"There is no {request.method} {request.path}.")
+        hint = (
+            "" if request.path.startswith("/v1/") else " OpenAI's endpoints are under /v1: does the base URL end in it?"
+        )
+        error: GatewayError = NotFound(f"There is no {request.method} {request.path}.{hint}")
     except web.HTTPMethodNotAllowed as refusal:
         error = MethodNotAllowed(f"{request.path} takes {', '.join(sorted(refusal.allowed_methods))}.")
     except web.HTTPException as refusal:

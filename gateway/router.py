@@ -86,7 +86,7 @@ async def _learn_models(upstream: Upstream) -> None:
                 return
             listed = event_json(body).get("data")
             if isinstance(listed, list):
-                names = {item.get("id") for item in listed if isinstance(item, dict)}
+                names = (item.get("id") for item in listed if isinstance(item, dict))
                 upstream.models = frozenset(name for name in names if isinstance(name, str))
     except (UpstreamError, TimeoutError, ValueError) as error:
         log.debug("%s: models unknown: %s", upstream.name, error)

@@ -25,7 +25,7 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-_NOT_SENT_UPSTREAM = HOP_BY_HOP | {"host", "content-length", "accept-encoding", "expect"}
+_NOT_SENT_UPSTREAM = HOP_BY_HOP | {"host", "content-length", "accept-encoding", "expect", "x-keepgate-admin-key"}
 _NOT_SENT_DOWN = HOP_BY_HOP | {"content-length", "content-encoding", "date", "server"}
 
 USAGE_HEADER = "x-keepgate-usage"
