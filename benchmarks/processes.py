@@ -1,0 +1,176 @@
+"""The processes of a measurement, each on a core of its own, and what the kernel says about them."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_START_DEADLINE = 60.0
+_STOP_DEADLINE = 30.0
+
+
+class CannotMeasure(Exception):
+    """Something a figure needs is not there; the message says what, and how to get it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """`subject` is for the process that is measured alone; `load` is for all that surrounds it."""
+
+    subject: frozenset[int]
+    load: frozenset[int]
+
+
+def cores() -> Cores:
+    """Two cores of this machine. Raises CannotMeasure where there is one only."""
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) < 2:
+        raise CannotMeasure("Two cores are needed: one for what is measured, one for the load.")
+    return Cores(frozenset(usable[:1]), frozenset(usable[1:2]))
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A process that listens on `port`."""
+
+    pid: int
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all its threads so far."""
+        # The kernel's encoding of "the CPU clock of process pid" (clock_getcpuclockid(3)): nanoseconds, where
+        # /proc/<pid>/stat counts in ticks of 10 ms.
+        return time.clock_gettime((~self.pid << 3) | 2)
+
+    def resident_bytes(self) -> int:
+        return resident_bytes(self.pid)
+
+    def children(self) -> list[int]:
+        listed = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii")
+        return [int(pid) for pid in listed.split()]
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident set size (VmRSS)."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    if found is None:
+        raise CannotMeasure(f"/proc/{pid}/status has no VmRSS: the process is gone.")
+    return int(found[1]) * 1024
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def server(
+    command: Sequence[str], port: int, on: frozenset[int], environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Server]:
+    """The command, listening on `port`, on these cores until the end of the block. Raises CannotMeasure."""
+    # One hash seed for both sides of a comparison: dict layouts are not part of what is compared.
+    given = {**os.environ, "PYTHONHASHSEED": "0", **(environment or {})}
+    with tempfile.TemporaryFile() as log:
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=ROOT, env=given, stdout=log, stderr=log, preexec_fn=lambda: os.sched_setaffinity(0, on)
+        )
+        try:
+            await _wait_until_listening(process, port, command)
+            yield Server(process.pid, port)
+        except CannotMeasure as failure:
+            log.seek(0)
+            said = log.read().decode(errors="replace").strip()
+            raise CannotMeasure(f"{failure} It said: {said or 'nothing'}") from failure
+        finally:
+            if process.returncode is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    async with asyncio.timeout(_STOP_DEADLINE):
+                        await process.wait()
+                except TimeoutError:
+                    process.kill()
+                    await process.wait()
+
+
+async def _wait_until_listening(process: asyncio.subprocess.Process, port: int, command: Sequence[str]) -> None:
+    name = " ".join(command[1:4])
+    try:
+        async with asyncio.timeout(_START_DEADLINE):
+            while True:
+                if process.returncode is not None:
+                    raise CannotMeasure(f"`{name}` ended with status {process.returncode} at its start.")
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                except OSError:
+                    await asyncio.sleep(0.02)
+                    continue
+                writer.close()
+                return
+    except TimeoutError as error:
+        raise CannotMeasure(f"`{name}` did not listen within {_START_DEADLINE:g} s.") from error
+
+
+@asynccontextmanager
+async def gateway(
+    *upstreams: str, on: frozenset[int], redis: str = "embedded", **settings: str
+) -> AsyncIterator[Server]:
+    """`keepgate serve` with one worker. Its embedded store runs on the other cores of the load.
+
+    `settings` are KEEPGATE_* variables without their prefix, such as `cache_memory="64MiB"`.
+    """
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="keepgate-bench-") as state:
+        environment = {f"KEEPGATE_{name.upper()}": value for name, value in settings.items()}
+        environment |= {"KEEPGATE_STATE_DIR": state, "KEEPGATE_LOG_LEVEL": "error"}
+        words = [word for url in upstreams for word in ("--upstream", url)]
+        command = [sys.executable, "-m", "gateway", "serve", "--port", str(port), "--redis", redis, *words]
+        async with server(command, port, on, environment) as started:
+            for child in started.children():
+                os.sched_setaffinity(child, cores().load)
+            yield started
+
+
+@asynccontextmanager
+async def upstream(*, service_time: float = 0.0, chunks: int = 64, pause: float = 0.0) -> AsyncIterator[Server]:
+    """The upstream of `benchmarks/upstream.py`, on the core of the load."""
+    port = free_port()
+    options = {"port": port, "service-time": service_time, "chunks": chunks, "pause": pause}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "benchmarks.upstream", *words]
+    async with server(command, port, cores().load) as started:
+        yield started
+
+
+@asynccontextmanager
+async def bare_server(answer: Path, content_type: str = "application/json") -> AsyncIterator[Server]:
+    """The reference of `benchmarks/bare_server.py`, which answers everything with the bytes of a file."""
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.bare_server", str(port), "--answer", str(answer)]
+    async with server([*command, "--content-type", content_type], port, cores().subject) as started:
+        yield started
+
+
+@asynccontextmanager
+async def bare_relay(url: str) -> AsyncIterator[Server]:
+    """The reference of `benchmarks/bare_server.py`, which hands on what the server at `url` says."""
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.bare_server", str(port), "--relay", url]
+    async with server(command, port, cores().subject) as started:
+        yield started
