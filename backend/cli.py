@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest prompt plus answer in tokens (default: the model's)",
     )
     parser.add_argument(
-        "--threads", type=_positive, default=None, help="threads that compute (default: the cores this process may use)"
+        "--threads", type=_positive, help="threads that compute (default: the cores this process may use)"
     )
     parser.add_argument(
         "--exit-with-parent", action="store_true", help="stop when the process that started this one is gone"

@@ -152,7 +152,7 @@ def _write_tokenizer(fields: Mapping[str, Any], source: Path, target: Path) -> N
 
     kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    splitters = {
+    splitters: dict[str, list[Any]] = {
         "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
         "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
         "qwen2": [pre_tokenizers.Split(Regex(_QWEN2_PATTERN), "isolated"), byte_level],

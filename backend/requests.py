@@ -69,7 +69,7 @@ class RequestReader:
         ids = self._encode(prompt, "messages", add_special_tokens=False)
         if request.top_logprobs is not None and not request.logprobs:
             raise InvalidRequest("top_logprobs: needs logprobs to be true", "top_logprobs")
-        top = _in_range("top_logprobs", request.top_logprobs, 0, 0, _MOST_LOGPROBS)
+        top = int(_in_range("top_logprobs", request.top_logprobs, 0, 0, _MOST_LOGPROBS))
         limit_field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
             raise InvalidRequest("max_tokens and max_completion_tokens differ; give one of them", "max_tokens")

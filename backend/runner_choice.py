@@ -6,10 +6,16 @@ import torch
 
 from backend.config import EngineConfig, ModelConfig
 from backend.errors import ModelError
+from backend.fused_build import FusedUnavailable, load_fused_library
+from backend.fused_runner import FusedRunner, check_shape
 from backend.gguf_file import Progress
 from backend.runner import BLOCK_SIZE, ModelRunner
+from backend.self_test import disagreement
 from backend.torch_runner import TorchRunner
 from backend.weights import ModelWeights
+
+MOST_DISAGREEMENT = 0.01
+"""Relative error of logits up to which a runner counts as right; half floats stay ten times below it."""
 
 
 def choose_runner(
@@ -21,8 +27,28 @@ def choose_runner(
         ModelError: the KV memory does not hold a single block.
     """
     torch.set_num_threads(engine.threads)
+    try:
+        return _fused(config, weights, engine, max_context, progress)
+    except FusedUnavailable as reason:
+        progress(f"serving with torch, which is slower: {reason}")
     num_blocks = _num_blocks(engine, TorchRunner.block_bytes(config), max_context)
     return TorchRunner(config, weights, num_blocks, max_context)
+
+
+def _fused(
+    config: ModelConfig, weights: ModelWeights, engine: EngineConfig, max_context: int, progress: Progress
+) -> FusedRunner:
+    check_shape(config)
+    library = load_fused_library(progress)
+
+    def make(small: ModelConfig, some: ModelWeights, num_blocks: int, context: int) -> ModelRunner:
+        return FusedRunner(library, small, some, num_blocks, context, engine.threads)
+
+    error = disagreement(config, weights, make)
+    if error > MOST_DISAGREEMENT:
+        raise FusedUnavailable(f"the fused step failed its self-test (relative error {error:.3g})")
+    num_blocks = _num_blocks(engine, FusedRunner.block_bytes(config), max_context)
+    return FusedRunner(library, config, weights, num_blocks, max_context, engine.threads)
 
 
 def _num_blocks(engine: EngineConfig, block_bytes: int, max_context: int) -> int:

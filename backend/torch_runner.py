@@ -96,7 +96,7 @@ class TorchRunner:
     def _split_heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         c = self.config
         heads = qkv.view(qkv.shape[0], -1, c.head_dim)
-        query, key, value = heads.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+        query, key, value = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
         return query, key, value
 
 

@@ -120,7 +120,8 @@ class _TensorStore:
                 file = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path}: not a readable safetensors file ({error})") from error
-            self._files.update(dict.fromkeys(file.keys(), file))
+            names: list[str] = list(file.keys())  # type: ignore[no-untyped-call] # safetensors publishes no types for it
+            self._files.update(dict.fromkeys(names, file))
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         file = self._files.get(name)

@@ -1,0 +1,76 @@
+"""Compares a runner with the torch reference before it may serve: on this machine, with the model's own weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from backend.config import ModelConfig
+from backend.runner import BLOCK_SIZE, ModelRunner, StepInput
+from backend.torch_runner import TorchRunner
+from backend.weights import ModelWeights
+
+RunnerMaker = Callable[[ModelConfig, ModelWeights, int, int], ModelRunner]
+"""(config, weights, number of blocks, longest context) to a runner."""
+
+_LAYERS = 2
+_VOCABULARY = 4096
+_BLOCKS = 8
+_CONTEXT = 4 * BLOCK_SIZE
+
+
+def disagreement(config: ModelConfig, weights: ModelWeights, make_runner: RunnerMaker) -> float:
+    """Largest relative error of the logits of a short mixed batch, against the float32 reference.
+
+    The first layers and tokens of the real weights are enough to catch a wrong kernel, layout or build, and take a
+    fraction of a second. The steps cover a prefill that crosses a block's border, its second chunk, and a batch of
+    a decode and a prefill, on blocks that are not in order.
+    """
+    vocabulary = min(_VOCABULARY, config.vocab_size)
+    small_config = dataclasses.replace(config, num_layers=min(_LAYERS, config.num_layers), vocab_size=vocabulary)
+    small_weights = dataclasses.replace(
+        weights,
+        embedding=weights.embedding[:vocabulary],
+        layers=weights.layers[:_LAYERS],
+        head=weights.head[:vocabulary],
+    )
+    runner = make_runner(small_config, small_weights, _BLOCKS, _CONTEXT)
+    reference = TorchRunner(small_config, small_weights, _BLOCKS, _CONTEXT)
+    worst = 0.0
+    for step in _steps(vocabulary):
+        got, expected = runner.run(step), reference.run(step)
+        error = float((got - expected).norm() / expected.norm())
+        worst = max(worst, error if np.isfinite(error) else float("inf"))
+    return worst
+
+
+def _steps(vocabulary: int) -> list[StepInput]:
+    tokens = np.random.default_rng(0).integers(0, vocabulary, 64).astype(np.int32)
+    first, second = [5, 2, 7], [1, 4]
+    return [
+        _step(tokens, [(first, 0, BLOCK_SIZE + 3)]),
+        _step(tokens, [(first, BLOCK_SIZE + 3, 6)]),
+        _step(tokens, [(first, BLOCK_SIZE + 9, 1), (second, 0, BLOCK_SIZE + 1)]),
+        _step(tokens, [(first, BLOCK_SIZE + 10, 1), (second, BLOCK_SIZE + 1, 1)]),
+    ]
+
+
+def _step(tokens: np.typing.NDArray[np.int32], chunks: list[tuple[list[int], int, int]]) -> StepInput:
+    """A step of some (blocks, start, count); all rows' logits are wanted."""
+    positions = np.concatenate([np.arange(start, start + count) for _, start, count in chunks])
+    tables = np.zeros((len(chunks), max(len(blocks) for blocks, _, _ in chunks)), dtype=np.int32)
+    for row, (blocks, _, _) in enumerate(chunks):
+        tables[row, : len(blocks)] = blocks
+    starts = np.cumsum([0, *(count for _, _, count in chunks)])
+    rows = np.repeat(np.arange(len(chunks)), np.diff(starts))
+    slots = tables[rows, positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+    return StepInput(
+        token_ids=tokens[: len(positions)],
+        positions=positions.astype(np.int32),
+        slot_mapping=slots,
+        query_starts=starts.astype(np.int32),
+        block_tables=tables,
+        logits_rows=np.arange(len(positions), dtype=np.int32),
+    )
