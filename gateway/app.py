@@ -21,11 +21,15 @@ from gateway.fast_lane import FastLane
 from gateway.flight import FlightTable
 from gateway.gauges import Gauges
 from gateway.keys import CACHE, GAUGES, PIPELINE, ROUTER, SETTINGS
+from gateway.lookup import Lookup
 from gateway.middleware import answer_errors, note_start
 from gateway.mock import MockUpstream, load_script
 from gateway.pipeline import Pipeline
+from gateway.relay import Relay
+from gateway.replay import Replay
 from gateway.router import Router
 from gateway.settings import Settings, SettingsError
+from gateway.single_flight import SingleFlight
 from gateway.tasks import background_tasks
 from gateway.upstream import Upstream, open_session
 
@@ -70,7 +74,13 @@ async def open_gateway(settings: Settings, *, share_port: bool = False) -> Async
         tasks.start(router.refresh_forever())
         gauges = Gauges(cache, flights)
         tasks.start(_keep_gauges(gauges))
-        pipeline = Pipeline(settings, cache, flights, router)
+        lookup = Lookup(cache, settings.cache)
+        pipeline = Pipeline(
+            lookup,
+            Replay(cache),
+            SingleFlight(cache, flights, router, settings.cache),
+            Relay(lookup, settings.timeouts.client),
+        )
         application = build_application(settings, cache, router, pipeline, gauges)
         async with _listening(application, settings, cache, share_port) as (url, port):
             yield Gateway(url, port, router, cache, session)

@@ -1,47 +1,136 @@
-"""Everything an operator can say, read once, checked, and frozen.
+"""Everything an operator can say, checked and frozen.
 
-Later sources win: defaults, the YAML file, the environment (`KEEPGATE_PORT`, `KEEPGATE_CACHE_TTL`, …), the command
-line.
+A type says what may be said; the description in its `Meta` is what a refused value is told to be. Where settings
+come from is in settings_sources.py.
 """
 
-import difflib
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import parse_qsl, urlsplit
 
-import msgspec
 from msgspec import Meta, Struct
 
-PREFIX = "KEEPGATE_"
+_TEN_YEARS = 315_360_000.0
 
-Seconds = Annotated[float, Meta(ge=0)]
-PositiveSeconds = Annotated[float, Meta(gt=0)]
+Text = Annotated[str, Meta(min_length=1, description="text that is not empty")]
+Flag = Annotated[bool, Meta(description="true or false")]
+Port = Annotated[int, Meta(ge=0, le=65_535, description="a port from 1 to 65535, or 0 for any free one")]
+Seconds = Annotated[float, Meta(ge=0, le=_TEN_YEARS, description="seconds, from 0 to ten years")]
+PositiveSeconds = Annotated[float, Meta(gt=0, le=_TEN_YEARS, description="seconds, more than 0 and at most ten years")]
 
 
 class SettingsError(Exception):
     """A setting that cannot be; the message names its source, its key, and what would be right."""
 
 
+class Refused(ValueError):
+    """Why a value cannot be, in the words of its own type."""
+
+
 class Size(int):
     """A number of bytes, written as 1048576 or "1MiB"."""
 
     _UNITS: ClassVar = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+    _MOST: ClassVar = 2**50
 
     @classmethod
     def parse(cls, value: Any) -> "Size":
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
-        if match is None or match[2].upper() not in cls._UNITS:
-            raise ValueError(f"Expected a size such as 256MiB, got {value!r}")
-        return cls(float(match[1]) * cls._UNITS[match[2].upper()])
+        unit = cls._UNITS.get(match[2].upper()) if match else None
+        if match is None or unit is None or float(match[1]) * unit > cls._MOST:
+            raise ValueError
+        return cls(float(match[1]) * unit)
+
+
+class PositiveSize(Size):
+    """A size below which nothing works: at least 1 KiB."""
+
+    @classmethod
+    def parse(cls, value: Any) -> "PositiveSize":
+        size = super().parse(value)
+        if size < 2**10:
+            raise ValueError
+        return cls(size)
 
 
 class Secret(str):
     """Text that never shows in a log or a traceback."""
 
+    @classmethod
+    def parse(cls, value: Any) -> "Secret":
+        if not isinstance(value, str) or not value:
+            raise ValueError
+        return cls(value)
+
     def __repr__(self) -> str:
         return "'***'"
+
+
+class UpstreamUrl(str):
+    """The base URL of an OpenAI-compatible server, or `mock:`, or `mock:FILE.yaml`."""
+
+    @classmethod
+    def parse(cls, value: Any) -> "UpstreamUrl":
+        if not isinstance(value, str):
+            raise ValueError
+        if value.startswith("mock:"):
+            return cls(value)
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0 or re.search(r"\s", value):
+            raise ValueError
+        if parts.username is not None:
+            raise Refused("expected a URL without credentials: each caller's own Authorization is what is sent on")
+        if parts.query or parts.fragment:
+            raise Refused("expected a base URL, without anything from `?` or `#` on")
+        return cls(value)
+
+    def __repr__(self) -> str:
+        return repr(masked(self))
+
+
+class StoreUrl(str):
+    """Where answers are shared and kept: `embedded`, `none`, or a Redis URL."""
+
+    _OPTIONS: ClassVar = {"db", "protocol", "client_name", "health_check_interval", "socket_keepalive"}
+
+    @classmethod
+    def parse(cls, value: Any) -> "StoreUrl":
+        if value in ("embedded", "none"):
+            return cls(value)
+        if not isinstance(value, str):
+            raise ValueError
+        parts = urlsplit(value)
+        if parts.scheme == "unix":
+            if not parts.path:
+                raise ValueError
+        elif (
+            parts.scheme not in ("redis", "rediss") or not parts.hostname or parts.port == 0
+        ):  # .port raises ValueError
+            raise ValueError
+        elif not re.fullmatch(r"(/\d*)?", parts.path):
+            raise Refused(f"expected the number of a database after the last slash, got {parts.path[1:]!r}")
+        for option, text in parse_qsl(parts.query, keep_blank_values=True):
+            if option in ("username", "password"):
+                raise Refused(f"expected the {option} in front of the host: redis://USER:PASSWORD@HOST")
+            if option not in cls._OPTIONS and not option.startswith("ssl_"):
+                raise Refused(f"the option {option!r} of the URL is unknown")
+            if option == "db" and not text.isdecimal():
+                raise Refused(f"expected the number of a database, got db={text!r}")
+        return cls(value)
+
+    def __repr__(self) -> str:
+        return repr(masked(self))
+
+
+def masked(url: str) -> str:
+    """The URL, or whatever stands where one should, without what may be a password."""
+    return re.sub(r"(password=)[^&\s]*", r"\1***", re.sub(r"(^|//)[^/\s]*@", r"\1***@", url))
+
+
+AnySize = Annotated[Size, Meta(description="a size such as 256MiB")]
+SomeSize = Annotated[PositiveSize, Meta(description="a size such as 256MiB, at least 1KiB")]
 
 
 class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -51,17 +140,27 @@ class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     or `bypass` the cache.
     """
 
-    enabled: bool = True
+    enabled: Flag = True
     ttl: Seconds = 86_400.0
-    memory: Size = Size(256 * 2**20)
+    memory: AnySize = Size(256 * 2**20)
     redis_deadline: PositiveSeconds = 0.02
-    embedded_memory: Size = Size(512 * 2**20)
-    namespace: Annotated[str, Meta(pattern=r"^(authorization|shared|header:[A-Za-z0-9-]+)$")] = "authorization"
-    sampled: Literal["reuse", "variants", "bypass"] = "reuse"
-    variants: Annotated[int, Meta(ge=2, le=64)] = 3
+    embedded_memory: Annotated[PositiveSize, Meta(description="a size such as 512MiB, at least 1KiB")] = PositiveSize(
+        512 * 2**20
+    )
+    namespace: Annotated[
+        str,
+        Meta(
+            pattern=r"^(authorization|shared|header:[A-Za-z0-9-]+)$",
+            description="authorization, shared, or header:NAME",
+        ),
+    ] = "authorization"
+    sampled: Annotated[
+        Literal["reuse", "variants", "bypass"], Meta(description="one of reuse, variants and bypass")
+    ] = "reuse"
+    variants: Annotated[int, Meta(ge=2, le=64, description="a whole number from 2 to 64")] = 3
     stale_while_revalidate: Seconds = 0.0
     stale_if_error: Seconds = 0.0
-    max_answer: Size = Size(8 * 2**20)
+    max_answer: SomeSize = PositiveSize(8 * 2**20)
 
 
 class TimeoutSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -80,129 +179,29 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     `redis` is `embedded`, `none`, or a URL.
     """
 
-    host: str = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65_535)] = 8080
-    workers: Annotated[int, Meta(ge=1, le=256)] = 1
-    upstreams: tuple[str, ...] = ()
-    model: str = "default"
-    redis: str = "embedded"
-    admin_key: Secret | None = None
-    state_dir: str | None = None
-    max_body: Size = Size(32 * 2**20)
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    host: Text = "127.0.0.1"
+    port: Port = 8080
+    workers: Annotated[int, Meta(ge=1, le=256, description="a whole number from 1 to 256")] = 1
+    upstreams: Annotated[
+        tuple[UpstreamUrl, ...], Meta(description="URLs such as http://127.0.0.1:8000/v1, or mock:")
+    ] = ()
+    model: Text = "default"
+    redis: Annotated[
+        StoreUrl,
+        Meta(description="embedded, none, or a URL such as redis://127.0.0.1:6379/0 or unix:///run/redis.sock"),
+    ] = StoreUrl("embedded")
+    admin_key: Annotated[Secret | None, Meta(description="text that is not empty")] = None
+    state_dir: Annotated[str | None, Meta(min_length=1, description="the path of a folder")] = None
+    max_body: SomeSize = PositiveSize(32 * 2**20)
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="one of debug, info, warning and error")
+    ] = "info"
     cache: CacheSettings = CacheSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
 
     def state_path(self) -> Path:
-        """Where what must outlive a restart is kept (XDG base directory specification)."""
+        """Where what must outlive a restart is kept (XDG base directory specification); absolute."""
         if self.state_dir:
-            return Path(self.state_dir).expanduser()
+            return Path(self.state_dir).expanduser().absolute()
         base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-        return Path(base).expanduser() / "keepgate"
-
-
-def load(file: Path | None, environment: Mapping[str, str], arguments: Mapping[str, Any]) -> tuple[Settings, list[str]]:
-    """The settings, and warnings about variables that look meant for Keepgate but are none of its settings.
-
-    `arguments` holds what the command line said, None for what it did not. Raises SettingsError.
-    """
-    warnings: list[str] = []
-    layers: list[tuple[str, dict[str, Any]]] = []
-    if file is not None:
-        layers.append((str(file), _read_file(file)))
-    layers.append(("environment", _from_environment(environment, warnings)))
-    layers.append(("command line", {key: value for key, value in arguments.items() if value is not None}))
-    merged: dict[str, Any] = {}
-    for source, layer in layers:
-        _check(source, layer)
-        merged = _merge(merged, layer)
-    return _check("settings", merged), warnings
-
-
-def _check(source: str, values: dict[str, Any]) -> Settings:
-    try:
-        settings = msgspec.convert(values, Settings, strict=False, dec_hook=_decode_own_type)
-        _check_meaning(settings)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise SettingsError(_readable(source, str(error))) from error
-    return settings
-
-
-def _check_meaning(settings: Settings) -> None:
-    for url in settings.upstreams:
-        if not re.match(r"^(https?://[^/\s]+|mock:)", url):
-            raise ValueError(f"Expected a URL such as http://127.0.0.1:8000/v1, got {url!r} - at `$.upstreams`")
-    if settings.redis not in ("embedded", "none") and not re.match(r"^(rediss?|unix)://", settings.redis):
-        raise ValueError(
-            f"Expected `embedded`, `none` or a URL such as redis://127.0.0.1:6379/0, got {settings.redis!r}"
-            " - at `$.redis`"
-        )
-
-
-def _readable(source: str, error: str) -> str:
-    reason, _, path = error.partition(" - at `$.")
-    key = path.rstrip("`") or "settings"
-    if source == "environment" and path:
-        key = PREFIX + key.replace(".", "_").upper()
-    elif source == "command line" and path:
-        key = "--" + key.replace("_", "-")
-    return f"{source}: {key}: {reason}"
-
-
-def _decode_own_type(kind: type, value: Any) -> Any:
-    if kind is Size:
-        return Size.parse(value)
-    if kind is Secret and isinstance(value, str) and value:
-        return Secret(value)
-    raise ValueError("Expected text that is not empty")
-
-
-def _read_file(file: Path) -> dict[str, Any]:
-    import yaml  # only where there is a file: `keepgate --help` does not pay for it
-
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"{file}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{file}: not YAML: {error}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise SettingsError(f"{file}: expected keys and values, such as `port: 8080`")
-    return content
-
-
-def _from_environment(environment: Mapping[str, str], warnings: list[str]) -> dict[str, Any]:
-    known = {PREFIX + "_".join(path).upper(): path for path in _paths(Settings)}
-    values: dict[str, Any] = {}
-    for variable, text in environment.items():
-        if not variable.startswith(PREFIX):
-            continue
-        path = known.get(variable)
-        if path is None:
-            near = difflib.get_close_matches(variable, known, n=1)
-            warnings.append(f"{variable} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
-            continue
-        value: Any = [item.strip() for item in text.split(",") if item.strip()] if path == ("upstreams",) else text
-        target = values
-        for key in path[:-1]:
-            target = target.setdefault(key, {})
-        target[path[-1]] = value
-    return values
-
-
-def _paths(struct: type[Struct]) -> list[tuple[str, ...]]:
-    paths: list[tuple[str, ...]] = []
-    for field in msgspec.structs.fields(struct):
-        nested = isinstance(field.type, type) and issubclass(field.type, Struct)
-        paths += [(field.name, *path) for path in _paths(field.type)] if nested else [(field.name,)]
-    return paths
-
-
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
+        return Path(base).expanduser().absolute() / "keepgate"

@@ -1,0 +1,159 @@
+"""Where settings come from, and how one that cannot be is refused: in one line that says where it was said.
+
+Later sources win: defaults, the YAML file, the environment (`KEEPGATE_PORT`, `KEEPGATE_CACHE_TTL`, …), the command
+line.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.settings import Refused, Secret, Settings, SettingsError, masked
+
+PREFIX = "KEEPGATE_"
+_ENVIRONMENT = "environment"
+_COMMAND_LINE = "command line"
+# Options of the command line that are not named as their setting is.
+_OPTIONS = {"upstreams": "upstream"}
+
+Keys = tuple[str, ...]
+
+
+def load(file: Path | None, environment: Mapping[str, str], arguments: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+    """The settings, and warnings about variables that look meant for Keepgate but are none of its settings.
+
+    `arguments` holds what the command line said, None for what it did not. Raises SettingsError.
+    """
+    warnings: list[str] = []
+    layers: list[tuple[str, dict[str, Any]]] = []
+    if file is not None:
+        from gateway.settings_file import read_settings_file  # a YAML reader, only where there is YAML
+
+        layers.append((str(file), read_settings_file(file)))
+    layers.append((_ENVIRONMENT, _from_environment(environment, warnings)))
+    layers.append((_COMMAND_LINE, {key: value for key, value in arguments.items() if value is not None}))
+    merged: dict[str, Any] = {}
+    for source, layer in layers:
+        _check(source, layer)  # each on its own, so that the message can say who said it
+        merged = _merge(merged, layer)
+    return _check("settings", merged), warnings
+
+
+def _check(source: str, values: dict[str, Any]) -> Settings:
+    try:
+        return msgspec.convert(values, Settings, strict=False, dec_hook=_decode_own_type)
+    except msgspec.ValidationError as error:
+        raise SettingsError(_refusal(source, values, error)) from error
+
+
+def _decode_own_type(kind: Any, value: Any) -> Any:
+    return kind.parse(value)
+
+
+def _refusal(source: str, values: Any, error: msgspec.ValidationError) -> str:
+    reason, _, place = str(error).partition(" - at `$")
+    path = tuple(re.findall(r"[^.\[\]`]+", place))
+    if unknown := re.search(r"unknown field `(.*)`", reason):
+        path = (*path, unknown[1])
+        near = _nearest(path)
+        hint = f"; did you mean {_key(source, near)}?" if near else ""
+        return f"{source}: {_key(source, path)} is not a setting{hint}"
+    return f"{source}: {_key(source, path)}: {_what_is_wrong(error, path, _value(values, path))}"
+
+
+def _what_is_wrong(error: msgspec.ValidationError, path: Keys, value: Any) -> str:
+    if isinstance(error.__cause__, Refused):
+        return str(error.__cause__)
+    kind, expected = _expectation(path)
+    if kind is Secret:
+        return f"expected {expected}"
+    if value == "":
+        return f"expected {expected}, got nothing"
+    shown = masked(value) if isinstance(value, str) else value
+    return f"expected {expected}, got {shown!r}"
+
+
+def _expectation(path: Keys) -> tuple[Any, str]:
+    """The type of a setting, and what its value should be in words. `path` may go on into a list."""
+    kind: Any = Settings
+    for name in path:
+        fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+        kind = fields[name]
+        if get_origin(kind) is Annotated:
+            base, *notes = get_args(kind)
+            words = next(note.description for note in notes if isinstance(note, Meta))
+            return (Secret if Secret in get_args(base) else base), str(words)
+    return kind, "keys and values"
+
+
+def _value(values: Any, path: Keys) -> Any:
+    for step in path:
+        values = values[int(step)] if isinstance(values, list | tuple) else values[step]
+    return values
+
+
+def _key(source: str, path: Keys) -> str:
+    """A setting as it is written in its source."""
+    names = [name for name in path if not name.isdecimal()]
+    if source == _ENVIRONMENT:
+        return _variable(tuple(names))
+    if source == _COMMAND_LINE:
+        return "--" + _OPTIONS.get(names[0], names[0]).replace("_", "-")
+    return ".".join(names) or "settings"
+
+
+def _nearest(path: Keys) -> Keys | None:
+    """The setting that was probably meant: near in spelling, or of the same name elsewhere."""
+    known = {".".join(known): known for known in _paths(Settings)}
+    written = ".".join(path)
+    same_name = [name for name, known_path in known.items() if known_path[-1] == path[-1]]
+    near = same_name or difflib.get_close_matches(written, known, n=1)
+    return known[near[0]] if near else None
+
+
+def _from_environment(environment: Mapping[str, str], warnings: list[str]) -> dict[str, Any]:
+    known = {_variable(path): path for path in _paths(Settings)}
+    values: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX):
+            continue
+        path = known.get(variable)
+        if path is None:
+            near = difflib.get_close_matches(variable, known, n=1)
+            warnings.append(f"{variable} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
+            continue
+        if not text.strip():
+            words = _expectation(path)[1]
+            raise SettingsError(f"{_ENVIRONMENT}: {variable}: expected {words}, got nothing; unset it for the default")
+        value: Any = [item.strip() for item in text.split(",") if item.strip()] if path == ("upstreams",) else text
+        target = values
+        for key in path[:-1]:
+            target = target.setdefault(key, {})
+        target[path[-1]] = value
+    return values
+
+
+def _variable(path: Keys) -> str:
+    return PREFIX + "_".join(path).upper()
+
+
+def _paths(struct: type[Struct]) -> list[Keys]:
+    """Every setting, as the keys that lead to it."""
+    paths: list[Keys] = []
+    for field in msgspec.structs.fields(struct):
+        nested = isinstance(field.type, type) and issubclass(field.type, Struct)
+        paths += [(field.name, *path) for path in _paths(field.type)] if nested else [(field.name,)]
+    return paths
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged

@@ -1,0 +1,106 @@
+"""Identical requests in flight share one upstream call, whose whole answer is stored."""
+
+import time
+
+from multidict import CIMultiDict
+
+from cache.entry import Entry
+from cache.errors import StoreUnavailable
+from cache.exact import ExactCache
+from cache.key import Key
+from cache.results import Bypass, Outcome
+from gateway import metrics
+from gateway.call import Call
+from gateway.flight import Flight, FlightTable
+from gateway.recorder import Recording
+from gateway.router import Router
+from gateway.settings import CacheSettings
+from gateway.upstream import USAGE_HEADER
+
+
+class SingleFlight:
+    """Launches flights, each under the name of what it carries, and stores what they bring."""
+
+    def __init__(self, cache: ExactCache, flights: FlightTable, router: Router, settings: CacheSettings) -> None:
+        self._cache = cache
+        self._flights = flights
+        self._router = router
+        self._settings = settings
+
+    def join_or_lead(self, call: Call, key: Key, outcome: Outcome) -> tuple[Flight, bool]:
+        """A flight that carries the answer to this call, and whether it was under way already."""
+        if isinstance(outcome, Bypass):
+            # Nobody else's answer will do; one that was only to be fresh is still worth keeping.
+            return self._launch(call, key, name=None, keeps=outcome.reason == "no-cache"), False
+        wanted = (_with_usage(key),) if call.needs_usage else (_with_usage(key), _without_usage(key))
+        if flight := self._flights.find(wanted):
+            metrics.collapsed.inc()
+            return flight, True
+        # A stream that was not asked for usage may bring none: it does not serve those who did ask.
+        may_lack_usage = call.stream and not call.include_usage
+        return self._launch(call, key, _without_usage(key) if may_lack_usage else _with_usage(key)), False
+
+    def revalidate(self, call: Call, key: Key) -> None:
+        """Compute the answer again with nobody waiting for it, unless that is being done."""
+        if not self._flights.find((_with_usage(key), _without_usage(key))):
+            self._launch(call, key, _without_usage(key)).background = True
+
+    def _launch(self, call: Call, key: Key, name: str | None, keeps: bool = True) -> Flight:
+        flight = Flight(self._settings.max_answer)
+        self._flights.launch(flight, self._compute(call, key, flight, keeps), name)
+        return flight
+
+    async def _compute(self, call: Call, key: Key, flight: Flight, keeps: bool) -> None:
+        generation = self._cache.generation(key.namespace, call.model)
+        headers = CIMultiDict(call.headers)
+        if call.stream and not call.include_usage:
+            headers[USAGE_HEADER] = "always"
+        await flight.fly(self._router.request("POST", call.path, headers, call.body, call.model))
+        _count(flight)
+        if flight.recording is None or not keeps:
+            return
+        if "no-store" in flight.headers.get("Cache-Control", ""):
+            metrics.not_stored.labels("upstream says no-store").inc()
+            return
+        try:
+            await self._cache.store(self._entry(call, key, flight, flight.recording, generation))
+            metrics.stored.inc()
+        except StoreUnavailable:
+            metrics.store_failures.labels("redis").inc()
+
+    def _entry(self, call: Call, key: Key, flight: Flight, recording: Recording, generation: str) -> Entry:
+        prompt_tokens, completion_tokens = recording.usage or (0, 0)
+        return Entry(
+            id=key.id,
+            proof=key.proof,
+            family=call.family,
+            model=call.model,
+            body=recording.body,
+            created=time.time(),
+            fresh_for=self._settings.ttl,
+            generation=generation,
+            has_usage=recording.usage is not None,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            seconds=flight.seconds,
+        )
+
+
+def _with_usage(key: Key) -> str:
+    return f"{key.id} with usage"
+
+
+def _without_usage(key: Key) -> str:
+    return f"{key.id} without usage"
+
+
+def _count(flight: Flight) -> None:
+    if flight.status:
+        metrics.upstream_first_byte_seconds.observe(flight.first_byte_seconds)
+    if flight.recording is not None:
+        metrics.upstream_seconds.observe(flight.seconds)
+        prompt_tokens, completion_tokens = flight.recording.usage or (0, 0)
+        metrics.upstream_tokens.labels("prompt").inc(prompt_tokens)
+        metrics.upstream_tokens.labels("completion").inc(completion_tokens)
+    elif flight.status == 200:
+        metrics.not_stored.labels("not whole").inc()
