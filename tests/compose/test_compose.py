@@ -159,6 +159,12 @@ def test_gateway_image_is_small(composed: Composed) -> None:
     assert composed.engine.docker("exec", container, "/opt/keepgate/bin/python", "-c", look).strip() == "None"
 
 
+def test_backend_can_build_its_kernels(composed: Composed) -> None:
+    """The image carries the compiler, and its user may write where the result is kept."""
+    build = "echo 'int main() {}' | g++ -march=native -fopenmp -x c++ -o ~/.cache/probe - && ~/.cache/probe"
+    composed.engine.docker("exec", composed.container("backend"), "sh", "-c", build)
+
+
 def test_data_lies_in_volumes(composed: Composed) -> None:
     """Redis keeps its file, and the backend its converted model, where ``down`` leaves them."""
     for service, place in (("redis", "/data"), ("backend", "/home/keepgate/.cache")):
