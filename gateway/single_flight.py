@@ -11,6 +11,7 @@ from cache.key import Key
 from cache.results import Bypass, Outcome
 from gateway import metrics
 from gateway.call import Call
+from gateway.directives import parse_cache_control
 from gateway.flight import Flight, FlightTable
 from gateway.recorder import Recording
 from gateway.router import Router
@@ -59,7 +60,7 @@ class SingleFlight:
         _count(flight)
         if flight.recording is None or not keeps:
             return
-        if "no-store" in flight.headers.get("Cache-Control", ""):
+        if parse_cache_control(", ".join(flight.headers.getall("Cache-Control", ()))).no_store:
             metrics.not_stored.labels("upstream says no-store").inc()
             return
         try:

@@ -1,0 +1,67 @@
+"""A gateway, its upstreams and a client of it, all in the test's own event loop, on real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from gateway.app import open_gateway
+from gateway.mock import MockUpstream, Reply
+from gateway.settings import CacheSettings, Settings, TimeoutSettings
+
+# The servers of the cache's tests serve here too.
+from tests.cache.conftest import folder, own_valkey, pytest_asyncio_loop_factories, shared_valkey, valkey
+from tests.gateway.client import Client
+from tests.gateway.raw_upstream import Conversation, RawUpstream
+
+__all__ = ["folder", "own_valkey", "pytest_asyncio_loop_factories", "shared_valkey", "valkey"]
+
+
+class Stage:
+    """Starts what a test asks for, and stops it in reverse when the test ends."""
+
+    def __init__(self, stack: AsyncExitStack, state: Path) -> None:
+        self._stack = stack
+        self._state = state
+
+    async def mock(self, *replies: Reply, models: tuple[str, ...] = ("mock",)) -> MockUpstream:
+        """The scripted upstream that Keepgate ships."""
+        return await self._stack.enter_async_context(MockUpstream(replies, models).serving())
+
+    async def raw(self, conversation: Conversation) -> RawUpstream:
+        """An upstream that speaks bytes."""
+        return await self._stack.enter_async_context(RawUpstream(conversation).serving())
+
+    async def gateway(self, *upstreams: MockUpstream | RawUpstream | str, **settings: Any) -> Client:
+        """A client of a new gateway. `cache` and `timeouts` are dicts; without `redis` there is none."""
+        urls = tuple(upstream if isinstance(upstream, str) else upstream.url for upstream in upstreams)
+        cache = msgspec.convert(settings.pop("cache", {}), CacheSettings, dec_hook=lambda kind, value: kind(value))
+        timeouts = TimeoutSettings(**{"shutdown": 0.5, **settings.pop("timeouts", {})})
+        values = {"port": 0, "redis": "none", "state_dir": str(self._state), "upstreams": urls, **settings}
+        gateway = await self._stack.enter_async_context(
+            open_gateway(Settings(cache=cache, timeouts=timeouts, **values))
+        )
+        session = await self._stack.enter_async_context(
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+                auto_decompress=False,
+            )
+        )
+        return Client(gateway, session, {})
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    before = asyncio.all_tasks()
+    async with AsyncExitStack() as stack:
+        yield Stage(stack, tmp_path)
+    async with asyncio.timeout(5):
+        # Connections end a moment after their server; a task that stays is a leak, and TimeoutError names none of it.
+        while asyncio.all_tasks() - before - {asyncio.current_task()}:  # noqa: ASYNC110  # tasks tell nobody
+            await asyncio.sleep(0)
