@@ -21,7 +21,7 @@ help: ## this list
 install: $(INSTALLED) ## make .venv with everything in it (done by the others when needed)
 
 $(INSTALLED): pyproject.toml constraints.txt scripts/install.py
-	@$(PYTHON) scripts/install.py $(VENV)
+	@$(PYTHON) -m scripts.install $(VENV)
 	@touch $@
 
 serve: $(INSTALLED) ## run gateway, embedded Valkey and the small model on :8080 (KEEPGATE_PORT moves it)
@@ -50,7 +50,7 @@ bench: $(INSTALLED) ## measure, and write docs/benchmarks.md
 	@exec $(BIN)/python -m benchmarks $(ARGS)
 
 lock: ## choose the newest versions again and pin them in constraints.txt
-	@$(PYTHON) scripts/lock.py
+	@$(PYTHON) -m scripts.lock
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist *.egg-info tests/clients/node_modules

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from install import ROOT, InstallError, check_python, install, pinned
+from scripts.install import ROOT, InstallError, check_python, install, pinned
 
 CONSTRAINTS = ROOT / "constraints.txt"
 HEADER = """\

@@ -1,0 +1,1 @@
+"""What make calls: installing, and pinning what is installed."""
