@@ -1,7 +1,6 @@
 """Whether the cache has an answer to a call, and whether it may be served."""
 
 import random
-from typing import TypeGuard
 
 from cache.exact import ExactCache
 from cache.key import Key
@@ -32,11 +31,11 @@ class Lookup:
             return False
         return call.directives.accepts(hit) or _is_within(self._settings.stale_while_revalidate, call, hit)
 
-    def excuses_error(self, call: Call, outcome: Outcome) -> TypeGuard[Hit]:
-        """Whether there is an entry that will do while the upstream fails (RFC 5861, section 4)."""
+    def stand_in(self, call: Call, outcome: Outcome) -> Hit | None:
+        """The entry that will do while the upstream fails, if there is one (RFC 5861, section 4)."""
         if not isinstance(outcome, Hit) or (call.needs_usage and not outcome.entry.has_usage):
-            return False
-        return _is_within(self._settings.stale_if_error, call, outcome)
+            return None
+        return outcome if _is_within(self._settings.stale_if_error, call, outcome) else None
 
     def _bypass_reason(self, call: Call) -> str | None:
         if not self._settings.enabled:

@@ -37,6 +37,6 @@ class Pipeline:
             try:
                 return await self._relay.answer(request, call, key, outcome, passenger, joined)
             except UpstreamError:
-                if self._lookup.excuses_error(call, outcome):
-                    return await self._replay.answer(request, call, outcome, "stale-if-error")
+                if stand_in := self._lookup.stand_in(call, outcome):
+                    return await self._replay.answer(request, call, stand_in, "stale-if-error")
                 raise

@@ -29,7 +29,7 @@ class Relay:
         """The client's response. Raises UpstreamError while it has not started."""
         await passenger.started()
         flight = passenger.flight
-        if flight.status >= 500 and self._lookup.excuses_error(call, outcome):
+        if flight.status >= 500 and self._lookup.stand_in(call, outcome):
             raise UpstreamUnreachable(f"The upstream answered with status {flight.status}.")
         headers = forwarded_headers(flight.headers, outcome, key.id, joined)
         _count(call.family, outcome)
