@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import IO
 
@@ -14,44 +14,55 @@ _STOP_DEADLINE = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
-def _die_with_parent() -> None:
-    """Runs in the child before it becomes its program: the kernel ends it even when the gateway is killed."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 @asynccontextmanager
 async def running(
     command: Sequence[str],
     *,
-    environment: Mapping[str, str] | None = None,
+    stdin: int = asyncio.subprocess.DEVNULL,
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
+    pass_fds: Sequence[int] = (),
+    stop_deadline: float = _STOP_DEADLINE,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """The command as a child in a session of its own, so that Ctrl-C reaches only the gateway, which stops the rest.
 
-    On leaving it gets SIGTERM and, if it does not end within a deadline, SIGKILL.
+    On leaving it gets SIGTERM and, if it does not end within `stop_deadline` seconds, SIGKILL. On Linux it gets
+    SIGTERM as well when the gateway itself is killed. Raises OSError when the program cannot be run.
     """
     process = await asyncio.create_subprocess_exec(
         *command,
-        env={**os.environ, **(environment or {})},
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=stdin,
         stdout=stdout,
         stderr=stderr,
+        pass_fds=pass_fds,
         start_new_session=True,
-        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        preexec_fn=_die_with_parent() if sys.platform == "linux" else None,
     )
     try:
         yield process
     finally:
-        await _stop(process)
+        await _stop(process, stop_deadline)
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+def _die_with_parent() -> Callable[[], None]:
+    """To run in the child before it becomes its program. What it needs is looked up before the fork."""
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def arrange() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it was killed in between, and the signal will not come
+            os._exit(1)
+
+    return arrange
+
+
+async def _stop(process: asyncio.subprocess.Process, deadline: float) -> None:
     for end in (process.terminate, process.kill):
         if process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
             end()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_STOP_DEADLINE):
+            async with asyncio.timeout(deadline):
                 await process.wait()

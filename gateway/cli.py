@@ -1,11 +1,14 @@
-"""The command `keepgate`."""
+"""The command `keepgate`. Light at import: `keepgate --help` loads nothing of the gateway."""
 
 import argparse
+import difflib
+import importlib.util
 import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from gateway import __version__
 
@@ -20,7 +23,31 @@ examples:
   keepgate serve --upstream mock:                  a scripted upstream, to try an app without a model
   keepgate backend --model ./Llama-3.2-1B          the decode engine alone
 
-Every setting may also stand in a YAML file (--config) or in the environment (KEEPGATE_PORT, KEEPGATE_CACHE_TTL)."""
+`keepgate serve --help` lists the options."""
+
+_SERVE_DESCRIPTION = """\
+Run the gateway until Ctrl-C. Apps use http://HOST:PORT/v1 as their base URL.
+Without --upstream it also runs the in-repo backend on a small chat model."""
+
+_SERVE_NOTES = """\
+Every setting may also stand in a YAML file or in the environment; the command line wins, then the environment:
+  port: 9000              KEEPGATE_PORT=9000
+  upstreams: [URL, URL]   KEEPGATE_UPSTREAMS=URL,URL
+  cache: {ttl: 3600}      KEEPGATE_CACHE_TTL=3600      how long an answer is fresh, in seconds
+  admin_key: ...          KEEPGATE_ADMIN_KEY=...       asked for by /v1/cache/*; needed beyond loopback
+
+examples:
+  keepgate serve --port 9000
+  keepgate serve --upstream http://gpu-1:8000/v1 --upstream http://gpu-2:8000/v1 --redis redis://cache:6379/0
+  keepgate serve --config keepgate.yaml --workers 4"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, and where the options are listed."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        sys.exit(2)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,49 +55,84 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["backend"]:
         return _run_backend(words[1:])
-    parsed = _parser().parse_args(words)
-    if parsed.command is None:
-        _parser().print_help()
+    parser, commands = _parsers()
+    if not words:
+        parser.print_help()
         return 2
-    return _serve(parsed)
+    if not words[0].startswith("-") and words[0] not in commands:
+        parser.error(f"{words[0]!r} is not a command" + _suggestion(words[0], list(commands)))
+    parsed, rest = parser.parse_known_args(words)
+    if rest:
+        serve = commands["serve"] if parsed.command == "serve" else parser
+        _refuse(serve, rest[0])
+    if parsed.command is None:
+        parser.error("a command is missing")
+    try:
+        return _serve(parsed)
+    except KeyboardInterrupt:  # before the gateway had taken over the signal
+        return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    parser = _Parser(
         prog="keepgate",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"keepgate {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     serve = commands.add_parser(
         "serve",
         help="run the gateway",
-        description="Run the gateway until Ctrl-C.",
-        epilog=_EXAMPLES,
+        description=_SERVE_DESCRIPTION,
+        epilog=_SERVE_NOTES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     serve.add_argument(
         "--upstream",
         action="append",
         dest="upstreams",
         metavar="URL",
-        help="an OpenAI-compatible server; may be given again. Without one the in-repo backend is started",
+        help="an OpenAI-compatible server, or mock: or mock:FILE.yaml; may be given again",
     )
-    serve.add_argument("--host", help="address to listen on (127.0.0.1)")
-    serve.add_argument("--port", help="port to listen on (8080)")
+    serve.add_argument("--host", metavar="ADDRESS", help="address to listen on (127.0.0.1; 0.0.0.0 for all)")
+    serve.add_argument("--port", metavar="N", help="port to listen on, 0 for any free one (8080)")
     serve.add_argument("--workers", metavar="N", help="processes that share the port (1)")
-    serve.add_argument("--redis", metavar="URL", help="a Redis URL, `embedded` (default) or `none`")
-    serve.add_argument("--model", metavar="PATH_OR_ID", help="what the in-repo backend serves (a small chat model)")
-    serve.add_argument("--config", metavar="FILE", help="settings in YAML")
-    serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="how much to log (info)")
-    commands.add_parser("backend", help="run the decode engine alone; see `keepgate backend --help`", add_help=False)
-    return parser
+    serve.add_argument(
+        "--redis",
+        metavar="URL",
+        help="where answers are shared and kept: a Redis URL, `embedded` for a Valkey of its own (the default), or"
+        " `none` for memory only",
+    )
+    serve.add_argument(
+        "--state-dir", metavar="FOLDER", help="where the embedded Valkey keeps its data (~/.local/state/keepgate)"
+    )
+    serve.add_argument("--model", metavar="PATH_OR_ID", help="what the in-repo backend serves (SmolLM2-135M-Instruct)")
+    serve.add_argument("--config", metavar="FILE", help="settings in YAML (none)")
+    serve.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (info)")
+    backend = commands.add_parser("backend", help="run the decode engine alone; see `keepgate backend --help`")
+    return parser, {"serve": serve, "backend": backend}
+
+
+def _refuse(parser: argparse.ArgumentParser, word: str) -> NoReturn:
+    if not word.startswith("-"):
+        parser.error(f"{word!r} is not expected here; options begin with --")
+    option = word.partition("=")[0]
+    options = [string for action in parser._actions for string in action.option_strings]
+    parser.error(f"{option} is not an option" + _suggestion(option, options))
+
+
+def _suggestion(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _serve(parsed: argparse.Namespace) -> int:
-    from gateway.settings import PREFIX, SettingsError, load
+    from gateway.settings import SettingsError
+    from gateway.settings_sources import PREFIX, load
 
     said = {name: value for name, value in vars(parsed).items() if name not in ("command", "config")}
     file = parsed.config or os.environ.get(PREFIX + "CONFIG")
@@ -94,6 +156,9 @@ def _serve(parsed: argparse.Namespace) -> int:
 
 def _run_backend(words: list[str]) -> int:
     """Become the backend: the gateway reaches it over HTTP only, and imports nothing of it."""
+    if importlib.util.find_spec("torch") is None:
+        print("keepgate backend: not installed; install the extra: pip install 'keepgate[backend]'", file=sys.stderr)
+        return 1
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-P", "-m", "backend", *words])  # noqa: S606  # no shell is wanted
     return 1

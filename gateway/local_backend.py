@@ -7,17 +7,21 @@ import logging
 import sys
 from collections.abc import Callable
 
+from gateway.app import Gateway
 from gateway.child import running
-from gateway.settings import SettingsError
+from gateway.settings import SettingsError, TimeoutSettings
+from gateway.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
+# The status with which it ends after it has said itself what is wrong.
+_SAID_WHY = 1
 
 
 class BackendFailed(Exception):
-    """The backend ended before it was ever ready; it has said why on standard error."""
+    """The backend ended before it was ever ready. The message is empty where it has said why on standard error."""
 
 
 def require_backend() -> None:
@@ -32,9 +36,9 @@ def require_backend() -> None:
 class LocalBackend:
     """Keeps one backend running. `came` is called with its URL and model when it is ready, `went` when it is gone."""
 
-    def __init__(self, model: str, port: int, came: Callable[[str, str], None], went: Callable[[], None]) -> None:
+    def __init__(self, model: str, came: Callable[[str, str], None], went: Callable[[], None]) -> None:
         # -P: the backend is the installed package, whatever lies in the current directory.
-        self._command = (sys.executable, "-P", "-m", "backend", "--model", model, "--port", str(port))
+        self._command = (sys.executable, "-P", "-m", "backend", "--model", model, "--port", "0", "--exit-with-parent")
         self._came = came
         self._went = went
         self._was_ready = False
@@ -45,15 +49,16 @@ class LocalBackend:
         while True:
             ready, status = await self._run_once()
             if not self._was_ready:
-                raise BackendFailed(f"The backend could not start (exit status {status}); its own message is above.")
+                reason = "" if status == _SAID_WHY else f"the backend could not start: it {_ended(status)}"
+                raise BackendFailed(reason)
             pause = _FIRST_PAUSE if ready else min(pause * 2, _LONGEST_PAUSE)
-            log.error("the backend ended with status %s; starting it again in %g s", status, pause)
+            log.error("the backend %s; starting it again in %g s", _ended(status), pause)
             await asyncio.sleep(pause)
 
     async def _run_once(self) -> tuple[bool, int]:
         """(whether it became ready, its exit status)."""
         ready = False
-        async with running((*self._command, "--exit-with-parent"), stdout=asyncio.subprocess.PIPE) as process:
+        async with running(self._command, stdout=asyncio.subprocess.PIPE) as process:
             assert process.stdout is not None  # noqa: S101  # it was asked for
             try:
                 async for line in process.stdout:
@@ -66,9 +71,33 @@ class LocalBackend:
                     self._went()
 
 
+class LocalUpstream:
+    """The place in a gateway's router where the local backend comes and goes."""
+
+    def __init__(self, gateway: Gateway, timeouts: TimeoutSettings) -> None:
+        self._gateway = gateway
+        self._timeouts = timeouts
+        self._current: Upstream | None = None
+
+    def came(self, url: str, model: str) -> None:
+        upstream = Upstream(url, self._gateway.session, self._timeouts)
+        upstream.models, upstream.reachable = frozenset({model}), True
+        self._current = upstream
+        self._gateway.router.add(upstream)
+
+    def went(self) -> None:
+        if self._current is not None:
+            self._gateway.router.remove(self._current)
+            self._current = None
+
+
 def _ready_event(line: bytes) -> dict[str, str] | None:
     try:
         event = json.loads(line)
     except ValueError:
         return None
     return event if isinstance(event, dict) and event.get("event") == "ready" else None
+
+
+def _ended(status: int) -> str:
+    return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"

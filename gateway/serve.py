@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import logging
-import os
+import errno
 import signal
 import socket
 import sys
@@ -13,127 +12,139 @@ import msgspec
 import uvloop
 
 from gateway import __version__
-from gateway.app import Gateway, open_gateway
-from gateway.child import running
+from gateway.app import open_gateway
 from gateway.embedded_store import embedded_store
-from gateway.local_backend import BackendFailed, LocalBackend, require_backend
-from gateway.settings import Settings, SettingsError
+from gateway.local_backend import BackendFailed, LocalBackend, LocalUpstream, require_backend
+from gateway.settings import Settings, SettingsError, masked
 from gateway.tasks import background_tasks
-from gateway.upstream import Upstream
+from gateway.worker import Backend, Workers
 
-log = logging.getLogger(__name__)
-
-WORKER_SETTINGS = "KEEPGATE_WORKER_SETTINGS"
-_WORKER_PAUSE = 1.0
+# SIGHUP: the terminal was closed. It is left ignored where nohup has asked for that.
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def say(line: str) -> None:
-    """A line for the person at the terminal."""
-    print(line, file=sys.stderr, flush=True)
+    """A line for the person at the terminal, who may have closed it."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def serve(settings: Settings) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit status."""
-    return _run(lambda stop: _serve(settings, stop))
+    """Serve until a signal; returns the exit status."""
+    return run_until_signalled(lambda: _serve(settings), on_stop=lambda: say("Stopping."))
 
 
-def serve_as_worker() -> int:
-    """One more process behind a shared port; its parent runs the children and does the talking."""
-    settings = msgspec.json.decode(os.environ[WORKER_SETTINGS], type=Settings, dec_hook=lambda kind, value: kind(value))
-    return _run(lambda stop: _work(settings, stop))
+def run_until_signalled(main: Callable[[], Awaitable[None]], on_stop: Callable[[], None] = lambda: None) -> int:
+    """Run `main` on an event loop and cancel it at the first signal, whatever it is at: its scopes stop what they
+    started. Returns the exit status.
+    """
 
-
-def _run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
     async def until_signalled() -> None:
-        stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await main(stop)
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  # this is a coroutine of one
+        stopped = False
+
+        def stop() -> None:
+            nonlocal stopped
+            if not stopped:  # a second signal would break off the stopping
+                stopped = True
+                on_stop()
+                task.cancel()
+
+        for number in _STOP_SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, stop)
+        try:
+            await main()
+        except asyncio.CancelledError:
+            if not stopped:
+                raise
 
     status = 0
     try:
         uvloop.run(until_signalled())
     except* (SettingsError, BackendFailed) as errors:
         for error in _leaves(errors):
-            say(f"keepgate: {error}")
+            if str(error):
+                say(f"keepgate: {error}")
         status = 1
     return status
 
 
-async def _work(settings: Settings, stop: asyncio.Event) -> None:
-    async with open_gateway(settings, share_port=True):
-        await stop.wait()
-
-
-async def _serve(settings: Settings, stop: asyncio.Event) -> None:
+async def _serve(settings: Settings) -> None:
     if not settings.upstreams:
         require_backend()
     if settings.workers > 1:
-        await _serve_with_workers(settings, stop)
+        await _serve_with_workers(settings)
         return
     # The backend outlives the gateway, whose last requests it still answers.
     async with background_tasks() as tasks, open_gateway(settings) as gateway:
         _introduce(settings, gateway.url)
         if not settings.upstreams:
-            tasks.start(_local_backend(settings, gateway).supervise())
-        await stop.wait()
-        say("Stopping.")
+            place = LocalUpstream(gateway, settings.timeouts)
+
+            def came(url: str, model: str) -> None:
+                place.came(url, model)
+                _invite(gateway.url, model)
+
+            tasks.start(LocalBackend(settings.model, came, place.went).supervise())
+        await _forever()
 
 
-def _local_backend(settings: Settings, gateway: Gateway) -> LocalBackend:
-    current: list[Upstream] = []
-
-    def came(url: str, model: str) -> None:
-        upstream = Upstream(url, gateway.session, settings.timeouts)
-        upstream.models, upstream.reachable = frozenset({model}), True
-        current.append(upstream)
-        gateway.router.add(upstream)
-        _invite(gateway.url, model)
-
-    def went() -> None:
-        gateway.router.remove(current.pop())
-
-    return LocalBackend(settings.model, port=0, came=came, went=went)
-
-
-async def _serve_with_workers(settings: Settings, stop: asyncio.Event) -> None:
+async def _serve_with_workers(settings: Settings) -> None:
     """This process is the first worker; the others share its port, its store and its backend."""
+    _require_free_port(settings)
     async with contextlib.AsyncExitStack() as stack:
         shared = settings
         if settings.redis == "embedded":
             store = embedded_store(settings.state_path(), settings.cache.embedded_memory)
             shared = msgspec.structs.replace(shared, redis=await stack.enter_async_context(store))
-        tasks = await stack.enter_async_context(background_tasks())
-        if not settings.upstreams:
-            port = _free_port()
-            shared = msgspec.structs.replace(shared, upstreams=(f"http://127.0.0.1:{port}/v1",))
-            backend = LocalBackend(settings.model, port, came=lambda _, model: _invite(url, model), went=lambda: None)
+        # In this order, so that the last requests of each worker still find the backend.
+        backend_tasks = await stack.enter_async_context(background_tasks())
         gateway = await stack.enter_async_context(open_gateway(shared, share_port=True))
-        url = gateway.url
-        shared = msgspec.structs.replace(shared, port=gateway.port)
-        _introduce(settings, url)
-        if not settings.upstreams:
-            tasks.start(backend.supervise())
+        worker_tasks = await stack.enter_async_context(background_tasks())
+        _introduce(settings, gateway.url)
+        workers = Workers(msgspec.structs.replace(shared, port=gateway.port))
         for _ in range(settings.workers - 1):
-            tasks.start(_keep_worker(shared))
-        await stop.wait()
-        say("Stopping.")
+            worker_tasks.start(workers.keep_one())
+        if not settings.upstreams:
+            place = LocalUpstream(gateway, settings.timeouts)
+
+            def came(url: str, model: str) -> None:
+                place.came(url, model)
+                workers.tell(Backend(url, model))
+                _invite(gateway.url, model)
+
+            def went() -> None:
+                place.went()
+                workers.tell(Backend())
+
+            backend_tasks.start(LocalBackend(settings.model, came, went).supervise())
+        await _forever()
 
 
-async def _keep_worker(settings: Settings) -> None:
-    environment = {WORKER_SETTINGS: msgspec.json.encode(settings, enc_hook=str).decode()}
-    while True:
-        async with running((sys.executable, "-P", "-m", "gateway.worker"), environment=environment) as process:
-            status = await process.wait()
-        log.error("a worker ended with status %s; starting another", status)
-        await asyncio.sleep(_WORKER_PAUSE)
+def _require_free_port(settings: Settings) -> None:
+    """A port that is shared among workers would be shared with a stranger as well. Raises SettingsError."""
+    if not settings.port:
+        return
+    with contextlib.suppress(socket.gaierror):  # an unknown host is told when the gateway listens on it
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(address)
+                except OSError as error:
+                    if error.errno == errno.EADDRINUSE:
+                        raise SettingsError(
+                            f"port: {settings.port} is taken on {settings.host}; choose another with --port or"
+                            " KEEPGATE_PORT"
+                        ) from error
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+async def _forever() -> None:
+    await asyncio.Event().wait()
 
 
 def _introduce(settings: Settings, url: str) -> None:
@@ -153,13 +164,7 @@ def _invite(url: str, model: str) -> None:
 def _store_in_words(settings: Settings) -> str:
     if settings.redis == "embedded":
         return f"embedded, data in {settings.state_path()}"
-    return "memory only" if settings.redis == "none" else _without_password(settings.redis)
-
-
-def _without_password(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    credentials, at, place = rest.rpartition("@")
-    return f"{scheme}{separator}***{at}{place}" if credentials else url
+    return "memory only" if settings.redis == "none" else masked(settings.redis)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import parse_qsl, urlsplit
 
+import msgspec
 from msgspec import Meta, Struct
 
 _TEN_YEARS = 315_360_000.0
+_STORE_OPTIONS = {"db", "protocol", "client_name", "health_check_interval", "socket_keepalive"}
 
 Text = Annotated[str, Meta(min_length=1, description="text that is not empty")]
 Flag = Annotated[bool, Meta(description="true or false")]
@@ -68,65 +70,44 @@ class Secret(str):
         return "'***'"
 
 
-class UpstreamUrl(str):
-    """The base URL of an OpenAI-compatible server, or `mock:`, or `mock:FILE.yaml`."""
+def check_upstream(url: str) -> None:
+    """The base URL of an OpenAI-compatible server, or `mock:`, or `mock:FILE.yaml`. Raises ValueError for others."""
+    if url.startswith("mock:"):
+        return
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0 or re.search(r"\s", url):
+        raise ValueError
+    if parts.username is not None:
+        raise Refused("expected a URL without credentials: each caller's own Authorization is what is sent on")
+    if parts.query or parts.fragment:
+        raise Refused("expected a base URL, without anything from `?` or `#` on")
 
-    @classmethod
-    def parse(cls, value: Any) -> "UpstreamUrl":
-        if not isinstance(value, str):
+
+def check_store(url: str) -> None:
+    """`embedded`, `none`, or a Redis URL of which redis-py understands every part. Raises ValueError for others."""
+    if url in ("embedded", "none"):
+        return
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        if not parts.path:
             raise ValueError
-        if value.startswith("mock:"):
-            return cls(value)
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0 or re.search(r"\s", value):
-            raise ValueError
-        if parts.username is not None:
-            raise Refused("expected a URL without credentials: each caller's own Authorization is what is sent on")
-        if parts.query or parts.fragment:
-            raise Refused("expected a base URL, without anything from `?` or `#` on")
-        return cls(value)
-
-    def __repr__(self) -> str:
-        return repr(masked(self))
-
-
-class StoreUrl(str):
-    """Where answers are shared and kept: `embedded`, `none`, or a Redis URL."""
-
-    _OPTIONS: ClassVar = {"db", "protocol", "client_name", "health_check_interval", "socket_keepalive"}
-
-    @classmethod
-    def parse(cls, value: Any) -> "StoreUrl":
-        if value in ("embedded", "none"):
-            return cls(value)
-        if not isinstance(value, str):
-            raise ValueError
-        parts = urlsplit(value)
-        if parts.scheme == "unix":
-            if not parts.path:
-                raise ValueError
-        elif (
-            parts.scheme not in ("redis", "rediss") or not parts.hostname or parts.port == 0
-        ):  # .port raises ValueError
-            raise ValueError
-        elif not re.fullmatch(r"(/\d*)?", parts.path):
-            raise Refused(f"expected the number of a database after the last slash, got {parts.path[1:]!r}")
-        for option, text in parse_qsl(parts.query, keep_blank_values=True):
-            if option in ("username", "password"):
-                raise Refused(f"expected the {option} in front of the host: redis://USER:PASSWORD@HOST")
-            if option not in cls._OPTIONS and not option.startswith("ssl_"):
-                raise Refused(f"the option {option!r} of the URL is unknown")
-            if option == "db" and not text.isdecimal():
-                raise Refused(f"expected the number of a database, got db={text!r}")
-        return cls(value)
-
-    def __repr__(self) -> str:
-        return repr(masked(self))
+    elif parts.scheme not in ("redis", "rediss") or not parts.hostname or parts.port == 0:  # .port raises ValueError
+        raise ValueError
+    elif not re.fullmatch(r"(/\d*)?", parts.path):
+        raise Refused(f"expected the number of a database after the last slash, got {parts.path[1:]!r}")
+    for option, text in parse_qsl(parts.query, keep_blank_values=True):
+        if option in ("username", "password"):
+            raise Refused(f"expected the {option} in front of the host: redis://USER:PASSWORD@HOST")
+        if option not in _STORE_OPTIONS and not option.startswith("ssl_"):
+            raise Refused(f"the option {option!r} of the URL is unknown")
+        if option == "db" and not text.isdecimal():
+            raise Refused(f"expected the number of a database, got db={text!r}")
 
 
 def masked(url: str) -> str:
     """The URL, or whatever stands where one should, without what may be a password."""
-    return re.sub(r"(password=)[^&\s]*", r"\1***", re.sub(r"(^|//)[^/\s]*@", r"\1***@", url))
+    without_options = re.sub(r"(password=)[^&\s]*", r"\1***", url)
+    return re.sub(r"^(\w+:/*)?.*@", r"\1***@", without_options)
 
 
 AnySize = Annotated[Size, Meta(description="a size such as 256MiB")]
@@ -144,9 +125,7 @@ class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ttl: Seconds = 86_400.0
     memory: AnySize = Size(256 * 2**20)
     redis_deadline: PositiveSeconds = 0.02
-    embedded_memory: Annotated[PositiveSize, Meta(description="a size such as 512MiB, at least 1KiB")] = PositiveSize(
-        512 * 2**20
-    )
+    embedded_memory: SomeSize = PositiveSize(512 * 2**20)
     namespace: Annotated[
         str,
         Meta(
@@ -182,22 +161,24 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     host: Text = "127.0.0.1"
     port: Port = 8080
     workers: Annotated[int, Meta(ge=1, le=256, description="a whole number from 1 to 256")] = 1
-    upstreams: Annotated[
-        tuple[UpstreamUrl, ...], Meta(description="URLs such as http://127.0.0.1:8000/v1, or mock:")
-    ] = ()
+    upstreams: Annotated[tuple[str, ...], Meta(description="URLs such as http://127.0.0.1:8000/v1, or mock:")] = ()
     model: Text = "default"
     redis: Annotated[
-        StoreUrl,
+        str,
         Meta(description="embedded, none, or a URL such as redis://127.0.0.1:6379/0 or unix:///run/redis.sock"),
-    ] = StoreUrl("embedded")
+    ] = "embedded"
     admin_key: Annotated[Secret | None, Meta(description="text that is not empty")] = None
-    state_dir: Annotated[str | None, Meta(min_length=1, description="the path of a folder")] = None
+    state_dir: Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="the path of a folder")] = None
     max_body: SomeSize = PositiveSize(32 * 2**20)
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="one of debug, info, warning and error")
     ] = "info"
     cache: CacheSettings = CacheSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
+
+    def __repr__(self) -> str:
+        fields = {**msgspec.structs.asdict(self), "redis": masked(self.redis)}
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
     def state_path(self) -> Path:
         """Where what must outlive a restart is kept (XDG base directory specification); absolute."""

@@ -13,11 +13,12 @@ from typing import Annotated, Any, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.settings import Refused, Secret, Settings, SettingsError, masked
+from gateway.settings import Refused, Secret, Settings, SettingsError, check_store, check_upstream, masked
 
 PREFIX = "KEEPGATE_"
 _ENVIRONMENT = "environment"
 _COMMAND_LINE = "command line"
+_LONGEST_SHOWN = 80
 # Options of the command line that are not named as their setting is.
 _OPTIONS = {"upstreams": "upstream"}
 
@@ -46,9 +47,16 @@ def load(file: Path | None, environment: Mapping[str, str], arguments: Mapping[s
 
 def _check(source: str, values: dict[str, Any]) -> Settings:
     try:
-        return msgspec.convert(values, Settings, strict=False, dec_hook=_decode_own_type)
+        settings = msgspec.convert(values, Settings, strict=False, dec_hook=_decode_own_type)
     except msgspec.ValidationError as error:
         raise SettingsError(_refusal(source, values, error)) from error
+    urls = [(check_upstream, url, ("upstreams",)) for url in settings.upstreams]
+    for check, url, path in (*urls, (check_store, settings.redis, ("redis",))):
+        try:
+            check(url)
+        except ValueError as error:
+            raise SettingsError(f"{source}: {_key(source, path)}: {_what_is_wrong(error, path, url)}") from error
+    return settings
 
 
 def _decode_own_type(kind: Any, value: Any) -> Any:
@@ -66,16 +74,20 @@ def _refusal(source: str, values: Any, error: msgspec.ValidationError) -> str:
     return f"{source}: {_key(source, path)}: {_what_is_wrong(error, path, _value(values, path))}"
 
 
-def _what_is_wrong(error: msgspec.ValidationError, path: Keys, value: Any) -> str:
-    if isinstance(error.__cause__, Refused):
-        return str(error.__cause__)
+def _what_is_wrong(error: Exception, path: Keys, value: Any) -> str:
+    if isinstance(error, Refused):
+        return str(error)
     kind, expected = _expectation(path)
     if kind is Secret:
         return f"expected {expected}"
-    if value == "":
-        return f"expected {expected}, got nothing"
-    shown = masked(value) if isinstance(value, str) else value
-    return f"expected {expected}, got {shown!r}"
+    return f"expected {expected}, got {_shown(value)}"
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == "":
+        return "nothing"
+    shown = repr(masked(value)) if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+    return shown if len(shown) <= _LONGEST_SHOWN else shown[:_LONGEST_SHOWN] + "…"
 
 
 def _expectation(path: Keys) -> tuple[Any, str]:
@@ -127,7 +139,7 @@ def _from_environment(environment: Mapping[str, str], warnings: list[str]) -> di
             near = difflib.get_close_matches(variable, known, n=1)
             warnings.append(f"{variable} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
             continue
-        if not text.strip():
+        if not text.strip(" ,"):
             words = _expectation(path)[1]
             raise SettingsError(f"{_ENVIRONMENT}: {variable}: expected {words}, got nothing; unset it for the default")
         value: Any = [item.strip() for item in text.split(",") if item.strip()] if path == ("upstreams",) else text
