@@ -129,15 +129,16 @@ def _nearest(path: Keys) -> Keys | None:
 
 
 def _from_environment(environment: Mapping[str, str], warnings: list[str]) -> dict[str, Any]:
-    known = {_variable(path): path for path in _paths(Settings)}
+    known = {_variable(path).removeprefix(PREFIX): path for path in _paths(Settings)}
     values: dict[str, Any] = {}
     for variable, text in environment.items():
         if not variable.startswith(PREFIX):
             continue
-        path = known.get(variable)
+        name = variable.removeprefix(PREFIX)
+        path = known.get(name)
         if path is None:
-            near = difflib.get_close_matches(variable, known, n=1)
-            warnings.append(f"{variable} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
+            near = difflib.get_close_matches(name, known, n=1)
+            warnings.append(f"{variable} is not a setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else ""))
             continue
         if not text.strip(" ,"):
             words = _expectation(path)[1]

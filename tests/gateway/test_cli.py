@@ -1,0 +1,154 @@
+"""The command `keepgate`, as a newcomer types it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+KEEPGATE = Path(sys.executable).with_name("keepgate")
+
+
+def keepgate(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end, with no KEEPGATE_ variable but these."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("KEEPGATE_")}
+    environment = {**plain, "COLUMNS": "120", **variables}
+    return subprocess.run([KEEPGATE, *words], env=environment, capture_output=True, text=True, timeout=30)
+
+
+def refusal(*words: str, **variables: str) -> str:
+    """The one line on standard error with which the command refuses; its status says that too."""
+    done = keepgate(*words, **variables)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    return done.stderr.strip()
+
+
+def test_help_says_what_it_is_and_shows_the_first_commands() -> None:
+    """`keepgate --help` is enough to begin with."""
+    done = keepgate("--help")
+    assert done.returncode == 0
+    assert "caching gateway in front of LLM backends" in done.stdout
+    assert "keepgate serve --upstream http://" in done.stdout
+    assert "keepgate serve --help" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+def test_help_of_serve_names_every_option_with_its_default_and_its_other_sources() -> None:
+    """`keepgate serve --help` tells what else can be said, and where."""
+    text = keepgate("serve", "--help").stdout
+    for words in ("--upstream URL", "mock:", "--port N", "(8080)", "--workers N", "--redis URL", "--config FILE"):
+        assert words in text
+    assert "KEEPGATE_CACHE_TTL" in text
+    assert "http://HOST:PORT/v1" in text
+
+
+def test_the_backend_answers_for_its_own_help() -> None:
+    """`keepgate backend` hands every word on."""
+    done = keepgate("backend", "--help")
+    assert done.returncode == 0
+    assert "keepgate backend" in done.stdout
+    assert "--kv-memory" in done.stdout
+
+
+def test_without_a_word_the_help_is_shown() -> None:
+    """It is not a success, for nothing was done."""
+    done = keepgate()
+    assert done.returncode == 2
+    assert "keepgate serve" in done.stdout
+
+
+def test_version() -> None:
+    """One line that scripts can read."""
+    done = keepgate("--version")
+    assert (done.returncode, done.stdout.split()[0]) == (0, "keepgate")
+
+
+def test_help_answers_at_once() -> None:
+    """Under 0.3 s: the quickest of several runs, so that a busy machine does not count."""
+    durations = []
+    for _ in range(5):
+        start = time.perf_counter()
+        keepgate("--help")
+        durations.append(time.perf_counter() - start)
+    assert min(durations) < 0.3
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """Not even what the gateway itself needs: only the command's own module is loaded."""
+    script = """
+import json, sys
+from gateway.cli import main
+try:
+    main(["serve", "--help"])
+except SystemExit:
+    print("\\n" + json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    assert not loaded & {"torch", "numpy", "transformers", "aiohttp", "redis", "yaml", "msgspec", "uvloop", "cache"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sevre"], "keepgate: 'sevre' is not a command; did you mean serve? (see keepgate --help)"),
+        (["run"], "keepgate: 'run' is not a command (see keepgate --help)"),
+        (["--prot"], "keepgate: --prot is not an option (see keepgate --help)"),
+        (
+            ["serve", "--prot", "80"],
+            "keepgate serve: --prot is not an option; did you mean --port? (see keepgate serve --help)",
+        ),
+        (
+            ["serve", "--upstreams=http://a"],
+            "keepgate serve: --upstreams is not an option; did you mean --upstream? (see keepgate serve --help)",
+        ),
+        # An abbreviation would change its meaning on the day that an option with the same beginning comes.
+        (
+            ["serve", "--por", "80"],
+            "keepgate serve: --por is not an option; did you mean --port? (see keepgate serve --help)",
+        ),
+        (
+            ["serve", "8080"],
+            "keepgate serve: '8080' is not expected here; options begin with -- (see keepgate serve --help)",
+        ),
+        (["serve", "--port"], "keepgate serve: argument --port: expected one argument (see keepgate serve --help)"),
+        (
+            ["serve", "--port", "http"],
+            "keepgate: command line: --port: expected a port from 1 to 65535, or 0 for any free one, got 'http'",
+        ),
+        (
+            ["serve", "--config", "no.yaml"],
+            "keepgate: no.yaml: cannot be read: No such file or directory",
+        ),
+    ],
+)
+def test_a_slip_is_answered_with_what_was_meant(words: list[str], message: str) -> None:
+    """One line, no usage dump, no traceback."""
+    assert refusal(*words) == message
+
+
+def test_a_bad_variable_is_refused_before_anything_starts() -> None:
+    """The environment is checked like the command line."""
+    said = refusal("serve", KEEPGATE_PORT="eighty")
+    assert said.startswith("keepgate: environment: KEEPGATE_PORT: expected a port")
+
+
+def test_the_settings_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
+    """KEEPGATE_CONFIG is --config, which wins over it."""
+    wrong, right = tmp_path / "wrong.yaml", tmp_path / "right.yaml"
+    wrong.write_text("port: x")
+    right.write_text("workers: y")
+    assert refusal("serve", KEEPGATE_CONFIG=str(wrong)).startswith(f"keepgate: {wrong}: port: expected")
+    said = refusal("serve", "--config", str(right), KEEPGATE_CONFIG=str(wrong))
+    assert said.startswith(f"keepgate: {right}: workers: expected")
+
+
+def test_python_m_gateway_is_the_same_command() -> None:
+    """For where the script is not on PATH."""
+    done = subprocess.run([sys.executable, "-m", "gateway", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == keepgate("--version").stdout
