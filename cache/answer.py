@@ -17,6 +17,8 @@ DONE = b"data: [DONE]\n\n"
 
 # Sent again and again with one value, where other strings come in pieces.
 _WHOLE_STRINGS = frozenset({"id", "type", "role", "object", "format"})
+# Random padding that some servers add to every chunk against eavesdroppers: part of a stream, not of an answer.
+_PADDING = "obfuscation"
 # Fields that a server repeats on every chunk; any other field of the response travels once, on the first.
 _ON_EVERY_CHUNK = ("id", "object", "created", "model", "system_fingerprint", "service_tier")
 # People read what a model thought before what it said.
@@ -53,20 +55,32 @@ class StreamAssembler:
     def add(self, chunk: Json) -> None:
         """Take in one decoded chunk. Raises UnstorableAnswer when it is not a chunk of an answer."""
         choices = chunk.get("choices")
-        if "error" in chunk or not isinstance(choices, list):
-            raise UnstorableAnswer("the stream carries an error" if "error" in chunk else "a chunk has no choices")
+        if chunk.get("error") is not None:
+            raise UnstorableAnswer("the stream carries an error")
+        if not isinstance(choices, list):
+            raise UnstorableAnswer("a chunk has no choices")
         for field, value in chunk.items():
             if field == "usage":
                 self._usage = value or self._usage
-            elif field != "choices" and (value is not None or field not in self._response):
-                self._response.setdefault(field, value)
+            elif field not in ("choices", _PADDING):
+                self._add_field(field, value)
         for choice in choices:
             if not isinstance(choice, dict):
                 raise UnstorableAnswer("a choice is not an object")
-            self._add_choice(choice)
+            try:
+                self._add_choice(choice)
+            except RecursionError as error:
+                raise UnstorableAnswer("a chunk is nested too deep") from error
+
+    def _add_field(self, field: str, value: Any) -> None:
+        # The first of what is repeated, the last of what a server knows better as it goes on (timings and the like).
+        if self._response.get(field) is None or (value is not None and field not in _ON_EVERY_CHUNK):
+            self._response[field] = value
 
     def _add_choice(self, choice: Json) -> None:
         index = choice.get("index", 0)
+        if type(index) is not int:
+            raise UnstorableAnswer("the index of a choice is not an integer")
         known = self._choices.get(index)
         if known is None:
             known = self._choices[index] = {"index": index}
@@ -74,22 +88,31 @@ class StreamAssembler:
             if field == "index":
                 continue
             if field == "delta":
-                message = known.setdefault("message", {})
+                message = known.get("message")
+                if not isinstance(message, dict):
+                    message = known["message"] = {}
                 if isinstance(value, dict):
                     _merge(message, value)
             elif field == "finish_reason":
                 known[field] = value or known.get(field)
+            elif field == "logprobs":
+                _extend(known, field, value)
             else:
                 _merge(known, {field: value})
 
     def response(self) -> Json:
-        """The response object so far, in the form of one that was not streamed."""
+        """The response object so far, in the form of one that was not streamed. Raises UnstorableAnswer."""
         response = dict(self._response)
         if isinstance(response.get("object"), str):
             response["object"] = response["object"].removesuffix(".chunk")
-        response["choices"] = [_joined(self._choices[index]) for index in sorted(self._choices)]
+        try:
+            response["choices"] = [_joined(self._choices[index]) for index in sorted(self._choices)]
+        except RecursionError as error:
+            raise UnstorableAnswer("the answer is nested too deep") from error
         for choice in response["choices"]:
-            for call in choice.get("message", {}).get("tool_calls") or ():
+            message = choice.get("message")
+            calls = message.get("tool_calls") if isinstance(message, dict) else None
+            for call in calls if isinstance(calls, list) else ():
                 if isinstance(call, dict):
                     call.pop("index", None)
         if self._usage is not None:
@@ -102,7 +125,10 @@ def _merge(known: Json, news: Json) -> None:
         before = known.get(field)
         if value is None:
             known.setdefault(field, None)
-        elif isinstance(value, str) and field not in _WHOLE_STRINGS:
+        elif field in _WHOLE_STRINGS and isinstance(value, str):
+            if value or not isinstance(before, str):  # some servers repeat the field without its value
+                known[field] = value
+        elif isinstance(value, str):
             if isinstance(before, _Text):
                 if not (field == "name" and before.pieces == [value]):
                     before.pieces.append(value)
@@ -132,6 +158,22 @@ def _merge_list(known: list[Any], news: list[Any]) -> None:
             known.append(item)
 
 
+def _extend(known: Json, field: str, news: Any) -> None:
+    """Merge logprobs: their lists grow by one item for each token, and the items themselves are never merged."""
+    before = known.get(field)
+    if isinstance(news, dict):
+        if not isinstance(before, dict):
+            before = known[field] = {}
+        for name, value in news.items():
+            _extend(before, name, value)
+    elif isinstance(news, list):
+        if not isinstance(before, list):
+            before = known[field] = []
+        before.extend(news)
+    elif news is not None or field not in known:
+        known[field] = news
+
+
 def _joined(value: Any) -> Any:
     if isinstance(value, _Text):
         return "".join(value.pieces)
@@ -143,18 +185,30 @@ def _joined(value: Any) -> Any:
 
 
 def check_whole(response: Json) -> None:
-    """Raises UnstorableAnswer, saying why, unless every choice of the response came to its own end."""
-    if "error" in response:
+    """Raises UnstorableAnswer, saying why, unless every choice of the response came to its own end and says something.
+
+    An empty choice is kept only where the usage shows that tokens were computed for it: a stop string came at once.
+    """
+    if response.get("error") is not None:
         raise UnstorableAnswer("the answer is an error")
     choices = response.get("choices")
     if not isinstance(choices, list) or not choices:
         raise UnstorableAnswer("the answer has no choices")
+    usage = usage_of(response)
     for choice in choices:
         reason = choice.get("finish_reason") if isinstance(choice, dict) else None
-        if not reason:
+        if not reason or not isinstance(reason, str):
             raise UnstorableAnswer("a choice has no finish reason")
         if reason in _UNFINISHED:
             raise UnstorableAnswer(f"a choice ended with {reason!r}")
+        if not _says_something(choice) and not (usage and usage.completion_tokens):
+            raise UnstorableAnswer("a choice is empty")
+
+
+def _says_something(choice: Json) -> bool:
+    message = choice.get("message")
+    said = {field: value for field, value in message.items() if field != "role"} if isinstance(message, dict) else {}
+    return bool(choice.get("text")) or any(said.values())
 
 
 def usage_of(response: Json) -> Usage | None:
@@ -172,16 +226,17 @@ def stream_of(response: Json, include_usage: bool) -> bytes:
 
 
 def _chunks(response: Json, include_usage: bool) -> Iterator[Json]:
-    is_chat = response.get("object") != "text_completion"
+    choices: list[Json] = response.get("choices") or []
+    is_chat = response.get("object") != "text_completion" and not any("text" in choice for choice in choices)
     base = {field: response[field] for field in _ON_EVERY_CHUNK if field in response}
     if is_chat and isinstance(base.get("object"), str):
         base["object"] += ".chunk"
     extra = {f: v for f, v in response.items() if f not in _ON_EVERY_CHUNK and f not in ("choices", "usage")}
     if include_usage:
         base["usage"] = None
-    for choice in response.get("choices", ()):
+    for position, choice in enumerate(choices):
         for piece in _chat_pieces(choice) if is_chat else _text_pieces(choice):
-            yield {**base, **extra, "choices": [{"index": choice.get("index", 0), **piece}]}
+            yield {**base, **extra, "choices": [{"index": choice.get("index", position), **piece}]}
             extra = {}
     if include_usage:
         yield {**base, "choices": [], "usage": response.get("usage")}
@@ -189,55 +244,67 @@ def _chunks(response: Json, include_usage: bool) -> Iterator[Json]:
 
 def _chat_pieces(choice: Json) -> Iterator[Json]:
     message = choice.get("message") or {}
+    logprobs = choice.get("logprobs")
     opening: Json = {}
     pieces: list[Json] = []
     for field in sorted(message, key=lambda field: field not in _BEFORE_CONTENT):
         value = message[field]
-        if isinstance(value, str) and field not in _WHOLE_STRINGS:
+        if field == "content" and isinstance(value, str) and isinstance(logprobs, dict) and _spells(logprobs, value):
             opening[field] = ""
-            pieces += _sliced(field, value, choice) if field == "content" else _sliced(field, value, {})
-        elif field == "tool_calls" and isinstance(value, list) and value:
+            pieces += _by_token(logprobs)
+            logprobs = None
+        elif isinstance(value, str) and field not in _WHOLE_STRINGS:
+            opening[field] = ""
+            pieces += [{"delta": {field: piece}} for piece in _cut(value)]
+        elif field == "tool_calls" and isinstance(value, list) and all(isinstance(call, dict) for call in value):
+            opening |= {} if value else {field: value}
             pieces += [{"delta": {field: [{"index": i, **call}]}} for i, call in enumerate(value)]
         else:
             opening[field] = value
     yield {"delta": opening, "finish_reason": None}
-    if choice.get("logprobs") and not any("logprobs" in piece for piece in pieces):
-        pieces.append({"delta": {}, "logprobs": choice["logprobs"]})
     for piece in pieces:
         yield {**piece, "finish_reason": None}
-    yield {"delta": {}, **_ending(choice, ("message",))}
+    yield {"delta": {}, **_ending(choice, "message", logprobs)}
 
 
 def _text_pieces(choice: Json) -> Iterator[Json]:
     text = choice.get("text")
-    if choice.get("logprobs") or not isinstance(text, str):
+    nothing: Json = {"logprobs": None} if "logprobs" in choice else {}
+    logprobs = choice.get("logprobs")
+    if logprobs or not isinstance(text, str):
         # The offsets in logprobs count from the start of the text: they stay with all of it.
-        yield {"text": text, "logprobs": choice.get("logprobs"), "finish_reason": None}
+        yield {"text": text, **nothing, **({"logprobs": logprobs} if logprobs else {}), "finish_reason": None}
+        logprobs = None
     else:
         for piece in _cut(text):
-            yield {"text": piece, "logprobs": None, "finish_reason": None}
-    yield {"text": "", **_ending(choice, ("text",))}
+            yield {"text": piece, **nothing, "finish_reason": None}
+    yield {"text": "" if isinstance(text, str) else None, **_ending(choice, "text", logprobs)}
 
 
-def _ending(choice: Json, sent: tuple[str, ...]) -> Json:
-    rest = {field: value for field, value in choice.items() if field not in ("index", "logprobs", *sent)}
-    return {"logprobs": None, **rest} if "logprobs" in choice else rest
+def _ending(choice: Json, sent: str, logprobs: Any) -> Json:
+    """The last piece: everything of the choice that has not been sent, `logprobs` where they have not."""
+    rest = {field: value for field, value in choice.items() if field not in ("index", sent)}
+    return {**rest, "logprobs": logprobs} if "logprobs" in choice else rest
 
 
-def _sliced(field: str, text: str, choice: Json) -> list[Json]:
-    tokens = (choice.get("logprobs") or {}).get("content")
-    if tokens and "".join(str(token.get("token", "")) for token in tokens) == text:
-        return [
-            {"delta": {field: token["token"]}, "logprobs": {**choice["logprobs"], "content": [token]}}
-            for token in tokens
-        ]
-    if tokens:
-        return [{"delta": {field: text}, "logprobs": choice["logprobs"]}]
-    return [{"delta": {field: piece}} for piece in _cut(text)]
+def _spells(logprobs: Json, text: str) -> bool:
+    """Whether the tokens that the logprobs list are the text, so that each can travel with its own."""
+    tokens = logprobs.get("content")
+    if not isinstance(tokens, list) or not tokens:
+        return False
+    texts = [token.get("token") if isinstance(token, dict) else None for token in tokens]
+    return all(isinstance(part, str) for part in texts) and "".join(map(str, texts)) == text
+
+
+def _by_token(logprobs: Json) -> Iterator[Json]:
+    first = logprobs
+    for token in logprobs["content"]:
+        yield {"delta": {"content": token["token"]}, "logprobs": {**first, "content": [token]}}
+        first = {"refusal": None} if "refusal" in logprobs else {}
 
 
 def _cut(text: str) -> Iterator[str]:
-    """Pieces of a few words, so that a replay reads like a stream; at most _MOST_PIECES of them."""
+    """Pieces of a few words, so that a replay reads like a stream; of a long text few hundred larger ones."""
     size = max(_PIECE_CHARACTERS, -(-len(text) // _MOST_PIECES))
     start = 0
     while start < len(text):

@@ -63,6 +63,9 @@ class Breaker:
             self._closed.clear()
             log.warning("%s is unavailable (%s); going on without it", self._name, _reason(error))
 
+    async def wait_opened(self) -> None:
+        await self._opened.wait()
+
     async def wait_closed(self) -> None:
         await self._closed.wait()
 

@@ -54,5 +54,5 @@ def decode_entry(data: bytes) -> Entry:
         raise CorruptEntry("stored bytes fail their checksum")
     try:
         return _decoder.decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptEntry(f"stored bytes do not decode: {error}") from error

@@ -1,7 +1,6 @@
 """The exact cache: memory in front of Redis, one purge state, four kinds of outcome."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 
@@ -12,8 +11,6 @@ from cache.key import Key, namespace_of
 from cache.memory import MemoryStore
 from cache.redis_store import RedisStore
 from cache.results import Failed, Hit, Miss, Tier
-
-log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.5
 _SWEEP_BATCH = 2_000
@@ -37,9 +34,12 @@ class ExactCache:
         self._keep_stale = keep_stale
         self._clock = clock
         self._generations = Generations()
-        # Without Redis this process's own view is all there is; with it, entries there cannot be judged
-        # before the purges have been read.
-        self._knows_purges = redis is None
+        # Purges that Redis has not heard of, by scope.
+        self._unpublished: dict[str, Purge] = {}
+        self._deletions = 0
+        # How often Redis had been away when its purges were last read: entries there cannot be judged before the
+        # first reading, nor after an outage before the next.
+        self._purges_read_at: int | None = None
 
     def generation(self, namespace: str, model: str) -> str:
         """What an entry of a request that begins now must carry."""
@@ -54,8 +54,9 @@ class ExactCache:
             return hit
         if self.redis is None:
             return Miss()
-        if not self._knows_purges:
+        if not self._knows_purges():
             return Failed("redis: purges are not known yet")
+        deletions = self._deletions
         try:
             entry = await self.redis.get(key.id)
         except StoreUnavailable as error:
@@ -63,7 +64,8 @@ class ExactCache:
         if entry is None or not self._answers(entry, key):
             # The answer may have been computed while Redis was being asked.
             return self._in_memory(key) or Miss(("memory", "redis"))
-        await self.memory.put(entry, self._keep_for(entry))
+        if deletions == self._deletions:  # else it may be this entry that was deleted meanwhile
+            await self.memory.put(entry, self._keep_for(entry))
         return self._hit(entry, "redis")
 
     async def store(self, entry: Entry) -> None:
@@ -79,11 +81,14 @@ class ExactCache:
         """The entry with this id, whoever asks. Raises StoreUnavailable."""
         entry = await self.memory.get(entry_id)
         if entry is None and self.redis is not None:
+            if not self._knows_purges():
+                raise StoreUnavailable("redis: purges are not known yet")
             entry = await self.redis.get(entry_id)
         return entry if entry and self.counts(entry) else None
 
     async def delete(self, entry_id: str) -> bool:
         """Forget one entry everywhere; False when there was none. Raises StoreUnavailable."""
+        self._deletions += 1
         in_memory = await self.memory.delete(entry_id)
         in_redis = await self.redis.delete(entry_id) if self.redis is not None else False
         return in_memory or in_redis
@@ -91,34 +96,70 @@ class ExactCache:
     async def purge(self, scope: Scope, name: str = "") -> None:
         """Make every entry of the scope count no more, in all workers. Raises StoreUnavailable.
 
-        Even then the purge holds in this process.
+        Even then the purge holds in this process, and the others hear of it once Redis is back.
         """
         purge = new_purge(scope, name)
         self._generations.apply(purge)
+        if self.redis is not None:
+            self._unpublished[purge.field] = purge
         await self._sweep()
         if self.redis is not None:
-            await self.redis.purge(purge)
+            await self._publish(self.redis, purge)
 
     async def learn_purges(self) -> None:
-        """Take over the purge state of Redis. Raises StoreUnavailable."""
-        if self.redis is not None:
-            changed = self._generations.replace(await self.redis.generations())
-            self._knows_purges = True
-            if changed:
-                await self._sweep()
+        """Take over the purge state of Redis, and tell it what it does not know. Raises StoreUnavailable."""
+        if self.redis is None:
+            return
+        outages = self.redis.breaker.times_opened
+        while True:
+            for purge in list(self._unpublished.values()):
+                await self._publish(self.redis, purge)
+            changes = self._generations.changes
+            tokens = await self.redis.generations()
+            if changes == self._generations.changes:  # else they may be older than what is known here
+                break
+        lost = self._generations.missing_from(tokens)
+        news = self._generations.merge(tokens)
+        self._purges_read_at = outages
+        if news:
+            await self._sweep()
+        if lost:
+            await self.redis.restore_generations(lost)
 
     async def follow_purges(self) -> None:
         """Apply the purges and deletions of other workers as they happen; runs for as long as the cache is used."""
-        if self.redis is None:
-            return
+        if self.redis is not None:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._read_purges_after_outages(self.redis))
+                tasks.create_task(self._follow(self.redis))
+
+    async def _publish(self, redis: RedisStore, purge: Purge) -> None:
+        await redis.purge(purge)
+        # Purges of this scope that were read while this one was on its way came before it.
+        self._generations.apply(purge)
+        if self._unpublished.get(purge.field) is purge:
+            del self._unpublished[purge.field]
+
+    async def _read_purges_after_outages(self, redis: RedisStore) -> None:
+        while True:
+            await redis.breaker.wait_closed()
+            try:
+                if not self._knows_purges():
+                    await self.learn_purges()
+                await redis.breaker.wait_opened()
+            except StoreUnavailable:
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _follow(self, redis: RedisStore) -> None:
         position = ""
         while True:
             try:
-                position, events = await self.redis.purges_since(position)
+                position, events = await redis.purges_since(position)
                 for event in events:
                     if isinstance(event, Purge):
                         self._generations.apply(event)
                     else:
+                        self._deletions += 1
                         await self.memory.delete(event)
                 if events:
                     await self._sweep()
@@ -126,7 +167,7 @@ class ExactCache:
                     await self.learn_purges()
             except StoreUnavailable:
                 await asyncio.sleep(_RETRY_SECONDS)
-                await self.redis.breaker.wait_closed()
+                await redis.breaker.wait_closed()
 
     async def _sweep(self) -> None:
         """Free the memory of entries that no longer count, a few thousand at a time."""
@@ -137,12 +178,15 @@ class ExactCache:
             if number % _SWEEP_BATCH == _SWEEP_BATCH - 1:
                 await asyncio.sleep(0)
 
+    def _knows_purges(self) -> bool:
+        return self.redis is None or self._purges_read_at == self.redis.breaker.times_opened
+
     def _in_memory(self, key: Key) -> Hit | None:
         slot = self.memory.slot(key.id)
         return self._hit(slot.entry, "memory") if slot and self._answers(slot.entry, key) else None
 
     def _answers(self, entry: Entry, key: Key) -> bool:
-        return entry.proof == key.proof and self.counts(entry)
+        return entry.id == key.id and entry.proof == key.proof and self.counts(entry)
 
     def _hit(self, entry: Entry, tier: Tier) -> Hit:
         age = entry.age(self._clock())

@@ -35,6 +35,7 @@ class Generations:
 
     def __init__(self) -> None:
         self._tokens: dict[str, str] = {}
+        self.changes = 0
 
     def current(self, namespace: str, model: str) -> str:
         """The generation an entry of this namespace and model must carry to count."""
@@ -51,13 +52,21 @@ class Generations:
 
     def apply(self, purge: Purge) -> None:
         self._tokens[purge.field] = purge.token
+        self.changes += 1
 
-    def replace(self, tokens: Mapping[str, str]) -> bool:
-        """Take over the shared state; True when it differs from what was known."""
-        if self._tokens == tokens:
-            return False
-        self._tokens = dict(tokens)
-        return True
+    def merge(self, tokens: Mapping[str, str]) -> bool:
+        """Take over the shared state; True when it brought news.
+
+        A scope that is missing there was purged all the same: what is known here stays known.
+        """
+        merged = {**self._tokens, **tokens}
+        news = merged != self._tokens
+        self._tokens = merged
+        return news
+
+    def missing_from(self, tokens: Mapping[str, str]) -> dict[str, str]:
+        """The scopes known here and not there, with their tokens."""
+        return {scope: token for scope, token in self._tokens.items() if scope not in tokens}
 
 
 def _field(scope: Scope, name: str) -> str:

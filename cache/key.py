@@ -50,8 +50,11 @@ def request_key(namespace: str, family: str, body: Mapping[str, Any]) -> Key:
     """The key of a decoded JSON request.
 
     `family` is the endpoint family ("chat.completions", "completions"). Every field of `body` counts, known or
-    unknown, except TRANSPORT_FIELDS. Raises RecursionError for a body nested deeper than the interpreter can walk.
+    unknown, except TRANSPORT_FIELDS. Raises RecursionError for a body nested deeper than the interpreter can walk,
+    ValueError for a namespace with a dot.
     """
+    if "." in namespace:
+        raise ValueError(f"namespace {namespace!r}: a dot ends a namespace, so none can stand in it")
     canonical = _encoder.encode((family, canonical_body(body)))
     digest = xxhash.xxh3_128_hexdigest(canonical)
     return Key(f"{namespace}.{digest}", hashlib.blake2b(canonical, digest_size=16).digest())
@@ -100,5 +103,5 @@ def _value(value: Any) -> Any:
         # 0 and 0.0 are one number; beyond 2**53 a float no longer names one integer.
         return int(value) if value.is_integer() and abs(value) < _EXACT_FLOAT_LIMIT else value
     if kind is int and not -(2**63) <= value < 2**64:
-        return msgspec.msgpack.Ext(_BIG_INTEGER, str(value).encode())
+        return msgspec.msgpack.Ext(_BIG_INTEGER, hex(value).encode())
     return value

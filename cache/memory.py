@@ -1,5 +1,6 @@
 """The first tier: entries in this process, bounded by bytes, least recently used out first."""
 
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from cache.entry import Entry
 # What a slot costs beside its payload: the objects, the dict cells and the aliases' bookkeeping, as measured
 # by tests/cache/test_memory_bound.py with tracemalloc.
 SLOT_OVERHEAD_BYTES = 1400
+_FORM_BYTES = 100
 _ALIASES_PER_SLOT = 4
 _ALIAS_BYTES = 250
 
@@ -23,7 +25,7 @@ class Slot:
         self.expires = expires
         self.forms: dict[str, bytes] = {}
         self.aliases: list[bytes] = []
-        self.size = SLOT_OVERHEAD_BYTES + len(entry.body)
+        self.size = SLOT_OVERHEAD_BYTES + len(entry.body) + sys.getsizeof(entry.model)
 
 
 class MemoryStore:
@@ -31,6 +33,7 @@ class MemoryStore:
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.time) -> None:
         self._capacity = capacity
+        self._largest = capacity // 8
         self._clock = clock
         self._slots: OrderedDict[str, Slot] = OrderedDict()
         self._aliases: dict[bytes, tuple[Slot, str]] = {}
@@ -57,34 +60,35 @@ class MemoryStore:
     async def put(self, entry: Entry, keep_for: float) -> None:
         self._drop(entry.id)
         slot = Slot(entry, self._clock() + keep_for)
-        if keep_for <= 0 or slot.size > self._capacity // 8:
+        if not keep_for > 0 or slot.size > self._largest:
             return
         self._slots[entry.id] = slot
-        self._grow(slot, slot.size)
+        self.size += slot.size
+        self._make_room()
 
     async def delete(self, entry_id: str) -> bool:
         return self._drop(entry_id)
 
     def form(self, slot: Slot, name: str, make: Callable[[Entry], bytes]) -> bytes:
-        """The entry as bytes ready to send, made once by `make` and kept with the slot."""
+        """The entry as bytes ready to send, made by `make`; kept with the slot unless both together are too large."""
         form = slot.forms.get(name)
         if form is None:
             form = make(slot.entry)
-            slot.forms[name] = form
-            if form is not slot.entry.body and self._slots.get(slot.entry.id) is slot:
-                slot.size += len(form)
-                self._grow(slot, len(form))
+            size = _FORM_BYTES + (0 if form is slot.entry.body else len(form))
+            if self._slots.get(slot.entry.id) is slot and slot.size + size <= self._largest:
+                slot.forms[name] = form
+                self._grow(slot, size)
         return form
 
     def alias(self, slot: Slot, raw_digest: bytes, form: str) -> None:
-        """Remember that a request with exactly these bytes is answered by this form of the slot."""
+        """Remember that a request with exactly these bytes is answered by this form of the slot, if it is kept."""
         known = raw_digest in self._aliases
-        if known or len(slot.aliases) >= _ALIASES_PER_SLOT or self._slots.get(slot.entry.id) is not slot:
+        if known or form not in slot.forms or self._slots.get(slot.entry.id) is not slot:
             return
-        slot.aliases.append(raw_digest)
-        self._aliases[raw_digest] = (slot, form)
-        slot.size += _ALIAS_BYTES
-        self._grow(slot, _ALIAS_BYTES)
+        if len(slot.aliases) < _ALIASES_PER_SLOT and slot.size + _ALIAS_BYTES <= self._largest:
+            slot.aliases.append(raw_digest)
+            self._aliases[raw_digest] = (slot, form)
+            self._grow(slot, _ALIAS_BYTES)
 
     def by_alias(self, raw_digest: bytes) -> tuple[Slot, str] | None:
         found = self._aliases.get(raw_digest)
@@ -107,13 +111,15 @@ class MemoryStore:
         return list(self._slots)
 
     def _grow(self, slot: Slot, size: int) -> None:
+        slot.size += size
         self.size += size
+        self._slots.move_to_end(slot.entry.id)
+        self._make_room()
+
+    def _make_room(self) -> None:
         while self.size > self._capacity:
-            oldest = next(iter(self._slots))
-            self._drop(oldest)
+            self._drop(next(iter(self._slots)))
             self.evictions += 1
-            if oldest == slot.entry.id:
-                return
 
     def _drop(self, entry_id: str) -> bool:
         slot = self._slots.pop(entry_id, None)

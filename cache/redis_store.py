@@ -6,10 +6,11 @@ Writes happen behind the answer, in order, from a bounded queue.
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
@@ -33,12 +34,30 @@ _PURGES_KEPT = 10_000
 _PURGE_POLL_MILLISECONDS = 2_000
 _BACKGROUND_DEADLINE = 2.0
 _PENDING_BYTES = 64 * 2**20
+_WRITE_OVERHEAD_BYTES = 1500
 _WRITES_PER_BATCH = 64
+_BYTES_PER_BATCH = 8 * 2**20
 _PAUSE_AFTER_FAILURE = 0.1
+# More lookups than this at once wait for each other: beyond it they only make each other late.
+_CONNECTIONS = 64
+# For the probe and the reader of purges, which must not wait for lookups.
+_OWN_CONNECTIONS = 4
+_LONGEST_SECONDS = 100 * 365 * 86_400.0
 
 
 def _redis_key(entry_id: str) -> str:
     return f"keepgate:entry:{entry_id}"
+
+
+class _Write(NamedTuple):
+    """What Redis has yet to be told: an entry until `expires` (monotonic seconds), or None for its removal."""
+
+    entry: Entry | None
+    expires: float
+    size: int
+
+    def current(self) -> Entry | None:
+        return self.entry if self.expires > time.monotonic() else None
 
 
 class RedisStore:
@@ -48,7 +67,8 @@ class RedisStore:
         self._client = client
         self._deadline = deadline
         self.breaker = Breaker("redis", self._ping, (RedisConnectionError, RedisTimeoutError), _BACKGROUND_DEADLINE)
-        self._pending: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
+        self._slots = asyncio.Semaphore(_CONNECTIONS)
+        self._pending: OrderedDict[str, _Write] = OrderedDict()
         self._pending_bytes = 0
         self._has_pending = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -57,11 +77,16 @@ class RedisStore:
 
     async def get(self, entry_id: str) -> Entry | None:
         pending = self._pending.get(entry_id)
-        data = pending[0] if pending else await self._call(lambda: self._client.get(_redis_key(entry_id)))
+        if pending is not None:
+            return pending.current()
+        data = await self._call(lambda: self._client.get(_redis_key(entry_id)))
         if data is None:
             return None
         try:
-            return decode_entry(_bytes(data))
+            entry = decode_entry(_bytes(data))
+            if entry.id != entry_id:
+                raise CorruptEntry("stored bytes are another entry")
+            return entry
         except CorruptEntry as error:
             self.corrupt_entries += 1
             log.warning("dropping entry %s from redis: %s", entry_id, error)
@@ -70,15 +95,14 @@ class RedisStore:
 
     async def put(self, entry: Entry, keep_for: float) -> None:
         """Queue the write; raises StoreUnavailable when the queue is full of writes that Redis does not take."""
-        if keep_for <= 0:
-            return
-        data = encode_entry(entry)
         self._forget_pending(entry.id)
-        if self._pending_bytes + len(data) > _PENDING_BYTES:
+        kept = entry if keep_for > 0 else None
+        size = _WRITE_OVERHEAD_BYTES + (len(entry.body) if kept else 0)
+        if self._pending_bytes + size > _PENDING_BYTES:
             self.writes_dropped += 1
             raise StoreUnavailable("redis: too many writes are waiting")
-        self._pending[entry.id] = (data, keep_for)
-        self._pending_bytes += len(data)
+        self._pending[entry.id] = _Write(kept, time.monotonic() + keep_for, size)
+        self._pending_bytes += size
         self._has_pending.set()
 
     async def delete(self, entry_id: str) -> bool:
@@ -106,6 +130,17 @@ class RedisStore:
 
         await self._call(publish, _BACKGROUND_DEADLINE)
 
+    async def restore_generations(self, tokens: Mapping[str, str]) -> None:
+        """Give back the tokens of scopes that Redis has lost; one that it has stays. Raises StoreUnavailable."""
+
+        async def restore() -> None:
+            pipeline = self._client.pipeline(transaction=False)
+            for scope, token in tokens.items():
+                pipeline.hsetnx(_GENERATIONS, scope, token)
+            await pipeline.execute()
+
+        await self._call(restore, _BACKGROUND_DEADLINE)
+
     async def generations(self) -> dict[str, str]:
         """The token of every scope that was ever purged. Raises StoreUnavailable."""
         tokens = await self._call(lambda: self._client.hgetall(_GENERATIONS), _BACKGROUND_DEADLINE)
@@ -129,7 +164,7 @@ class RedisStore:
         if not position:
             newest = await self._call(lambda: self._client.xrevrange(_PURGES, count=1), _BACKGROUND_DEADLINE)
             return (_text(newest[0][0]) if newest else "0-0"), []
-        read = await self._call(
+        read = await self._guarded(
             lambda: self._client.xread({_PURGES: position}, count=500, block=_PURGE_POLL_MILLISECONDS),
             _BACKGROUND_DEADLINE + _PURGE_POLL_MILLISECONDS / 1000,
         )
@@ -158,32 +193,45 @@ class RedisStore:
     async def _write_batch(self) -> None:
         async def write() -> None:
             async with self._writing:
-                batch = [
-                    (entry_id, *self._pending[entry_id])
-                    for entry_id, _ in zip(self._pending, range(_WRITES_PER_BATCH), strict=False)
-                ]
+                batch = self._next_batch()
                 pipeline = self._client.pipeline(transaction=False)
-                for entry_id, data, keep_for in batch:
-                    pipeline.set(_redis_key(entry_id), data, px=max(1, round(keep_for * 1000)))
+                for entry_id, pending in batch:
+                    remaining = min(pending.expires - time.monotonic(), _LONGEST_SECONDS)
+                    if pending.entry is None or remaining < 0.001:
+                        pipeline.unlink(_redis_key(entry_id))
+                    else:
+                        pipeline.set(_redis_key(entry_id), encode_entry(pending.entry), px=round(remaining * 1000))
                 results = await pipeline.execute(raise_on_error=False)
-                for (entry_id, data, _), result in zip(batch, results, strict=True):
-                    if isinstance(result, Exception):  # out of memory, read only: this write is lost, not the queue
-                        self.writes_dropped += 1
-                        log.warning("redis refused an entry: %s", result)
-                    pending = self._pending.get(entry_id)
-                    if pending and pending[0] is data:
+                # Out of memory, read only: these writes are lost, not the queue.
+                refusals = [result for result in results if isinstance(result, Exception)]
+                if refusals:
+                    self.writes_dropped += len(refusals)
+                    log.warning("redis refused %d of %d writes: %s", len(refusals), len(batch), refusals[0])
+                for entry_id, pending in batch:
+                    if self._pending.get(entry_id) is pending:
                         self._forget_pending(entry_id)
 
         await self._call(write, _BACKGROUND_DEADLINE)
+
+    def _next_batch(self) -> list[tuple[str, _Write]]:
+        """The oldest pending writes, at least one of them and no more than a slow link takes in time."""
+        batch: list[tuple[str, _Write]] = []
+        size = 0
+        for entry_id, pending in self._pending.items():
+            size += pending.size
+            if batch and (size > _BYTES_PER_BATCH or len(batch) == _WRITES_PER_BATCH):
+                break
+            batch.append((entry_id, pending))
+        return batch
 
     def _forget_pending(self, entry_id: str) -> bool:
         pending = self._pending.pop(entry_id, None)
         if pending is None:
             return False
-        self._pending_bytes -= len(pending[0])
+        self._pending_bytes -= pending.size
         if not self._pending:
             self._has_pending.clear()
-        return True
+        return pending.current() is not None
 
     def _announce(self, pipeline: Any, scope: str, name: str, token: str) -> None:
         event = {"scope": scope, "name": name, "token": token}
@@ -196,8 +244,21 @@ class RedisStore:
             raise StoreUnavailable(f"redis: {error}") from error
 
     async def _call(self, operation: Callable[[], Awaitable[T]], deadline: float | None = None) -> T:
+        if deadline is None:
+            deadline = self._deadline
         try:
-            return await self.breaker.call(operation, self._deadline if deadline is None else deadline)
+            async with asyncio.timeout(deadline):
+                await self._slots.acquire()
+        except TimeoutError as error:  # our own crowd, no sign that Redis is ill
+            raise StoreUnavailable("redis: every connection is busy") from error
+        try:
+            return await self._guarded(operation, deadline)
+        finally:
+            self._slots.release()
+
+    async def _guarded(self, operation: Callable[[], Awaitable[T]], deadline: float) -> T:
+        try:
+            return await self.breaker.call(operation, deadline)
         except RedisError as error:  # Redis answered, and said no: the breaker stays closed
             raise StoreUnavailable(f"redis: {error}") from error
 
@@ -229,27 +290,44 @@ async def open_redis_store(url: str, deadline: float) -> AsyncIterator[RedisStor
     client = redis.asyncio.from_url(
         url,
         socket_connect_timeout=_BACKGROUND_DEADLINE,
+        # With a timeout of its own the client sends through asyncio.wait_for, which in Python 3.11 can swallow a
+        # cancellation: deadlines would pass unnoticed and tasks would never end. Every call has a deadline here.
+        socket_timeout=None,
         retry=Retry(NoBackoff(), 0),
-        max_connections=256,
+        max_connections=_CONNECTIONS + _OWN_CONNECTIONS,
     )
     store = RedisStore(client, deadline)
     try:
-        async with asyncio.timeout(_BACKGROUND_DEADLINE):
-            await client.ping()
-    except AuthenticationError as error:
-        await client.aclose()
-        raise StoreUnavailable(f"redis refuses the credentials of its URL: {error}") from error
-    except (RedisError, OSError, TimeoutError) as error:
-        store.breaker.trip(error)
-    async with asyncio.TaskGroup() as tasks:
-        background = [tasks.create_task(store.breaker.watch()), tasks.create_task(store.write_behind())]
+        await _greet(client, store)
+        # Not a TaskGroup: that would wrap what the caller raises, and end the caller over a fault of the cache.
+        background = [asyncio.create_task(work) for work in (store.breaker.watch(), store.write_behind())]
+        for task in background:
+            task.add_done_callback(_report_end)
         try:
             yield store
         finally:
             for task in background:
                 task.cancel()
+            await asyncio.wait(background)
             try:
                 await store.flush()
             except StoreUnavailable as error:
                 log.warning("answers of the last moments were not written to redis: %s", error)
-    await client.aclose()
+    finally:
+        await client.aclose()
+
+
+async def _greet(client: "redis.asyncio.Redis", store: RedisStore) -> None:
+    """Raises StoreUnavailable for refused credentials; anything else is for the breaker to watch."""
+    try:
+        async with asyncio.timeout(_BACKGROUND_DEADLINE):
+            await client.ping()
+    except AuthenticationError as error:
+        raise StoreUnavailable(f"redis refuses the credentials of its URL: {error}") from error
+    except (RedisError, OSError, TimeoutError) as error:
+        store.breaker.trip(error)
+
+
+def _report_end(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the background work of the redis tier ended", exc_info=error)
