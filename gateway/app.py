@@ -77,7 +77,7 @@ async def open_gateway(settings: Settings, *, share_port: bool = False) -> Async
         lookup = Lookup(cache, settings.cache)
         pipeline = Pipeline(
             lookup,
-            Replay(cache),
+            Replay(cache, draws=settings.cache.sampled == "variants"),
             SingleFlight(cache, flights, router, settings.cache),
             Relay(lookup, settings.timeouts.client),
         )

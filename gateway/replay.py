@@ -13,10 +13,14 @@ from gateway.replies import hit_headers
 
 
 class Replay:
-    """Answers from entries, and remembers in memory what makes the next answer cheaper."""
+    """Answers from entries, and remembers in memory what makes the next answer cheaper.
 
-    def __init__(self, cache: ExactCache) -> None:
+    `draws` says that a sampled call gets one answer of several, so that the next may get another.
+    """
+
+    def __init__(self, cache: ExactCache, draws: bool) -> None:
         self._cache = cache
+        self._draws = draws
         self._hits = {family: HitCounter(family) for family in FAMILIES.values()}
 
     async def answer(self, request: web.BaseRequest, call: Call, hit: Hit, detail: str = "exact") -> web.Response:
@@ -40,6 +44,6 @@ class Replay:
         """Let the fast lane answer the same bytes next time, unless the answer was drawn among several."""
         raw_digest = request.get(RAW_DIGEST)
         slot = self._cache.memory.slot(hit.entry.id)
-        drawn = hit.entry.id != call.key.id
+        drawn = self._draws and call.sampled
         if raw_digest and slot and slot.entry is hit.entry and not drawn:
             self._cache.memory.alias(slot, raw_digest, call.form)

@@ -1,0 +1,184 @@
+"""`keepgate serve` as a process of its own, started, talked to and ended the way an operator does it."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.gateway.client import CHAT, Answer, chat
+
+KEEPGATE = Path(sys.executable).with_name("keepgate")
+# Ample for a busy machine; what takes longer hangs.
+DEADLINE = 60.0
+
+
+class Serving:
+    """A running `keepgate serve`; `lines` is what it has said so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.pid = process.pid
+        self.url = ""
+        self.lines: list[str] = []
+        self._news = asyncio.Condition()
+        self._session = aiohttp.ClientSession()
+        self._reading = asyncio.create_task(self._read())
+
+    @property
+    def said(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def status(self) -> int | None:
+        return self.process.returncode
+
+    async def until_said(self, words: str, times: int = 1) -> None:
+        """Return when that many lines contain `words`."""
+
+        def is_said() -> bool:
+            return sum(words in line for line in self.lines) >= times
+
+        async with asyncio.timeout(DEADLINE), self._news:
+            await self._news.wait_for(lambda: is_said() or self._reading.done())
+        assert is_said(), f"it never said {words!r}, but:\n{self.said}"
+
+    async def until_ready(self) -> None:
+        await self.until_said("Ready")
+        match = re.search(r"serving +(http://\S+)/v1", self.said)
+        assert match is not None
+        self.url = match[1]
+
+    async def ask(self, content: str = "hello", **fields: Any) -> Answer:
+        """A chat, on a connection of its own: with several workers any of them may answer."""
+        return await self.send("POST", CHAT, chat(content, **fields))
+
+    async def send(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        # Not `Connection: close`, which a server may treat in its own way: the pool of the session keeps none.
+        async with (
+            asyncio.timeout(DEADLINE),
+            aiohttp.ClientSession() as session,
+            session.request(method, self.url + path, json=body, headers=headers) as response,
+        ):
+            return Answer(response.status, response.headers, await response.read())
+
+    async def stats(self) -> dict[str, Any]:
+        stats: dict[str, Any] = (await self.send("GET", "/v1/cache/stats")).json
+        return stats
+
+    async def signal(self, number: signal.Signals) -> int:
+        """Send the signal to this process alone, and return the exit status."""
+        self.process.send_signal(number)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """The exit status, once everything it said is read."""
+        async with asyncio.timeout(DEADLINE):
+            status = await self.process.wait()
+            await self._reading
+        return status
+
+    def children(self) -> dict[int, str]:
+        """The processes it has started: pid -> command line."""
+        return {pid: command for pid, command in processes().items() if parent_of(pid) == self.pid}
+
+    def child(self, words: str) -> int:
+        """The pid of the one child with these words in its command line."""
+        (pid,) = (pid for pid, command in self.children().items() if words in command)
+        return pid
+
+    async def close(self) -> None:
+        if self.status is None:
+            self.process.kill()
+        await self.ended()
+        await self._session.close()
+
+    async def _read(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            async with self._news:
+                self.lines.append(line.decode().rstrip("\n"))
+                self._news.notify_all()
+        async with self._news:
+            self._news.notify_all()
+
+
+@asynccontextmanager
+async def serving(state: Path, *words: str, ready: bool = True, **variables: str) -> AsyncIterator[Serving]:
+    """Run `keepgate serve --port 0` with these further words; killed at the end if it still runs.
+
+    A lookup in the store may take long: how busy the machine is must not turn a hit into a miss.
+    """
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("KEEPGATE_")}
+    environment = {
+        **plain,
+        "KEEPGATE_PORT": "0",
+        "KEEPGATE_STATE_DIR": str(state),
+        "KEEPGATE_CACHE_REDIS_DEADLINE": "5",
+        **variables,
+    }
+    process = await asyncio.create_subprocess_exec(
+        KEEPGATE,
+        "serve",
+        *words,
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    run = Serving(process)
+    try:
+        if ready:
+            await run.until_ready()
+        yield run
+    finally:
+        await run.close()
+
+
+def processes() -> dict[int, str]:
+    """All running processes: pid -> command line. A zombie is not one of them."""
+    found: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has just ended
+            if command:
+                found[int(entry.name)] = command
+    return found
+
+
+def parent_of(pid: int) -> int:
+    """0 for a process that is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when it holds. For what tells nobody, such as the end of another's child. Raises TimeoutError."""
+    async with asyncio.timeout(DEADLINE):
+        while not condition():  # noqa: ASYNC110  # see above
+            await asyncio.sleep(0.02)
+
+
+async def until_gone(*pids: int) -> None:
+    """Return when none of these processes runs any more. Raises TimeoutError."""
+    await until(lambda: not any(pid in processes() for pid in pids))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

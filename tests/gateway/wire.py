@@ -1,0 +1,63 @@
+"""A client that writes its own bytes, for requests that no HTTP library would send."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from tests.gateway.client import DEADLINE, Answer, Client
+
+
+@dataclass(slots=True)
+class Wire:
+    """One connection to a gateway."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        async with asyncio.timeout(DEADLINE):
+            await self.writer.drain()
+
+    async def line(self) -> bytes:
+        """The next line, without its break."""
+        async with asyncio.timeout(DEADLINE):
+            return (await self.reader.readline()).rstrip(b"\r\n")
+
+    async def answer(self) -> Answer:
+        """The next whole response."""
+        async with asyncio.timeout(DEADLINE):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            pairs = [line.split(": ", 1) for line in head[1:] if line]
+            headers = CIMultiDict((name, value) for name, value in pairs)
+            if headers.get("Transfer-Encoding") == "chunked":
+                body = b""
+                while size := int(await self.reader.readline(), 16):
+                    body += (await self.reader.readexactly(size + 2))[:-2]
+                await self.reader.readline()
+            elif "Content-Length" in headers:
+                body = await self.reader.readexactly(int(headers["Content-Length"]))
+            else:
+                body = await self.reader.read()
+        return Answer(int(head[0].split()[1]), CIMultiDictProxy(headers), body)
+
+
+@asynccontextmanager
+async def wire(client: Client, buffer: int = 2**16) -> AsyncIterator[Wire]:
+    """A connection to the client's gateway; leaving breaks it. `buffer` bytes are read ahead of the test."""
+    url = urlsplit(client.gateway.url)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port, limit=buffer)
+    try:
+        yield Wire(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+def request_bytes(body: bytes, *headers: bytes, path: bytes = b"/v1/chat/completions") -> bytes:
+    """A POST as bytes, with its length."""
+    head = [b"POST " + path + b" HTTP/1.1", b"Host: gateway", b"Content-Length: %d" % len(body), *headers]
+    return b"\r\n".join((*head, b"", body))
