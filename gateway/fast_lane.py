@@ -1,7 +1,8 @@
 """Hot answers, before any routing: a request seen before, byte for byte, is answered from memory.
 
-It does nothing that the pipeline does not do; it only remembers where the pipeline arrived. The memory tier maps the
-bytes of a request (with its tenant) to the entry and the form that answered it; whatever is not that plain goes on.
+It does nothing that the pipeline does not do; it only remembers where the pipeline arrived. The memory tier maps two
+digests to the entry and the form that answered: one of body, path and tenant, for which other headers do not matter,
+and one of all the bytes of the request, for which not even they need to be read (see HotConnection).
 """
 
 import secrets
@@ -16,8 +17,9 @@ from cache.memory import Slot
 from gateway.body import read_body
 from gateway.call import FAMILIES, credential
 from gateway.errors import GatewayError
+from gateway.hot_connection import take_over
 from gateway.metrics import HitCounter
-from gateway.replies import hit_headers
+from gateway.replies import hit_headers, whole_response
 from gateway.settings import Settings
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -34,11 +36,14 @@ class FastLane:
         self._namespace = settings.cache.namespace
         self._max_body = settings.max_body
         self._patience = settings.timeouts.client
-        # Unknown to clients, so that nobody can build two requests with one digest.
+        # Unknown to clients, so that nobody can build two requests with one digest; two seeds keep the two kinds of
+        # digest apart.
         self._seed = secrets.randbits(64)
+        self._wire_seed = secrets.randbits(64)
         self._counters = {family: HitCounter(family) for family in FAMILIES.values()}
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        wire = take_over(request, self.answer_to)
         path = request.path
         if path not in FAMILIES or request.method != "POST" or "Cache-Control" in request.headers:
             return await self._application(request)
@@ -49,16 +54,31 @@ class FastLane:
         tenant = credential(request.headers, self._namespace)
         raw = b"\0".join((path.encode(), tenant.encode("utf-8", "surrogateescape"), body))
         digest = xxhash.xxh3_128_digest(raw, self._seed)
-        found = self._cache.memory.by_alias(digest)
-        if found is not None and (response := self._answer(*found)) is not None:
-            return response
-        request[RAW_DIGEST] = digest
-        return await self._application(request)
+        if (found := self._find(digest)) is None:
+            request[RAW_DIGEST] = digest
+            return await self._application(request)
+        slot, form, age = found
+        if wire is not None:
+            self._cache.memory.alias(slot, xxhash.xxh3_128_digest(wire, self._wire_seed), form)
+        return web.Response(body=slot.forms[form], headers=hit_headers(slot.entry, age, form, "exact"))
 
-    def _answer(self, slot: Slot, form: str) -> web.Response | None:
+    def answer_to(self, wire: bytes) -> bytes | None:
+        """The whole response, head and body, to a request of exactly these bytes, where it is known."""
+        found = self._find(xxhash.xxh3_128_digest(wire, self._wire_seed))
+        if found is None:
+            return None
+        slot, form, age = found
+        return whole_response(hit_headers(slot.entry, age, form, "exact"), slot.forms[form])
+
+    def _find(self, digest: bytes) -> tuple[Slot, str, float] | None:
+        """The slot that answers now, in which form, and its age in seconds; counted as a hit."""
+        found = self._cache.memory.by_alias(digest)
+        if found is None:
+            return None
+        slot, form = found
         entry = slot.entry
         age = entry.age(time.time())
         if age >= entry.fresh_for or not self._cache.counts(entry):
             return None
         self._counters[entry.family].count_from_memory(entry)
-        return web.Response(body=slot.forms[form], headers=hit_headers(entry, age, form, "exact"))
+        return slot, form, age

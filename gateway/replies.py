@@ -2,29 +2,48 @@
 RFC 9211) and by Keepgate's own beside them.
 """
 
+import functools
+import time
+from email.utils import formatdate
+
+from aiohttp.http import SERVER_SOFTWARE
 from multidict import CIMultiDict
 
 from cache.entry import Entry
 from cache.results import Bypass, Failed, Hit, Outcome
 
 CONTENT_TYPES = {"json": "application/json", "stream": "text/event-stream", "stream+usage": "text/event-stream"}
+_SERVER = f"Server: {SERVER_SOFTWARE}"
 
 
-def hit_headers(entry: Entry, age: float, form: str, detail: str) -> CIMultiDict[str]:
+def hit_headers(entry: Entry, age: float, form: str, detail: str) -> dict[str, str]:
     """For an answer from the cache; `age` in seconds."""
-    headers = CIMultiDict(
-        {
-            "Content-Type": CONTENT_TYPES[form],
-            "Age": str(int(age)),
-            "Cache-Status": f"keepgate; hit; ttl={int(entry.fresh_for - age)}; detail={detail}",
-            "x-keepgate-cache": "hit",
-            "x-keepgate-layer": "exact",
-            "x-keepgate-entry": entry.id,
-        }
-    )
+    headers = {
+        "Content-Type": CONTENT_TYPES[form],
+        "Age": str(int(age)),
+        "Cache-Status": f"keepgate; hit; ttl={int(entry.fresh_for - age)}; detail={detail}",
+        "x-keepgate-cache": "hit",
+        "x-keepgate-layer": "exact",
+        "x-keepgate-entry": entry.id,
+    }
     if form != "json":
         headers["Cache-Control"] = "no-cache"  # for proxies in between: a stream is not theirs to keep
     return headers
+
+
+def whole_response(headers: dict[str, str], body: bytes) -> bytes:
+    """Status 200 with these headers and this body, as aiohttp would write it on a kept-alive HTTP/1.1 connection."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    head = (
+        f"HTTP/1.1 200 OK\r\n{lines}Content-Length: {len(body)}\r\nDate: {_date(int(time.time()))}\r\n{_SERVER}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+@functools.lru_cache(maxsize=1)
+def _date(now: int) -> str:
+    """Unix seconds as an HTTP date (RFC 9110, section 5.6.7)."""
+    return formatdate(now, usegmt=True)
 
 
 def forwarded_headers(upstream: CIMultiDict[str], outcome: Outcome, entry_id: str, collapsed: bool) -> CIMultiDict[str]:
