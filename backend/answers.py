@@ -139,8 +139,8 @@ class AnswerFormat(Protocol):
         """Chunks sent before anything is generated."""
         ...
 
-    def chunk(self, index: int, outputs: list[Output]) -> Answer | None:
-        """One chunk for what arrived for a choice; None if there is nothing to say yet."""
+    def chunks(self, index: int, outputs: list[Output]) -> list[Answer]:
+        """Chunks for what arrived for a choice; none if there is nothing to say yet."""
         ...
 
     def usage_chunk(self) -> Answer:
@@ -190,15 +190,16 @@ class ChatFormat(_Base):
             for index in range(len(self._work.sequences))
         ]
 
-    def chunk(self, index: int, outputs: list[Output]) -> Answer | None:
+    def chunks(self, index: int, outputs: list[Output]) -> list[Answer]:
         self._count(index, outputs)
         text = "".join(output.text for output in outputs)
-        reason = outputs[-1].finish_reason
         logprobs = self._logprobs(outputs)
-        if not text and reason is None and not (logprobs and logprobs.content):
-            return None
-        delta = ChatDelta(content=text) if text or reason is None else ChatDelta()
-        return self._chunk([ChatChunkChoice(index, delta, logprobs, reason.value if reason else None)])
+        answers: list[Answer] = []
+        if text or (logprobs and logprobs.content):
+            answers.append(self._chunk([ChatChunkChoice(index, ChatDelta(content=text), logprobs, None)]))
+        if (reason := outputs[-1].finish_reason) is not None:
+            answers.append(self._chunk([ChatChunkChoice(index, ChatDelta(), None, reason.value)]))
+        return answers
 
     def usage_chunk(self) -> Answer:
         chunk = self._chunk([])
@@ -253,12 +254,12 @@ class CompletionFormat(_Base):
     def opening(self) -> list[Answer]:
         return []
 
-    def chunk(self, index: int, outputs: list[Output]) -> Answer | None:
+    def chunks(self, index: int, outputs: list[Output]) -> list[Answer]:
         choice = self._choice(index, outputs)
         has_logprobs = choice.logprobs is not None and bool(choice.logprobs.tokens)
         if not choice.text and choice.finish_reason is None and not has_logprobs:
-            return None
-        return self._answer([choice], self._chunk_usage)
+            return []
+        return [self._answer([choice], self._chunk_usage)]
 
     def usage_chunk(self) -> Answer:
         return self._answer([], self.usage())

@@ -25,6 +25,8 @@ class StepReport:
     """What a step did, for metrics."""
 
     stats: EngineStats
+    computed: bool
+    """False if there was nothing to compute and only requests came or went."""
     seconds: float
     failed: bool
 
@@ -129,19 +131,23 @@ class AsyncEngine:
         await asyncio.to_thread(self._thread.join)
 
     def _work(self) -> None:
-        while self._obey():
-            if not self.engine.has_work:
-                continue
+        working = True
+        while working:
             started = time.perf_counter()
-            failed = False
+            outputs: list[Output] = []
+            computed = failed = False
             try:
-                outputs = self.engine.step()
+                working = self._obey()
+                started = time.perf_counter()
+                computed = working and self.engine.has_work
+                if computed:
+                    outputs = self.engine.step()
             except Exception:
                 # Whatever went wrong, it went wrong for the whole batch: nobody may wait for ever.
                 logger.exception("a step failed; its requests are ended with an error")
                 outputs, failed = self.engine.fail_all(), True
-            self._send(outputs, StepReport(self.engine.stats(), time.perf_counter() - started, failed))
-        self._send(self.engine.fail_all(), StepReport(self.engine.stats(), 0.0, False))
+            self._send(outputs, StepReport(self.engine.stats(), computed, time.perf_counter() - started, failed))
+        self._send(self.engine.fail_all(), StepReport(self.engine.stats(), False, 0.0, False))
 
     def _obey(self) -> bool:
         """Runs the commands that have arrived, waiting for one if there is nothing else to do; False: stop."""

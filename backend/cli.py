@@ -11,6 +11,7 @@ import sys
 import time
 
 from backend.errors import ModelError
+from backend.threads import limit_spinning
 
 _UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -65,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     def progress(sentence: str) -> None:
         print(f"[backend {time.monotonic() - started:5.1f} s] {sentence}", file=sys.stderr, flush=True)
 
+    limit_spinning()
     from backend.config import EngineConfig
     from backend.service import serve
 

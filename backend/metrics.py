@@ -51,7 +51,8 @@ class Metrics:
         for counter, total, seen in zip(counters, totals, self._seen, strict=True):
             counter.inc(total - seen)
         self._seen = totals
-        self._step_seconds.observe(report.seconds)
+        if report.computed:
+            self._step_seconds.observe(report.seconds)
         self._failed_steps.inc(int(report.failed))
         self._running.set(stats.running)
         self._waiting.set(stats.waiting)

@@ -130,7 +130,7 @@ def _wrong_type(message: str) -> InvalidRequest:
     """Turns msgspec's "Expected `int`, got `str` - at `$.n`" into a sentence and a field's path."""
     path = _PATH.search(message)
     text = message[: path.start()] if path else message
-    where = path[1] if path else ""
+    where = path[1].removesuffix("[...]") if path else ""  # msgspec's way to point at some value of an object
     if (field := _FIELD.search(text)) is not None:
         where = f"{where}.{field[1]}" if where else field[1]
     where = _shortened(where)

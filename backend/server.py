@@ -39,11 +39,12 @@ SEND_TIMEOUT_SECONDS = 60.0
 """A reader that takes nothing for so long is cut off, and its sequences with it."""
 BODY_TIMEOUT_SECONDS = 30.0
 """A sender gets so long for its body."""
+_STARTED: web.RequestKey[float | None] = web.RequestKey("_STARTED")
 _LARGE_BODY = 16 * 2**10
 _USAGE_HEADER = "x-keepgate-usage"
+_UNEXPECTED = GenerationFailed("unexpected failure; the server's log has the cause")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-STATE: web.AppKey[ServerState]
 
 
 class ServerState:
@@ -161,11 +162,16 @@ async def _stream(
     except RequestError as error:
         # The status has been sent: an error event, and no [DONE], say that the answer is not whole.
         await _send(response, _event(error.answer()))
+    except (ConnectionResetError, asyncio.CancelledError):
+        raise
     except TimeoutError:
         logger.warning("a reader took nothing for %.0f s and was cut off", SEND_TIMEOUT_SECONDS)
         if request.transport is not None:
             request.transport.abort()
         return response
+    except Exception:
+        logger.exception("unexpected failure in a stream")
+        await _send(response, _event(_UNEXPECTED.answer()))
     await response.write_eof()
     return response
 
@@ -180,7 +186,7 @@ async def _events(
         for index, output in await _take(request, generation):
             _raise_if_failed(request, output)
             arrived.setdefault(index, []).append(output)
-        chunks = [chunk for index in sorted(arrived) if (chunk := answer.chunk(index, arrived[index])) is not None]
+        chunks = [chunk for index in sorted(arrived) for chunk in answer.chunks(index, arrived[index])]
         if chunks or opening:
             yield opening + b"".join(map(_event, chunks))
             opening = b""
@@ -196,9 +202,9 @@ async def _arrivals(request: web.Request, generation: Generation) -> AsyncIterat
 
 async def _take(request: web.Request, generation: Generation) -> list[tuple[int, Output]]:
     arrived = await generation.take()
-    started: float | None = request.get("started")
+    started = request.get(_STARTED)
     if started is not None:
-        request["started"] = None
+        request[_STARTED] = None  # the first token is noted once
         request.app[STATE].metrics.first_token_seconds.observe(time.perf_counter() - started)
     return arrived
 
@@ -220,7 +226,7 @@ def _event(value: Answer | ErrorAnswer) -> bytes:
 
 
 async def _read_body(request: web.Request) -> bytes:
-    request["started"] = time.perf_counter()
+    request[_STARTED] = time.perf_counter()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
             return await request.read()
@@ -311,7 +317,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         status = 500
         # The traceback holds code, never a body.
         logger.exception("unexpected failure in a handler")
-        return _error_response(GenerationFailed("unexpected failure; the server's log has the cause"))
+        return _error_response(_UNEXPECTED)
     finally:
         resource = request.match_info.route.resource
         endpoint = resource.canonical if resource is not None else "unknown"

@@ -1,0 +1,106 @@
+"""The real model, loaded once for all tests of the backend, and a real server for each test that asks for one."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, web
+
+from backend.threads import limit_spinning
+
+limit_spinning()  # before anything imports torch
+
+from backend.config import EngineConfig, ModelConfig  # noqa: E402
+from backend.model import ServedModel, load_model  # noqa: E402
+from backend.model_source import ModelSource, resolve_model  # noqa: E402
+from backend.server import STATE, ServerState, create_app  # noqa: E402
+from backend.weights import ModelWeights, load_weights, read_config  # noqa: E402
+
+ENGINE = EngineConfig(kv_memory=192 * 2**20, max_batch=8, max_context=2048, threads=2, max_waiting=24)
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+MODEL = "SmolLM2-135M-Instruct"
+
+
+def quiet(sentence: str) -> None:
+    """Progress that nobody reads."""
+
+
+@pytest.fixture(scope="session")
+def source() -> ModelSource:
+    return resolve_model("default", quiet)
+
+
+@pytest.fixture(scope="session")
+def config(source: ModelSource) -> ModelConfig:
+    return read_config(source.directory)
+
+
+@pytest.fixture(scope="session")
+def weights(source: ModelSource, config: ModelConfig) -> ModelWeights:
+    return load_weights(source.directory, config)
+
+
+@pytest.fixture(scope="session")
+def model(source: ModelSource) -> ServedModel:
+    return load_model(source, ENGINE, quiet)
+
+
+@dataclasses.dataclass
+class Served:
+    """A running server and a client of it."""
+
+    state: ServerState
+    client: ClientSession
+    url: str
+
+    async def post(self, path: str, **body: Any) -> dict[str, Any]:
+        """Posts a body that must be answered with 200; the model's name is filled in."""
+        async with self.client.post(path, json={"model": MODEL, **body}) as response:
+            assert response.status == 200, await response.text()
+            answer: dict[str, Any] = await response.json()
+            return answer
+
+    async def text(self, prompt: str, **body: Any) -> str:
+        """Text of the first answer to a completion request."""
+        answer = await self.post(COMPLETIONS, prompt=prompt, **body)
+        return str(answer["choices"][0]["text"])
+
+
+StartServer = Callable[..., Awaitable[Served]]
+
+
+@pytest.fixture
+async def start_server(model: ServedModel) -> AsyncIterator[StartServer]:
+    """Starts servers on free ports; keyword arguments change the engine's limits.
+
+    ``runner`` replaces what computes, ``send_buffer`` is the kernel's for each connection, in bytes.
+    """
+    async with AsyncExitStack() as stack:
+
+        async def start(runner: Any = None, send_buffer: int | None = None, **limits: Any) -> Served:
+            served = model if runner is None else dataclasses.replace(model, runner=runner)
+            app = create_app(served, dataclasses.replace(ENGINE, **limits))
+            app_runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
+            await app_runner.setup()
+            stack.push_async_callback(app_runner.cleanup)
+            sock = socket.create_server(("127.0.0.1", 0))
+            if send_buffer is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+            await web.SockSite(app_runner, sock).start()
+            host, port = sock.getsockname()
+            client = await stack.enter_async_context(ClientSession(f"http://{host}:{port}"))
+            return Served(app[STATE], client, f"http://{host}:{port}")
+
+        yield start
+
+
+@pytest.fixture
+async def server(start_server: StartServer) -> Served:
+    """One server with the usual limits."""
+    return await start_server()

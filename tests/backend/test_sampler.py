@@ -1,0 +1,142 @@
+"""Each row is sampled on its own: filters, penalties and seeds mean the same alone and in any batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.detokenizer import Detokenizer
+from backend.model import ServedModel
+from backend.sampler import sample
+from backend.sequence import SamplingParams, Sequence
+
+VOCABULARY = 2500
+NO_DEADLINE = settings(deadline=None, max_examples=60)
+PARAMS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 1e-6, 0.3, 1.0, 2.0]),
+        "top_p": st.sampled_from([0.0, 0.1, 0.9, 0.999, 1.0]),
+        "top_k": st.sampled_from([0, 1, 5, 2000]),
+        "min_p": st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+        "presence_penalty": st.sampled_from([0.0, 1.5]),
+        "frequency_penalty": st.sampled_from([0.0, -0.5]),
+        "repetition_penalty": st.sampled_from([1.0, 1.3]),
+        "logprobs": st.sampled_from([None, 0, 3]),
+    }
+)
+
+
+def make(model: ServedModel, seed: int = 0, tokens: list[int] | None = None, **params: Any) -> Sequence:
+    sampling = SamplingParams(max_tokens=100, **params)
+    sequence = Sequence(seed, [5, 6], sampling, Detokenizer(model.text.token_bytes), seed)
+    for token in tokens or []:
+        sequence.append(token)
+    return sequence
+
+
+def logits(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 4
+
+
+@NO_DEADLINE
+@given(params=st.lists(PARAMS, min_size=1, max_size=6), seed=st.integers(0, 1000))
+def test_a_row_alone_is_the_row_in_any_batch(params: list[dict[str, Any]], seed: int, model: ServedModel) -> None:
+    """Token and log-probabilities are equal, bit for bit, whatever the other rows ask for."""
+    matrix = logits(len(params), seed)
+    together = sample(matrix.clone(), [make(model, row, [7, 7, 9], **p) for row, p in enumerate(params)])
+    for row, p in enumerate(params):
+        alone = sample(matrix[row : row + 1].clone(), [make(model, row, [7, 7, 9], **p)])
+        assert alone[0] == together[row]
+
+
+@NO_DEADLINE
+@given(params=PARAMS, seed=st.integers(0, 1000))
+def test_the_chosen_token_passes_every_filter(params: dict[str, Any], seed: int, model: ServedModel) -> None:
+    """Checked against the filters' definitions, written out the slow way."""
+    params |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+    matrix = logits(1, seed)
+    token = sample(matrix.clone(), [make(model, seed, **params)])[0].token_id
+    assert token in allowed(matrix[0], **params)
+
+
+def allowed(row: torch.Tensor, temperature: float, top_p: float, top_k: int, min_p: float, **_: Any) -> set[int]:
+    order = sorted(range(VOCABULARY), key=lambda token: -float(row[token]))
+    if temperature == 0:
+        return {order[0]}
+    weights = torch.softmax((row.double() - row.max()) / temperature, dim=-1)
+    kept = order[:top_k] if top_k else order
+    total = sum(float(weights[token]) for token in kept)
+    mass, nucleus = 0.0, []
+    for token in kept:
+        # A hair of room for sums that run in another order.
+        if nucleus and mass >= top_p * total * (1 + 1e-12) and top_p < 1:
+            break
+        nucleus.append(token)
+        mass += float(weights[token])
+    return {token for token in nucleus if weights[token] >= min_p * weights[order[0]] * (1 - 1e-12)}
+
+
+def test_draws_follow_the_distribution(model: ServedModel) -> None:
+    """Thousands of draws from four tokens come out in the right shares, with a filter and without."""
+    row = torch.full((VOCABULARY,), -50.0)
+    row[[3, 40, 500, 2499]] = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    for params, shares in (
+        ({}, {3: 0.4, 40: 0.3, 500: 0.2, 2499: 0.1}),
+        ({"top_p": 0.65}, {3: 4 / 7, 40: 3 / 7}),
+        ({"top_k": 3}, {3: 4 / 9, 40: 3 / 9, 500: 2 / 9}),
+        ({"min_p": 0.4}, {3: 4 / 9, 40: 3 / 9, 500: 2 / 9}),
+    ):
+        sequence = make(model, **params)
+        counts: Counter[int] = Counter()
+        for _ in range(10):
+            counts.update(s.token_id for s in sample(row.repeat(200, 1), [sequence] * 200))
+        assert counts.keys() == shares.keys()
+        for token, share in shares.items():
+            assert counts[token] / 2000 == pytest.approx(share, abs=0.04)
+
+
+def test_penalties_and_biases_do_what_they_say(model: ServedModel) -> None:
+    """Presence counts once, frequency each time, repetition scales, and a bias of -100 forbids."""
+    base = torch.zeros(1, VOCABULARY)
+    base[0, :4] = torch.tensor([10.0, 9.0, 8.0, 7.0])
+
+    def best(tokens: list[int], **params: Any) -> int:
+        return sample(base.clone(), [make(model, tokens=tokens, temperature=0.0, **params)])[0].token_id
+
+    assert best([]) == 0
+    assert best([0, 0, 0], presence_penalty=0.9) == 0
+    assert best([0, 0, 0], presence_penalty=1.1) == 1
+    assert best([0, 0, 0], frequency_penalty=0.3) == 0
+    assert best([0, 0, 0], frequency_penalty=0.4) == 1
+    assert best([0], repetition_penalty=1.2) == 1
+    assert best([], logit_bias={0: -100.0}) == 1
+    assert best([], logit_bias={700: 20.0}) == 700
+
+
+def test_repetition_looks_at_the_prompt_but_the_other_penalties_do_not(model: ServedModel) -> None:
+    """As at OpenAI and in the paper."""
+    base = torch.zeros(1, VOCABULARY)
+    base[0, [5, 8]] = torch.tensor([10.0, 9.5])  # 5 is in the prompt
+
+    def best(**params: Any) -> int:
+        return sample(base.clone(), [make(model, temperature=0.0, **params)])[0].token_id
+
+    assert best(presence_penalty=2.0, frequency_penalty=2.0) == 5
+    assert best(repetition_penalty=1.2) == 8
+
+
+def test_logprobs_are_those_of_the_model(model: ServedModel) -> None:
+    """Penalties, temperature and filters choose, but what is reported is the distribution before them."""
+    matrix = logits(1)
+    expected = torch.log_softmax(matrix[0], dim=-1)
+    first = int(matrix.argmax())
+    sampled = sample(matrix.clone(), [make(model, temperature=0.0, logit_bias={first: -100.0}, logprobs=2)])[0]
+    assert sampled.token_id != first
+    assert sampled.logprobs is not None
+    assert sampled.logprobs.logprob == pytest.approx(float(expected[sampled.token_id]))
+    assert [token for token, _ in sampled.logprobs.top] == expected.topk(2).indices.tolist()
