@@ -81,7 +81,7 @@ def _purge_scope(request: web.Request) -> tuple[Scope, str]:
         if field not in ("namespace", "model"):
             raise InvalidRequest(f"'{field}' is no parameter of a purge; use namespace or model.", param=field)
     if len(query) > 1:
-        raise InvalidRequest("A purge takes one of namespace and model, once.", param=list(query)[1])
+        raise InvalidRequest("A purge takes one of namespace and model, once.", param=list(query.keys())[-1])
     for field, scopes in (("namespace", "namespace"), ("model", "model")):
         if field in query:
             if not query[field]:
@@ -116,7 +116,8 @@ def _require_operator(request: web.Request) -> None:
     given = request.headers.get("x-keepgate-admin-key") or request.headers.get("Authorization", "").removeprefix(
         "Bearer "
     )
-    if not hmac.compare_digest(given.encode(), settings.admin_key.encode()):
+    # Header bytes that are not UTF-8 come as surrogates.
+    if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), settings.admin_key.encode()):
         raise AdminKeyRequired("This needs the admin key, as a bearer token or in x-keepgate-admin-key.")
 
 

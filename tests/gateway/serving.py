@@ -29,7 +29,6 @@ class Serving:
         self.url = ""
         self.lines: list[str] = []
         self._news = asyncio.Condition()
-        self._session = aiohttp.ClientSession()
         self._reading = asyncio.create_task(self._read())
 
     @property
@@ -57,16 +56,16 @@ class Serving:
         self.url = match[1]
 
     async def ask(self, content: str = "hello", **fields: Any) -> Answer:
-        """A chat, on a connection of its own: with several workers any of them may answer."""
+        """A chat; with several workers any of them may answer."""
         return await self.send("POST", CHAT, chat(content, **fields))
 
     async def send(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        headers = {name.replace("_", "-"): value for name, value in headers.items()}
-        # Not `Connection: close`, which a server may treat in its own way: the pool of the session keeps none.
+        """Send a request on a connection of its own; `headers` with underscores for hyphens."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
         async with (
             asyncio.timeout(DEADLINE),
             aiohttp.ClientSession() as session,
-            session.request(method, self.url + path, json=body, headers=headers) as response,
+            session.request(method, self.url + path, json=body, headers=named) as response,
         ):
             return Answer(response.status, response.headers, await response.read())
 
@@ -99,7 +98,6 @@ class Serving:
         if self.status is None:
             self.process.kill()
         await self.ended()
-        await self._session.close()
 
     async def _read(self) -> None:
         assert self.process.stderr is not None
