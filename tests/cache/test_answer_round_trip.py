@@ -17,7 +17,9 @@ Json = dict[str, Any]
 # What JSON can say: no lone surrogates, and integers that every parser reads alike.
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 long_texts = st.one_of(texts, st.text(st.characters(exclude_categories=["Cs"]), min_size=60, max_size=400))
-scalars = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | texts
+scalars = (
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | texts
+)
 values = st.recursive(
     scalars,
     lambda inner: (
