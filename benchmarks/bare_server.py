@@ -1,7 +1,7 @@
 """The reference: the least that aiohttp and uvloop can do and still read a request and answer it.
 
-    python -m benchmarks.bare_server PORT --answer FILE [--content-type TYPE]
-    python -m benchmarks.bare_server PORT --relay URL
+python -m benchmarks.bare_server PORT --answer FILE [--content-type TYPE]
+python -m benchmarks.bare_server PORT --relay URL
 """
 
 import argparse
@@ -53,7 +53,7 @@ async def _serve(port: int, handler: Handler) -> None:
 
 async def _main(arguments: argparse.Namespace) -> None:
     if arguments.answer is not None:
-        body = arguments.answer.read_bytes()  # noqa: ASYNC240  # nothing is being served yet
+        body = arguments.answer.read_bytes()  # nothing is being served yet
         await _serve(arguments.port, answering(body, arguments.content_type))
         return
     async with aiohttp.ClientSession(

@@ -18,7 +18,9 @@ def chat(question: str = _QUESTION, *, stream: bool = False) -> bytes:
 
 def chat_with_tools(question: str = _QUESTION) -> bytes:
     """About 26 KB: what a chat UI sends with dozens of tools."""
-    return _encoded({"messages": _messages(question), "tools": [_tool(number) for number in range(37)], "stream": False})
+    return _encoded(
+        {"messages": _messages(question), "tools": [_tool(number) for number in range(37)], "stream": False}
+    )
 
 
 def distinct_parts(*, stream: bool = False) -> tuple[bytes, bytes]:
@@ -39,7 +41,10 @@ def _encoded(fields: dict[str, Any]) -> bytes:
 def _tool(number: int) -> dict[str, Any]:
     name = f"tool_{number}"
     fields = {
-        field: {"type": "string", "description": f"The {field} that {name} is to use; leave it out where it is not known."}
+        field: {
+            "type": "string",
+            "description": f"The {field} that {name} is to use; leave it out where it is not known.",
+        }
         for field in ("query", "language", "region", "format")
     }
     return {

@@ -24,10 +24,21 @@ local file = io.open("{body}", "rb")
 wrk.method, wrk.body = "POST", file:read("*all")
 wrk.headers["Content-Type"] = "application/json"
 """
+# Strings are put together by hand: wrk.format would cost the load generator more than the request is worth.
+_VARYING = """
+local number, plain
+function init()
+  number, plain = 0, wrk.format("POST", "{path}")
+end
+function request()
+  number = number + 1
+  return (plain:gsub("\\r\\n", string.format("\\r\\ntraceparent: %032d\\r\\n", number), 1))
+end
+"""
 _DISTINCT = """
 local number = {first}
-local head = "POST {path} HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Type: application/json\\r\\nContent-Length: {length}\\r\\n\\r\\n"
-local before, after = head .. [==[{before}]==], [==[{after}]==]
+local head = "POST {path} HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Type: application/json\\r\\n"
+local before, after = head .. "Content-Length: {length}\\r\\n\\r\\n" .. [==[{before}]==], [==[{after}]==]
 function request()
   number = number + 1
   return before .. string.format("%0{digits}d", number) .. after
@@ -77,9 +88,9 @@ class DistinctRequests:
         )
 
 
-def same_request(body: Path) -> str:
-    """A script that sends the bytes of this file again and again."""
-    return _SAME.format(body=body)
+def same_request(body: Path, header_varies: bool = False) -> str:
+    """A script that sends the bytes of this file again and again, if wanted with a header that is never the same."""
+    return _SAME.format(body=body) + (_VARYING.format(path=CHAT_PATH) if header_varies else "")
 
 
 async def load(server: Server, script: str, *, connections: int, seconds: float) -> Run:
@@ -112,4 +123,3 @@ def _read(said: str, cpu: float) -> Run:
     if broken or refused or not requests:
         raise CannotMeasure(f"Of {requests} requests {refused} were refused and {broken} connections broke.")
     return Run(requests, micros / 1e6, p50 / 1e6, p99 / 1e6, slowest / 1e6, cpu)
-

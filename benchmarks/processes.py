@@ -1,6 +1,7 @@
 """The processes of a measurement, each on a core of its own, and what the kernel says about them."""
 
 import asyncio
+import functools
 import os
 import re
 import signal
@@ -25,18 +26,20 @@ class CannotMeasure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """`subject` is for the process that is measured alone; `load` is for all that surrounds it."""
+    """`subject` is for the process that is measured alone, `load` for all that surrounds it; `all` are there."""
 
     subject: frozenset[int]
     load: frozenset[int]
+    all: frozenset[int]
 
 
+@functools.cache  # asked once, before any process of the harness moves to its own core
 def cores() -> Cores:
     """Two cores of this machine. Raises CannotMeasure where there is one only."""
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < 2:
         raise CannotMeasure("Two cores are needed: one for what is measured, one for the load.")
-    return Cores(frozenset(usable[:1]), frozenset(usable[1:2]))
+    return Cores(frozenset(usable[:1]), frozenset(usable[1:2]), frozenset(usable))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +95,27 @@ async def server(
             *command, cwd=ROOT, env=given, stdout=log, stderr=log, preexec_fn=lambda: os.sched_setaffinity(0, on)
         )
         try:
-            await _wait_until_listening(process, port, command)
+            try:
+                await _wait_until_listening(process, port, command)
+            except CannotMeasure as failure:
+                log.seek(0)
+                said = log.read().decode(errors="replace").strip()
+                raise CannotMeasure(f"{failure} It said: {said or 'nothing'}") from failure
             yield Server(process.pid, port)
-        except CannotMeasure as failure:
-            log.seek(0)
-            said = log.read().decode(errors="replace").strip()
-            raise CannotMeasure(f"{failure} It said: {said or 'nothing'}") from failure
         finally:
-            if process.returncode is None:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    async with asyncio.timeout(_STOP_DEADLINE):
-                        await process.wait()
-                except TimeoutError:
-                    process.kill()
-                    await process.wait()
+            await _end(process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(_STOP_DEADLINE):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
 
 
 async def _wait_until_listening(process: asyncio.subprocess.Process, port: int, command: Sequence[str]) -> None:

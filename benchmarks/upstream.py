@@ -131,9 +131,7 @@ class Connection(asyncio.Protocol):
 
 
 async def _serve(port: int, plan: Plan) -> None:
-    server = await asyncio.get_running_loop().create_server(
-        lambda: Connection(plan), "127.0.0.1", port, backlog=1024
-    )
+    server = await asyncio.get_running_loop().create_server(lambda: Connection(plan), "127.0.0.1", port, backlog=1024)
     await server.serve_forever()
 
 

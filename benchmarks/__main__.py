@@ -1,0 +1,85 @@
+"""The command: measures figures one after the other, saves each as it is there, and writes the report."""
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.figure import FIGURES, RESULTS, CannotReport, Figure, Measurement, save
+from benchmarks.machine import commit, machine, versions
+from benchmarks.processes import ROOT, CannotMeasure, cores
+from benchmarks.report import REPORT, in_words, render
+
+_DESCRIPTION = "Measure Keepgate's figures, each against a reference of the same run."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0 when everything asked for was measured, whether or not it met its target."""
+    options = _parser().parse_args(arguments)
+    try:
+        with contextlib.ExitStack() as stack:
+            # What a quick run says is for the terminal only.
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if options.quick else RESULTS
+            if not options.render:
+                asyncio.run(_measure(options.figures or FIGURES, options.quick, folder))
+            if not options.quick:
+                REPORT.write_text(render(RESULTS), encoding="utf-8")
+                _say(f"Written: {REPORT.relative_to(ROOT)}")
+    except (CannotMeasure, CannotReport) as failure:
+        print(f"benchmarks: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=_DESCRIPTION)
+    parser.add_argument(
+        "figures", nargs="*", choices=[*FIGURES, []], metavar="FIGURE", help=f"{', '.join(FIGURES)}; all by default"
+    )
+    parser.add_argument("--quick", action="store_true", help="only see that it runs: few rounds, nothing is kept")
+    parser.add_argument("--render", action="store_true", help="measure nothing, write the report anew")
+    return parser
+
+
+def _measure_of(figure: str) -> Callable[[bool], Awaitable[Figure]]:
+    # decode.py is a program of its own; its figure is the file that runs it.
+    module = importlib.import_module("benchmarks.decode_figure" if figure == "decode" else f"benchmarks.{figure}")
+    measure: Callable[[bool], Awaitable[Figure]] = module.measure
+    return measure
+
+
+async def _measure(figures: Sequence[str], quick: bool, folder: Path) -> None:
+    measured_at, measured_with = await commit(), versions()
+    os.sched_setaffinity(0, cores().load)
+    for number, name in enumerate(figures, 1):
+        _say(f"[{number}/{len(figures)}] {name} ...")
+        about, began = machine(), time.monotonic()
+        figure = await _measure_of(name)(quick)
+        measurement = Measurement(
+            figure=figure,
+            date=datetime.now(UTC).date().isoformat(),
+            commit=measured_at,
+            quick=quick,
+            seconds=round(time.monotonic() - began, 1),
+            machine=about,
+            versions=measured_with,
+        )
+        for row in figure.rows:
+            _say(f"  {in_words(row)}")
+        save(measurement, folder)
+        _say(f"  took {measurement.seconds:.0f} s")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""What a measurement hands over: figures made of rows, rows made of rounds. Nothing in a row is written by hand."""
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+RATIO = "×"  # noqa: RUF001  # the sign that is meant
+
+# The table that must be filled: a figure that has no file in results/ is an error of the report, not a gap in it.
+FIGURES = ("exact_hits", "miss_latency", "relay_cpu", "frozen_redis", "decode", "memory")
+
+
+Beside = Mapping[str, float | str]
+
+
+class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`aim` is what would be better still."""
+
+    at: Literal["least", "most"]
+    value: float
+    aim: float | None = None
+
+    def is_met_by(self, measured: float) -> bool:
+        return measured >= self.value if self.at == "least" else measured <= self.value
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One line of the report. `rounds` holds the figure of every round, `beside` what stood behind each of them.
+
+    The line's figure is the median of the rounds, or their maximum where `summary` says so. A row without a target
+    is there to compare.
+    """
+
+    what: str
+    unit: str
+    rounds: tuple[float, ...]
+    target: Target | None = None
+    summary: Literal["median", "maximum"] = "median"
+    beside: tuple[Beside, ...] = ()
+
+    @property
+    def measured(self) -> float:
+        return max(self.rounds) if self.summary == "maximum" else statistics.median(self.rounds)
+
+    @property
+    def is_met(self) -> bool | None:
+        return None if self.target is None else self.target.is_met_by(self.measured)
+
+
+class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one file of this package measures; `method` says how, in sentences for a reader of the report."""
+
+    figure: str
+    title: str
+    method: str
+    rows: tuple[Row, ...]
+
+
+class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A figure with where and when it was measured: the content of results/<figure>.json."""
+
+    figure: Figure
+    date: str
+    commit: str
+    quick: bool
+    seconds: float
+    machine: dict[str, str]
+    versions: dict[str, str]
+
+
+class CannotReport(Exception):
+    """A result that is missing, or is not what a measurement writes; the message names the file."""
+
+
+def save(measurement: Measurement, folder: Path) -> Path:
+    file = folder / f"{measurement.figure.figure}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(measurement), indent=1) + b"\n")
+    return file
+
+
+def load(figure: str, folder: Path) -> Measurement:
+    """The saved measurement of a figure. Raises CannotReport unless it is whole."""
+    file = folder / f"{figure}.json"
+    if not file.exists():
+        raise CannotReport(f"{file.name}: missing; `python -m benchmarks {figure}` measures it.")
+    try:
+        measurement = msgspec.json.decode(file.read_bytes(), type=Measurement)
+    except msgspec.DecodeError as error:
+        raise CannotReport(f"{file.name}: {error}") from error
+    if measurement.figure.figure != figure:
+        raise CannotReport(f"{file.name}: holds the figure {measurement.figure.figure!r}.")
+    if not measurement.figure.rows:
+        raise CannotReport(f"{file.name}: has no rows.")
+    for row in measurement.figure.rows:
+        if not row.rounds:
+            raise CannotReport(f"{file.name}: {row.what!r} has no rounds, so nothing was measured.")
+    return measurement
