@@ -21,15 +21,16 @@ from tests.compose.engine import Engine, engine, run
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
 HEALTHY_WITHIN = 60  # seconds, for the gateway once all that it waits for is healthy
+STORE_WELL_WITHIN = 10  # seconds, for the store to answer in time on a machine that is busy starting containers
 QUESTION = {"messages": [{"role": "user", "content": "Name one colour."}], "max_tokens": 8, "temperature": 0}
 
 
 @dataclass
 class Reply:
-    """An answer of the gateway, whole."""
+    """An answer of the gateway, whole. Header names are in lower case."""
 
     status: int
-    headers: http.client.HTTPMessage
+    headers: dict[str, str]
     body: bytes
 
 
@@ -70,12 +71,13 @@ class Composed:
         """Return one field of a container or an image."""
         return self.engine.docker("inspect", "--format", "{{" + path + "}}", what).strip()
 
-    def post(self, body: dict[str, Any]) -> Reply:
+    def post(self, body: dict[str, Any], **headers: str) -> Reply:
         """Send one chat request, as a client outside would."""
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)) as connection:
-            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+            sent = {"Content-Type": "application/json", **headers}
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), sent)
             response = connection.getresponse()
-            return Reply(response.status, response.headers, response.read())
+            return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
 
     def model(self) -> str:
         """Return the id of the model that the gateway lists."""
@@ -121,9 +123,9 @@ def test_an_answer_outlives_down_and_up(composed: Composed) -> None:
     """The second time an answer comes from the cache, streamed or not, and also after every container is gone."""
     question = {"model": composed.model(), **QUESTION}
     first = composed.post(question)
-    assert (first.status, first.headers["x-keepgate-cache"]) == (200, "miss"), first.body
+    assert (first.status, first.headers["x-keepgate-cache"]) == (200, "miss"), first
     second = composed.post(question)
-    assert (second.status, second.headers["x-keepgate-cache"]) == (200, "hit"), second.body
+    assert (second.status, second.headers["x-keepgate-cache"]) == (200, "hit"), second
     assert json.loads(second.body)["choices"] == json.loads(first.body)["choices"]
 
     before = composed.container("gateway")
@@ -131,12 +133,15 @@ def test_an_answer_outlives_down_and_up(composed: Composed) -> None:
     composed.up()
     assert composed.container("gateway") != before
 
-    third = composed.post(question)
-    assert (third.status, third.headers["x-keepgate-cache"]) == (200, "hit"), third.body
+    # Redis has 20 ms for an answer, which on a busy machine it may miss, and then the gateway goes on without it.
+    given_up = time.monotonic() + STORE_WELL_WITHIN
+    while (third := composed.post(question, **{"Cache-Control": "only-if-cached"})).status == 504:
+        assert time.monotonic() < given_up, (third, composed.compose("logs", "gateway"))
+    assert (third.status, third.headers["x-keepgate-cache"]) == (200, "hit"), third
     assert third.headers["x-keepgate-layer"] == "exact"
     assert json.loads(third.body)["choices"] == json.loads(first.body)["choices"]
     streamed = composed.post({**question, "stream": True})
-    assert (streamed.status, streamed.headers["x-keepgate-cache"]) == (200, "hit"), streamed.body
+    assert (streamed.status, streamed.headers["x-keepgate-cache"]) == (200, "hit"), streamed
     assert streamed.body.endswith(b"data: [DONE]\n\n")
 
 
