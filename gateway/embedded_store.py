@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import IO
 
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from gateway.child import running
@@ -27,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _START_DEADLINE = 30.0
 _START_POLL = 0.02
+_ANSWER_DEADLINE = 1.0
 _LOCK_POLL = 0.5
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 30.0
@@ -178,10 +181,12 @@ class _EmbeddedServer:
         return [str(self._program), *(word for name, value in options.items() for word in (f"--{name}", value))]
 
     async def _answers(self) -> bool:
-        client = redis.asyncio.from_url(self.url, socket_timeout=1.0, socket_connect_timeout=1.0)
+        # With a timeout of its own the client waits in a way that Python 3.11 may not let be cancelled.
+        client = redis.asyncio.from_url(self.url, socket_timeout=None, retry=Retry(NoBackoff(), 0))
         try:
-            await client.ping()
-        except (RedisError, OSError):
+            async with asyncio.timeout(_ANSWER_DEADLINE):
+                await client.ping()
+        except (RedisError, OSError, TimeoutError):
             return False
         finally:
             with contextlib.suppress(RedisError, OSError):

@@ -51,6 +51,10 @@ class Serving:
 
     async def until_ready(self) -> None:
         await self.until_said("Ready")
+        self.find_url()
+
+    def find_url(self) -> None:
+        """For a gateway that is not ready but serves already."""
         match = re.search(r"serving +(http://\S+)/v1", self.said)
         assert match is not None
         self.url = match[1]
@@ -161,6 +165,12 @@ def parent_of(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return 0
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of all threads of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -252,14 +252,11 @@ async def refusal(state: Path, *words: str, **variables: str) -> str:
 async def test_a_taken_port_is_one_clear_line(stage: Stage, tmp_path: Path) -> None:
     """With workers too, though these could share the port."""
     mock = await stage.mock()
-    for workers in ("1", "2"):
-        async with serving(tmp_path / workers, "--upstream", mock.url, "--workers", workers) as gateway:
+    for workers, others in (("1", "2"), ("2", "1")):
+        async with serving(tmp_path, "--upstream", mock.url, "--workers", workers, "--redis", "none") as gateway:
             port = gateway.url.rpartition(":")[2]
-            for others in ("1", "2"):
-                said = await refusal(tmp_path / "other", "--upstream", mock.url, "--port", port, "--workers", others)
-                assert said == (
-                    f"keepgate: port: {port} is taken on 127.0.0.1; choose another with --port or KEEPGATE_PORT"
-                )
+            said = await refusal(tmp_path, "--upstream", mock.url, "--port", port, "--workers", others)
+            assert said == f"keepgate: port: {port} is taken on 127.0.0.1; choose another with --port or KEEPGATE_PORT"
 
 
 async def test_a_state_directory_that_cannot_be_is_one_clear_line(tmp_path: Path) -> None:
@@ -274,20 +271,18 @@ async def test_a_state_directory_that_cannot_be_is_one_clear_line(tmp_path: Path
     assert said.startswith("keepgate: redis: embedded: the server ended at its start: Can't open or create append-only")
 
 
-async def test_a_refused_password_is_one_clear_line(folder: Path, tmp_path: Path) -> None:
+async def test_a_refused_password_is_one_clear_line(own_valkey: Valkey, tmp_path: Path) -> None:
     """A store that will never let the gateway in is a fault of the settings; the password is not repeated."""
-    server = Valkey(folder, "--requirepass", "right")
-    await server.start()
-    try:
-        for url in (f"unix://:hush@{server.socket}", server.url):
-            said = await refusal(tmp_path, "--upstream", "mock:", "--redis", url)
-            assert said.startswith("keepgate: redis: redis refuses the credentials of its URL")
-            assert "hush" not in said
-        async with serving(tmp_path, "--upstream", "mock:", "--redis", f"unix://:right@{server.socket}") as gateway:
-            assert [(await gateway.ask()).cache for _ in range(2)] == ["miss", "hit"]
-            assert "right" not in gateway.said
-    finally:
-        await server.stop()
+    client = redis.asyncio.from_url(own_valkey.url)
+    await client.config_set("requirepass", "right")
+    await client.aclose()
+    for url in (f"unix://:hush@{own_valkey.socket}", own_valkey.url):
+        said = await refusal(tmp_path, "--upstream", "mock:", "--redis", url)
+        assert said.startswith("keepgate: redis: redis refuses the credentials of its URL")
+        assert "hush" not in said
+    async with serving(tmp_path, "--upstream", "mock:", "--redis", f"unix://:right@{own_valkey.socket}") as gateway:
+        assert [(await gateway.ask()).cache for _ in range(2)] == ["miss", "hit"]
+        assert "right" not in gateway.said
 
 
 async def test_an_address_that_is_not_this_machines_is_one_clear_line(tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""`keepgate serve` as it is first tried: no upstream named, the in-repo backend on the real model."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from tests.gateway.client import CHAT, Answer, assemble
+from tests.gateway.serving import DEADLINE, Serving, cpu_seconds, processes, serving
+
+MODEL = "SmolLM2-135M-Instruct"
+GREETING: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Say hello."}],
+    "temperature": 0,
+    "max_tokens": 12,
+}
+
+
+async def ask(gateway: Serving, **fields: Any) -> Answer:
+    return await gateway.send("POST", CHAT, {**GREETING, **fields})
+
+
+async def until_kept(gateway: Serving) -> None:
+    """Return when the shared store has an answer; it is written behind the answer."""
+    async with asyncio.timeout(DEADLINE):
+        while not (await gateway.stats())["layers"]["exact"]["tiers"]["redis"]["entries"]:  # noqa: ASYNC110  # HTTP
+            await asyncio.sleep(0.02)
+
+
+async def must_wait(gateway: Serving, seed: int) -> None:
+    """What is not cached is told to come back."""
+    refused = await ask(gateway, seed=seed)
+    assert (refused.status, refused.error["code"]) == (503, "no_upstream")
+    assert int(refused.headers["Retry-After"]) > 0
+
+
+async def test_a_real_model_answers_and_its_answers_outlive_it(tmp_path: Path) -> None:
+    """Computed, then a hit in either shape; so it stays while the backend is down, and after a restart of all."""
+    async with serving(tmp_path, "--model", "default") as gateway:
+        assert f"Ready: {MODEL} answers at {gateway.url}/v1" in gateway.said
+        assert [model["id"] for model in (await gateway.send("GET", "/v1/models")).json["data"]] == [MODEL]
+        computed = await ask(gateway)
+        assert (computed.status, computed.cache) == (200, "miss")
+        assert computed.text.strip()
+        usage = computed.json["usage"]
+        assert 0 < usage["completion_tokens"] <= 12
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+        again = await ask(gateway)
+        assert (again.cache, again.json) == ("hit", computed.json)
+        streamed = await ask(gateway, stream=True, stream_options={"include_usage": True})
+        assert streamed.cache == "hit"
+        assert assemble(streamed.chunks)["choices"] == computed.json["choices"]
+        saved = (await gateway.stats())["saved"]
+        assert saved["completion_tokens"] == 2 * usage["completion_tokens"]
+        assert saved["seconds"] > 0
+
+        os.kill(gateway.child("-m backend"), signal.SIGKILL)
+        await gateway.until_said("the backend was killed by signal 9; starting it again in 1 s")
+        assert (await ask(gateway)).json == computed.json
+        await must_wait(gateway, seed=1)
+        assert (await gateway.send("GET", "/ready")).status == 503
+        await gateway.until_said("Ready:", times=2)
+        assert (await ask(gateway, seed=1)).cache == "miss"
+
+        children = gateway.children()
+        assert len(children) == 2
+        assert await gateway.signal(signal.SIGTERM) == 0
+        assert not processes().keys() & children.keys()
+    async with serving(tmp_path, ready=False) as gateway:
+        await gateway.until_said("in-repo backend, starting now")
+        gateway.find_url()
+        assert (await ask(gateway)).json == computed.json
+        await must_wait(gateway, seed=2)
+        await gateway.until_ready()
+        # Ready in 10 s, counted in CPU seconds: what else runs on the machine is not the gateway's doing.
+        assert sum(cpu_seconds(pid) for pid in (gateway.pid, *gateway.children())) < 10
+        assert (await gateway.send("GET", "/ready")).status == 200
+
+
+async def test_every_worker_knows_when_the_backend_is_there(tmp_path: Path) -> None:
+    """Ready means that each of them has it; when it is killed, each says so and answers what is cached."""
+    async with serving(tmp_path, "--workers", "2") as gateway:
+        for seed in range(10):
+            assert (await ask(gateway, max_tokens=1, seed=seed)).status == 200
+        computed = await ask(gateway)
+        await until_kept(gateway)
+        os.kill(gateway.child("-m backend"), signal.SIGKILL)
+        await gateway.until_said("the backend was killed by signal 9")
+        for seed in range(100, 110):
+            await must_wait(gateway, seed)
+            assert (await ask(gateway)).json == computed.json
+
+
+async def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
+    """The backend says why it cannot start; the gateway ends with status 1 and adds nothing."""
+    async with serving(tmp_path, "--model", str(tmp_path / "no-model"), ready=False) as gateway:
+        assert await gateway.ended() == 1
+        (reason,) = (line for line in gateway.lines if "no-model" in line)
+        assert reason.startswith("keepgate backend: model ")
+        assert gateway.lines[-1] == reason
+        assert "Traceback" not in gateway.said
