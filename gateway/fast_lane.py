@@ -1,12 +1,14 @@
 """Hot answers, before any routing: a request seen before, byte for byte, is answered from memory.
 
-It does nothing that the pipeline does not do; it only remembers where the pipeline arrived. The memory tier maps two
-digests to the entry and the form that answered: one of body, path and tenant, for which other headers do not matter,
-and one of all the bytes of the request, for which not even they need to be read (see HotConnection).
+It does nothing that the pipeline does not do; it only remembers where the pipeline arrived. The memory tier maps the
+digest of body, path and tenant, for which other headers do not matter, to the entry and the form that answered; and
+the digest of all the bytes of a request leads to that digest, so that not even the headers need to be read the next
+time (see HotConnection).
 """
 
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 import xxhash
@@ -26,6 +28,9 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 RAW_DIGEST = "keepgate.raw_digest"
 
+# About a megabyte. A client that sends a new header with every request fills it, the least recently used go first.
+_MOST_WIRE_DIGESTS = 4096
+
 
 class FastLane:
     """Stands in front of the application's own request handler."""
@@ -40,6 +45,7 @@ class FastLane:
         # digest apart.
         self._seed = secrets.randbits(64)
         self._wire_seed = secrets.randbits(64)
+        self._wire_digests: OrderedDict[bytes, bytes] = OrderedDict()
         self._counters = {family: HitCounter(family) for family in FAMILIES.values()}
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -59,16 +65,23 @@ class FastLane:
             return await self._application(request)
         slot, form, age = found
         if wire is not None:
-            self._cache.memory.alias(slot, xxhash.xxh3_128_digest(wire, self._wire_seed), form)
+            self._remember(wire, digest)
         return web.Response(body=slot.forms[form], headers=hit_headers(slot.entry, age, form, "exact"))
 
     def answer_to(self, wire: bytes) -> bytes | None:
         """The whole response, head and body, to a request of exactly these bytes, where it is known."""
-        found = self._find(xxhash.xxh3_128_digest(wire, self._wire_seed))
-        if found is None:
+        wire_digest = xxhash.xxh3_128_digest(wire, self._wire_seed)
+        digest = self._wire_digests.get(wire_digest)
+        if digest is None or (found := self._find(digest)) is None:
             return None
+        self._wire_digests.move_to_end(wire_digest)
         slot, form, age = found
         return whole_response(hit_headers(slot.entry, age, form, "exact"), slot.forms[form])
+
+    def _remember(self, wire: bytes, digest: bytes) -> None:
+        self._wire_digests[xxhash.xxh3_128_digest(wire, self._wire_seed)] = digest
+        if len(self._wire_digests) > _MOST_WIRE_DIGESTS:
+            self._wire_digests.popitem(last=False)
 
     def _find(self, digest: bytes) -> tuple[Slot, str, float] | None:
         """The slot that answers now, in which form, and its age in seconds; counted as a hit."""
