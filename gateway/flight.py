@@ -123,6 +123,8 @@ class Flight:
             for event in splitter.feed(data):
                 is_usage = not self.oversized and recorder.add(event)
                 await self._add(UsagePiece(event) if is_usage and usage_was_added else Piece(event))
+            if len(splitter.rest) > self._keep_bytes:  # whatever it is, it is not gathered without limit
+                await self._add(Piece(splitter.flush()))
         if splitter.rest.strip():
             self.unstorable = "the stream ended within an event"
             await self._add(Piece(splitter.rest))
@@ -154,7 +156,7 @@ class Flight:
 
     async def _wait_for_slowest(self) -> None:
         end = self._first + len(self._pieces)
-        while any(passenger.position < end for passenger in self._passengers):
+        while any(passenger.reads and passenger.position < end for passenger in self._passengers):
             self._drained.clear()
             await self._drained.wait()
         self._pieces.clear()
@@ -174,6 +176,7 @@ class Passenger:
     def __init__(self, flight: Flight) -> None:
         self.flight = flight
         self.position = 0
+        self.reads = True
         self.wake = asyncio.Event()
 
     def __enter__(self) -> "Passenger":
@@ -195,7 +198,9 @@ class Passenger:
             raise self.flight.error
 
     async def landed(self) -> None:
-        """Wait until everything has been said. Raises the GatewayError that ended the flight early."""
+        """Wait until everything has been said, reading none of it. Raises the GatewayError that ended it early."""
+        self.reads = False
+        self.flight._drained.set()
         await self.flight._landed.wait()
         if self.flight.error:
             raise self.flight.error

@@ -39,14 +39,15 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         error.status = refusal.status
     except GatewayError as failure:
         error = failure
+    except ConnectionError:
+        # Upstreams and stores have errors of their own: this is a client that has left, and nobody gets the response.
+        return web.Response()
     except Exception as fault:  # noqa: BLE001  # the last resort; it is logged and answered
         # Neither the message nor the path: both may carry what a tenant wrote.
         frames = "".join(traceback.format_tb(fault.__traceback__))
         log.error("a request failed: %s\n%s", type(fault).__name__, frames)
         error = InternalError("The gateway failed on this request. Its log says where.")
     metrics.errors.labels(error.code or "").inc()
-    if _STARTED in request:
-        if request.transport is not None:
-            request.transport.abort()
-        raise ConnectionResetError("the response had started")
+    if _STARTED in request and request.transport is not None:
+        request.transport.abort()  # nobody will get what is returned
     return error.response()

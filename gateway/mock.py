@@ -127,11 +127,17 @@ class MockUpstream:
         try:
             return await self._reply(request, received.fields)
         except asyncio.CancelledError:
-            self.cancelled += 1
-            # Shielded from this cancellation by running to the next await only: the lock is free on one loop.
-            async with self._arrived:
-                self._arrived.notify_all()
+            await self._note_cancelled()
             raise
+        except ConnectionError:  # the same, noticed by writing
+            await self._note_cancelled()
+            return web.Response()
+
+    async def _note_cancelled(self) -> None:
+        self.cancelled += 1
+        # Shielded from a cancellation by running to the next await only: the lock is free on one loop.
+        async with self._arrived:
+            self._arrived.notify_all()
 
     async def _reply(self, request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
         asked = _last_user_message(fields)

@@ -35,6 +35,11 @@ class EventSplitter:
         self._rest = data[start:]
         return events
 
+    def flush(self) -> bytes:
+        """Give up the event that has begun, and hand it over as it is."""
+        rest, self._rest = self._rest, b""
+        return rest
+
     @property
     def rest(self) -> bytes:
         """An event that has begun and not ended."""

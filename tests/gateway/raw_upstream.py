@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 
 Conversation = Callable[["Connection"], Awaitable[None]]
 
+# Ends where the connection ends; the other says itself where it ends, so that a cut shows.
 EVENT_STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+CHUNKED_EVENT_STREAM = EVENT_STREAM[:-2] + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 class Connection:
@@ -93,6 +95,11 @@ class RawUpstream:
             pass  # the gateway has left
         finally:
             writer.close()
+
+
+def chunked(data: bytes) -> bytes:
+    """A chunk of a chunked body; an empty one ends it."""
+    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def json_reply(body: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:

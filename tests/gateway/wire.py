@@ -1,6 +1,7 @@
 """A client that writes its own bytes, for requests that no HTTP library would send."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -47,10 +48,15 @@ class Wire:
 
 
 @asynccontextmanager
-async def wire(client: Client, buffer: int = 2**16) -> AsyncIterator[Wire]:
-    """A connection to the client's gateway; leaving breaks it. `buffer` bytes are read ahead of the test."""
+async def wire(client: Client, receive_buffer: int | None = None) -> AsyncIterator[Wire]:
+    """A connection to the client's gateway; leaving breaks it. The kernel takes in about `receive_buffer` bytes."""
     url = urlsplit(client.gateway.url)
-    reader, writer = await asyncio.open_connection(url.hostname, url.port, limit=buffer)
+    connection = socket.socket()
+    if receive_buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(connection, (url.hostname, url.port))
+    reader, writer = await asyncio.open_connection(sock=connection)
     try:
         yield Wire(reader, writer)
     finally:
