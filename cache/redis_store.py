@@ -322,9 +322,10 @@ async def _greet(client: "redis.asyncio.Redis", store: RedisStore) -> None:
     try:
         async with asyncio.timeout(_BACKGROUND_DEADLINE):
             await client.ping()
-    except AuthenticationError as error:
-        raise StoreUnavailable(f"redis refuses the credentials of its URL: {error}") from error
     except (RedisError, OSError, TimeoutError) as error:
+        # The client reports a refused handshake as a lost connection, with the reason as its cause.
+        if isinstance(error.__cause__, AuthenticationError) or isinstance(error, AuthenticationError):
+            raise StoreUnavailable(f"redis refuses the credentials of its URL: {error}") from error
         store.breaker.trip(error)
 
 

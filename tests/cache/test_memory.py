@@ -98,7 +98,7 @@ async def test_the_least_recently_used_goes_first() -> None:
     store = MemoryStore(20_000)
     one = entry("public.0", body=b"x" * 100)
     await store.put(one, 60)
-    room = 20_000 // store.size
+    room = 20_000 // store.size - 1  # and some for the form and the alias
     for number in range(1, room):
         await store.put(entry(f"public.{number}", body=b"x" * 100), 60)
     assert len(store) == room

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import redis.asyncio
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError
 
 _READY_WITHIN = 15.0
 _PING_EVERY = 0.01
@@ -56,7 +56,7 @@ class Valkey:
             await client.ping()
         except RedisError as error:
             # A server that asks for a password is a server that runs.
-            return "NOAUTH" in str(error) or "Authentication required" in str(error)
+            return isinstance(error.__cause__, AuthenticationError)
         finally:
             await client.aclose()
         return True
