@@ -38,9 +38,11 @@ test-compose: $(INSTALLED) ## build compose.yaml and try it on a real Docker eng
 	@exec $(BIN)/python -m pytest -s -m compose tests/compose $(ARGS)
 
 lint: $(INSTALLED) ## ruff, its formatter and the strict type checker
-	@$(BIN)/ruff check
-	@$(BIN)/ruff format --check
-	@$(BIN)/mypy
+	@status=0; \
+	$(BIN)/ruff check || status=1; \
+	$(BIN)/ruff format --check || status=1; \
+	$(BIN)/mypy || status=1; \
+	exit $$status
 
 format: $(INSTALLED) ## let ruff put the code in order
 	@$(BIN)/ruff check --fix
