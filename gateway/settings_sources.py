@@ -33,9 +33,9 @@ def load(file: Path | None, environment: Mapping[str, str], arguments: Mapping[s
     warnings: list[str] = []
     layers: list[tuple[str, dict[str, Any]]] = []
     if file is not None:
-        from gateway.settings_file import read_settings_file  # a YAML reader, only where there is YAML
+        from gateway.yaml_file import read_yaml  # PyYAML, only where there is YAML
 
-        layers.append((str(file), read_settings_file(file)))
+        layers.append((str(file), read_yaml(file, example="port: 8080")))
     layers.append((_ENVIRONMENT, _from_environment(environment, warnings)))
     layers.append((_COMMAND_LINE, {key: value for key, value in arguments.items() if value is not None}))
     merged: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Settings in YAML. A key said twice, which YAML's reader would let pass, is refused."""
+"""A YAML file that an operator wrote. A key said twice, which YAML's reader would let pass, is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,22 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_settings_file(file: Path) -> dict[str, Any]:
-    """What the file says, unchecked. Raises SettingsError naming the file and, where there is one, the line."""
+def read_yaml(file: Path, example: str) -> dict[str, Any]:
+    """The keys and values of a file, unchecked; `example` is what one may look like.
+
+    Raises SettingsError, naming the file and, where there is one, the line.
+    """
     try:
         # A SafeLoader: only plain values come out of it.
         content = yaml.load(file.read_bytes(), _Loader)  # noqa: S506
     except OSError as error:
         raise SettingsError(f"{file}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise SettingsError(f"{file}: not the YAML of settings: {_reason(error)}") from error
+        raise SettingsError(f"{file}: not valid YAML: {_reason(error)}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise SettingsError(f"{file}: expected keys and values, such as `port: 8080`")
+        raise SettingsError(f"{file}: expected keys and values, such as `{example}`")
     return content
 
 
