@@ -1,0 +1,254 @@
+"""The exact cache: memory in front of Redis, and four kinds of outcome that are never confused."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from cache.entry import Entry, encode_entry
+from cache.errors import StoreUnavailable
+from cache.exact import ExactCache
+from cache.key import Key, namespace_for, request_key
+from cache.memory import MemoryStore
+from cache.redis_store import RedisStore, open_redis_store
+from cache.results import Failed, Hit, Miss
+from tests.cache.conftest import PATIENT
+from tests.cache.entries import entry, until
+from tests.cache.valkey import Valkey
+
+DEADLINE = 0.1
+
+
+def key_of(number: int, namespace: str = "public") -> Key:
+    return request_key(namespace, "chat.completions", {"model": "m", "n": number})
+
+
+def answer_to(cache: ExactCache, key: Key, model: str = "m", **fields: Any) -> Entry:
+    """An entry for a request that begins now."""
+    generation = cache.generation(key.namespace, model)
+    return entry(key.id, **{"proof": key.proof, "model": model, "generation": generation, **fields})
+
+
+@asynccontextmanager
+async def worker(url: str, deadline: float = PATIENT) -> AsyncIterator[ExactCache]:
+    """A process's cache over the Redis at `url`, following the purges of others."""
+    async with open_redis_store(url, deadline) as store:
+        cache = ExactCache(MemoryStore(2**24), store, keep_stale=60)
+        with suppress(StoreUnavailable):
+            await cache.learn_purges()
+        following = asyncio.create_task(cache.follow_purges())
+        try:
+            yield cache
+        finally:
+            assert not following.done(), following
+            following.cancel()
+            await asyncio.wait([following])
+
+
+async def written(cache: ExactCache, kept: Entry) -> None:
+    await cache.store(kept)
+    assert cache.redis
+    await cache.redis.flush()
+
+
+async def tier_of(cache: ExactCache, key: Key) -> str:
+    outcome = await cache.lookup(key)
+    return outcome.tier if isinstance(outcome, Hit) else type(outcome).__name__
+
+
+async def test_an_answer_is_found_in_every_tier(valkey: Valkey) -> None:
+    """First in memory; in another process from Redis, and there from memory afterwards."""
+    key = key_of(1)
+    async with worker(valkey.url) as one, worker(valkey.url) as other:
+        assert await one.lookup(key) == Miss(("memory", "redis"))
+        kept = answer_to(one, key)
+        await written(one, kept)
+        assert await tier_of(one, key) == "memory"
+        assert await tier_of(other, key) == "redis"
+        assert await tier_of(other, key) == "memory"
+        found = await other.lookup(key)
+        assert isinstance(found, Hit)
+        assert found.entry == kept
+
+
+async def test_an_answer_outlives_every_process(own_valkey: Valkey) -> None:
+    """Kept before a restart of everything, found after it."""
+    key = key_of(1)
+    async with worker(own_valkey.url) as cache:
+        await written(cache, answer_to(cache, key))
+    await own_valkey.kill()
+    await own_valkey.start()
+    async with worker(own_valkey.url) as cache:
+        assert await tier_of(cache, key) == "redis"
+
+
+async def test_a_forged_collision_is_a_miss(valkey: Valkey) -> None:
+    """The same id with another proof is another request, in both tiers."""
+    key = key_of(1)
+    async with worker(valkey.url) as one, worker(valkey.url) as other:
+        await written(one, answer_to(one, key))
+        forged = Key(key.id, b"q" * 16)
+        assert isinstance(await one.lookup(forged), Miss)
+        assert isinstance(await other.lookup(forged), Miss)
+        assert await tier_of(other, key) == "redis"
+
+
+async def test_one_tenant_never_sees_the_answer_of_another(valkey: Valkey) -> None:
+    """The same request from two tenants is two requests, and bytes under the wrong key are no answer either."""
+    mine, yours = key_of(1, namespace_for("Bearer a")), key_of(1, namespace_for("Bearer b"))
+    async with worker(valkey.url) as one, worker(valkey.url) as other:
+        await written(one, answer_to(one, mine))
+        assert isinstance(await one.lookup(yours), Miss)
+        assert isinstance(await other.lookup(yours), Miss)
+        raw = redis.asyncio.Redis.from_url(valkey.url)
+        await raw.set(f"keepgate:entry:{yours.id}", encode_entry(answer_to(one, mine)))
+        await raw.aclose()
+        assert isinstance(await other.lookup(yours), Failed)
+        assert isinstance(await other.lookup(yours), Miss)
+
+
+async def test_a_hit_says_its_age_and_when_it_is_stale() -> None:
+    """An entry past its lifetime stays for those who accept it, and not for ever."""
+    now = 1000.0
+    cache = ExactCache(MemoryStore(2**20, lambda: now), None, keep_stale=30, clock=lambda: now)
+    key = key_of(1)
+    await cache.store(answer_to(cache, key, created=1000.0, fresh_for=10.0))
+    for age, stale in ((0.0, False), (9.9, False), (10.0, True), (39.0, True)):
+        now = 1000.0 + age
+        found = await cache.lookup(key)
+        assert isinstance(found, Hit)
+        assert (round(found.age, 6), found.stale) == (age, stale)
+    now = 1040.1
+    assert isinstance(await cache.lookup(key), Miss)
+
+
+async def test_time_spent_in_redis_counts() -> None:
+    """An answer that comes to memory late does not get its whole lifetime again."""
+    now = 1000.0
+    memory = MemoryStore(2**20, lambda: now)
+    cache = ExactCache(memory, None, keep_stale=0, clock=lambda: now)
+    key = key_of(1)
+    now = 1008.0
+    await cache.store(answer_to(cache, key, created=1000.0, fresh_for=10.0))
+    now = 1009.0
+    assert isinstance(await cache.lookup(key), Hit)
+    now = 1010.5
+    assert isinstance(await cache.lookup(key), Miss)
+
+
+async def test_without_redis_an_unknown_answer_is_a_miss() -> None:
+    """There is one tier, and it can say."""
+    cache = ExactCache(MemoryStore(2**20), None, keep_stale=0)
+    assert await cache.lookup(key_of(1)) == Miss(("memory",))
+
+
+async def test_a_failure_is_never_a_miss(own_valkey: Valkey) -> None:
+    """While Redis cannot say, nobody says Miss; what memory has is a hit all the same."""
+    known, unknown = key_of(1), key_of(2)
+    async with worker(own_valkey.url, DEADLINE) as cache:
+        await written(cache, answer_to(cache, known))
+        assert isinstance(await cache.lookup(unknown), Miss)
+        own_valkey.freeze()
+        for _ in range(3):
+            assert isinstance(await cache.lookup(unknown), Failed)
+            assert await tier_of(cache, known) == "memory"
+        await own_valkey.kill()
+        assert isinstance(await cache.lookup(unknown), Failed)
+        await own_valkey.start()
+
+        async def well() -> bool:
+            return isinstance(await cache.lookup(unknown), Miss)
+
+        await until(well, within=15)
+
+
+async def test_before_the_purges_are_known_redis_is_not_believed(folder: Path) -> None:
+    """A worker that starts without Redis fails its lookups rather than answer with what was purged."""
+    server = Valkey(folder)
+    async with worker(server.url, DEADLINE) as cache:
+        outcome = await cache.lookup(key_of(1))
+        assert isinstance(outcome, Failed)
+        with pytest.raises(StoreUnavailable):
+            await cache.entry("public.aa")
+        await server.start()
+
+        async def well() -> bool:
+            return isinstance(await cache.lookup(key_of(1)), Miss)
+
+        await until(well, within=15)
+    await server.stop()
+
+
+async def test_a_corrupt_value_is_a_failure_then_a_miss(valkey: Valkey) -> None:
+    """Whoever wrote it."""
+    key = key_of(1)
+    raw = redis.asyncio.Redis.from_url(valkey.url)
+    async with worker(valkey.url) as cache:
+        await raw.set(f"keepgate:entry:{key.id}", b"KGE1 nonsense")
+        assert isinstance(await cache.lookup(key), Failed)
+        assert isinstance(await cache.lookup(key), Miss)
+    await raw.aclose()
+
+
+async def test_an_entry_is_shown_and_deleted_by_its_id(valkey: Valkey) -> None:
+    """In whichever tier it is, and not when it was purged."""
+    key = key_of(1)
+    async with worker(valkey.url) as one, worker(valkey.url) as other:
+        kept = answer_to(one, key)
+        await written(one, kept)
+        assert await one.entry(key.id) == await other.entry(key.id) == kept
+        assert await other.delete(key.id) is True
+        assert await other.delete(key.id) is False
+        assert await other.entry(key.id) is None
+        await written(one, kept)
+        await other.purge("all")
+        assert await other.entry(key.id) is None
+
+
+async def test_a_deletion_is_seen_in_the_memory_of_others(valkey: Valkey) -> None:
+    """Within a second, and the other entries stay."""
+    gone, stays = key_of(1), key_of(2)
+    async with worker(valkey.url) as one, worker(valkey.url) as other:
+        for key in (gone, stays):
+            await written(one, answer_to(one, key))
+            assert await tier_of(other, key) == "redis"
+            assert await tier_of(other, key) == "memory"
+        assert await one.delete(gone.id) is True
+
+        async def seen() -> bool:
+            return isinstance(await other.lookup(gone), Miss)
+
+        await until(seen, within=1)
+        assert isinstance(await one.lookup(gone), Miss)
+        assert await tier_of(other, stays) == "memory"
+
+
+async def test_a_lookup_under_way_does_not_bring_a_deleted_entry_back(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reply was on its way while the entry was deleted: it is not kept in memory."""
+    key = key_of(1)
+    async with worker(valkey.url) as one, worker(valkey.url) as other:
+        await written(one, answer_to(one, key))
+        assert other.redis
+        replied, deleted = asyncio.Event(), asyncio.Event()
+        ask = RedisStore.get
+
+        async def slow(store: RedisStore, entry_id: str) -> Entry | None:
+            reply = await ask(store, entry_id)
+            replied.set()
+            await deleted.wait()
+            return reply
+
+        with monkeypatch.context() as patched:
+            patched.setattr(RedisStore, "get", slow)
+            lookup = asyncio.create_task(other.lookup(key))
+            await replied.wait()
+            await other.delete(key.id)
+            deleted.set()
+            await lookup
+        assert isinstance(await other.lookup(key), Miss)

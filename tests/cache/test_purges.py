@@ -1,0 +1,228 @@
+"""A purge in one worker holds in all of them, whatever was in flight and whoever was away."""
+
+import asyncio
+from typing import Literal
+
+import pytest
+import redis.asyncio
+
+from cache.errors import StoreUnavailable
+from cache.exact import ExactCache
+from cache.key import Key
+from cache.memory import MemoryStore
+from cache.redis_store import open_redis_store
+from cache.results import Failed, Hit, Miss
+from tests.cache.conftest import PATIENT
+from tests.cache.entries import until
+from tests.cache.test_exact import answer_to, key_of, tier_of, worker, written
+from tests.cache.valkey import Valkey
+
+A, B = "a" * 20, "b" * 20
+
+
+async def is_gone(cache: ExactCache, key: Key) -> bool:
+    return isinstance(await cache.lookup(key), Miss)
+
+
+@pytest.mark.parametrize(
+    ("scope", "name", "purged"),
+    [
+        ("all", "", {(A, "m"), (A, "other"), (B, "m")}),
+        ("namespace", A, {(A, "m"), (A, "other")}),
+        ("model", "m", {(A, "m"), (B, "m")}),
+        ("namespace", "nobody", set()),
+        ("model", A, set()),
+    ],
+)
+async def test_a_purge_is_seen_by_all_workers(
+    valkey: Valkey, scope: Literal["all", "namespace", "model"], name: str, purged: set[tuple[str, str]]
+) -> None:
+    """Within a second, in memory and in Redis, and nothing else is lost."""
+    owners = [(A, "m"), (A, "other"), (B, "m")]
+    keys = {owner: key_of(number, owner[0]) for number, owner in enumerate(owners)}
+    async with worker(valkey.url) as one, worker(valkey.url) as other:
+        for (_, model), key in keys.items():
+            await written(one, answer_to(one, key, model))
+            assert await tier_of(other, key) == "redis"
+        await one.purge(scope, name)
+        for owner in purged:
+            assert await is_gone(one, keys[owner])
+        for owner in purged:
+            await until(lambda key=keys[owner]: is_gone(other, key), within=1)  # type: ignore[misc]
+        for owner in set(owners) - purged:
+            assert await tier_of(one, keys[owner]) == await tier_of(other, keys[owner]) == "memory"
+        async with worker(valkey.url) as late:
+            for owner in owners:
+                assert isinstance(await late.lookup(keys[owner]), Miss) == (owner in purged)
+
+
+async def test_a_purge_frees_the_memory_of_what_it_purged(valkey: Valkey) -> None:
+    """In every worker, however many entries there are; the others stay."""
+    async with worker(valkey.url) as one, worker(valkey.url) as other:
+        for number in range(3000):
+            for cache in (one, other):
+                key = key_of(number, A if number % 3 else B)
+                await cache.memory.put(answer_to(cache, key), 60)
+        await one.purge("namespace", A)
+        assert len(one.memory) == 1000
+
+        async def freed() -> bool:
+            return len(other.memory) == 1000
+
+        await until(freed, within=2)
+
+
+async def test_an_answer_computed_during_a_purge_is_not_kept(valkey: Valkey) -> None:
+    """Its request began before the purge, here or in another worker; the next one is kept."""
+    key = key_of(1)
+    async with worker(valkey.url) as one, worker(valkey.url) as other:
+        here, there = answer_to(one, key), answer_to(other, key)
+        await one.purge("all")
+        await written(one, here)
+        assert await is_gone(one, key)
+        await written(other, there)
+        await until(lambda: is_gone(other, key), within=1)
+        assert await is_gone(one, key)
+        await written(one, answer_to(one, key))
+        assert await tier_of(one, key) == "memory"
+
+
+async def test_nothing_comes_back_after_redis_was_flushed(valkey: Valkey) -> None:
+    """Neither what was purged before nor what is still being computed, when Redis has forgotten the purge."""
+    key = key_of(1)
+    raw = redis.asyncio.Redis.from_url(valkey.url)
+    async with worker(valkey.url) as one, worker(valkey.url) as other:
+        early = answer_to(one, key)
+        await written(one, early)
+        assert await tier_of(other, key) == "redis"
+        await one.purge("all")
+        await until(lambda: is_gone(other, key), within=1)
+        await raw.flushall()
+        for cache in (one, other):
+            await cache.learn_purges()
+        assert not one.counts(early)
+        await written(one, early)
+        assert await is_gone(one, key)
+        assert await is_gone(other, key)
+        async with worker(valkey.url) as late:
+            assert late.generation("public", "m") == one.generation("public", "m") == other.generation("public", "m")
+            assert not late.counts(early)
+        await written(other, answer_to(other, key))
+        assert await tier_of(one, key) == "redis"
+    await raw.aclose()
+
+
+async def test_purges_after_redis_was_flushed_are_still_followed(valkey: Valkey) -> None:
+    """The stream that carries them begins again."""
+    key = key_of(1)
+    raw = redis.asyncio.Redis.from_url(valkey.url)
+    async with worker(valkey.url) as one, worker(valkey.url) as other:
+        await one.purge("all")
+        await raw.flushall()
+        await written(one, answer_to(one, key))
+        await until(lambda: _hits(other, key), within=4)
+        await one.purge("model", "m")
+        await until(lambda: is_gone(other, key), within=4)
+    await raw.aclose()
+
+
+async def _hits(cache: ExactCache, key: Key) -> bool:
+    return isinstance(await cache.lookup(key), Hit)
+
+
+async def test_a_worker_that_was_away_learns_what_was_purged(own_valkey: Valkey) -> None:
+    """Its connections were cut and refused during the purge; once it is back it serves nothing of before."""
+    key, deleted = key_of(1), key_of(2)
+    raw = redis.asyncio.Redis.from_url(own_valkey.url)
+    async with worker(own_valkey.url) as one, worker(own_valkey.url) as other:
+        for each in (key, deleted):
+            await written(one, answer_to(one, each))
+            assert await tier_of(other, each) == "redis"
+        # Only `other` loses its connections: it is told of an outage that the server did not have.
+        assert other.redis
+        other.redis.breaker.trip(ConnectionError("cut"))
+        other.redis._client.connection_pool.connection_kwargs["path"] += ".away"
+        await other.redis._client.connection_pool.disconnect()
+        await one.purge("all")
+        await one.delete(deleted.id)
+        assert isinstance(await other.lookup(key_of(3)), Failed)
+        other.redis._client.connection_pool.connection_kwargs["path"] = str(own_valkey.socket)
+        for connection in other.redis._client.connection_pool._available_connections:
+            connection.path = str(own_valkey.socket)
+        async with asyncio.timeout(10):
+            await other.redis.breaker.wait_closed()
+        await until(lambda: is_gone(other, key), within=5)
+        await until(lambda: is_gone(other, deleted), within=5)
+    await raw.aclose()
+
+
+async def test_after_an_outage_redis_is_believed_only_when_the_purges_were_read(valkey: Valkey) -> None:
+    """A lookup in between fails; it does not answer with what was purged during the outage."""
+    key = key_of(1)
+    async with worker(valkey.url) as one, open_redis_store(valkey.url, PATIENT) as store:
+        other = ExactCache(MemoryStore(2**20), store, keep_stale=60)  # nothing follows the purges for it
+        await other.learn_purges()
+        await written(one, answer_to(one, key))
+        store.breaker.trip(ConnectionError("cut"))
+        await one.purge("all")
+        async with asyncio.timeout(10):
+            await store.breaker.wait_closed()
+        assert isinstance(await other.lookup(key), Failed)
+        with pytest.raises(StoreUnavailable):
+            await other.entry(key.id)
+        await other.learn_purges()
+        assert isinstance(await other.lookup(key), Miss)
+
+
+async def test_an_outage_has_the_purges_read_at_once(valkey: Valkey) -> None:
+    """Lookups do not fail for longer than the outage lasts."""
+    async with worker(valkey.url) as cache:
+        assert cache.redis
+        for _ in range(10):
+            cache.redis.breaker.trip(ConnectionError("cut"))
+            await until(lambda: is_gone(cache, key_of(1)), within=1)
+
+
+async def test_a_purge_during_an_outage_reaches_everyone_after_it(own_valkey: Valkey) -> None:
+    """It fails, and says so; it holds here at once, and elsewhere as soon as Redis is back."""
+    key = key_of(1)
+    async with worker(own_valkey.url) as one:
+        await written(one, answer_to(one, key))
+        await own_valkey.kill()
+        with pytest.raises(StoreUnavailable):
+            await one.purge("all")
+        assert not isinstance(await one.lookup(key), Hit)
+        await own_valkey.start()
+        await until(lambda: is_gone(one, key), within=15)
+        async with worker(own_valkey.url, PATIENT) as other:
+            assert await is_gone(other, key)
+
+
+async def test_two_purges_at_once_end_in_one_view(valkey: Valkey) -> None:
+    """Whoever came last, all workers agree, and nothing of before either counts."""
+    async with worker(valkey.url) as one, worker(valkey.url) as other:
+        before = [answer_to(cache, key_of(1)) for cache in (one, other)]
+        for _ in range(20):
+            await asyncio.gather(one.purge("all"), other.purge("all"), one.learn_purges(), other.learn_purges())
+
+        async def agreed() -> bool:
+            return one.generation(A, "m") == other.generation(A, "m")
+
+        await until(agreed, within=2)
+        assert not any(cache.counts(kept) for cache in (one, other) for kept in before)
+
+
+async def test_a_purge_does_not_grow_with_what_it_purges(valkey: Valkey) -> None:
+    """It writes one token, not one command for each entry."""
+    raw = redis.asyncio.Redis.from_url(valkey.url)
+    async with worker(valkey.url) as cache:
+        assert cache.redis
+        for number in range(500):
+            await cache.store(answer_to(cache, key_of(number, A)))
+        await cache.redis.flush()
+        before = (await raw.info("stats"))["total_commands_processed"]
+        await cache.purge("namespace", A)
+        after = (await raw.info("stats"))["total_commands_processed"]
+        assert after - before < 20
+        assert await is_gone(cache, key_of(7, A))
+    await raw.aclose()
