@@ -12,13 +12,11 @@ import sys
 from collections.abc import Callable
 
 import uvloop
-from aiohttp import web
 
 from backend.config import EngineConfig
 from backend.gguf_file import Progress
 from backend.model import ServedModel, load_model
 from backend.model_source import resolve_model
-from backend.server import STATE, create_app
 from backend.warm_up import warm_up
 
 _PR_SET_PDEATHSIG = 1
@@ -64,6 +62,11 @@ async def _serve(
     progress: Progress,
     announce: Callable[[str, str], None],
 ) -> None:
+    # Imported here, for torch comes with it and takes seconds: a mistyped model or a taken port is said before.
+    from aiohttp import web
+
+    from backend.server import STATE, create_app
+
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):

@@ -1,0 +1,64 @@
+"""Chat templates render as transformers renders them, and what they refuse is the caller's error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import transformers
+
+from backend.chat_template import ChatTemplate
+from backend.errors import InvalidRequest, ModelError
+from backend.model import ServedModel
+from backend.model_source import ModelSource
+
+MESSAGES = [
+    {"role": "system", "content": "Be <brief> & kind."},
+    {"role": "user", "content": 'Say "hé" {{ 1 }}'},
+    {"role": "assistant", "content": "hé"},
+    {"role": "user", "content": "Again."},
+]
+
+
+def test_the_models_template(model: ServedModel, source: ModelSource) -> None:
+    """With a system message and without, to the same token ids."""
+    template = model.text.chat_template
+    assert template is not None
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source.directory)
+    for messages in (MESSAGES, MESSAGES[1:2]):
+        expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        rendered = template.render(messages)
+        assert rendered == expected
+        assert model.text.tokenizer.encode(rendered, add_special_tokens=False).ids == tokenizer(expected)["input_ids"]
+
+
+def test_a_refusal_is_a_bad_request() -> None:
+    """The template author's words reach the caller."""
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
+        template.render(MESSAGES)
+    assert caught.value.param == "messages"
+
+
+def test_templates_run_in_a_sandbox() -> None:
+    """A model directory may come from anywhere."""
+    template = ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}", {})
+    with pytest.raises(InvalidRequest):
+        template.render(MESSAGES)
+
+
+def test_helpers_and_special_tokens(tmp_path: Path) -> None:
+    """What authors use: bos_token, tojson without HTML escapes, loop controls; the file beside the config wins."""
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": {"content": "<s>"}, "chat_template": "old"}')
+    source = "{{ bos_token }}{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m | tojson }}"
+    (tmp_path / "chat_template.jinja").write_text(source + "{% endfor %}")
+    template = ChatTemplate.load(tmp_path)
+    assert template is not None
+    assert template.render(MESSAGES) == '<s>{"role": "system", "content": "Be <brief> & kind."}'
+
+
+def test_a_base_model_has_none(tmp_path: Path) -> None:
+    """And a template that does not compile is the model's fault, said at start."""
+    assert ChatTemplate.load(tmp_path) is None
+    with pytest.raises(ModelError, match="does not compile"):
+        ChatTemplate("{% for %}", {})

@@ -1,0 +1,112 @@
+"""The process: ready line, clean stop, and errors that say what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import ClientSession
+
+from tests.backend.conftest import COMPLETIONS, MODEL
+
+
+@asynccontextmanager
+async def process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Runs a program and makes sure that it is gone afterwards."""
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield running
+    finally:
+        if running.returncode is None:
+            running.kill()
+        await running.communicate()
+
+
+BACKEND = ("-m", "backend", "--port", "0", "--kv-memory", "64MiB", "--threads", "2")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+async def test_it_says_when_it_is_ready_and_stops_cleanly(signum: signal.Signals) -> None:
+    """One line of JSON on stdout; a signal ends running streams with an error event, and the status is 0."""
+    async with process(*BACKEND) as backend:
+        assert backend.stdout is not None
+        ready = json.loads(await backend.stdout.readline())
+        assert ready.keys() == {"event", "url", "model"}
+        assert (ready["event"], ready["model"]) == ("ready", MODEL)
+        body = {"model": MODEL, "prompt": "1, 2,", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        async with ClientSession(ready["url"]) as client, client.post(COMPLETIONS, json=body) as response:
+            await response.content.readuntil(b"\n\n")
+            backend.send_signal(signum)
+            rest = (await response.read()).decode()
+        assert json.loads(rest.split("data: ")[-1])["error"]["code"] == "unavailable"
+        assert "[DONE]" not in rest
+        stdout, stderr = await backend.communicate()
+        assert backend.returncode == 0
+    assert stdout == b""
+    assert b"Traceback" not in stderr
+    assert b"serving SmolLM2-135M-Instruct with" in stderr
+
+
+async def test_it_ends_with_its_parent() -> None:
+    """``--exit-with-parent``: when the process that started it is killed, it does not stay behind."""
+    script = (
+        "import subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, *{BACKEND!r}, '--exit-with-parent'], stdout=subprocess.PIPE)\n"
+        "sys.stdout.write(child.stdout.readline().decode()); sys.stdout.flush()\n"
+        "sys.stdin.read()\n"
+    )
+    async with process("-c", script) as parent:
+        assert parent.stdout is not None
+        ready = json.loads(await parent.stdout.readline())
+        parent.kill()
+        # Its stderr is the parent's pipe, which closes when the last of both is gone.
+        async with asyncio.timeout(20):
+            await parent.communicate()
+    host, port = ready["url"].removeprefix("http://").split(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "/nowhere"), "a directory with config.json and safetensors"),
+        (("--kv-memory", "much"), "expected such as 512MiB"),
+        (("--kv-memory", "1KiB"), "hold no KV block"),
+        (("--port", "70000"), "expected 0 to 65535"),
+        (("--max-batch", "0"), "expected 1 or more"),
+    ],
+)
+async def test_a_wrong_argument_is_one_clear_message(arguments: tuple[str, ...], message: str) -> None:
+    """On stderr, with a status that is not 0, and no traceback."""
+    async with process("-m", "backend", "--port", "0", *arguments) as backend:
+        _, stderr = await backend.communicate()
+        assert backend.returncode
+    assert message in stderr.decode()
+    assert b"Traceback" not in stderr
+
+
+async def test_a_taken_port_is_known_at_once() -> None:
+    """Before the model is loaded."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        async with process("-m", "backend", "--port", str(taken.getsockname()[1])) as backend:
+            _, stderr = await backend.communicate()
+            assert backend.returncode == 1
+    assert b"cannot listen on 127.0.0.1" in stderr
+    assert b"loading" not in stderr
+
+
+async def test_the_command_line_is_light() -> None:
+    """Whoever only wants the options does not wait for torch."""
+    script = "import sys, backend.cli; print([m for m in ('torch', 'aiohttp', 'numpy') if m in sys.modules])"
+    async with process("-c", script) as python:
+        stdout, _ = await python.communicate()
+    assert stdout.strip() == b"[]"
