@@ -52,10 +52,11 @@ def credential(headers: Mapping[str, str], namespace_setting: str) -> str:
     return headers.get(namespace_setting.removeprefix("header:"), "")
 
 
-def read_call(path: str, body: bytes, headers: CIMultiDictProxy[str], namespace_setting: str) -> Call:
+def read_call(path: str, query: str, body: bytes, headers: CIMultiDictProxy[str], namespace_setting: str) -> Call:
     """Understand a request body. Raises InvalidRequest, naming the field, where the gateway cannot.
 
-    Only what the gateway itself must know is checked; the rest is the upstream's to judge.
+    Only what the gateway itself must know is checked; the rest is the upstream's to judge. The query string is passed
+    on as it is, and a request with another one is another request.
     """
     fields = _decode_object(body)
     model = fields.get("model")
@@ -70,12 +71,12 @@ def read_call(path: str, body: bytes, headers: CIMultiDictProxy[str], namespace_
     family = FAMILIES[path]
     namespace = namespace_for(credential(headers, namespace_setting))
     try:
-        key = request_key(namespace, family, fields)
+        key = request_key(namespace, f"{family}?{query}" if query else family, fields)
     except RecursionError as error:
         raise InvalidRequest("The body is nested too deeply.") from error
     return Call(
         family=family,
-        path=path,
+        path=f"{path}?{query}" if query else path,
         body=body,
         headers=headers,
         key=key,

@@ -125,9 +125,10 @@ class Flight:
                 await self._add(UsagePiece(event) if is_usage and usage_was_added else Piece(event))
             if len(splitter.rest) > self._keep_bytes:  # whatever it is, it is not gathered without limit
                 await self._add(Piece(splitter.flush()))
+        if splitter.rest:
+            await self._add(Piece(splitter.rest))
         if splitter.rest.strip():
             self.unstorable = "the stream ended within an event"
-            await self._add(Piece(splitter.rest))
         elif not self.oversized:
             await self._record(recorder.finish)
 

@@ -22,7 +22,8 @@ async def answer(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions and /v1/completions."""
     settings = request.app[SETTINGS]
     body = await read_body(request, settings.max_body, settings.timeouts.client)
-    read = functools.partial(read_call, request.path, body, request.headers, settings.cache.namespace)
+    query = request.raw_path.partition("?")[2]
+    read = functools.partial(read_call, request.path, query, body, request.headers, settings.cache.namespace)
     # A long body takes more than a moment to decode: other requests do not wait for it.
     call = await asyncio.to_thread(read) if len(body) > _LARGE_BODY else read()
     return await request.app[PIPELINE].answer(request, call)
@@ -58,6 +59,8 @@ async def list_models(request: web.Request) -> web.Response:
 
 async def forward(request: web.Request) -> web.StreamResponse:
     """Any other request under /v1: relayed as it is, never cached."""
+    if ".." in request.path.split("/"):  # it would lead out of the upstream's API, to whatever else its host serves
+        raise NotFound(f"There is no {request.method} {request.path}.")
     settings = request.app[SETTINGS]
     body = await read_body(request, settings.max_body, settings.timeouts.client) if request.can_read_body else None
     model = request.match_info.get("model")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 from multidict import CIMultiDict
@@ -25,7 +26,15 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-_NOT_SENT_UPSTREAM = HOP_BY_HOP | {"host", "content-length", "accept-encoding", "expect", "x-keepgate-admin-key"}
+# A body arrives here unpacked, so what it was packed with is over as well.
+_NOT_SENT_UPSTREAM = HOP_BY_HOP | {
+    "host",
+    "content-length",
+    "content-encoding",
+    "accept-encoding",
+    "expect",
+    "x-keepgate-admin-key",
+}
 _NOT_SENT_DOWN = HOP_BY_HOP | {"content-length", "content-encoding", "date", "server"}
 
 USAGE_HEADER = "x-keepgate-usage"
@@ -111,11 +120,15 @@ class Upstream:
     ) -> aiohttp.ClientResponse:
         try:
             async with asyncio.timeout(self._timeouts.first_byte):
-                try:
-                    return await self._send(method, url, headers, body)
-                except aiohttp.ServerDisconnectedError:
-                    # A kept-alive connection that the server was just closing: nobody has read the request.
-                    return await self._send(method, url, headers, body)
+                while True:
+                    reused: list[bool] = []
+                    try:
+                        return await self._send(method, url, headers, body, reused)
+                    except aiohttp.ServerDisconnectedError:
+                        # A kept-alive connection that the server was just closing, most likely: nobody has read the
+                        # request. On a new connection somebody has, and may have begun to work.
+                        if not reused:
+                            raise
         except aiohttp.ConnectionTimeoutError as error:
             self.reachable = False
             raise UpstreamUnreachable(f"{self.name}: no connection in {self._timeouts.connect:g} s.") from error
@@ -126,9 +139,11 @@ class Upstream:
             raise UpstreamUnreachable(f"{self.name} cannot be reached: {_reason(error)}.") from error
 
     async def _send(
-        self, method: str, url: URL, headers: CIMultiDict[str], body: bytes | None
+        self, method: str, url: URL, headers: CIMultiDict[str], body: bytes | None, reused: list[bool]
     ) -> aiohttp.ClientResponse:
-        return await self._session.request(method, url, headers=headers, data=body, allow_redirects=False)
+        return await self._session.request(
+            method, url, headers=headers, data=body, allow_redirects=False, trace_request_ctx=reused
+        )
 
 
 def _reason(error: Exception) -> str:
@@ -137,11 +152,18 @@ def _reason(error: Exception) -> str:
     return "it closed the connection" if isinstance(error, aiohttp.ServerDisconnectedError) else type(error).__name__
 
 
+async def _note_reuse(_: aiohttp.ClientSession, context: Any, __: aiohttp.TraceConnectionReuseconnParams) -> None:
+    context.trace_request_ctx.append(True)
+
+
 @asynccontextmanager
 async def open_session(timeouts: TimeoutSettings) -> AsyncIterator[aiohttp.ClientSession]:
     """The HTTP client that all upstreams share."""
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(_note_reuse)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+        trace_configs=[trace],
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect),
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         cookie_jar=aiohttp.DummyCookieJar(),

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import msgspec
 from multidict import CIMultiDictProxy
+from yarl import URL
 
 from gateway.app import Gateway
 from tests.gateway.cache_status import Member, parse_cache_status
@@ -181,7 +182,11 @@ class Client:
         data = body if isinstance(body, bytes) or body is None else msgspec.json.encode(body)
         typed = {"Content-Type": "application/json"} if data is not None else {}
         return self._session.request(
-            method, self.gateway.url + path, data=data, headers={**typed, **self.headers, **(headers or {})}
+            method,
+            URL(self.gateway.url + path, encoded=True),
+            data=data,
+            allow_redirects=False,
+            headers={**typed, **self.headers, **(headers or {})},
         )
 
 
