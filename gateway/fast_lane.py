@@ -19,9 +19,9 @@ from cache.memory import Slot
 from gateway.body import read_body
 from gateway.call import FAMILIES, credential
 from gateway.errors import GatewayError
-from gateway.hot_connection import take_over
+from gateway.hot_connection import is_plain, take_over
 from gateway.metrics import HitCounter
-from gateway.replies import hit_headers, whole_response
+from gateway.replies import ReadyResponse, hit_headers, whole_response
 from gateway.settings import Settings
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -58,15 +58,20 @@ class FastLane:
         except GatewayError as error:
             return error.response()
         tenant = credential(request.headers, self._namespace)
-        raw = b"\0".join((path.encode(), tenant.encode("utf-8", "surrogateescape"), body))
+        raw = b"\0".join((*(text.encode("utf-8", "surrogateescape") for text in (request.raw_path, tenant)), body))
         digest = xxhash.xxh3_128_digest(raw, self._seed)
         if (found := self._find(digest)) is None:
             request[RAW_DIGEST] = digest
             return await self._application(request)
         slot, form, age = found
+        headers, answer = hit_headers(slot.entry, age, form, "exact"), slot.forms[form]
+        if not is_plain(request):
+            return web.Response(body=answer, headers=headers)
         if wire is not None:
             self._remember(wire, digest)
-        return web.Response(body=slot.forms[form], headers=hit_headers(slot.entry, age, form, "exact"))
+        if not _has_sent_all(request):
+            return web.Response(body=answer, headers=headers)
+        return ReadyResponse(whole_response(headers, answer))
 
     def answer_to(self, wire: bytes) -> bytes | None:
         """The whole response, head and body, to a request of exactly these bytes, where it is known."""
@@ -95,3 +100,8 @@ class FastLane:
             return None
         self._counters[entry.family].count_from_memory(entry)
         return slot, form, age
+
+
+def _has_sent_all(request: web.BaseRequest) -> bool:
+    """Whether the client has taken the answers before this one; if not, aiohttp waits for it."""
+    return request.transport is not None and request.transport.get_write_buffer_size() == 0

@@ -16,9 +16,6 @@ from collections.abc import Callable
 
 from aiohttp import HttpVersion11, web
 
-# What aiohttp does beside answering a request, and would not do for one that it does not see.
-_NEEDS_MORE = ("Expect", "Upgrade", "Transfer-Encoding")
-
 AnswerTo = Callable[[bytes], bytes | None]
 
 
@@ -100,7 +97,7 @@ class HotConnection(asyncio.Protocol):
 
 
 def take_over(request: web.BaseRequest, answer_to: AnswerTo) -> bytes | None:
-    """All bytes of a request that may be answered without aiohttp the next time, None where they may not.
+    """All bytes of a request that arrived in one piece, and with nothing else, on a connection that waits for answers.
 
     To be called once for every request, by its task. The first of a connection makes the connection a hot one.
     """
@@ -109,20 +106,22 @@ def take_over(request: web.BaseRequest, answer_to: AnswerTo) -> bytes | None:
         return None
     current = transport.get_protocol()
     if isinstance(current, HotConnection):
-        wire = current.bytes_of(request)
-        return wire if wire is not None and _is_repeatable(request) else None
+        return current.bytes_of(request)
     # Private, for want of a public way to ask: a request that is queued already came with bytes nobody has counted.
     if current is inner and not getattr(inner, "_messages", True):
         transport.set_protocol(HotConnection(inner, transport, answer_to))
     return None
 
 
-def _is_repeatable(request: web.BaseRequest) -> bool:
-    """Whether an answer without aiohttp would be no different from one through it."""
+def is_plain(request: web.BaseRequest) -> bool:
+    """Whether aiohttp would do nothing for the request but answer it, and keep the connection."""
+    headers = request.headers
     return (
         request.version == HttpVersion11
         and request.keep_alive
-        and not any(name in request.headers for name in _NEEDS_MORE)
+        and "Expect" not in headers
+        and "Upgrade" not in headers
+        and "Transfer-Encoding" not in headers
     )
 
 

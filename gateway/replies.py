@@ -6,6 +6,7 @@ import functools
 import time
 from email.utils import formatdate
 
+from aiohttp import web
 from aiohttp.http import SERVER_SOFTWARE
 from multidict import CIMultiDict
 
@@ -44,6 +45,26 @@ def whole_response(headers: dict[str, str], body: bytes) -> bytes:
 def _date(now: int) -> str:
     """Unix seconds as an HTTP date (RFC 9110, section 5.6.7)."""
     return formatdate(now, usegmt=True)
+
+
+class ReadyResponse(web.StreamResponse):
+    """Bytes of `whole_response`, sent as they are. For a kept-alive HTTP/1.1 connection with nothing left to send."""
+
+    def __init__(self, wire: bytes) -> None:
+        super().__init__()
+        self._wire = wire
+
+    @property
+    def keep_alive(self) -> bool:
+        return True
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        if request.transport is None:
+            raise ConnectionResetError("the client has gone")
+        request.transport.write(self._wire)
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Everything is written."""
 
 
 def forwarded_headers(upstream: CIMultiDict[str], outcome: Outcome, entry_id: str, collapsed: bool) -> CIMultiDict[str]:
