@@ -41,7 +41,7 @@ class _Text:
     __slots__ = ("pieces",)
 
     def __init__(self, first: str) -> None:
-        self.pieces = [first]
+        self.pieces = [first] if first else []
 
 
 class StreamAssembler:
@@ -73,8 +73,10 @@ class StreamAssembler:
                 raise UnstorableAnswer("a chunk is nested too deep") from error
 
     def _add_field(self, field: str, value: Any) -> None:
-        # The first of what is repeated, the last of what a server knows better as it goes on (timings and the like).
-        if self._response.get(field) is None or (value is not None and field not in _ON_EVERY_CHUNK):
+        # The first of what is repeated, once it says something; of the rest (timings and the like) the last, which
+        # the server knows best.
+        known = self._response.get(field)
+        if field not in self._response or (value is not None and not (known and field in _ON_EVERY_CHUNK)):
             self._response[field] = value
 
     def _add_choice(self, choice: Json) -> None:
@@ -129,11 +131,10 @@ def _merge(known: Json, news: Json) -> None:
             if value or not isinstance(before, str):  # some servers repeat the field without its value
                 known[field] = value
         elif isinstance(value, str):
-            if isinstance(before, _Text):
-                if not (field == "name" and before.pieces == [value]):
-                    before.pieces.append(value)
-            else:
+            if not isinstance(before, _Text):
                 known[field] = _Text(value)
+            elif value and not (field == "name" and before.pieces == [value]):  # some servers repeat the name
+                before.pieces.append(value)
         elif isinstance(value, dict):
             if not isinstance(before, dict):
                 before = known[field] = {}
