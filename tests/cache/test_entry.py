@@ -3,12 +3,15 @@
 import msgspec
 import pytest
 import xxhash
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cache.entry import Entry, decode_entry, encode_entry
 from cache.errors import CorruptEntry
 from tests.cache.entries import entry
+
+# No deadline: how busy the machine is says nothing about the code.
+quick = settings(max_examples=50, deadline=None)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 seconds = st.floats(allow_nan=False)
@@ -32,12 +35,14 @@ SAMPLE = encode_entry(entry(body=b'{"choices":[{"index":0}]}'))
 
 
 @given(entries)
+@quick
 def test_an_entry_comes_back_from_its_bytes(kept: Entry) -> None:
     """Nothing of it is lost."""
     assert decode_entry(encode_entry(kept)) == kept
 
 
 @given(st.integers(0, len(SAMPLE) * 8 - 1))
+@quick
 def test_one_flipped_bit_is_seen(bit: int) -> None:
     """Wherever it is."""
     damaged = bytearray(SAMPLE)
@@ -54,6 +59,7 @@ def test_a_cut_entry_is_seen(length: int) -> None:
 
 
 @given(st.binary(min_size=1))
+@quick
 def test_bytes_behind_an_entry_are_seen(tail: bytes) -> None:
     """An entry ends where it ends."""
     with pytest.raises(CorruptEntry):
@@ -61,6 +67,7 @@ def test_bytes_behind_an_entry_are_seen(tail: bytes) -> None:
 
 
 @given(st.binary())
+@quick
 def test_any_bytes_are_no_entry(data: bytes) -> None:
     """Whatever somebody else keeps in the same Redis is refused in one way."""
     assume(data != SAMPLE)
@@ -80,6 +87,7 @@ json_values = st.recursive(
 
 
 @given(st.binary() | json_values.map(msgspec.msgpack.encode))
+@quick
 def test_a_right_checksum_over_something_else_is_seen(payload: bytes) -> None:
     """A checksum says that bytes arrived, not that they are an entry."""
     with pytest.raises(CorruptEntry):

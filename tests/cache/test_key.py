@@ -9,12 +9,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from cache.key import Key, namespace_for, namespace_of, request_key
 
 Json = dict[str, Any]
+
+# No deadline: how busy the machine is says nothing about the code.
+quick = settings(max_examples=50, deadline=None)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 scalars = (
@@ -63,6 +66,7 @@ def one_number(value: Any) -> Any:
 
 
 @given(bodies, st.randoms(use_true_random=False))
+@quick
 def test_the_order_of_fields_is_nothing(body: Json, order: Random) -> None:
     """At every depth."""
     assert key(shuffled(body, order)) == key(body)
@@ -71,6 +75,7 @@ def test_the_order_of_fields_is_nothing(body: Json, order: Random) -> None:
 @given(bodies | few_bodies, bodies | few_bodies)
 @example({"a": 0}, {"a": 0.0})
 @example({"a": [1, 2]}, {"a": [2, 1]})
+@quick
 def test_requests_that_say_different_things_have_different_keys(one: Json, other: Json) -> None:
     """Equal keys mean equal JSON, but for null fields."""
     same = one_number(without_nulls(one)) == one_number(without_nulls(other))
@@ -78,6 +83,7 @@ def test_requests_that_say_different_things_have_different_keys(one: Json, other
 
 
 @given(bodies, texts, values, values)
+@quick
 def test_every_field_counts(body: Json, name: str, value: Any, other: Any) -> None:
     """A field nobody has heard of makes two requests of one, when its value differs."""
     assume(name not in ("stream", "stream_options", "messages"))
@@ -88,6 +94,7 @@ def test_every_field_counts(body: Json, name: str, value: Any, other: Any) -> No
 
 
 @given(bodies)
+@quick
 def test_a_request_is_not_changed_by_asking_for_its_key(body: Json) -> None:
     """What goes on to the upstream is what came."""
     before = copy.deepcopy(body)
