@@ -26,7 +26,7 @@ class AsyncPythonClient:
         owner, _, method = path.rpartition(".")
         args, named = _arguments(params, headers)
         async with openai.AsyncOpenAI(**self._options) as client:
-            resource = reduce(getattr, owner.split("."), client)
+            resource: Any = reduce(getattr, owner.split("."), client)
             try:
                 if method == "stream":
                     async with resource.stream(*args, **named) as helper:
@@ -74,7 +74,7 @@ class SyncPythonClient:
         owner, _, method = path.rpartition(".")
         args, named = _arguments(params, headers)
         with openai.OpenAI(**self._options) as client:
-            resource = reduce(getattr, owner.split("."), client)
+            resource: Any = reduce(getattr, owner.split("."), client)
             try:
                 if method == "stream":
                     with resource.stream(*args, **named) as helper:

@@ -93,7 +93,7 @@ async def test_streams(stage: Stage, library: Library, include_usage: bool) -> N
     """A stream says what the whole answer says, fresh and from the cache; usage comes where it was asked for."""
     mock = await stage.mock(Reply(text="one two three four"))
     client = library(await stage.gateway(mock))
-    options = {"stream_options": {"include_usage": True}} if include_usage else {}
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if include_usage else {}
     # The mock, as many servers do, leaves usage out where it is not asked for, and such an answer has none to tell.
     for _ in range(2):
         chunks = (await outcome(client.call(CREATE, chat(stream=True, **options))))["chunks"]
