@@ -19,7 +19,7 @@ requests are hits as well, but no longer the same bytes as the one before."""
 
 
 async def measure(quick: bool) -> Figure:
-    rounds, seconds = (2, 1.0) if quick else (5, 3.0)
+    rounds, seconds = (2, 1) if quick else (5, 3)
     kinds = (
         ("chat, 300 B", bodies.chat(), False),
         ("chat with 37 tools, 26 KB", bodies.chat_with_tools(), False),
@@ -31,7 +31,7 @@ async def measure(quick: bool) -> Figure:
     return Figure(figure="exact_hits", title="Exact hits per second", method=_METHOD, rows=tuple(rows))
 
 
-async def _compare(subject: Server, what: str, body: bytes, varies: bool, rounds: int, seconds: float) -> Row:
+async def _compare(subject: Server, what: str, body: bytes, varies: bool, rounds: int, seconds: int) -> Row:
     await post(subject, body)  # computes the answer, unless it is known
     answer = await post(subject, body)
     if answer.headers.get("x-keepgate-cache") != "hit":

@@ -93,14 +93,14 @@ def same_request(body: Path, header_varies: bool = False) -> str:
     return _SAME.format(body=body) + (_VARYING.format(path=CHAT_PATH) if header_varies else "")
 
 
-async def load(server: Server, script: str, *, connections: int, seconds: float) -> Run:
+async def load(server: Server, script: str, *, connections: int, seconds: int) -> Run:
     """Send requests as fast as answers come. Raises CannotMeasure when one is not answered with a success."""
     if shutil.which("wrk") is None:
         raise CannotMeasure("wrk is not installed. On Debian: apt-get install wrk. Elsewhere: github.com/wg/wrk.")
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as file:
         file.write(script + _REPORT)
         file.flush()
-        words = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--timeout", "20s", "-s", file.name]
+        words = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "20s", "-s", file.name]
         before = server.cpu_seconds()
         process = await asyncio.create_subprocess_exec(
             *words,

@@ -11,7 +11,7 @@ _CONNECTIONS = 32
 _CACHE = "64MiB"
 _CACHE_BYTES = 64 * 2**20
 _AT_REST_SECONDS = 2.0
-_STEP_SECONDS = 10.0
+_STEP_SECONDS = 10
 # What may come on top of rest and cache: connections, buffers, metrics, and what the allocator does not give back.
 _BESIDE_CACHE = 64 * 2**20
 _METHOD = """\
@@ -30,7 +30,7 @@ async def measure(quick: bool) -> Figure:
         sent, half, half_bytes = 0, 0, 0
         curve: dict[str, float] = {}
         while sent < total:
-            sent += await _some(subject, requests, 1.0 if quick else _STEP_SECONDS)
+            sent += await _some(subject, requests, 1 if quick else _STEP_SECONDS)
             now = subject.resident_bytes()
             curve[f"MB after {sent:,}"] = now / 1e6
             if not half and sent >= total / 2:
@@ -50,8 +50,8 @@ async def measure(quick: bool) -> Figure:
     return Figure(figure="memory", title="Memory of the gateway", method=_METHOD, rows=rows)
 
 
-async def _some(subject: Server, requests: DistinctRequests, seconds: float) -> int:
-    script = requests.script(at_most=round(seconds * 50_000))
+async def _some(subject: Server, requests: DistinctRequests, seconds: int) -> int:
+    script = requests.script(at_most=seconds * 50_000)
     run = await load(subject, script, connections=_CONNECTIONS, seconds=seconds)
     if run.requests > seconds * 50_000:
         raise CannotMeasure("The requests were not distinct: more were sent than numbers had been set aside.")

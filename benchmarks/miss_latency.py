@@ -14,7 +14,7 @@ rate; the gateway has one core, the load, the upstream and Valkey share the othe
 
 
 async def measure(quick: bool) -> Figure:
-    rounds, seconds = (2, 1.0) if quick else (5, 5.0)
+    rounds, seconds = (2, 1) if quick else (5, 5)
     rows: list[Row] = []
     for service_time, is_target in ((0.05, True), (0.2, False), (0.02, False)):
         async with (
@@ -26,12 +26,12 @@ async def measure(quick: bool) -> Figure:
 
 
 async def _compare(
-    origin: Server, subject: Server, service_time: float, is_target: bool, rounds: int, seconds: float
+    origin: Server, subject: Server, service_time: float, is_target: bool, rounds: int, seconds: int
 ) -> list[Row]:
     requests = DistinctRequests(distinct_parts())
-    at_most = round(seconds * 20_000)
+    at_most = seconds * 20_000
     # Connections to the upstream are opened once, and the code is warm.
-    await load(subject, requests.script(at_most), connections=_CONNECTIONS, seconds=1.0)
+    await load(subject, requests.script(at_most), connections=_CONNECTIONS, seconds=1)
     pairs: list[tuple[Run, Run]] = []
     for _ in range(rounds):
         direct = await load(origin, requests.script(at_most), connections=_CONNECTIONS, seconds=seconds)
