@@ -26,6 +26,7 @@ _BEFORE_CONTENT = ("reasoning_content", "reasoning", "reasoning_details", "think
 _UNFINISHED = frozenset({"error", "abort", "aborted", "cancelled", "canceled", "timeout", "content_filter"})
 _PIECE_CHARACTERS = 24
 _MOST_PIECES = 256
+_MOST_TOKENS = 2**53  # what counters and stores still tell apart
 
 _encode = msgspec.json.Encoder().encode
 
@@ -213,12 +214,12 @@ def _says_something(choice: Json) -> bool:
 
 
 def usage_of(response: Json) -> Usage | None:
-    """The tokens the answer reports, or None where it reports none."""
+    """The tokens the answer reports, or None where it reports none. A count that cannot be one is 0."""
     usage = response.get("usage")
     if not isinstance(usage, dict):
         return None
     counts = [usage.get(field) for field in ("prompt_tokens", "completion_tokens")]
-    return Usage(*(count if isinstance(count, int) else 0 for count in counts))
+    return Usage(*(count if isinstance(count, int) and 0 <= count <= _MOST_TOKENS else 0 for count in counts))
 
 
 def stream_of(response: Json, include_usage: bool) -> bytes:
