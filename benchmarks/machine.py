@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import shutil
 from pathlib import Path
 
 from benchmarks.processes import ROOT, CannotMeasure
@@ -45,6 +46,8 @@ async def commit() -> str:
 
 
 async def _git(*words: str) -> str:
+    if shutil.which("git") is None:
+        raise CannotMeasure("git is not installed; it tells which commit is measured.")
     process = await asyncio.create_subprocess_exec(
         "git", *words, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

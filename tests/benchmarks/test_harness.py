@@ -1,0 +1,164 @@
+"""The benchmarks run end to end, and their report says what was measured and nothing else."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks.figure import FIGURES, CannotReport, Figure, Measurement, Row, Target, load, save
+from benchmarks.processes import ROOT
+from benchmarks.report import render
+
+
+def measurement(figure: str, *rows: Row, **fields: Any) -> Measurement:
+    row = Row(what="hits", unit="x", rounds=(1.5, 0.5, 0.9), target=Target("least", 0.8))
+    known: dict[str, Any] = {
+        "figure": Figure(figure=figure, title=f"The {figure}", method="By hand.", rows=rows or (row,)),
+        "date": "2026-01-02",
+        "commit": "0123456789ab",
+        "quick": False,
+        "seconds": 3.0,
+        "machine": {"cpu": "an abacus"},
+        "versions": {"python": "3.11"},
+    }
+    return Measurement(**known | fields)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A folder with a measurement of every figure."""
+    for figure in FIGURES:
+        save(measurement(figure), tmp_path)
+    return tmp_path
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *words],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+def edit(file: Path, **fields: Any) -> None:
+    content = msgspec.json.decode(file.read_bytes())
+    content["figure"]["rows"][0].update(fields)
+    file.write_bytes(msgspec.json.encode(content))
+
+
+# The harness
+
+
+def test_a_quick_run_measures_a_real_gateway_and_keeps_nothing() -> None:
+    """Streams are relayed and a store is frozen; every row is printed, and no file of the repository changes."""
+    report = ROOT / "docs" / "benchmarks.md"
+    folder = ROOT / "benchmarks" / "results"
+    before = {file: file.read_bytes() for file in (*folder.glob("*.json"), report) if file.exists()}
+    done = run("--quick", "relay_cpu", "frozen_redis")
+
+    assert done.returncode == 0, done.stderr
+    assert "chunks one by one: " in done.stdout
+    assert "failed requests: 0 requests" in done.stdout
+    assert "recovery after SIGCONT: " in done.stdout
+    assert {file: file.read_bytes() for file in (*folder.glob("*.json"), report) if file.exists()} == before
+
+
+def test_a_missing_load_generator_is_named(tmp_path: Path) -> None:
+    """With how to get it."""
+    git = shutil.which("git")
+    assert git is not None
+    (tmp_path / "git").symlink_to(git)
+    done = run("--quick", "exact_hits", PATH=str(tmp_path))
+
+    assert done.returncode == 1
+    assert "wrk is not installed" in done.stderr
+    assert "apt-get install wrk" in done.stderr
+
+
+def test_an_unknown_figure_is_refused() -> None:
+    """Before anything is measured."""
+    done = run("--quick", "beauty")
+
+    assert done.returncode == 2
+    assert "beauty" in done.stderr
+
+
+# The report
+
+
+def test_the_report_has_the_median_the_spread_and_the_verdict(results: Path) -> None:
+    """Worked out from the rounds."""
+    text = render(results)
+
+    assert text.count("| hits | ≥ 0.80 x | 0.90 x | 0.50 to 1.50 | met |") == len(FIGURES)
+    assert f"Of {len(FIGURES)} targets {len(FIGURES)} are met." in text
+    assert "an abacus" in text
+    assert "commit 0123456789ab" in text
+
+
+def test_a_target_that_was_missed_is_said_first(results: Path) -> None:
+    """And again where its figure stands."""
+    row = Row(what="memory", unit="MB", rounds=(130.0, 90.0), target=Target("most", 120.0), summary="maximum")
+    save(measurement("memory", row), results)
+    text = render(results)
+
+    assert "- The memory, memory: 130 MB, target ≤ 120 MB" in text.partition("\n## ")[0]
+    assert "| memory | ≤ 120 MB | 130 MB (maximum) | 90.0 to 130 | **not met** |" in text
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_missing_figure_is_no_gap_but_an_error(results: Path, figure: str) -> None:
+    """A report without it cannot be made."""
+    (results / f"{figure}.json").unlink()
+
+    with pytest.raises(CannotReport, match=rf"{figure}\.json: missing; `python -m benchmarks {figure}`"):
+        render(results)
+
+
+def test_a_quick_run_is_no_result(results: Path) -> None:
+    """Its few short rounds are for trying the harness."""
+    save(measurement("decode", quick=True), results)
+
+    with pytest.raises(CannotReport, match=r"decode\.json: is of a --quick run"):
+        render(results)
+
+
+@pytest.mark.parametrize(
+    "made_up",
+    [
+        {"rounds": []},
+        {"measured": 3.0},
+        {"rounds": ["3.0"]},
+        {"target": {"at": "about", "value": 1.0}},
+        {"is_met": True},
+    ],
+)
+def test_figures_that_nothing_stands_behind_are_refused(results: Path, made_up: dict[str, Any]) -> None:
+    """A row says what its rounds say; it cannot be told what to say."""
+    edit(results / "memory.json", **made_up)
+
+    with pytest.raises(CannotReport, match=r"^memory\.json: "):
+        render(results)
+
+
+def test_a_result_under_another_name_is_refused(results: Path) -> None:
+    """A copied file is no measurement."""
+    (results / "decode.json").write_bytes((results / "memory.json").read_bytes())
+
+    with pytest.raises(CannotReport, match="holds the figure 'memory'"):
+        load("decode", results)
+
+
+def test_every_committed_result_is_whole() -> None:
+    """What lies in the repository can be reported."""
+    for file in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        assert load(file.stem, file.parent).figure.figure in FIGURES
