@@ -74,7 +74,9 @@ class Serving:
             return Answer(response.status, response.headers, await response.read())
 
     async def stats(self) -> dict[str, Any]:
-        stats: dict[str, Any] = (await self.send("GET", "/v1/cache/stats")).json
+        answer = await self.send("GET", "/v1/cache/stats")
+        assert answer.status == 200, f"{answer.body!r}\n{self.said}"
+        stats: dict[str, Any] = answer.json
         return stats
 
     async def signal(self, number: signal.Signals) -> int:

@@ -191,11 +191,12 @@ async def test_it_starts_on_what_a_crash_has_left(stage: Stage, tmp_path: Path, 
     mock = await stage.mock()
     async with serving(tmp_path, "--upstream", mock.url) as gateway:
         await ask_and_keep(gateway, "first")
-        assert (await gateway.ask("second")).cache == "miss"
+        entry = (await gateway.ask("second")).entry
         assert await gateway.signal(signal.SIGTERM) == 0
     (file,) = (tmp_path / "valkey" / "appendonlydir").glob("*.incr.aof")
     content = file.read_bytes()
-    file.write_bytes(content[:-7] if damage == "cut short" else content + bytes(4096))
+    within_second = content.index(entry.encode()) + 100
+    file.write_bytes(content[:within_second] if damage == "cut short" else content + bytes(4096))
     async with serving(tmp_path, "--upstream", mock.url) as gateway:
         # Of a file without a readable end nothing is trusted.
         assert (await gateway.ask("first")).cache == ("hit" if damage == "cut short" else "miss")
