@@ -68,7 +68,7 @@ async def test_it_ends_with_its_parent() -> None:
         ready = json.loads(await parent.stdout.readline())
         parent.kill()
         # Its stderr is the parent's pipe, which closes when the last of both is gone.
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await parent.communicate()
     host, port = ready["url"].removeprefix("http://").split(":")
     with pytest.raises(ConnectionRefusedError):

@@ -73,6 +73,7 @@ def test_bytes_that_never_become_a_character(tokens: TokenBytes, tokenizer: Toke
 def test_special_tokens_have_no_text_but_can_be_shown(tokens: TokenBytes, tokenizer: Tokenizer) -> None:
     """An answer's text leaves them out, log-probabilities name them."""
     end = tokenizer.token_to_id("<|im_end|>")
+    assert end is not None
     assert tokens[end] == b""
     assert tokens.shown(end) == b"<|im_end|>"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -13,7 +14,6 @@ from backend.engine import Engine, Output
 from backend.fused_build import load_fused_library
 from backend.fused_runner import FusedRunner
 from backend.model import ServedModel
-from backend.runner import ModelRunner
 from backend.sequence import FinishReason, SamplingParams, Sequence
 from backend.weights import ModelWeights
 from tests.backend.conftest import quiet
@@ -64,9 +64,12 @@ def alone(model: ServedModel, prompt: str, number: int = 0, **params: Any) -> st
 
 
 @pytest.fixture(scope="module")
-def small_runner(config: ModelConfig, weights: ModelWeights) -> ModelRunner:
-    """The real model with room for six blocks only: two or three short sequences."""
-    return FusedRunner(load_fused_library(quiet), config, weights, num_blocks=6, max_context=96, threads=2)
+def shallow(model: ServedModel, config: ModelConfig, weights: ModelWeights) -> ServedModel:
+    """The real model's first three layers with room for six blocks: two or three short sequences, quickly computed."""
+    config = dataclasses.replace(config, num_layers=3)
+    weights = dataclasses.replace(weights, layers=weights.layers[:3])
+    runner = FusedRunner(load_fused_library(quiet), config, weights, num_blocks=6, max_context=96, threads=2)
+    return dataclasses.replace(model, config=config, runner=runner)
 
 
 def test_joining_and_leaving_changes_nobodys_words(model: ServedModel) -> None:
@@ -84,10 +87,10 @@ def test_joining_and_leaving_changes_nobodys_words(model: ServedModel) -> None:
     assert conversation.engine.pool.num_free == model.runner.num_blocks
 
 
-def test_preemption_changes_nobodys_words(model: ServedModel, small_runner: ModelRunner) -> None:
+def test_preemption_changes_nobodys_words(shallow: ServedModel) -> None:
     """With KV memory for a part of the batch, preempted sequences go on where they were."""
-    expected = [alone(model, p, n, max_tokens=40, temperature=0.7) for n, p in enumerate(PROMPTS[:3])]
-    conversation = Conversation(Engine(small_runner, max_batch=3, step_tokens=64), model)
+    expected = [alone(shallow, p, n, max_tokens=40, temperature=0.7) for n, p in enumerate(PROMPTS[:3])]
+    conversation = Conversation(Engine(shallow.runner, max_batch=3, step_tokens=64), shallow)
     for number, prompt in enumerate(PROMPTS[:3]):
         conversation.say(number, prompt, max_tokens=40, temperature=0.7)
     conversation.run()
@@ -96,12 +99,10 @@ def test_preemption_changes_nobodys_words(model: ServedModel, small_runner: Mode
     assert conversation.engine.pool.num_free == 6
 
 
-def test_random_requests_with_random_aborts_end_with_every_block_free(
-    model: ServedModel, small_runner: ModelRunner
-) -> None:
+def test_random_requests_with_random_aborts_end_with_every_block_free(shallow: ServedModel) -> None:
     """Whatever comes and goes, nothing is lost: not a block, not a sequence."""
     rng = random.Random(7)  # noqa: S311 - a fixed sequence of events
-    conversation = Conversation(Engine(small_runner, max_batch=3, step_tokens=16), model)
+    conversation = Conversation(Engine(shallow.runner, max_batch=3, step_tokens=16), shallow)
     engine, started, aborted = conversation.engine, 0, set()
     while started < 25 or engine.has_work:
         if started < 25 and rng.random() < 0.5:
@@ -169,9 +170,9 @@ def test_logprobs_belong_to_the_text_they_come_with(model: ServedModel) -> None:
     assert all(len(entry.top) == 2 and entry.top[0][0] == entry.token_id for entry in entries)
 
 
-def test_a_sequence_that_can_never_fit_is_refused(model: ServedModel, small_runner: ModelRunner) -> None:
+def test_a_sequence_that_can_never_fit_is_refused(shallow: ServedModel) -> None:
     """At once, rather than waiting for ever."""
-    conversation = Conversation(Engine(small_runner, max_batch=2, step_tokens=64), model)
+    conversation = Conversation(Engine(shallow.runner, max_batch=2, step_tokens=64), shallow)
     with pytest.raises(ValueError, match="does not fit"):
         conversation.say(0, PROMPTS[0], max_tokens=96)
     assert not conversation.engine.has_work

@@ -113,7 +113,8 @@ def test_the_real_model_agrees_with_transformers(
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(source.directory)
     tokens = np.array(tokenizer(text)["input_ids"], dtype=np.int32)
-    reference = transformers.AutoModelForCausalLM.from_pretrained(source.directory, dtype=torch.float32).eval()
+    reference: Any = transformers.AutoModelForCausalLM.from_pretrained(source.directory, dtype=torch.float32)
+    reference.eval()
     with torch.inference_mode():
         expected = reference(torch.from_numpy(tokens).long()[None]).logits[0]
     plain = TorchRunner(config, weights, num_blocks=8, max_context=128)

@@ -71,7 +71,8 @@ def allowed(row: torch.Tensor, temperature: float, top_p: float, top_k: int, min
     weights = torch.softmax((row.double() - row.max()) / temperature, dim=-1)
     kept = order[:top_k] if top_k else order
     total = sum(float(weights[token]) for token in kept)
-    mass, nucleus = 0.0, []
+    nucleus: list[int] = []
+    mass = 0.0
     for token in kept:
         # A hair of room for sums that run in another order.
         if nucleus and mass >= top_p * total * (1 + 1e-12) and top_p < 1:

@@ -37,7 +37,7 @@ def parse(stream: str) -> list[Any]:
 
 async def until(served: Served, condition: Callable[[], bool]) -> None:
     """Waits until the engine's thread has got to some state."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the engine's thread sets no event for a test
             await asyncio.sleep(0.005)
 
