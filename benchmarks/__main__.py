@@ -72,7 +72,7 @@ async def _measure(figures: Sequence[str], quick: bool, folder: Path) -> None:
             versions=measured_with,
         )
         for row in figure.rows:
-            _say(f"  {in_words(row)}")
+            _say(f"  {in_words(figure, row)}")
         save(measurement, folder)
         _say(f"  took {measurement.seconds:.0f} s")
 

@@ -70,6 +70,7 @@ def _rows(batch: _Batch) -> tuple[Row, Row]:
             unit="tok/s",
             rounds=tuple(batch.keepgate_samples),
             target=Target("least", least) if least is not None else None,
+            either=f"batch {batch.batch}",
             beside=beside,
         ),
         Row(
@@ -77,5 +78,6 @@ def _rows(batch: _Batch) -> tuple[Row, Row]:
             unit=RATIO,
             rounds=tuple(sample / best for sample in batch.keepgate_samples),
             target=Target("least", batch.must_reach),
+            either=f"batch {batch.batch}",
         ),
     )

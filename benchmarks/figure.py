@@ -33,7 +33,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """One line of the report. `rounds` holds the figure of every round, `beside` what stood behind each of them.
 
     The line's figure is the median of the rounds, or their maximum where `summary` says so. A row without a target
-    is there to compare.
+    is there to compare. Of the rows of a figure with the same `either`, one has to meet its target.
     """
 
     what: str
@@ -41,6 +41,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     rounds: tuple[float, ...]
     target: Target | None = None
     summary: Literal["median", "maximum"] = "median"
+    either: str | None = None
     beside: tuple[Beside, ...] = ()
 
     @property
@@ -49,6 +50,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def is_met(self) -> bool | None:
+        """By this row alone."""
         return None if self.target is None else self.target.is_met_by(self.measured)
 
 
@@ -59,6 +61,15 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     title: str
     method: str
     rows: tuple[Row, ...]
+
+    def verdict(self, row: Row) -> Literal["met", "met by the other", "not met", "to compare"]:
+        """What has become of a row's target."""
+        if row.is_met is None:
+            return "to compare"
+        if row.is_met:
+            return "met"
+        others = (other for other in self.rows if row.either is not None and other.either == row.either)
+        return "met by the other" if any(other.is_met for other in others) else "not met"
 
 
 class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

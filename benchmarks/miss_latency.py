@@ -14,7 +14,7 @@ rate; the gateway has one core, the load, the upstream and Valkey share the othe
 
 
 async def measure(quick: bool) -> Figure:
-    rounds, seconds = (2, 1) if quick else (5, 5)
+    rounds, seconds = (2, 1) if quick else (5, 4)
     rows: list[Row] = []
     for service_time, is_target in ((0.05, True), (0.2, False), (0.02, False)):
         async with (

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.figure import FIGURES, CannotReport, Measurement, Row, load
+from benchmarks.figure import FIGURES, CannotReport, Figure, Measurement, Row, load
 from benchmarks.processes import ROOT
 
 REPORT = ROOT / "docs" / "benchmarks.md"
@@ -31,23 +31,21 @@ def render(folder: Path) -> str:
     return "\n".join(parts)
 
 
-def in_words(row: Row) -> str:
+def in_words(figure: Figure, row: Row) -> str:
     """A row for a person at a terminal."""
-    verdict = {True: "met", False: "NOT MET", None: "to compare"}[row.is_met]
+    verdict = figure.verdict(row)
     target = f", target {_target(row)}" if row.target else ""
     return f"{row.what}: {_number(row.measured)} {row.unit}{target}: {verdict} (spread {_spread(row)})"
 
 
 def _summary(measurements: list[Measurement]) -> str:
-    rows = [row for measurement in measurements for row in measurement.figure.rows if row.target]
-    missed = [row for row in rows if not row.is_met]
+    rows = [(m.figure, row) for m in measurements for row in m.figure.rows if row.target]
+    missed = [(figure, row) for figure, row in rows if figure.verdict(row) == "not met"]
     text = f"Of {len(rows)} targets {len(rows) - len(missed)} are met."
     if missed:
         text += " Not met:\n\n" + "\n".join(
-            f"- {measurement.figure.title}, {row.what}: {_number(row.measured)} {row.unit}, target {_target(row)}"
-            for measurement in measurements
-            for row in measurement.figure.rows
-            if row.is_met is False
+            f"- {figure.title}, {row.what}: {_number(row.measured)} {row.unit}, target {_target(row)}"
+            for figure, row in missed
         )
     return text + "\n"
 
@@ -57,7 +55,7 @@ def _section(measurement: Measurement) -> str:
     lines = [f"## {figure.title}", "", figure.method, ""]
     lines += ["| what | target | measured | spread | |", "|---|---|---|---|---|"]
     for row in figure.rows:
-        verdict = {True: "met", False: "**not met**", None: "to compare"}[row.is_met]
+        verdict = figure.verdict(row).replace("not met", "**not met**")
         summary = " (maximum)" if row.summary == "maximum" and len(row.rounds) > 1 else ""
         measured = f"{_number(row.measured)} {row.unit}{summary}"
         lines.append(f"| {row.what} | {_target(row)} | {measured} | {_spread(row)} | {verdict} |")

@@ -115,6 +115,17 @@ def test_a_target_that_was_missed_is_said_first(results: Path) -> None:
     assert "| memory | ≤ 120 MB | 130 MB (maximum) | 90.0 to 130 | **not met** |" in text
 
 
+def test_one_of_two_targets_is_enough_where_either_will_do(results: Path) -> None:
+    """The other then says so, and is not counted as missed."""
+    slow = Row(what="tokens", unit="tok/s", rounds=(10.0,), target=Target("least", 50.0), either="batch 1")
+    ratio = Row(what="ratio", unit="x", rounds=(2.5,), target=Target("least", 2.0), either="batch 1")
+    save(measurement("decode", slow, ratio), results)
+    text = render(results)
+
+    assert "| tokens | ≥ 50.0 tok/s | 10.0 tok/s | one round | met by the other |" in text
+    assert "Not met" not in text
+
+
 @pytest.mark.parametrize("figure", FIGURES)
 def test_a_missing_figure_is_no_gap_but_an_error(results: Path, figure: str) -> None:
     """A report without it cannot be made."""
