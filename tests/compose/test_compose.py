@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -103,7 +104,8 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
-    """Everything built from this checkout and running; nothing of it is left afterwards."""
+    """Everything built from this checkout and running; nothing of it is left afterwards, also when it is stopped."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = build_context.prepare(tmp_path_factory.mktemp("context"))
     with engine() as docker:
         base_images.provide(docker)
