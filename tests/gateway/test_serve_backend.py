@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.gateway.client import CHAT, Answer, assemble
-from tests.gateway.serving import DEADLINE, Serving, cpu_seconds, processes, serving
+from tests.gateway.serving import DEADLINE, Serving, cpu_seconds, processes, serving, until, until_gone
 
 MODEL = "SmolLM2-135M-Instruct"
 GREETING: dict[str, Any] = {
@@ -80,7 +80,9 @@ async def test_a_real_model_answers_and_its_answers_outlive_it(tmp_path: Path) -
 
 
 async def test_every_worker_knows_when_the_backend_is_there(tmp_path: Path) -> None:
-    """Ready means that each of them has it; when it is killed, each says so and answers what is cached."""
+    """Ready means that each of them has it; when it is killed, each says so and answers what is cached. A gateway
+    that is killed itself takes them all along.
+    """
     async with serving(tmp_path, "--workers", "2") as gateway:
         for seed in range(10):
             assert (await ask(gateway, max_tokens=1, seed=seed)).status == 200
@@ -91,6 +93,10 @@ async def test_every_worker_knows_when_the_backend_is_there(tmp_path: Path) -> N
         for seed in range(100, 110):
             await must_wait(gateway, seed)
             assert (await ask(gateway)).json == computed.json
+        await until(lambda: len(gateway.children()) == 3)
+        children = gateway.children()
+        assert await gateway.signal(signal.SIGKILL) == -signal.SIGKILL
+        await until_gone(*children)
 
 
 async def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
