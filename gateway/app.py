@@ -20,6 +20,7 @@ from gateway.embedded_store import embedded_store
 from gateway.fast_lane import FastLane
 from gateway.flight import FlightTable
 from gateway.gauges import Gauges
+from gateway.http_server import HttpServer
 from gateway.keys import CACHE, GAUGES, PIPELINE, ROUTER, SETTINGS
 from gateway.lookup import Lookup
 from gateway.middleware import answer_errors, note_start
@@ -150,18 +151,19 @@ async def _upstream_urls(settings: Settings) -> AsyncIterator[list[str]]:
 async def _listening(
     application: web.Application, settings: Settings, cache: ExactCache, share_port: bool
 ) -> AsyncIterator[tuple[str, int]]:
-    runner = web.AppRunner(
-        application,
+    application_runner = web.AppRunner(application)
+    await application_runner.setup()
+    assert application_runner.server is not None  # noqa: S101  # setup() has made it
+    server = HttpServer(
+        application_runner.server,
         access_log=None,
         handler_cancellation=True,
-        shutdown_timeout=settings.timeouts.shutdown,
         keepalive_timeout=_IDLE_CONNECTION_SECONDS,
     )
+    server.request_handler = FastLane(server.request_handler, cache, settings)
+    runner = web.ServerRunner(server, shutdown_timeout=settings.timeouts.shutdown)
     await runner.setup()
     try:
-        server = runner.server
-        assert server is not None  # noqa: S101  # setup() has made it
-        server.request_handler = FastLane(server.request_handler, cache, settings)
         site = web.TCPSite(runner, settings.host, settings.port, reuse_port=share_port or None, backlog=1024)
         try:
             await site.start()
@@ -172,6 +174,7 @@ async def _listening(
         yield f"http://{host}:{port}", port
     finally:
         await runner.cleanup()
+        await application_runner.cleanup()
 
 
 def _why_not_listening(settings: Settings, error: OSError) -> str:
