@@ -15,12 +15,6 @@ STREAM: dict[str, Any] = {"stream": True}
 STREAM_WITH_USAGE: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 SHAPES: dict[str, dict[str, Any]] = {"json": {}, "stream": STREAM, "stream with usage": STREAM_WITH_USAGE}
 
-LOGPROBS = {
-    "content": [
-        {"token": token, "logprob": -0.25, "bytes": list(token.encode()), "top_logprobs": []} for token in ("Grü", "ße")
-    ],
-    "refusal": None,
-}
 WEATHER_CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Köln"}'}}
 CLOCK_CALL = {"id": "call_2", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
 
@@ -98,14 +92,43 @@ async def test_every_choice_and_its_finish_reason_survive_the_cache(stage: Stage
     assert [choice["finish_reason"] for choice in kept] == ["stop", "length", "tool_calls"]
 
 
+def token(text: str, *top: str) -> dict[str, Any]:
+    """A token's log probability with its alternatives."""
+    kept = {"token": text, "logprob": -0.25, "bytes": list(text.encode())}
+    return {**kept, "top_logprobs": [{"token": t, "logprob": -1.5, "bytes": list(t.encode())} for t in top]}
+
+
+LOGPROBS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "one for each token": (
+        {"content": "Grüße"},
+        {"content": [token("Grü", "Gru"), token("ße", "sse", "se")], "refusal": None},
+    ),
+    "tokens that are parts of a character": (
+        {"content": "🦊"},
+        {"content": [token("\\xf0\\x9f"), token("\\xa6\\x8a")], "refusal": None},
+    ),
+    "of a tool call": (
+        {"content": None, "tool_calls": [WEATHER_CALL]},
+        {"content": [token("<tool>")], "refusal": None},
+    ),
+    "of a refusal": ({"content": None, "refusal": "No."}, {"content": None, "refusal": [token("No"), token(".")]}),
+    "with fields of a server's own": (
+        {"content": "ab"},
+        {"content": [token("a"), {**token("b"), "x_rank": 3}], "refusal": None, "x_scale": 2.0},
+    ),
+}
+
+
 @pytest.mark.parametrize("second", SHAPES)
 @pytest.mark.parametrize("first", ["json", "stream with usage"])
-async def test_logprobs_survive_the_cache(stage: Stage, first: str, second: str) -> None:
-    """Log probabilities come back, every token of them."""
-    _, cached = await ask_twice(stage, response({**says({"content": "Grüße"}), "logprobs": LOGPROBS}), first, second)
+@pytest.mark.parametrize(("message", "logprobs"), LOGPROBS.values(), ids=LOGPROBS.keys())
+async def test_logprobs_survive_the_cache(
+    stage: Stage, message: dict[str, Any], logprobs: dict[str, Any], first: str, second: str
+) -> None:
+    """Log probabilities come back, every token of them once, whatever they belong to."""
+    _, cached = await ask_twice(stage, response({**says(message), "logprobs": logprobs}), first, second)
 
-    assert cached.response["choices"][0]["logprobs"]["content"] == LOGPROBS["content"]
-    assert cached.text == "Grüße"
+    assert cached.response["choices"][0]["logprobs"] == logprobs
 
 
 @pytest.mark.parametrize("second", ["json", "stream with usage"])
