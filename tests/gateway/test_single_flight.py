@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.flight import Flight, FlightTable
 from gateway.mock import Reply
+from gateway.tasks import background_tasks
 from tests.gateway.client import DEADLINE, Answer, Client, assemble, chat
 from tests.gateway.conftest import Stage
 from tests.gateway.raw_upstream import CHUNKED_EVENT_STREAM, EVENT_STREAM, Connection, chunked, json_reply
@@ -310,6 +312,22 @@ async def test_joining_just_as_a_flight_is_abandoned_gives_a_good_answer(
         assert {(answer.status, answer.text) for answer in answers} == {(200, "a good answer")}
     await client.until("flights", 0)
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_a_flight_that_its_last_passenger_left_takes_no_other() -> None:
+    """From that very moment, though its task has not yet noticed that it is cancelled."""
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async with background_tasks() as tasks:
+        table = FlightTable(tasks)
+        flight = Flight(keep_bytes=1000)
+        table.launch(flight, never(), "name")
+        await asyncio.sleep(0)
+        with flight.board():
+            assert table.find(("name",)) is flight
+        assert table.find(("name",)) is None
 
 
 # Failures
