@@ -14,8 +14,7 @@ _CONNECTIONS = 32
 _METHOD = """\
 One worker on one core, wrk with one thread and 32 kept-alive connections on the other. The reference is a
 `web.Application` of aiohttp on uvloop whose handler reads the body and returns the bytes of the gateway's own answer;
-rounds alternate between the two. In the last row a header changes with every request, as tracing headers do: such
-requests are hits as well, but no longer the same bytes as the one before."""
+rounds alternate between the two. In the last row a header changes with every request, as tracing headers do."""
 
 
 async def measure(quick: bool) -> Figure:

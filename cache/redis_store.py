@@ -294,6 +294,9 @@ async def open_redis_store(url: str, deadline: float) -> AsyncIterator[RedisStor
         # cancellation: deadlines would pass unnoticed and tasks would never end. Every call has a deadline here.
         socket_timeout=None,
         retry=Retry(NoBackoff(), 0),
+        # Telling the server about the client library means reading the library's metadata for every new connection,
+        # which holds up the event loop for longer than some deadlines.
+        driver_info=None,
         max_connections=_CONNECTIONS + _OWN_CONNECTIONS,
     )
     store = RedisStore(client, deadline)

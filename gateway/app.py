@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import errno
-from collections.abc import AsyncIterator
+import functools
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,13 @@ from cache.memory import MemoryStore
 from cache.redis_store import RedisStore, open_redis_store
 from gateway import admin, handlers
 from gateway.embedded_store import embedded_store
-from gateway.fast_lane import FastLane
+from gateway.fast_lane import FastLane, Handler
 from gateway.flight import FlightTable
 from gateway.gauges import Gauges
 from gateway.http_server import HttpServer
 from gateway.keys import CACHE, GAUGES, PIPELINE, ROUTER, SETTINGS
 from gateway.lookup import Lookup
+from gateway.metrics import HitTally
 from gateway.middleware import answer_errors, note_start
 from gateway.mock import MockUpstream, load_script
 from gateway.pipeline import Pipeline
@@ -73,17 +75,19 @@ async def open_gateway(settings: Settings, *, share_port: bool = False) -> Async
         flights = FlightTable(tasks)
         tasks.start(cache.follow_purges())
         tasks.start(router.refresh_forever())
-        gauges = Gauges(cache, flights)
+        hits = HitTally()
+        gauges = Gauges(cache, flights, hits)
         tasks.start(_keep_gauges(gauges))
         lookup = Lookup(cache, settings.cache)
         pipeline = Pipeline(
             lookup,
-            Replay(cache, draws=settings.cache.sampled == "variants"),
+            Replay(cache, hits, draws=settings.cache.sampled == "variants"),
             SingleFlight(cache, flights, router, settings.cache),
             Relay(lookup, settings.timeouts.client),
         )
         application = build_application(settings, cache, router, pipeline, gauges)
-        async with _listening(application, settings, cache, share_port) as (url, port):
+        fast_lane = functools.partial(FastLane, cache=cache, settings=settings, hits=hits)
+        async with _listening(application, settings, fast_lane, share_port) as (url, port):
             yield Gateway(url, port, router, cache, session)
 
 
@@ -149,7 +153,7 @@ async def _upstream_urls(settings: Settings) -> AsyncIterator[list[str]]:
 
 @asynccontextmanager
 async def _listening(
-    application: web.Application, settings: Settings, cache: ExactCache, share_port: bool
+    application: web.Application, settings: Settings, fast_lane: Callable[[Handler], FastLane], share_port: bool
 ) -> AsyncIterator[tuple[str, int]]:
     application_runner = web.AppRunner(application)
     await application_runner.setup()
@@ -160,7 +164,7 @@ async def _listening(
         handler_cancellation=True,
         keepalive_timeout=_IDLE_CONNECTION_SECONDS,
     )
-    server.request_handler = FastLane(server.request_handler, cache, settings)
+    server.request_handler = fast_lane(server.request_handler)
     runner = web.ServerRunner(server, shutdown_timeout=settings.timeouts.shutdown)
     await runner.setup()
     try:

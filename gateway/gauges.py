@@ -8,11 +8,13 @@ from gateway.flight import FlightTable
 class Gauges:
     """Copies the present state of the cache and the flights into the metrics."""
 
-    def __init__(self, cache: ExactCache, flights: FlightTable) -> None:
+    def __init__(self, cache: ExactCache, flights: FlightTable, hits: metrics.HitTally) -> None:
         self._cache = cache
         self._flights = flights
+        self._hits = hits
 
     def refresh(self) -> None:
+        self._hits.flush()
         memory, redis = self._cache.memory, self._cache.redis
         metrics.memory_entries.set(len(memory))
         metrics.memory_bytes.set(memory.size)

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_STARTED = "keepgate.started"
+_STARTED = web.RequestKey("started", bool)
 
 
 async def note_start(request: web.Request, _: web.StreamResponse) -> None:

@@ -5,9 +5,9 @@ from aiohttp import web
 from cache.entry import Entry
 from cache.exact import ExactCache
 from cache.results import Hit
-from gateway.call import FAMILIES, Call
+from gateway.call import Call
 from gateway.fast_lane import RAW_DIGEST
-from gateway.metrics import HitCounter
+from gateway.metrics import HitTally
 from gateway.rendering import render
 from gateway.replies import hit_headers
 
@@ -18,14 +18,14 @@ class Replay:
     `draws` says that a sampled call gets one answer of several, so that the next may get another.
     """
 
-    def __init__(self, cache: ExactCache, draws: bool) -> None:
+    def __init__(self, cache: ExactCache, hits: HitTally, draws: bool) -> None:
         self._cache = cache
         self._draws = draws
-        self._hits = {family: HitCounter(family) for family in FAMILIES.values()}
+        self._hits = hits
 
     async def answer(self, request: web.BaseRequest, call: Call, hit: Hit, detail: str = "exact") -> web.Response:
         body = await self._form(hit.entry, call.form)
-        self._hits[call.family].count(hit.entry)
+        self._hits.count(hit.entry)
         self._remember(request, call, hit)
         return web.Response(body=body, headers=hit_headers(hit.entry, hit.age, call.form, detail))
 

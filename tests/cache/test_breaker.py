@@ -140,3 +140,17 @@ async def test_an_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> Non
         watcher.cancel()
     lines = [record.getMessage() for record in caplog.records]
     assert lines == ["tier is unavailable (no answer in time); going on without it", "tier is available again"]
+
+
+async def test_a_deadline_that_this_process_slept_through_is_not_held_against_the_tier() -> None:
+    """When the event loop itself was held up, the call fails and the breaker stays closed; thrice in a row is enough."""
+    breaker = Breaker("tier", probe=Tier().probe, failures=(), probe_deadline=1.0)
+
+    async def held_up() -> None:
+        time.sleep(0.1)  # noqa: ASYNC251  # holding up the loop is the point
+        await asyncio.Event().wait()
+
+    for opened in (False, False, True):
+        with pytest.raises(StoreUnavailable):
+            await breaker.call(held_up, deadline=0.02)
+        assert breaker.is_open is opened

@@ -1,4 +1,4 @@
-"""Answers that are given before HTTP is parsed are the answers that parsing would have given."""
+"""However requests are cut, glued and repeated on a connection, each gets its own answer, in order."""
 
 import asyncio
 import random
