@@ -143,7 +143,7 @@ async def test_an_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> Non
 
 
 async def test_a_deadline_that_this_process_slept_through_is_not_held_against_the_tier() -> None:
-    """When the event loop itself was held up, the call fails and the breaker stays closed; thrice in a row is enough."""
+    """When the event loop itself was held up, the call fails and the breaker stays closed, twice in a row at most."""
     breaker = Breaker("tier", probe=Tier().probe, failures=(), probe_deadline=1.0)
 
     async def held_up() -> None:
