@@ -20,7 +20,7 @@ from tests.cache.conftest import PATIENT
 from tests.cache.entries import entry, until
 from tests.cache.valkey import Valkey
 
-DEADLINE = 0.1
+DEADLINE = 0.5
 
 
 def key_of(number: int, namespace: str = "public") -> Key:
