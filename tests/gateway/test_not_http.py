@@ -92,9 +92,7 @@ async def test_what_is_not_http_is_refused_in_the_same_form(served: tuple[Client
 
 
 @pytest.mark.parametrize("bad", NOT_HTTP.values(), ids=NOT_HTTP.keys())
-async def test_what_is_not_http_is_refused_after_hits_too(
-    served: tuple[Client, MockUpstream], bad: bytes
-) -> None:
+async def test_what_is_not_http_is_refused_after_hits_too(served: tuple[Client, MockUpstream], bad: bytes) -> None:
     """After requests that were answered from memory the rules are the same."""
     client, mock = served
     async with wire(client) as connection:
