@@ -1,6 +1,7 @@
 """`keepgate serve` as a process of its own, started, talked to and ended the way an operator does it."""
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -167,6 +168,15 @@ def parent_of(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return 0
+
+
+def open_files(pid: int) -> set[str]:
+    """The paths of the files that a process has open."""
+    found: set[str] = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            found.add(os.readlink(descriptor))
+    return found
 
 
 def cpu_seconds(pid: int) -> float:

@@ -13,7 +13,7 @@ from gateway.mock import Reply
 from tests.cache.valkey import Valkey
 from tests.gateway.client import CHAT, chat
 from tests.gateway.conftest import Stage
-from tests.gateway.serving import DEADLINE, Serving, free_port, processes, serving, until, until_gone
+from tests.gateway.serving import DEADLINE, Serving, free_port, open_files, processes, serving, until, until_gone
 
 
 async def ask_and_keep(gateway: Serving, content: str = "hello") -> None:
@@ -64,6 +64,7 @@ async def test_a_signal_stops_everything_and_loses_nothing(stage: Stage, tmp_pat
     async with serving(tmp_path, "--upstream", mock.url) as gateway:
         children = gateway.children()
         assert ["valkey-server" in command or "redis-server" in command for command in children.values()] == [True]
+        assert all(os.getpgid(child) != gateway.pid for child in children)
         assert (await gateway.ask()).cache == "miss"
         if how == "Ctrl-C":
             os.killpg(gateway.pid, signal.SIGINT)
@@ -119,15 +120,24 @@ async def test_requests_under_way_are_finished_before_it_stops(stage: Stage, tmp
 
 
 async def test_killed_outright_it_leaves_no_child_and_starts_again(stage: Stage, tmp_path: Path) -> None:
-    """SIGKILL gives the gateway no chance; the kernel ends its children, and what was on disk is a hit afterwards."""
+    """SIGKILL gives the gateway no chance; the kernel ends its children. The next gateway waits until the old server
+    has really ended, for two servers would spoil the data, and then finds what was on disk.
+    """
     mock = await stage.mock()
     async with serving(tmp_path, "--upstream", mock.url) as gateway:
         await ask_and_keep(gateway)
-        children = gateway.children()
-        assert await gateway.signal(signal.SIGKILL) == -signal.SIGKILL
-        # No waiting in between: the new gateway waits for the old server's end by itself.
-        async with serving(tmp_path, "--upstream", mock.url) as next_gateway:
-            await until_gone(*children)
+        old_server = gateway.child("valkey-server")
+        os.kill(old_server, signal.SIGSTOP)
+        gateway.process.kill()
+        assert await gateway.process.wait() == -signal.SIGKILL
+        async with serving(tmp_path, "--upstream", mock.url, ready=False) as next_gateway:
+            await until(lambda: str(tmp_path / "valkey" / "lock") in open_files(next_gateway.pid))
+            for _ in range(20):
+                assert not next_gateway.children()
+                await asyncio.sleep(0.01)
+            os.kill(old_server, signal.SIGCONT)
+            await until_gone(old_server)
+            await next_gateway.until_ready()
             assert (await next_gateway.ask()).cache == "hit"
 
 
