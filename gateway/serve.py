@@ -17,7 +17,7 @@ from gateway.embedded_store import embedded_store
 from gateway.local_backend import BackendFailed, LocalBackend, LocalUpstream, require_backend
 from gateway.settings import Settings, SettingsError, masked
 from gateway.tasks import background_tasks
-from gateway.worker import Backend, Workers
+from gateway.workers import Backend, Workers
 
 # SIGHUP: the terminal was closed. It is left ignored where nohup has asked for that.
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -1,0 +1,52 @@
+"""Counters of several processes, read by each of them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+JOIN = """
+import sys
+from gateway.shared_metrics import join_metrics
+join_metrics()
+from gateway import metrics
+metrics.collapsed.inc()
+metrics.requests.labels("chat.completions", "miss", "none").inc(2)
+metrics.memory_entries.set(5)
+sys.stdin.read()
+"""
+
+READ = """
+import os, sys
+os.environ["PROMETHEUS_MULTIPROC_DIR"] = sys.argv[1]
+from gateway import metrics
+for line in sys.stdin:
+    figures = {name: value for name, labels, value in metrics.samples()}
+    print(*(figures.get(f"keepgate_{name}", 0.0) for name in
+            ("collapsed_requests_total", "requests_total", "memory_entries")), flush=True)
+"""
+
+
+def test_processes_that_come_are_counted_and_never_break_a_reading(tmp_path: Path) -> None:
+    """While others start, every reading succeeds; once they have started, it is the sum of all."""
+    count = 4
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READ, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    workers = [
+        subprocess.Popen([sys.executable, "-c", JOIN], stdin=subprocess.PIPE, env=environment) for _ in range(count)
+    ]
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    figures = ""
+    try:
+        while figures != f"{count}.0 {2 * count}.0 {5 * count}.0":
+            reader.stdin.write("\n")
+            reader.stdin.flush()
+            figures = reader.stdout.readline().strip()
+            assert figures, "the reader failed; what it says is above"
+    finally:
+        for process in (*workers, reader):
+            process.communicate()
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
