@@ -8,9 +8,10 @@ import redis.asyncio
 
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
+from cache.generations import Purge
 from cache.key import Key
 from cache.memory import MemoryStore
-from cache.redis_store import open_redis_store
+from cache.redis_store import RedisStore, open_redis_store
 from cache.results import Failed, Hit, Miss
 from tests.cache.conftest import PATIENT
 from tests.cache.entries import until
@@ -80,6 +81,7 @@ async def test_an_answer_computed_during_a_purge_is_not_kept(valkey: Valkey) -> 
         await one.purge("all")
         await written(one, here)
         assert await is_gone(one, key)
+        assert len(one.memory) == 0
         await written(other, there)
         await until(lambda: is_gone(other, key), within=1)
         assert await is_gone(one, key)
@@ -211,6 +213,53 @@ async def test_two_purges_at_once_end_in_one_view(valkey: Valkey) -> None:
 
         await until(agreed, within=2)
         assert not any(cache.counts(kept) for cache in (one, other) for kept in before)
+
+
+async def test_a_state_read_before_a_purge_does_not_undo_it(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reply was on its way while the purge was made."""
+    async with open_redis_store(valkey.url, PATIENT) as store:
+        cache = ExactCache(MemoryStore(2**20), store, keep_stale=60)
+        await cache.purge("all")
+        replied, purged = asyncio.Event(), asyncio.Event()
+        read = RedisStore.generations
+
+        async def slow(of: RedisStore) -> dict[str, str]:
+            reply = await read(of)
+            replied.set()
+            await purged.wait()
+            return reply
+
+        monkeypatch.setattr(RedisStore, "generations", slow)
+        learning = asyncio.create_task(cache.learn_purges())
+        await replied.wait()
+        before = answer_to(cache, key_of(1))
+        await cache.purge("all")
+        after = answer_to(cache, key_of(1))
+        purged.set()
+        await learning
+        assert not cache.counts(before)
+        assert cache.counts(after)
+
+
+async def test_of_two_purges_the_one_that_redis_had_last_holds(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another worker's purge that is read while one's own is on its way came before it."""
+    async with worker(valkey.url) as other, open_redis_store(valkey.url, PATIENT) as store:
+        one = ExactCache(MemoryStore(2**20), store, keep_stale=60)
+        position, _ = await store.purges_since("")
+        publish = RedisStore.purge
+
+        async def overtaken(to: RedisStore, purge: Purge) -> None:
+            if to is store:
+                await other.purge("all")
+                _, events = await store.purges_since(position)
+                for event in events:
+                    assert isinstance(event, Purge)
+                    one._generations.apply(event)
+            await publish(to, purge)
+
+        monkeypatch.setattr(RedisStore, "purge", overtaken)
+        await one.purge("all")
+        assert one.generation(A, "m").split(".")[0] == (await store.generations())["all"]
 
 
 async def test_a_purge_does_not_grow_with_what_it_purges(valkey: Valkey) -> None:
