@@ -1,5 +1,7 @@
 """What the cache keeps for a request: one whole answer and what it cost to compute."""
 
+from typing import Annotated
+
 import msgspec
 import xxhash
 
@@ -7,6 +9,9 @@ from cache.errors import CorruptEntry
 
 _MAGIC = b"KGE1"
 _HEADER_BYTES = len(_MAGIC) + 8
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -26,9 +31,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     fresh_for: float
     generation: str
     has_usage: bool
-    prompt_tokens: int
-    completion_tokens: int
-    seconds: float
+    prompt_tokens: Count
+    completion_tokens: Count
+    seconds: Annotated[float, msgspec.Meta(ge=0)]
 
     def age(self, now: float) -> float:
         """Seconds since the answer was computed; a clock that went back counts as zero."""

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
@@ -171,8 +171,8 @@ class RedisStore:
         events: list[Purge | str] = []
         for position_read, fields in _stream_items(read):
             position = _text(position_read)
-            scope, name, token = (_text(fields[field]) for field in (b"scope", b"name", b"token"))
-            events.append(name if scope == "entry" else Purge(cast(Scope, scope), name, token))
+            if (event := _event(fields)) is not None:
+                events.append(event)
         return position, events
 
     async def flush(self) -> None:
@@ -270,6 +270,17 @@ def _bytes(reply: Any) -> bytes:
 
 def _text(reply: Any) -> str:
     return _bytes(reply).decode()
+
+
+def _event(fields: dict[bytes, bytes]) -> Purge | str | None:
+    """A purge, or the id of a deleted entry; None for what this version does not know."""
+    try:
+        scope, name, token = (_text(fields[field]) for field in (b"scope", b"name", b"token"))
+    except (KeyError, UnicodeDecodeError):
+        return None
+    if scope == "entry":
+        return name
+    return Purge(cast(Scope, scope), name, token) if scope in get_args(Scope) else None
 
 
 def _stream_items(read: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:

@@ -1,6 +1,7 @@
 """Inspection of the cache, for its operator; an entry also for the tenant that owns it."""
 
 import hmac
+import ipaddress
 import time
 from typing import Any
 
@@ -17,7 +18,6 @@ from gateway.errors import AdminForbidden, AdminKeyRequired, InvalidRequest, Not
 from gateway.keys import CACHE, GAUGES, SETTINGS
 
 _encode = msgspec.json.Encoder().encode
-_LOOPBACK = ("127.", "::1", "localhost")
 
 
 async def get_stats(request: web.Request) -> web.Response:
@@ -110,7 +110,7 @@ def _require_operator(request: web.Request) -> None:
     """The admin key, as a bearer token or in x-keepgate-admin-key; without one, only a gateway on loopback trusts."""
     settings = request.app[SETTINGS]
     if settings.admin_key is None:
-        if settings.host.startswith(_LOOPBACK):
+        if _is_loopback(settings.host):
             return
         raise AdminForbidden("This needs an admin key, and none is set. Set admin_key (KEEPGATE_ADMIN_KEY).")
     given = request.headers.get("x-keepgate-admin-key") or request.headers.get("Authorization", "").removeprefix(
@@ -119,6 +119,13 @@ def _require_operator(request: web.Request) -> None:
     # Header bytes that are not UTF-8 come as surrogates.
     if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), settings.admin_key.encode()):
         raise AdminKeyRequired("This needs the admin key, as a bearer token or in x-keepgate-admin-key.")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _json(value: Any) -> web.Response:

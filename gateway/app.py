@@ -73,11 +73,11 @@ async def open_gateway(settings: Settings, *, share_port: bool = False) -> Async
             await cache.learn_purges()
         router = Router(*(Upstream(url, session, settings.timeouts) for url in urls))
         flights = FlightTable(tasks)
-        tasks.start(cache.follow_purges())
-        tasks.start(router.refresh_forever())
+        tasks.keep(cache.follow_purges)
+        tasks.keep(router.refresh_forever)
         hits = HitTally()
         gauges = Gauges(cache, flights, hits)
-        tasks.start(_keep_gauges(gauges))
+        tasks.keep(functools.partial(_keep_gauges, gauges))
         lookup = Lookup(cache, settings.cache)
         pipeline = Pipeline(
             lookup,
@@ -175,7 +175,7 @@ async def _listening(
             raise SettingsError(_why_not_listening(settings, error)) from error
         port = runner.addresses[0][1]
         host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104  # compared, not bound
-        yield f"http://{host}:{port}", port
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", port
     finally:
         await runner.cleanup()
         await application_runner.cleanup()

@@ -13,6 +13,8 @@ from gateway.errors import InvalidRequest
 
 FAMILIES = {"/v1/chat/completions": "chat.completions", "/v1/completions": "completions"}
 
+_OTHER_CREDENTIALS = ("x-api-key", "api-key")
+
 _decode = msgspec.json.Decoder().decode
 
 
@@ -44,9 +46,15 @@ class Call:
 
 
 def credential(headers: Mapping[str, str], namespace_setting: str) -> str:
-    """What sets the caller apart from other tenants."""
+    """What sets the caller apart from other tenants; "" where nothing does.
+
+    With `authorization` that is the Authorization header or, for the clients that send none, one of the headers that
+    take its place at some providers.
+    """
     if namespace_setting == "authorization":
-        return headers.get("Authorization", "")
+        if authorization := headers.get("Authorization"):
+            return authorization
+        return next((f"{name}: {headers[name]}" for name in _OTHER_CREDENTIALS if name in headers), "")
     if namespace_setting == "shared":
         return ""
     return headers.get(namespace_setting.removeprefix("header:"), "")

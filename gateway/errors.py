@@ -36,6 +36,11 @@ class GatewayError(Exception):
         self.code = code or self.code
 
     @property
+    def label(self) -> str:
+        """What the metrics count it under."""
+        return self.code or self.kind
+
+    @property
     def headers(self) -> dict[str, str]:
         return {}
 

@@ -13,6 +13,7 @@ from aiohttp import HttpVersion11, web
 
 from cache.exact import ExactCache
 from cache.memory import Slot
+from gateway import metrics
 from gateway.body import read_body
 from gateway.call import FAMILIES, credential
 from gateway.errors import GatewayError
@@ -47,6 +48,7 @@ class FastLane:
         try:
             body = await read_body(request, self._max_body, self._patience)
         except GatewayError as error:
+            metrics.errors.labels(error.label).inc()
             return error.response()
         tenant = credential(request.headers, self._namespace)
         raw = b"\0".join((*(text.encode("utf-8", "surrogateescape") for text in (request.raw_path, tenant)), body))

@@ -59,12 +59,14 @@ class Flight:
         self._passengers: set[Passenger] = set()
         self._drained = asyncio.Event()
         self._started = asyncio.Event()
+        self._settled = asyncio.Event()  # it has landed, or it is known to be too long to wait for
         self._landed = asyncio.Event()
         self._began = time.monotonic()
         self.task: asyncio.Task[None] | None = None
         self.background = False
         self.oversized = False
         self.abandoned = False
+        self.complete = False  # all has been said, and only the end of the connection is still to come
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.is_event_stream = False
@@ -105,6 +107,7 @@ class Flight:
             self.error = InternalError("The gateway failed while relaying the answer.")
         finally:
             self._started.set()
+            self._settled.set()
             self._landed.set()
             self._wake_all()
 
@@ -122,8 +125,9 @@ class Flight:
         async for data in answer.pieces():
             for event in splitter.feed(data):
                 is_usage = not self.oversized and recorder.add(event)
+                self.complete = recorder.done
                 await self._add(UsagePiece(event) if is_usage and usage_was_added else Piece(event))
-            if len(splitter.rest) > self._keep_bytes:  # whatever it is, it is not gathered without limit
+            if len(splitter) > self._keep_bytes:  # whatever it is, it is not gathered without limit
                 await self._add(Piece(splitter.flush()))
         if splitter.rest:
             await self._add(Piece(splitter.rest))
@@ -135,6 +139,7 @@ class Flight:
     async def _take_body(self, answer: UpstreamAnswer) -> None:
         async for data in answer.pieces():
             await self._add(Piece(data))
+        self.complete = True
         if self.status == 200 and not self.oversized:
             await self._record(functools.partial(record_response, b"".join(self._pieces)))
 
@@ -153,6 +158,7 @@ class Flight:
         if self._size > self._keep_bytes:
             self.oversized = True
             self.unstorable = f"the answer is longer than {self._keep_bytes} bytes"
+            self._settled.set()
             await self._wait_for_slowest()
 
     async def _wait_for_slowest(self) -> None:
@@ -188,7 +194,7 @@ class Passenger:
         flight = self.flight
         flight._passengers.discard(self)
         flight._drained.set()
-        if not flight._passengers and not flight.background and not flight.landed and flight.task:
+        if not flight._passengers and not flight.background and not flight.complete and flight.task:
             flight.abandoned = True
             flight.task.cancel()
 
@@ -226,9 +232,18 @@ class Passenger:
                 self.wake.clear()
                 await self.wake.wait()
 
-    async def body(self) -> bytes:
-        """The whole body. Raises the GatewayError that ended the flight early."""
-        return b"".join([piece async for piece in self.pieces(with_usage=True)])
+    async def body(self) -> bytes | None:
+        """The whole body; None, at its first piece, where it is too long to be held and has to be read in pieces.
+
+        Raises the GatewayError that ended the flight early.
+        """
+        flight = self.flight
+        await flight._settled.wait()
+        if flight.oversized:
+            return None
+        if flight.error:
+            raise flight.error
+        return b"".join(flight._pieces)
 
 
 class FlightTable:
@@ -247,7 +262,7 @@ class FlightTable:
 
     def launch(self, flight: Flight, run: Coroutine[None, None, None], name: str | None) -> None:
         """Start the flight; `name` makes it joinable."""
-        task = flight.task = self._tasks.start(run)
+        task = flight.task = self._tasks.start_alone(run)
         if name is None:
             return
         self._joinable[name] = flight

@@ -6,16 +6,21 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from multidict import CIMultiDictProxy
 
 from gateway import metrics
 from gateway.body import read_body
 from gateway.call import read_call
-from gateway.errors import NotFound, UpstreamError
+from gateway.errors import NotFound, UpstreamCut, UpstreamError, UpstreamTimeout
 from gateway.keys import GAUGES, PIPELINE, ROUTER, SETTINGS
+from gateway.sending import Sender
 from gateway.streaming import event_json
+from gateway.upstream import Upstream
 
 _encode = msgspec.json.Encoder().encode
 _LARGE_BODY = 2**18
+_LIST_DEADLINE = 5.0
+_MOST_LISTED_BYTES = 8 * 2**20
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
@@ -30,31 +35,39 @@ async def answer(request: web.Request) -> web.StreamResponse:
 
 
 async def list_models(request: web.Request) -> web.Response:
-    """GET /v1/models: what all reachable upstreams list, each model once."""
-    models: dict[Any, Any] = {}
-    refusal: web.Response | None = None
-    fault: UpstreamError | None = None
-    router = request.app[ROUTER]
-    for upstream in router.candidates(None):
-        try:
-            async with upstream.request("GET", "/v1/models", request.headers, None) as reply:
-                body = b"".join([piece async for piece in reply.pieces()])
-                if reply.status != 200:
-                    refusal = web.Response(status=reply.status, body=body, headers=reply.headers)
-                    continue
-                for model in event_json(body).get("data") or ():
-                    models.setdefault(model["id"], model)
-        except UpstreamError as error:
-            fault = error
-        except (ValueError, TypeError, KeyError):
-            fault = UpstreamError(f"{upstream.name} lists its models in a form that OpenAI's API does not have.")
-    if models:
-        return _json({"object": "list", "data": list(models.values())})
-    if refusal is not None:
-        return refusal
-    if fault is not None:
-        raise fault
-    return _json({"object": "list", "data": []})
+    """GET /v1/models: what all upstreams list that answer in time, each model once."""
+    upstreams = request.app[ROUTER].candidates(None)
+    replies = await asyncio.gather(*(_listed(upstream, request.headers) for upstream in upstreams))
+    listed = [model for reply in replies if isinstance(reply, list) for model in reply]
+    if listed or any(isinstance(reply, list) for reply in replies):
+        return _json(
+            {"object": "list", "data": list({model["id"]: model for model in reversed(listed)}.values())[::-1]}
+        )
+    for reply in replies:
+        if isinstance(reply, web.Response):
+            return reply
+    raise next(reply for reply in replies if isinstance(reply, UpstreamError))
+
+
+async def _listed(
+    upstream: Upstream, headers: CIMultiDictProxy[str]
+) -> list[dict[str, Any]] | web.Response | UpstreamError:
+    """The models of one upstream, or its refusal, or why it could not be asked."""
+    try:
+        async with asyncio.timeout(_LIST_DEADLINE), upstream.request("GET", "/v1/models", headers, None) as reply:
+            body = await reply.body(_MOST_LISTED_BYTES)
+            if reply.status != 200:
+                return web.Response(status=reply.status, body=body, headers=reply.headers)
+            models: list[dict[str, Any]] = event_json(body)["data"]
+            if not all(isinstance(model["id"], str) for model in models):
+                raise TypeError("an id is not text")
+            return models
+    except UpstreamError as error:
+        return error
+    except TimeoutError:
+        return UpstreamTimeout(f"{upstream.name} did not list its models in {_LIST_DEADLINE:g} s.")
+    except (ValueError, TypeError, KeyError):
+        return UpstreamCut(f"{upstream.name} lists its models in a form that OpenAI's API does not have.")
 
 
 async def forward(request: web.Request) -> web.StreamResponse:
@@ -63,8 +76,8 @@ async def forward(request: web.Request) -> web.StreamResponse:
         raise NotFound(f"There is no {request.method} {request.path}.")
     settings = request.app[SETTINGS]
     body = await read_body(request, settings.max_body, settings.timeouts.client) if request.can_read_body else None
-    model = request.match_info.get("model")
-    path = request.raw_path
+    model = request.match_info.get("model") or _model_named_in(body)
+    path = request.rel_url.raw_path_qs
     async with request.app[ROUTER].request(request.method, path, request.headers, body, model) as reply:
         headers = reply.headers
         headers.add("Cache-Status", "keepgate; fwd=bypass; detail=endpoint")
@@ -74,11 +87,27 @@ async def forward(request: web.Request) -> web.StreamResponse:
         pieces = reply.pieces()
         first = await anext(pieces, b"")  # a failure before the first byte can still be an error response
         await response.prepare(request)
-        await response.write(first)
+        sender = Sender(request, response, settings.timeouts.client)
+        await sender.send(first)
         async for piece in pieces:
-            await response.write(piece)
-        await response.write_eof()
+            await sender.send(piece)
+        await sender.finish()
         return response
+
+
+class _NamesModel(msgspec.Struct):
+    """The one field of any other endpoint's body that the gateway looks at, to find the upstream."""
+
+    model: str | None = None
+
+
+def _model_named_in(body: bytes | None) -> str | None:
+    if body is None or len(body) > _LARGE_BODY:
+        return None
+    try:
+        return msgspec.json.decode(body, type=_NamesModel).model
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 async def not_found(request: web.Request) -> web.Response:

@@ -47,7 +47,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         frames = "".join(traceback.format_tb(fault.__traceback__))
         log.error("a request failed: %s\n%s", type(fault).__name__, frames)
         error = InternalError("The gateway failed on this request. Its log says where.")
-    metrics.errors.labels(error.code or "").inc()
+    metrics.errors.labels(error.label).inc()
     if _STARTED in request and request.transport is not None:
         request.transport.abort()  # nobody will get what is returned
     return error.response()

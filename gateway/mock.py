@@ -24,6 +24,7 @@ from aiohttp import web
 from cache.answer import stream_of
 from gateway.settings import SettingsError
 from gateway.streaming import EventSplitter
+from gateway.yaml_file import read_yaml
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict).decode
@@ -180,14 +181,10 @@ class MockUpstream:
 
 def load_script(file: Path) -> list[Reply]:
     """The replies of a script. Raises SettingsError, naming the file and the key."""
-    import yaml
-
+    content = read_yaml(file, "replies: []")
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
         return msgspec.convert(content, _Script).replies
-    except OSError as error:
-        raise SettingsError(f"upstreams: mock:{file}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as error:
+    except msgspec.ValidationError as error:
         raise SettingsError(f"upstreams: mock:{file}: {error}") from error
 
 

@@ -42,6 +42,11 @@ class StreamRecorder:
             return False
         return not chunk["choices"] and bool(chunk.get("usage"))
 
+    @property
+    def done(self) -> bool:
+        """Whether the stream has said that it is over."""
+        return self._done
+
     def finish(self) -> Recording:
         """Raises UnstorableAnswer, saying why, when the answer is not whole."""
         if self._fault:

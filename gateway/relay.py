@@ -1,7 +1,5 @@
 """A flight's answer, on its way to one client."""
 
-import asyncio
-
 from aiohttp import web
 from multidict import CIMultiDict
 
@@ -14,6 +12,7 @@ from gateway.flight import Passenger
 from gateway.lookup import Lookup
 from gateway.rendering import render
 from gateway.replies import forwarded_headers
+from gateway.sending import Sender
 
 
 class Relay:
@@ -35,32 +34,27 @@ class Relay:
         _count(call.family, outcome)
         if joined and flight.status == 200 and flight.is_event_stream != call.stream:
             return await self._convert(call, passenger, headers)
-        if flight.is_event_stream:
-            return await self._stream(request, call, passenger, headers)
-        return web.Response(status=flight.status, body=await passenger.body(), headers=headers)
+        # An answer in one piece is sent in one piece, unless it is too long to be held.
+        if not flight.is_event_stream and (body := await passenger.body()) is not None:
+            return web.Response(status=flight.status, body=body, headers=headers)
+        return await self._stream(request, call, passenger, headers)
 
     async def _stream(
         self, request: web.BaseRequest, call: Call, passenger: Passenger, headers: CIMultiDict[str]
     ) -> web.StreamResponse:
         response = web.StreamResponse(status=passenger.flight.status, headers=headers)
         await response.prepare(request)
-        loop = asyncio.get_running_loop()
+        sender = Sender(request, response, self._patience)
         try:
-            async with asyncio.timeout(None) as deadline:
-                async for piece in passenger.pieces(with_usage=call.include_usage):
-                    deadline.reschedule(loop.time() + self._patience)
-                    await response.write(piece)
-                    deadline.reschedule(None)
+            async for piece in passenger.pieces(with_usage=call.include_usage):
+                await sender.send(piece)
         except GatewayError as error:
+            if not passenger.flight.is_event_stream:
+                raise  # nothing can be said within it: it is cut, so that nobody takes it for whole
+            metrics.errors.labels(error.label).inc()
             # The status line is long gone: what can still be said is said within the stream.
-            metrics.errors.labels(error.code or "").inc()
-            await response.write(error.event())
-        except TimeoutError:
-            # A client that no longer reads. Nothing more can be told to it.
-            if request.transport is not None:
-                request.transport.abort()
-            return response
-        await response.write_eof()
+            await sender.send(error.event())
+        await sender.finish()
         return response
 
     async def _convert(self, call: Call, passenger: Passenger, headers: CIMultiDict[str]) -> web.Response:

@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 
 _REFRESH_SECONDS = 15.0
 _REFRESH_DEADLINE = 5.0
+_MOST_LISTED_BYTES = 8 * 2**20
 
 
 class Router:
@@ -36,15 +37,18 @@ class Router:
         self._upstreams.remove(upstream)
 
     def candidates(self, model: str | None) -> list[Upstream]:
-        """Upstreams to try, in order. A model that nobody lists is asked of all: some servers take aliases.
+        """Upstreams to try, in order: those that list the model, or all, for some servers take aliases.
 
-        Raises NoUpstream when there is none.
+        One that can be reached comes before one that cannot; of those, one that has not said what it has (it may have
+        anything) before one that has said, and said otherwise. Raises NoUpstream when there is none.
         """
         if not self._upstreams:
             raise NoUpstream("No upstream is ready yet; the model may still be loading. Try again shortly.")
         listing = [u for u in self._upstreams if model is not None and u.models is not None and model in u.models]
-        silent = [u for u in self._upstreams if u.models is None]
-        return sorted(listing or silent or self._upstreams, key=lambda u: (not u.reachable, u.in_flight))
+        return sorted(
+            listing or self._upstreams,
+            key=lambda u: (not u.reachable, model is not None and u.models is not None, u.in_flight),
+        )
 
     @asynccontextmanager
     async def request(
@@ -81,7 +85,7 @@ async def _learn_models(upstream: Upstream) -> None:
             asyncio.timeout(_REFRESH_DEADLINE),
             upstream.request("GET", "/v1/models", {}, None) as answer,
         ):
-            body = b"".join([piece async for piece in answer.pieces()])
+            body = await answer.body(_MOST_LISTED_BYTES)
             if answer.status != 200:
                 return
             listed = event_json(body).get("data")

@@ -7,43 +7,50 @@ import msgspec
 
 _decode = msgspec.json.Decoder().decode
 _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
+_LONGEST_BLANK_LINE = 4
 
 
 class EventSplitter:
-    """Cuts bytes into whole events, each with the blank line that ends it."""
+    """Cuts bytes into whole events, each with the blank line that ends it, in time linear in their number."""
 
-    __slots__ = ("_rest",)
+    __slots__ = ("_rest", "_scanned")
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
+        self._scanned = 0  # bytes of `_rest` in which no blank line ends
 
     def feed(self, data: bytes) -> list[bytes]:
-        data = self._rest + data
-        if b"\r" in data:
-            return self._feed_with_returns(data)
-        *events, self._rest = data.split(b"\n\n")
-        return [event + b"\n\n" for event in events]
-
-    def _feed_with_returns(self, data: bytes) -> list[bytes]:
+        if not self._rest and data.endswith(b"\n\n") and b"\r" not in data:
+            # The common case: the piece holds whole events.
+            return [event + b"\n\n" for event in data[:-2].split(b"\n\n")]
+        rest = self._rest
+        rest += data
         # A return at the very end may be half of a line break: it waits for what follows.
-        whole = data[:-1] if data.endswith(b"\r") else data
+        end = len(rest) - 1 if rest.endswith(b"\r") else len(rest)
         events: list[bytes] = []
         start = 0
-        for match in _BLANK_LINE.finditer(whole):
-            events.append(data[start : match.end()])
-            start = match.end()
-        self._rest = data[start:]
+        at = self._scanned
+        while (match := _BLANK_LINE.search(rest, at, end)) is not None:
+            at = match.end()
+            events.append(bytes(rest[start:at]))
+            start = at
+        del rest[:start]
+        self._scanned = max(0, len(rest) - _LONGEST_BLANK_LINE)
         return events
 
     def flush(self) -> bytes:
         """Give up the event that has begun, and hand it over as it is."""
-        rest, self._rest = self._rest, b""
+        rest, self._rest, self._scanned = bytes(self._rest), bytearray(), 0
         return rest
 
     @property
     def rest(self) -> bytes:
         """An event that has begun and not ended."""
-        return self._rest
+        return bytes(self._rest)
+
+    def __len__(self) -> int:
+        """Bytes of the event that has begun."""
+        return len(self._rest)
 
 
 def event_data(event: bytes) -> bytes:

@@ -1,27 +1,60 @@
 """Background work with an owner: started inside a scope, cancelled and awaited when the scope ends."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+import logging
+import traceback
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+log = logging.getLogger(__name__)
+
+Work = Coroutine[Any, Any, None]
+
+_PAUSE = 1.0
+
 
 class Tasks:
-    """The tasks of a scope. One that fails ends the scope with its exception."""
+    """The tasks of a scope."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
         self._running: set[asyncio.Task[None]] = set()
 
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def start(self, work: Work) -> asyncio.Task[None]:
+        """Work without which the scope makes no sense: if it fails, the scope ends with its exception."""
         task = self._group.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
 
+    def start_alone(self, work: Work) -> asyncio.Task[None]:
+        """Work that concerns nobody else: if it fails, that is logged."""
+        return self.start(_alone(work))
+
+    def keep(self, make_work: Callable[[], Work]) -> asyncio.Task[None]:
+        """Work without end: if it fails, that is logged, and it is begun again."""
+        return self.start(_kept(make_work))
+
     def cancel(self) -> None:
         for task in self._running:
             task.cancel()
+
+
+async def _alone(work: Work) -> None:
+    try:
+        await work
+    except Exception as fault:  # noqa: BLE001  # the last resort; it is logged
+        # The frames name code; the message might quote what a tenant wrote.
+        log.error(
+            "background work failed: %s\n%s", type(fault).__name__, "".join(traceback.format_tb(fault.__traceback__))
+        )
+
+
+async def _kept(make_work: Callable[[], Work]) -> None:
+    while True:
+        await _alone(make_work())
+        await asyncio.sleep(_PAUSE)
 
 
 @asynccontextmanager

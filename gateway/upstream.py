@@ -78,6 +78,15 @@ class UpstreamAnswer:
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamCut(f"{self._name} broke the connection within its answer.") from error
 
+    async def body(self, limit: int) -> bytes:
+        """The whole body. Raises what `pieces` raises, and UpstreamCut when it is longer than `limit` bytes."""
+        body = bytearray()
+        async for piece in self.pieces():
+            body += piece
+            if len(body) > limit:
+                raise UpstreamCut(f"{self._name} sent more than {limit} bytes.")
+        return bytes(body)
+
 
 class Upstream:
     """One base URL. `models` are the names it lists, None while it has not said; `in_flight` counts open requests."""
@@ -99,7 +108,8 @@ class Upstream:
     ) -> AsyncIterator[UpstreamAnswer]:
         """Send a request; `path` begins with /v1 and may carry a query.
 
-        Raises UpstreamUnreachable when no answer begins, UpstreamTimeout when it does not begin in time.
+        Raises UpstreamUnreachable when there is no connection, UpstreamCut when it ends before an answer begins,
+        UpstreamTimeout when none begins in time.
         """
         url = URL(str(self._base) + path.removeprefix("/v1"), encoded=True)
         sent = end_to_end(headers, _NOT_SENT_UPSTREAM)
@@ -120,23 +130,26 @@ class Upstream:
     ) -> aiohttp.ClientResponse:
         try:
             async with asyncio.timeout(self._timeouts.first_byte):
-                while True:
-                    reused: list[bool] = []
-                    try:
-                        return await self._send(method, url, headers, body, reused)
-                    except aiohttp.ServerDisconnectedError:
-                        # A kept-alive connection that the server was just closing, most likely: nobody has read the
-                        # request. On a new connection somebody has, and may have begun to work.
-                        if not reused:
-                            raise
+                reused: list[bool] = []
+                try:
+                    return await self._send(method, url, headers, body, reused)
+                except aiohttp.ServerDisconnectedError:
+                    # A kept-alive connection that the server was just closing, most likely: nobody has read the
+                    # request. On a new connection somebody has, and may have begun to work.
+                    if not reused:
+                        raise
+                    return await self._send(method, url, headers, body, [])
         except aiohttp.ConnectionTimeoutError as error:
             self.reachable = False
             raise UpstreamUnreachable(f"{self.name}: no connection in {self._timeouts.connect:g} s.") from error
         except TimeoutError as error:
             raise UpstreamTimeout(f"{self.name} did not begin to answer in {self._timeouts.first_byte:g} s.") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except aiohttp.ClientConnectorError as error:
             self.reachable = False
             raise UpstreamUnreachable(f"{self.name} cannot be reached: {_reason(error)}.") from error
+        except (aiohttp.ClientError, OSError) as error:
+            # It has the request, and may have begun to work: another upstream is not asked the same.
+            raise UpstreamCut(f"{self.name} gave no answer: {_reason(error)}.") from error
 
     async def _send(
         self, method: str, url: URL, headers: CIMultiDict[str], body: bytes | None, reused: list[bool]

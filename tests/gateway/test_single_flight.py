@@ -598,3 +598,26 @@ async def test_joined_events_make_the_same_answer_for_all(stage: Stage) -> None:
 
     assert len(mock.received) == 1
     assert {assemble(a.chunks)["choices"][0]["message"]["content"] for a in answers} == {"".join(WORDS)}
+
+
+async def test_a_client_that_leaves_at_done_has_read_a_whole_answer(stage: Stage) -> None:
+    """Clients close when they have seen [DONE]; the end of the upstream's response, a moment later, changes nothing."""
+    may_end = asyncio.Event()
+    events = b"".join(b"data: " + as_data(event) + b"\n\n" for event in word_events(WORDS))
+
+    async def converse(connection: Connection) -> None:
+        await connection.send(CHUNKED_EVENT_STREAM + chunked(events))
+        await may_end.wait()
+        await connection.send(chunked(b""))
+
+    raw = await stage.raw(converse)
+    client = await stage.gateway(raw)
+    async with client.stream(chat(stream=True)) as stream:
+        while await stream.event() != b"[DONE]":
+            pass
+        stream.leave()
+    may_end.set()
+    await client.until("flights", 0)
+
+    assert (await client.post(chat(stream=True))).cache == "hit"
+    assert len(raw.connections) == 1

@@ -181,3 +181,12 @@ async def test_a_client_cannot_choose_its_namespace(stage: Stage) -> None:
     in_body = await client.tenant("sk-theirs").post(chat(namespace=namespace, user="ours"))
 
     assert (forged.cache, in_body.cache) == ("miss", "miss")
+
+
+@pytest.mark.parametrize("header", ["x-api-key", "api-key"])
+async def test_credentials_in_other_headers_set_tenants_apart(stage: Stage, header: str) -> None:
+    """Clients of some providers send no Authorization, but a key in a header of its own."""
+    client = await stage.gateway(await stage.mock())
+    for key, expected in (("a", "miss"), ("b", "miss"), ("a", "hit"), ("b", "hit")):
+        assert (await client.send("POST", "/v1/chat/completions", chat(), {header: key})).cache == expected
+    assert (await client.post(chat())).cache == "miss"

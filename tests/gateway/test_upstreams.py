@@ -832,3 +832,104 @@ async def test_ready_when_an_upstream_can_be_reached(stage: Stage) -> None:
     client = await stage.gateway(url, await stage.mock())
     await client.gateway.router.refresh()
     assert ((await client.get("/health")).status, (await client.get("/ready")).status) == (200, 200)
+
+
+async def test_a_dead_upstream_holds_up_nothing_that_others_can_do(stage: Stage) -> None:
+    """Requests that name no model, or one that nobody lists, go where somebody answers."""
+    mock = await stage.mock()
+    for upstreams in ((nothing_listens(), mock), (mock, nothing_listens())):
+        client = await stage.gateway(*upstreams)
+        await client.gateway.router.refresh()
+        answers = [
+            await client.get("/v1/models"),
+            await client.post({"input": "x"}, "/v1/embeddings"),
+            await client.post(chat(model="alias")),
+        ]
+        assert [answer.status for answer in answers] == [200, 200, 200]
+
+
+async def test_a_request_that_was_read_is_sent_to_no_other_upstream(stage: Stage) -> None:
+    """A request that makes servers hang up does so to one of them, and the gateway stays ready."""
+
+    async def converse(connection: Connection) -> None:
+        connection.cut()
+
+    raws = [await stage.raw(converse) for _ in range(3)]
+    client = await stage.gateway(*raws)
+    await client.gateway.router.refresh()
+    answer = await client.post(chat())
+
+    assert (answer.status, answer.error["code"]) == (502, "upstream_cut")
+    assert sum(len(raw.connections) for raw in raws) == 1
+    assert (await client.get("/ready")).status == 200
+
+
+async def test_an_upstream_that_does_not_list_its_models_holds_up_no_list(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GET /v1/models shows what the others have."""
+    monkeypatch.setattr("gateway.handlers._LIST_DEADLINE", 0.3)
+    mock = await stage.mock()
+    # Connections are made, and nobody ever takes them.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = await stage.gateway(f"http://127.0.0.1:{silent.getsockname()[1]}", mock)
+        answer = await client.get("/v1/models")
+
+    assert [model["id"] for model in answer.json["data"]] == ["mock"]
+
+
+async def test_other_endpoints_go_where_their_model_is(stage: Stage) -> None:
+    """The body's model says where, for embeddings as for chats."""
+    chats, embeddings = await stage.mock(models=("chat",)), await stage.mock(models=("embed",))
+    client = await stage.gateway(chats, embeddings)
+    await client.gateway.router.refresh()
+    for _ in range(4):
+        await client.post({"model": "embed", "input": "x"}, "/v1/embeddings")
+
+    assert (len(chats.received), len(embeddings.received)) == (0, 4)
+
+
+async def test_an_absolute_target_is_the_same_target(stage: Stage) -> None:
+    """Servers accept the absolute form of a target (RFC 9112, section 3.2.2)."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock)
+    async with wire(client) as connection:
+        await connection.send(request_bytes(b"{}", path=b"http://gateway/v1/files?x=1"))
+        assert (await connection.answer()).status == 200
+
+    assert [received.path for received in mock.received] == ["/v1/files"]
+
+
+async def test_a_plain_answer_too_long_to_hold_is_passed_on_in_pieces(stage: Stage) -> None:
+    """It reaches its client whole, and is not kept."""
+    body = msgspec.json.encode({"choices": [{"message": {"content": "x" * 3_000_000}, "finish_reason": "stop"}]})
+
+    async def converse(connection: Connection) -> None:
+        await connection.send(json_reply(body))
+
+    raw = await stage.raw(converse)
+    client = await stage.gateway(raw, cache={"max_answer": 2**20})
+    answers = [await client.post(chat()) for _ in range(2)]
+
+    assert [answer.body == body for answer in answers] == [True, True]
+    assert [answer.cache for answer in answers] == ["miss", "miss"]
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/chat/completions"])
+async def test_a_client_that_does_not_read_is_cut_off(stage: Stage, path: str) -> None:
+    """After timeouts.client its upstream call is given up, whatever kind of answer it is."""
+    gone = asyncio.Event()
+
+    async def converse(connection: Connection) -> None:
+        try:
+            await connection.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n")
+            while True:
+                await connection.send(b"x" * 65_536)
+        except ConnectionError:
+            gone.set()
+
+    client = await stage.gateway(await stage.raw(converse), timeouts={"client": 0.3}, cache={"max_answer": 2**20})
+    async with wire(client) as connection:
+        await connection.send(request_bytes(msgspec.json.encode(chat()), path=path.encode()))
+        async with asyncio.timeout(DEADLINE):
+            await gone.wait()
