@@ -15,7 +15,7 @@ quick = settings(max_examples=50, deadline=None)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 seconds = st.floats(allow_nan=False)
-counts = st.integers(0, 2**63)
+counts = st.integers(0, 2**53)
 entries = st.builds(
     Entry,
     id=texts,
@@ -29,7 +29,7 @@ entries = st.builds(
     has_usage=st.booleans(),
     prompt_tokens=counts,
     completion_tokens=counts,
-    seconds=seconds,
+    seconds=st.floats(min_value=0, allow_nan=False),
 )
 SAMPLE = encode_entry(entry(body=b'{"choices":[{"index":0}]}'))
 
