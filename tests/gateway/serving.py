@@ -29,6 +29,7 @@ class Serving:
         self.pid = process.pid
         self.url = ""
         self.lines: list[str] = []
+        self.asked = 0
         self._news = asyncio.Condition()
         self._reading = asyncio.create_task(self._read())
 
@@ -61,7 +62,8 @@ class Serving:
         self.url = match[1]
 
     async def ask(self, content: str = "hello", **fields: Any) -> Answer:
-        """A chat; with several workers any of them may answer."""
+        """A chat; with several workers any of them may answer. `asked` counts them."""
+        self.asked += 1
         return await self.send("POST", CHAT, chat(content, **fields))
 
     async def send(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:

@@ -5,15 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+# Ends with a failure when it opens a file where others read: there it would be empty for a moment.
 JOIN = """
-import sys
+import os, sys
+shared, opened = os.environ["PROMETHEUS_MULTIPROC_DIR"], []
+sys.addaudithook(lambda event, args: event == "open" and opened.append(str(args[0])))
 from gateway.shared_metrics import join_metrics
 join_metrics()
 from gateway import metrics
 metrics.collapsed.inc()
 metrics.requests.labels("chat.completions", "miss", "none").inc(2)
 metrics.memory_entries.set(5)
+files = [path for path in opened if path.endswith(".db")]
 sys.stdin.read()
+sys.exit(not files or any(os.path.dirname(path) == shared for path in files))
 """
 
 READ = """
@@ -49,4 +54,5 @@ def test_processes_that_come_are_counted_and_never_break_a_reading(tmp_path: Pat
     finally:
         for process in (*workers, reader):
             process.communicate()
+    assert [process.returncode for process in workers] == [0] * count
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
