@@ -288,7 +288,7 @@ async def test_an_address_that_is_not_this_machines_is_one_clear_line(tmp_path: 
 async def test_a_missing_script_is_one_clear_line(tmp_path: Path) -> None:
     """`mock:FILE` names the file."""
     said = await refusal(tmp_path, "--upstream", "mock:no.yaml", "--redis", "none")
-    assert said == "keepgate: upstreams: mock:no.yaml: cannot be read: No such file or directory"
+    assert said == "keepgate: no.yaml: cannot be read: No such file or directory"
 
 
 async def test_nothing_that_a_tenant_wrote_is_logged(stage: Stage, tmp_path: Path) -> None:
