@@ -73,7 +73,8 @@ def forwarded_headers(upstream: CIMultiDict[str], outcome: Outcome, entry_id: st
     headers.add("Cache-Status", _forwarded(outcome) + ("; collapsed" if collapsed else ""))
     headers["x-keepgate-cache"] = "bypass" if isinstance(outcome, Bypass) else "miss"
     headers["x-keepgate-layer"] = "none"
-    headers["x-keepgate-entry"] = entry_id
+    if not isinstance(outcome, Bypass) or outcome.reason == "no-cache":
+        headers["x-keepgate-entry"] = entry_id  # where the answer will be found, if it may be kept
     return headers
 
 
