@@ -39,7 +39,7 @@ _WRITES_PER_BATCH = 64
 _BYTES_PER_BATCH = 8 * 2**20
 _PAUSE_AFTER_FAILURE = 0.1
 # More lookups than this at once wait for each other: beyond it they only make each other late.
-_CONNECTIONS = 64
+_CONNECTIONS = 32
 # For the probe and the reader of purges, which must not wait for lookups.
 _OWN_CONNECTIONS = 4
 _LONGEST_SECONDS = 100 * 365 * 86_400.0
@@ -306,8 +306,9 @@ async def open_redis_store(url: str, deadline: float) -> AsyncIterator[RedisStor
         socket_timeout=None,
         retry=Retry(NoBackoff(), 0),
         # Telling the server about the client library means reading the library's metadata for every new connection,
-        # which holds up the event loop for longer than some deadlines.
+        # which holds up the event loop for longer than some deadlines; and RESP2 needs no greeting before a lookup.
         driver_info=None,
+        protocol=2,
         max_connections=_CONNECTIONS + _OWN_CONNECTIONS,
     )
     store = RedisStore(client, deadline)

@@ -54,12 +54,18 @@ async def valkey(shared_valkey: Valkey) -> Valkey:
 
 
 @pytest.fixture
-async def own_valkey(folder: Path) -> AsyncIterator[Valkey]:
-    """A server that this test alone may freeze and kill; every write is on disk before it is answered."""
+async def late_valkey(folder: Path) -> AsyncIterator[Valkey]:
+    """A server of this test alone that has yet to be started; every write is on disk before it is answered."""
     server = Valkey(folder)
-    await server.start()
     yield server
     await server.stop()
+
+
+@pytest.fixture
+async def own_valkey(late_valkey: Valkey) -> Valkey:
+    """A server that this test alone may freeze and kill."""
+    await late_valkey.start()
+    return late_valkey
 
 
 @pytest.fixture

@@ -66,6 +66,25 @@ async def test_a_frozen_tier_costs_one_deadline_and_then_nothing() -> None:
     assert tier.calls == 10
 
 
+async def test_a_late_event_loop_is_no_outage_but_not_for_long() -> None:
+    """When this process was held up, the tier is not blamed; when it happens again and again, it is."""
+    tier = Tier()
+    breaker = breaker_of(tier)
+    tier.well.clear()
+    outcomes = []
+    for _ in range(3):
+        tier.asked.clear()
+        call = asyncio.create_task(breaker.call(tier.ask, DEADLINE))
+        await tier.asked.wait()
+        held_up_until = time.monotonic() + 3 * DEADLINE
+        while time.monotonic() < held_up_until:
+            pass
+        with pytest.raises(StoreUnavailable):
+            await call
+        outcomes.append(breaker.is_open)
+    assert outcomes == [False, False, True]
+
+
 async def test_only_the_probe_closes_it() -> None:
     """A request never tries whether the tier is well again."""
     tier = Tier()

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,21 +165,19 @@ async def test_a_failure_is_never_a_miss(own_valkey: Valkey) -> None:
         await until(well, within=15)
 
 
-async def test_before_the_purges_are_known_redis_is_not_believed(folder: Path) -> None:
+async def test_before_the_purges_are_known_redis_is_not_believed(late_valkey: Valkey) -> None:
     """A worker that starts without Redis fails its lookups rather than answer with what was purged."""
-    server = Valkey(folder)
-    async with worker(server.url, DEADLINE) as cache:
+    async with worker(late_valkey.url, DEADLINE) as cache:
         outcome = await cache.lookup(key_of(1))
         assert isinstance(outcome, Failed)
         with pytest.raises(StoreUnavailable):
             await cache.entry("public.aa")
-        await server.start()
+        await late_valkey.start()
 
         async def well() -> bool:
             return isinstance(await cache.lookup(key_of(1)), Miss)
 
         await until(well, within=15)
-    await server.stop()
 
 
 async def test_a_corrupt_value_is_a_failure_then_a_miss(valkey: Valkey) -> None:

@@ -11,7 +11,7 @@ import redis.asyncio
 
 from cache.entry import decode_entry, encode_entry
 from cache.errors import StoreUnavailable
-from cache.redis_store import RedisStore, open_redis_store
+from cache.redis_store import _CONNECTIONS, RedisStore, open_redis_store
 from tests.cache.conftest import PATIENT
 from tests.cache.entries import entry, until
 from tests.cache.valkey import Valkey
@@ -105,16 +105,14 @@ async def test_a_killed_redis_is_used_again_once_it_is_back(own_valkey: Valkey) 
         assert await another.get("public.kept") == kept
 
 
-async def test_redis_may_come_later(folder: Path) -> None:
+async def test_redis_may_come_later(late_valkey: Valkey) -> None:
     """A gateway that starts before its Redis starts all the same."""
-    server = Valkey(folder)
-    async with open_redis_store(server.url, DEADLINE) as store:
+    async with open_redis_store(late_valkey.url, DEADLINE) as store:
         assert store.breaker.is_open
         assert await seconds_to_fail(store, 5) < DEADLINE / 2
-        await server.start()
+        await late_valkey.start()
         await closed(store)
         assert await store.get("public.kept") is None
-    await server.stop()
 
 
 async def test_nobody_listens_at_the_port() -> None:
@@ -124,25 +122,22 @@ async def test_nobody_listens_at_the_port() -> None:
 
 
 @pytest.mark.parametrize("password", ["", ":wrong@"])
-async def test_refused_credentials_are_said_at_once(folder: Path, password: str) -> None:
+async def test_refused_credentials_are_said_at_once(late_valkey: Valkey, password: str) -> None:
     """A wrong password will not become right: the start fails and says why, without the password."""
-    server = Valkey(folder, "--requirepass", "secret")
-    await server.start()
-    url = server.url.replace("unix://", f"unix://{password}")
+    await late_valkey.start("--requirepass", "secret")
+    url = late_valkey.url.replace("unix://", f"unix://{password}")
     with pytest.raises(StoreUnavailable, match="credentials") as raised:
         async with open_redis_store(url, DEADLINE):
             pytest.fail("the store opened")
     assert "wrong@" not in str(raised.value)
-    async with open_redis_store(server.url.replace("unix://", "unix://:secret@"), PATIENT) as store:
+    async with open_redis_store(late_valkey.url.replace("unix://", "unix://:secret@"), PATIENT) as store:
         assert await store.get("public.aa") is None
-    await server.stop()
 
 
-async def test_a_full_redis_drops_writes_and_answers_on(folder: Path) -> None:
+async def test_a_full_redis_drops_writes_and_answers_on(late_valkey: Valkey) -> None:
     """Out of memory is a refused write, counted; lookups go on."""
-    server = Valkey(folder, "--maxmemory", "4mb", "--maxmemory-policy", "noeviction")
-    await server.start()
-    async with open_redis_store(server.url, PATIENT) as store:
+    await late_valkey.start("--maxmemory", "4mb", "--maxmemory-policy", "noeviction")
+    async with open_redis_store(late_valkey.url, PATIENT) as store:
         await store.put(entry("public.first"), 60)
         await store.flush()
         for number in range(20):
@@ -153,7 +148,6 @@ async def test_a_full_redis_drops_writes_and_answers_on(folder: Path) -> None:
         assert store.breaker.times_opened == 0
         assert await store.get("public.first") is not None
         assert await store.get("public.19") is None
-    await server.stop()
 
 
 async def test_a_corrupt_value_is_a_failure_once_and_then_a_miss(
@@ -243,18 +237,27 @@ async def test_a_crowd_is_no_outage(valkey: Valkey) -> None:
         assert store.breaker.times_opened == 0
 
 
+async def test_a_new_connection_sends_nothing_but_its_lookup(valkey: Valkey, raw: redis.asyncio.Redis) -> None:
+    """A burst of lookups may have to open its connections within its deadline."""
+    async with open_redis_store(valkey.url, PATIENT) as store:
+        before = (await raw.info("stats"))["total_commands_processed"]
+        await asyncio.gather(*(store.get("public.aa") for _ in range(_CONNECTIONS)))
+        after = (await raw.info("stats"))["total_commands_processed"]
+    assert after - before < 1.5 * _CONNECTIONS
+
+
 async def test_a_crowd_that_is_late_is_no_outage(own_valkey: Valkey) -> None:
     """Who got no connection within the deadline goes on without Redis, and the breaker is not told."""
     async with open_redis_store(own_valkey.url, 5.0) as store:
         own_valkey.freeze()
-        waiting = [asyncio.create_task(store.get(f"public.{n}")) for n in range(64)]
+        waiting = [asyncio.create_task(store.get(f"public.{n}")) for n in range(_CONNECTIONS)]
         await asyncio.sleep(0)
         store._deadline = 0.05
         with pytest.raises(StoreUnavailable, match="every connection is busy"):
             await store.get("public.late")
         assert not store.breaker.is_open
         own_valkey.thaw()
-        assert await asyncio.gather(*waiting) == [None] * 64
+        assert await asyncio.gather(*waiting) == [None] * _CONNECTIONS
 
 
 async def test_waiting_writes_are_bounded(folder: Path) -> None:

@@ -35,8 +35,9 @@ class Valkey:
         self.socket = folder / "s"
         self.url = f"unix://{self.socket}"
 
-    async def start(self) -> None:
-        """Return when the server answers."""
+    async def start(self, *options: str) -> None:
+        """Return when the server answers; `options` are added to those of before."""
+        self._options += options
         self._process = await asyncio.create_subprocess_exec(
             server_binary(),
             *("--port", "0", "--unixsocket", str(self.socket), "--dir", str(self._folder)),
