@@ -133,3 +133,7 @@ class NotCached(GatewayError):
     status = 504
     kind = "invalid_request_error"
     code = "not_cached"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"x-should-retry": "false"}  # OpenAI's clients would try a 504 again

@@ -192,6 +192,7 @@ async def test_only_if_cached_never_asks_the_upstream(stage: Stage) -> None:
 
     assert [(a.status, a.error["code"]) for a in answers] == [(504, "not_cached")] * 2
     assert len(mock.received) == 1
+    assert answers[1].headers["x-should-retry"] == "false", "clients would ask for the same again"
 
 
 async def test_a_client_directive_does_not_shorten_the_life_of_an_entry(stage: Stage) -> None:
