@@ -19,13 +19,11 @@ from backend.errors import (
     ErrorAnswer,
     GenerationFailed,
     InvalidRequest,
-    MethodNotAllowed,
     ModelNotFound,
-    NotFound,
-    QueueFull,
     RequestError,
     Unavailable,
 )
+from backend.http_server import UNEXPECTED, error_response, translated
 from backend.metrics import CONTENT_TYPE, Metrics
 from backend.model import ServedModel
 from backend.protocol import ChatRequest, CompletionRequest, decode_request
@@ -42,7 +40,6 @@ BODY_TIMEOUT_SECONDS = 30.0
 _STARTED: web.RequestKey[float | None] = web.RequestKey("_STARTED")
 _LARGE_BODY = 16 * 2**10
 _USAGE_HEADER = "x-keepgate-usage"
-_UNEXPECTED = GenerationFailed("unexpected failure; the server's log has the cause")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -171,7 +168,7 @@ async def _stream(
         return response
     except Exception:
         logger.exception("unexpected failure in a stream")
-        await _send(response, _event(_UNEXPECTED.answer()))
+        await _send(response, _event(UNEXPECTED.answer()))
     await response.write_eof()
     return response
 
@@ -232,6 +229,10 @@ async def _read_body(request: web.Request) -> bytes:
             return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise BodyTooLarge(f"the body is over the limit of {MAX_BODY_BYTES} bytes") from error
+    except web.RequestPayloadError as error:
+        raise InvalidRequest(
+            "the body cannot be read: it ends early, or does not fit its Content-Encoding or Transfer-Encoding"
+        ) from error
     except TimeoutError as error:
         raise _SlowSender(f"the body did not arrive within {BODY_TIMEOUT_SECONDS:.0f} s") from error
 
@@ -306,39 +307,22 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return response
     except RequestError as error:
         status = error.status
-        return _error_response(error)
+        return error_response(error)
     except web.HTTPException as error:
-        translated = _translated(error, request)
-        status = translated.status
-        return _error_response(translated)
+        answer = translated(error, request)
+        status = answer.status
+        return error_response(answer)
     except (ConnectionResetError, asyncio.CancelledError):
         raise
     except Exception:
         status = 500
         # The traceback holds code, never a body.
         logger.exception("unexpected failure in a handler")
-        return _error_response(_UNEXPECTED)
+        return error_response(UNEXPECTED)
     finally:
         resource = request.match_info.route.resource
         endpoint = resource.canonical if resource is not None else "unknown"
         request.app[STATE].metrics.requests.labels(endpoint, str(status)).inc()
-
-
-def _translated(error: web.HTTPException, request: web.Request) -> RequestError:
-    if error.status == NotFound.status:
-        return NotFound("no such path; see GET /v1/models and POST /v1/chat/completions")
-    if error.status == MethodNotAllowed.status:
-        return MethodNotAllowed(f"{request.method} is not offered on this path")
-    if error.status == BodyTooLarge.status:
-        return BodyTooLarge(f"the body is over the limit of {MAX_BODY_BYTES} bytes")
-    return InvalidRequest(f"bad request: {error.reason}")
-
-
-def _error_response(error: RequestError) -> web.Response:
-    response = _json(error.answer(), error.status)
-    if isinstance(error, QueueFull):
-        response.headers["Retry-After"] = str(error.retry_after)
-    return response
 
 
 def _json(value: object, status: int = 200) -> web.Response:

@@ -21,6 +21,7 @@ from backend.warm_up import warm_up
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_SECONDS = 0.5
+_SHUTDOWN_SECONDS = 5.0
 
 
 def serve(
@@ -63,8 +64,7 @@ async def _serve(
     announce: Callable[[str, str], None],
 ) -> None:
     # Imported here, for torch comes with it and takes seconds: a mistyped model or a taken port is said before.
-    from aiohttp import web
-
+    from backend.http_server import listening
     from backend.server import STATE, create_app
 
     stop = asyncio.Event()
@@ -72,10 +72,7 @@ async def _serve(
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     app = create_app(model, engine)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
-    await runner.setup()
-    try:
-        await web.SockSite(runner, sock).start()
+    async with listening(app, sock, _SHUTDOWN_SECONDS):
         address, port = sock.getsockname()[:2]
         url_host = f"[{address}]" if ":" in address else address
         announce(f"http://{url_host}:{port}", model.name)
@@ -85,10 +82,8 @@ async def _serve(
         if watcher is not None:
             watcher.cancel()
         progress("stopping")
-        # Running answers end with an error now; their handlers send it while the runner waits for them.
+        # Running answers end with an error now; their handlers send it while the server waits for them.
         await app[STATE].engine.stop()
-    finally:
-        await runner.cleanup()
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:

@@ -9,13 +9,14 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession
 
 from backend.threads import limit_spinning
 
 limit_spinning()  # before anything imports torch
 
 from backend.config import EngineConfig, ModelConfig  # noqa: E402
+from backend.http_server import listening  # noqa: E402
 from backend.model import ServedModel, load_model  # noqa: E402
 from backend.model_source import ModelSource, resolve_model  # noqa: E402
 from backend.server import STATE, ServerState, create_app  # noqa: E402
@@ -86,13 +87,10 @@ async def start_server(model: ServedModel) -> AsyncIterator[StartServer]:
         async def start(runner: Any = None, send_buffer: int | None = None, **limits: Any) -> Served:
             served = model if runner is None else dataclasses.replace(model, runner=runner)
             app = create_app(served, dataclasses.replace(ENGINE, **limits))
-            app_runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
-            await app_runner.setup()
-            stack.push_async_callback(app_runner.cleanup)
             sock = socket.create_server(("127.0.0.1", 0))
             if send_buffer is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-            await web.SockSite(app_runner, sock).start()
+            await stack.enter_async_context(listening(app, sock, shutdown_timeout=1.0))
             host, port = sock.getsockname()
             client = await stack.enter_async_context(ClientSession(f"http://{host}:{port}"))
             return Served(app[STATE], client, f"http://{host}:{port}")
