@@ -7,6 +7,7 @@ top-p, min-p.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -79,10 +80,12 @@ def _choose(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
     if not drawing:
         return tokens
     chosen = [sequences[row] for row in drawing]
-    temperatures = torch.tensor([sequence.params.temperature for sequence in chosen])
-    # In float64 the smallest temperatures allowed do not overflow: subtract the maximum first, then divide.
+    # float64 holds every temperature that a request can name. The maximum is subtracted before the division, so the
+    # smallest ones give 0 and -inf, which is greedy. Below normal numbers a processor may read 0 (flush to zero).
+    temperatures = [max(sequence.params.temperature, sys.float_info.min) for sequence in chosen]
     scaled = logits[drawing].double()
-    scaled = (scaled - scaled.max(dim=-1, keepdim=True).values) / temperatures.double().unsqueeze(1)
+    scaled -= scaled.max(dim=-1, keepdim=True).values
+    scaled /= torch.tensor(temperatures, dtype=torch.float64).unsqueeze(1)
     probabilities = torch.softmax(scaled, dim=-1)
     uniform = torch.tensor([sequence.random.random() for sequence in chosen], dtype=torch.float64)
     picked = _draw(probabilities, uniform, [sequence.params for sequence in chosen])

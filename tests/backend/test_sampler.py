@@ -101,6 +101,18 @@ def test_draws_follow_the_distribution(model: ServedModel) -> None:
             assert counts[token] / 2000 == pytest.approx(share, abs=0.04)
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-300, 1e-46, 1e-40])
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
+def test_the_smallest_temperatures_are_greedy(temperature: float, filters: dict[str, Any], model: ServedModel) -> None:
+    """Down to the smallest number there is, also beside a row of another temperature."""
+    matrix = logits(2)
+    matrix[0, 3] = float("-inf")
+    beside = make(model, seed=1, temperature=1.0)
+    for seed in range(5):
+        sequence = make(model, seed, temperature=temperature, **filters)
+        assert sample(matrix.clone(), [sequence, beside])[0].token_id == int(matrix[0].argmax())
+
+
 def test_penalties_and_biases_do_what_they_say(model: ServedModel) -> None:
     """Presence counts once, frequency each time, repetition scales, and a bias of -100 forbids."""
     base = torch.zeros(1, VOCABULARY)
