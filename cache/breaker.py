@@ -91,17 +91,22 @@ class Breaker:
         while True:
             await self._opened.wait()
             pause = _FIRST_PAUSE
-            while True:
-                try:
-                    async with asyncio.timeout(self._probe_deadline):
-                        await self._probe()
-                    break
-                except self._probe_failures:
-                    await asyncio.sleep(pause)
-                    pause = min(pause * 2, _LONGEST_PAUSE)
+            while not await self.try_again():
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def try_again(self) -> bool:
+        """Probe once; True, and closed, when the tier is well."""
+        try:
+            async with asyncio.timeout(self._probe_deadline):
+                await self._probe()
+        except self._probe_failures:
+            return False
+        if self.is_open:
             self._opened.clear()
             self._closed.set()
             log.warning("%s is available again", self._name)
+        return True
 
 
 def _reason(error: Exception) -> str:

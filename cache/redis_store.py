@@ -324,6 +324,8 @@ async def open_redis_store(url: str, deadline: float) -> AsyncIterator[RedisStor
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
+            if store.breaker.is_open:  # it may have come back since it was last asked
+                await store.breaker.try_again()
             try:
                 await store.flush()
             except StoreUnavailable as error:
