@@ -17,6 +17,7 @@ from backend.protocol import ChatRequest, CommonFields, CompletionRequest, Messa
 from backend.sequence import SamplingParams, Sequence
 
 _MOST_STOPS = 16
+_LONGEST_STOP = 1000
 _MOST_LOGPROBS = 20
 _DEFAULT_COMPLETION_TOKENS = 16
 _SEED_RANGE = 2**63
@@ -307,6 +308,8 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
         raise InvalidRequest(f"stop: {len(stops)} strings, expected at most {_MOST_STOPS}", "stop")
     if not all(stops):
         raise InvalidRequest("stop: an empty string would stop everything; leave it out", "stop")
+    if (longest := max(map(len, stops), default=0)) > _LONGEST_STOP:
+        raise InvalidRequest(f"stop: a string of {longest} characters, expected at most {_LONGEST_STOP}", "stop")
     return tuple(stops)
 
 

@@ -77,6 +77,8 @@ WRONG_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, chat(stop=""), "stop"),
     (CHAT, chat(stop=["a", ""]), "stop"),
     (CHAT, chat(stop=["a"] * 17), "stop"),
+    (CHAT, chat(stop="a" * 1001), "stop"),
+    (COMPLETIONS, text(stop=["a", "b" * 1001]), "stop"),
     (CHAT, chat(stream="yes"), "stream"),
     (CHAT, chat(stream_options={"include_usage": True}), "stream_options"),
     (CHAT, chat(stream=True, stream_options={"unknown": 1}), "stream_options.unknown"),
