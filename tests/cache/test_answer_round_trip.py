@@ -233,15 +233,15 @@ def test_a_long_answer_takes_linear_time() -> None:
             "choices": [{"index": 0, "delta": {"content": "word "}, "logprobs": {"content": [{"token": "word "}]}}]
         }
         best = float("inf")
-        for _ in range(2):
-            begun = time.perf_counter()
+        for _ in range(3):
+            begun = time.process_time()
             assembler = StreamAssembler()
             for _ in range(count):
                 assembler.add(piece)
             response = assembler.response()
             assert len(response["choices"][0]["message"]["content"]) == 5 * count
             stream_of(response, include_usage=True)
-            best = min(best, time.perf_counter() - begun)
+            best = min(best, time.process_time() - begun)
         return best
 
     assert seconds(40_000) < 9 * seconds(10_000)

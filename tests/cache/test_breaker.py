@@ -75,7 +75,8 @@ async def test_a_late_event_loop_is_no_outage_but_not_for_long() -> None:
     for _ in range(3):
         tier.asked.clear()
         call = asyncio.create_task(breaker.call(tier.ask, DEADLINE))
-        await tier.asked.wait()
+        async with asyncio.timeout(1):
+            await tier.asked.wait()
         held_up_until = time.monotonic() + 3 * DEADLINE
         while time.monotonic() < held_up_until:
             pass
