@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from backend.errors import InvalidRequest, ModelError
+from backend.json_file import read_json_object
 
 
 class ChatTemplate:
@@ -35,19 +36,26 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, directory: Path) -> ChatTemplate | None:
-        """The template of a model directory: ``chat_template.jinja`` or a field of ``tokenizer_config.json``."""
-        config_path = directory / "tokenizer_config.json"
-        config: dict[str, Any] = json.loads(config_path.read_text("utf-8")) if config_path.is_file() else {}
+        """The template of a model directory: ``chat_template.jinja`` or a field of ``tokenizer_config.json``.
+
+        Raises:
+            ModelError: a file cannot be read, or the template does not compile; names the file.
+        """
+        path = directory / "tokenizer_config.json"
+        config = read_json_object(path) if path.is_file() else {}
         special = {
-            name: value["content"] if isinstance(value, dict) else value
+            name: _special_token(value, f"{path}: {name}")
             for name, value in config.items()
             if name.endswith("_token") and isinstance(value, str | dict)
         }
         file = directory / "chat_template.jinja"
-        source = file.read_text("utf-8") if file.is_file() else config.get("chat_template")
-        if isinstance(source, list):  # several named templates
-            source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
-        return cls(source, special) if isinstance(source, str) else None
+        source = _default_template(config.get("chat_template"), f"{path}: chat_template")
+        if file.is_file():
+            path, source = file, _read_text(file)
+        try:
+            return None if source is None else cls(source, special)
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from error
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Prompt text up to where the assistant's answer begins.
@@ -63,6 +71,33 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"the model's chat template does not accept these messages: {_reason(error)}", "messages"
             ) from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read as UTF-8 ({error})") from error
+
+
+def _special_token(value: Any, where: str) -> str:
+    """A token's text, given as such or in an object with its properties."""
+    text = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise ModelError(f"{where}: expected a string, or an object with a string 'content'")
+    return text
+
+
+def _default_template(value: Any, where: str) -> str | None:
+    """The template, or of several named ones that which is called 'default'; None if there is none."""
+    if value is None or isinstance(value, str):
+        return value
+    named: dict[str, str] = {}
+    for entry in value if isinstance(value, list) else [None]:
+        if not isinstance(entry, dict) or not isinstance(entry.get("template"), str):
+            raise ModelError(f"{where}: expected a string, or a list of objects with 'name' and 'template'")
+        named[str(entry.get("name"))] = entry["template"]
+    return named.get("default")
 
 
 def _refuse(message: str) -> NoReturn:

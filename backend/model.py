@@ -43,8 +43,8 @@ class TextSide:
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise ModelError(f"{directory}: no tokenizer.json here; expected a fast tokenizer")
-        text = path.read_text("utf-8")
         try:
+            text = path.read_text("utf-8")
             tokenizer = Tokenizer.from_str(text)
         except Exception as error:  # the library raises nothing narrower
             raise ModelError(f"{path}: not a tokenizer that can be loaded ({error})") from error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend.config import ModelConfig
 from backend.errors import ModelError
+from backend.json_file import read_json_object
 
 if TYPE_CHECKING:
     import torch
@@ -55,9 +55,9 @@ def read_config(directory: Path) -> ModelConfig:
     Raises:
         ModelError: a file cannot be parsed, or asks for something this decoder does not do.
     """
-    values = _read_json(directory / "config.json")
+    values = read_json_object(directory / "config.json")
     generation = directory / "generation_config.json"
-    if generation.is_file() and (eos := _read_json(generation).get("eos_token_id")) is not None:
+    if generation.is_file() and (eos := read_json_object(generation).get("eos_token_id")) is not None:
         values["eos_token_id"] = eos
     return ModelConfig.from_hf(values, str(directory / "config.json"))
 
@@ -133,13 +133,3 @@ class _TensorStore:
         if not tensor.dtype.is_floating_point:
             raise ModelError(f"{self._directory}: tensor {name} is {tensor.dtype}, expected a float type")
         return tensor
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON ({error})") from error
-    if not isinstance(values, dict):
-        raise ModelError(f"{path}: expected a JSON object")
-    return values

@@ -62,3 +62,28 @@ def test_a_base_model_has_none(tmp_path: Path) -> None:
     assert ChatTemplate.load(tmp_path) is None
     with pytest.raises(ModelError, match="does not compile"):
         ChatTemplate("{% for %}", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer_config.json", b"{", "cannot be read as JSON"),
+        ("tokenizer_config.json", b"[]", "expected a JSON object"),
+        ("tokenizer_config.json", b'{"bos_token": "\xff"}', "cannot be read as JSON"),
+        ("tokenizer_config.json", b"[" * 100_000, "cannot be read as JSON"),
+        ("tokenizer_config.json", b'{"bos_token": {"text": "<s>"}}', "bos_token"),
+        ("tokenizer_config.json", b'{"bos_token": {"content": 5}}', "bos_token"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}', "chat_template"),
+        ("tokenizer_config.json", b'{"chat_template": ["{{ 1 }}"]}', "chat_template"),
+        ("tokenizer_config.json", b'{"chat_template": 5}', "chat_template"),
+        ("chat_template.jinja", b"\xff", "cannot be read as UTF-8"),
+        ("chat_template.jinja", b"{% for %}", "does not compile"),
+    ],
+)
+def test_broken_files_are_the_models_fault(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    """One line that names the file, and the field if there is one."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelError, match=message) as caught:
+        ChatTemplate.load(tmp_path)
+    assert str(tmp_path / name) in str(caught.value)
+    assert "\n" not in str(caught.value)
