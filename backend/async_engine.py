@@ -18,6 +18,7 @@ from backend.sequence import FinishReason, Sequence
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_SECONDS = 1
+NOT_RUNNING = "the engine is not running; try another server, or try again later"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,11 @@ class Generation:
             self.unfinished.discard(output.sequence_id)
         self._wake.set()
 
+    def fail(self) -> None:
+        """Ends what is unfinished with ``FAILED``; on the event loop."""
+        for sequence_id in tuple(self.unfinished):
+            self.put(Output(sequence_id, "", [], [], 0, FinishReason.FAILED))
+
 
 class AsyncEngine:
     """Owns the engine's thread and the room for requests.
@@ -73,6 +79,7 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
+        self._broken = False
 
     def start(self) -> None:
         """Starts the thread; call it on the event loop that is to get the answers."""
@@ -82,17 +89,17 @@ class AsyncEngine:
     @property
     def alive(self) -> bool:
         """Whether requests can be served."""
-        return self._thread.is_alive() and not self._stopping
+        return self._thread.is_alive() and not self._stopping and not self._broken
 
     def submit(self, sequences: Many[Sequence]) -> Generation:
         """Queues the sequences of one request. Every submit is followed by one ``release``, whatever happens.
 
         Raises:
             QueueFull: too many sequences are in flight.
-            Unavailable: the engine is stopping.
+            Unavailable: the engine is stopping, or broken.
         """
         if not self.alive:
-            raise Unavailable("the server is stopping; try another one or try again")
+            raise Unavailable(NOT_RUNNING)
         if self.in_flight + len(sequences) > self._max_in_flight:
             raise QueueFull(
                 f"{self.in_flight} of at most {self._max_in_flight} answers are in flight; try again later",
@@ -131,23 +138,36 @@ class AsyncEngine:
         await asyncio.to_thread(self._thread.join)
 
     def _work(self) -> None:
+        try:
+            working = True
+            while working:
+                working = self._turn()
+            self._send(self.engine.fail_all(), StepReport(self.engine.stats(), False, 0.0, False))
+        except Exception:
+            # Not even failing the requests worked, so the engine's own books are wrong: nothing can be computed here
+            # any more, but nobody may wait for ever.
+            logger.exception("the engine cannot go on; every request is refused until the server is started again")
+            self._broken = True
+            self._call(self._fail_open)
+
+    def _turn(self) -> bool:
+        """Obeys commands and computes a step; False: stop."""
+        started = time.perf_counter()
+        outputs: list[Output] = []
         working = True
-        while working:
+        computed = failed = False
+        try:
+            working = self._obey()
             started = time.perf_counter()
-            outputs: list[Output] = []
-            computed = failed = False
-            try:
-                working = self._obey()
-                started = time.perf_counter()
-                computed = working and self.engine.has_work
-                if computed:
-                    outputs = self.engine.step()
-            except Exception:
-                # Whatever went wrong, it went wrong for the whole batch: nobody may wait for ever.
-                logger.exception("a step failed; its requests are ended with an error")
-                outputs, failed = self.engine.fail_all(), True
-            self._send(outputs, StepReport(self.engine.stats(), computed, time.perf_counter() - started, failed))
-        self._send(self.engine.fail_all(), StepReport(self.engine.stats(), False, 0.0, False))
+            computed = working and self.engine.has_work
+            if computed:
+                outputs = self.engine.step()
+        except Exception:
+            # Whatever went wrong, it went wrong for the whole batch.
+            logger.exception("a step failed; its requests are ended with an error")
+            outputs, failed = self.engine.fail_all(), True
+        self._send(outputs, StepReport(self.engine.stats(), computed, time.perf_counter() - started, failed))
+        return working
 
     def _obey(self) -> bool:
         """Runs the commands that have arrived, waiting for one if there is nothing else to do; False: stop."""
@@ -163,8 +183,11 @@ class AsyncEngine:
             command()
 
     def _send(self, outputs: list[Output], report: StepReport) -> None:
+        self._call(lambda: self._deliver(outputs, report))
+
+    def _call(self, function: Callable[[], None]) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._deliver, outputs, report)
+            self._loop.call_soon_threadsafe(function)
 
     def _deliver(self, outputs: list[Output], report: StepReport) -> None:
         for output in outputs:
@@ -172,3 +195,8 @@ class AsyncEngine:
             if generation is not None and output.finish_reason is not FinishReason.ABORTED:
                 generation.put(output)
         self._on_step(report)
+
+    def _fail_open(self) -> None:
+        """Ends what waits for the thread that has ended; on the event loop, like every change to a generation."""
+        for generation in set(self._generations.values()):
+            generation.fail()

@@ -9,7 +9,7 @@ BackendError
     ├── BodyTooLarge      413
     ├── QueueFull         429, with Retry-After
     ├── GenerationFailed  500: the engine failed while it worked on the request
-    └── Unavailable       503: the server is stopping
+    └── Unavailable       503: the server is stopping, or its engine has broken down
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class GenerationFailed(RequestError):
 
 
 class Unavailable(RequestError):
-    """503: the server is stopping or not ready yet."""
+    """503: the server is stopping, or its engine has broken down."""
 
     status = 503
     type = "server_error"

@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from backend.answers import Answer, AnswerFormat, ChatFormat, CompletionFormat
-from backend.async_engine import AsyncEngine, Generation
+from backend.async_engine import NOT_RUNNING, AsyncEngine, Generation
 from backend.config import EngineConfig
 from backend.engine import Engine, Output
 from backend.errors import (
@@ -210,7 +210,7 @@ def _raise_if_failed(request: web.Request, output: Output) -> None:
     if output.finish_reason is FinishReason.FAILED:
         if request.app[STATE].engine.alive:
             raise GenerationFailed("the engine failed while it worked on this request; try again")
-        raise Unavailable("the server is stopping; try another one or try again")
+        raise Unavailable(NOT_RUNNING)
 
 
 async def _send(response: web.StreamResponse, data: bytes) -> None:
@@ -281,14 +281,14 @@ async def model_info(request: web.Request) -> web.Response:
 async def health(request: web.Request) -> web.Response:
     """``GET /health``: whether the process works."""
     if not request.app[STATE].engine.alive:
-        raise Unavailable("the engine is not running")
+        raise Unavailable(NOT_RUNNING)
     return _json({"status": "ok"})
 
 
 async def ready(request: web.Request) -> web.Response:
     """``GET /ready``: whether requests are taken. The server only listens when the model is warm."""
     if not request.app[STATE].engine.alive:
-        raise Unavailable("the server is stopping")
+        raise Unavailable(NOT_RUNNING)
     return _json({"status": "ready", "model": request.app[STATE].model.name})
 
 

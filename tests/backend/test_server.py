@@ -339,6 +339,34 @@ async def test_a_failure_in_the_middle_is_an_error_event(
     await until(served, lambda: all_free(served))
 
 
+async def test_an_engine_that_cannot_go_on_ends_every_answer(
+    start_server: StartServer, model: ServedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When not even the failed requests can be cleared away, they still end, and the probes say 503."""
+    runner = FailingRunner(model.runner)
+    served = await start_server(runner=runner)
+
+    def broken(sequence: object) -> None:
+        raise RuntimeError("the books are wrong")
+
+    monkeypatch.setattr(served.state.engine.engine.scheduler, "remove", broken)
+    body = {"model": MODEL, "prompt": COUNTING, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    async with served.client.post(COMPLETIONS, json=body) as response, asyncio.timeout(20):
+        await response.content.readuntil(b"\n\n")
+        waiting = asyncio.create_task(served.client.post(COMPLETIONS, json={**body, "stream": False}))
+        await until(served, lambda: served.state.engine.in_flight == 2)
+        runner.fails = True
+        assert parse((await response.read()).decode())[-1]["error"]["type"] == "server_error"
+        assert (await waiting).status in (500, 503)
+    assert "the books are wrong" in caplog.text
+    assert served.state.engine.in_flight == 0
+    for path in ("/ready", "/health"):
+        async with served.client.get(path) as response:
+            assert response.status == 503
+    async with served.client.post(COMPLETIONS, json=body) as response:
+        assert response.status == 503
+
+
 async def test_stopping_ends_running_answers_with_an_error(start_server: StartServer) -> None:
     """Streams get an error event, whole answers a 503, and so do requests that come later."""
     served = await start_server()
