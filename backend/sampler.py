@@ -27,6 +27,7 @@ class Sampled:
     logprobs: TokenLogprobs | None
 
 
+@torch.inference_mode()  # the logits may be an inference tensor, which nothing else may change
 def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[Sampled]:
     """Chooses one token for each sequence.
 

@@ -45,6 +45,26 @@ class _Text:
         self.pieces = [first] if first else []
 
 
+class _Items(list[Any]):
+    """A list whose items come in pieces, each piece with the index of its item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_index: dict[int, Json] = {}
+
+    def merge(self, news: list[Any]) -> None:
+        for item in news:
+            index = item.get("index") if isinstance(item, dict) else None
+            if not isinstance(index, int):
+                self.append(item)
+                continue
+            same = self._by_index.get(index)
+            if same is None:
+                same = self._by_index[index] = {}
+                self.append(same)
+            _merge(same, item)
+
+
 class StreamAssembler:
     """Builds the response object of a request that streamed, chunk by chunk."""
 
@@ -141,23 +161,11 @@ def _merge(known: Json, news: Json) -> None:
                 before = known[field] = {}
             _merge(before, value)
         elif isinstance(value, list):
-            if not isinstance(before, list):
-                before = known[field] = []
-            _merge_list(before, value)
+            if not isinstance(before, _Items):
+                before = known[field] = _Items()
+            before.merge(value)
         else:
             known[field] = value
-
-
-def _merge_list(known: list[Any], news: list[Any]) -> None:
-    for item in news:
-        if isinstance(item, dict) and isinstance(item.get("index"), int):
-            same = next((old for old in known if isinstance(old, dict) and old.get("index") == item["index"]), None)
-            if same is None:
-                same = {}
-                known.append(same)
-            _merge(same, item)
-        else:
-            known.append(item)
 
 
 def _extend(known: Json, field: str, news: Any) -> None:
@@ -203,6 +211,8 @@ def check_whole(response: Json) -> None:
             raise UnstorableAnswer("a choice has no finish reason")
         if reason in _UNFINISHED:
             raise UnstorableAnswer(f"a choice ended with {reason!r}")
+        if not isinstance(choice.get("message", {}), dict) or not isinstance(choice.get("text", ""), str):
+            raise UnstorableAnswer("a choice says nothing that can be sent again")
         if not _says_something(choice) and not (usage and usage.completion_tokens):
             raise UnstorableAnswer("a choice is empty")
 

@@ -1,6 +1,6 @@
 """What the cache keeps for a request: one whole answer and what it cost to compute."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import xxhash
@@ -11,7 +11,10 @@ _MAGIC = b"KGE1"
 _HEADER_BYTES = len(_MAGIC) + 8
 
 
+# What another writer may have put into a shared Redis is held to what can be.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Family = Literal["chat.completions", "completions"]
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -24,16 +27,16 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     id: str
     proof: bytes
-    family: str
+    family: Family
     model: str
     body: bytes
-    created: float
-    fresh_for: float
+    created: Seconds
+    fresh_for: Seconds
     generation: str
     has_usage: bool
     prompt_tokens: Count
     completion_tokens: Count
-    seconds: Annotated[float, msgspec.Meta(ge=0)]
+    seconds: Seconds
 
     def age(self, now: float) -> float:
         """Seconds since the answer was computed; a clock that went back counts as zero."""

@@ -5,6 +5,7 @@ Writes happen behind the answer, in order, from a bounded queue.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import OrderedDict
@@ -144,7 +145,11 @@ class RedisStore:
     async def generations(self) -> dict[str, str]:
         """The token of every scope that was ever purged. Raises StoreUnavailable."""
         tokens = await self._call(lambda: self._client.hgetall(_GENERATIONS), _BACKGROUND_DEADLINE)
-        return {_text(scope): _text(token) for scope, token in tokens.items()}
+        known: dict[str, str] = {}
+        for scope, token in tokens.items():
+            with contextlib.suppress(UnicodeDecodeError):  # nothing that this version wrote
+                known[_text(scope)] = _text(token)
+        return known
 
     async def usage(self) -> tuple[int, int]:
         """(keys in the database, bytes the server uses). Raises StoreUnavailable."""

@@ -1,5 +1,6 @@
 """One request for an answer, read and understood."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -7,12 +8,14 @@ from typing import Any
 import msgspec
 from multidict import CIMultiDictProxy
 
+from cache.entry import Family
 from cache.key import Key, namespace_for, request_key
 from gateway.directives import Directives, parse_cache_control
 from gateway.errors import InvalidRequest
 
-FAMILIES = {"/v1/chat/completions": "chat.completions", "/v1/completions": "completions"}
+FAMILIES: dict[str, Family] = {"/v1/chat/completions": "chat.completions", "/v1/completions": "completions"}
 
+_MOST_VALUES = 300_000
 _OTHER_CREDENTIALS = ("x-api-key", "api-key")
 
 _decode = msgspec.json.Decoder().decode
@@ -22,7 +25,7 @@ _decode = msgspec.json.Decoder().decode
 class Call:
     """What the pipeline needs to know; `body` is what the upstream gets, byte for byte."""
 
-    family: str
+    family: Family
     path: str
     body: bytes
     headers: CIMultiDictProxy[str]
@@ -45,19 +48,18 @@ class Call:
         return "stream+usage" if self.include_usage else "stream"
 
 
-def credential(headers: Mapping[str, str], namespace_setting: str) -> str:
+def credential(headers: CIMultiDictProxy[str], namespace_setting: str) -> str:
     """What sets the caller apart from other tenants; "" where nothing does.
 
-    With `authorization` that is the Authorization header or, for the clients that send none, one of the headers that
-    take its place at some providers.
+    With `authorization` that is the Authorization header, and those that take its place at some providers.
     """
-    if namespace_setting == "authorization":
-        if authorization := headers.get("Authorization"):
-            return authorization
-        return next((f"{name}: {headers[name]}" for name in _OTHER_CREDENTIALS if name in headers), "")
     if namespace_setting == "shared":
         return ""
-    return headers.get(namespace_setting.removeprefix("header:"), "")
+    if namespace_setting != "authorization":
+        return headers.get(namespace_setting.removeprefix("header:"), "")
+    given = [f"{name}: {value}" for name in _OTHER_CREDENTIALS if name in headers for value in headers.getall(name)]
+    # A line break, which no header can hold, keeps the two kinds apart.
+    return "\n".join((*headers.getall("Authorization", ()), *(f"\n{line}" for line in given)))
 
 
 def read_call(path: str, query: str, body: bytes, headers: CIMultiDictProxy[str], namespace_setting: str) -> Call:
@@ -97,17 +99,40 @@ def read_call(path: str, query: str, body: bytes, headers: CIMultiDictProxy[str]
 
 
 def _decode_object(body: bytes) -> dict[str, Any]:
+    if len(body) > _MOST_VALUES and sum(map(body.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+        # Decoding holds up everybody, in whatever thread it is done: that is for text, not for millions of brackets.
+        raise InvalidRequest(f"The body has more than {_MOST_VALUES} values.", code="too_many_values")
     try:
         fields = _decode(body)
+        _check_keys(body.decode())
     except RecursionError as error:
         raise InvalidRequest("The body is nested too deeply.") from error
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"The body is not valid UTF-8: {error.reason} at byte {error.start}.") from error
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
+    except _RepeatedKey as error:
+        # Which of the two counts is every server's own choice, so the answer to one meaning could be served for the
+        # other (RFC 8259, section 4).
+        raise InvalidRequest(
+            f"The key {str(error)[:100]!r} is there twice in one object.", code="repeated_key"
+        ) from error
     if not isinstance(fields, dict):
         raise InvalidRequest('The body must be a JSON object such as {"model": "...", "messages": [...]}.')
     return fields
+
+
+class _RepeatedKey(ValueError):
+    pass
+
+
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> None:
+    if len(pairs) > 1 and len({key for key, _ in pairs}) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _RepeatedKey(next(key for key in keys if keys.count(key) > 1))
+
+
+_check_keys = json.JSONDecoder(object_pairs_hook=_refuse_repeated_keys).decode
 
 
 def _boolean(fields: Mapping[str, Any], field: str, name: str) -> bool:

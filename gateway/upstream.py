@@ -118,6 +118,8 @@ class Upstream:
             response = await self._begin(method, url, sent, body)
             self.reachable = True
             try:
+                if not 200 <= response.status <= 599:
+                    raise UpstreamCut(f"{self.name} answered with status {response.status}, which no answer has.")
                 yield UpstreamAnswer(response, self.name, self._timeouts.idle)
             finally:
                 # After a whole body this is a no-op and the connection goes back to the pool.

@@ -153,3 +153,13 @@ def test_logprobs_are_those_of_the_model(model: ServedModel) -> None:
     assert sampled.logprobs is not None
     assert sampled.logprobs.logprob == pytest.approx(float(expected[sampled.token_id]))
     assert [token for token, _ in sampled.logprobs.top] == expected.topk(2).indices.tolist()
+
+
+def test_rows_computed_in_inference_mode_can_be_adjusted(model: ServedModel) -> None:
+    """Bias and penalties change what the reference runner hands over, in a thread that is not in that mode."""
+    with torch.inference_mode():
+        rows = logits(1).clone()
+    sampled = sample(
+        rows, [make(model, 0, [7, 7], logit_bias={9: 100.0}, frequency_penalty=1.0, repetition_penalty=1.2)]
+    )
+    assert sampled[0].token_id == 9

@@ -342,7 +342,7 @@ def test_whole_answers_are_kept(response: Json) -> None:
         ({"choices": [*whole()["choices"], {"index": 1, "message": {"content": "b"}}]}, "no finish reason"),
         (whole(message={"role": "assistant", "content": ""}), "empty"),
         (whole(message={"role": "assistant", "content": None}), "empty"),
-        (whole(message=None), "empty"),
+        (whole(message=None), "nothing that can be sent"),
         ({"choices": [{"index": 0, "finish_reason": "stop"}]}, "empty"),
         ({"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}, "empty"),
         ({**whole(message={"content": ""}), "usage": {"completion_tokens": 0}}, "empty"),

@@ -14,13 +14,13 @@ from tests.cache.entries import entry
 quick = settings(max_examples=50, deadline=None)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
-seconds = st.floats(allow_nan=False)
+seconds = st.floats(min_value=0, max_value=1e12)
 counts = st.integers(0, 2**53)
 entries = st.builds(
     Entry,
     id=texts,
     proof=st.binary(),
-    family=texts,
+    family=st.sampled_from(["chat.completions", "completions"]),
     model=texts,
     body=st.binary(max_size=200),
     created=seconds,
@@ -29,7 +29,7 @@ entries = st.builds(
     has_usage=st.booleans(),
     prompt_tokens=counts,
     completion_tokens=counts,
-    seconds=st.floats(min_value=0, allow_nan=False),
+    seconds=seconds,
 )
 SAMPLE = encode_entry(entry(body=b'{"choices":[{"index":0}]}'))
 

@@ -40,7 +40,6 @@ BODIES = {
     "escapes and unicode": '{"model":"mock","messages":[{"role":"user","content":"\\u00fc ü 🦊 \\/"}]}'.encode(),
     "numbers": b'{"model":"mock","temperature":1.0,"seed":12345678901234567890123,"x":1E+2,"y":-0.0,"top_p":0.10}',
     "nulls": b'{"model":"mock","stop":null,"tools":null,"stream":null}',
-    "a key twice": b'{"model":"mock","x":1,"x":2}',
     "a large body": b'{"model":"mock","messages":[{"role":"user","content":"' + b"x" * 3_000_000 + b'"}]}',
 }
 
@@ -933,3 +932,13 @@ async def test_a_client_that_does_not_read_is_cut_off(stage: Stage, path: str) -
         await connection.send(request_bytes(msgspec.json.encode(chat()), path=path.encode()))
         async with asyncio.timeout(DEADLINE):
             await gone.wait()
+
+
+@pytest.mark.parametrize("status", [b"000 Nothing", b"101 Switching Protocols"])
+async def test_a_status_that_no_answer_has_is_a_bad_gateway(stage: Stage, status: bytes) -> None:
+    """Clients get a 502 that says so, not a status line that HTTP does not know."""
+    raw = await stage.raw(saying(b"HTTP/1.1 " + status + b"\r\nConnection: close\r\n\r\n"))
+    client = await stage.gateway(raw)
+    answer = await client.post(chat())
+
+    assert (answer.status, answer.error["type"]) == (502, "upstream_error")
