@@ -44,6 +44,11 @@ function request()
   return before .. string.format("%0{digits}d", number) .. after
 end
 """
+_PAUSES = """
+function delay()
+  return math.random(0, {most_milliseconds})
+end
+"""
 _SECONDS_TO_FINISH = 30.0
 
 
@@ -79,13 +84,15 @@ class DistinctRequests:
         self._parts = parts
         self._next = 1
 
-    def script(self, at_most: int) -> str:
+    def script(self, at_most: int, pause: float) -> str:
+        """For `at_most` requests; each connection waits up to `pause` seconds, evenly spread, before its next one."""
         first, self._next = self._next, self._next + at_most
         before, after = (part.decode() for part in self._parts)
         length = len(before) + NUMBER_DIGITS + len(after)
-        return _DISTINCT.format(
+        requests = _DISTINCT.format(
             first=first, path=CHAT_PATH, length=length, before=before, after=after, digits=NUMBER_DIGITS
         )
+        return requests + (_PAUSES.format(most_milliseconds=round(pause * 1e3)) if pause else "")
 
 
 def same_request(body: Path, header_varies: bool = False) -> str:

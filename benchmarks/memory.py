@@ -51,7 +51,7 @@ async def measure(quick: bool) -> Figure:
 
 
 async def _some(subject: Server, requests: DistinctRequests, seconds: int) -> int:
-    script = requests.script(at_most=seconds * 50_000)
+    script = requests.script(at_most=seconds * 50_000, pause=0.0)
     run = await load(subject, script, connections=_CONNECTIONS, seconds=seconds)
     if run.requests > seconds * 50_000:
         raise CannotMeasure("The requests were not distinct: more were sent than numbers had been set aside.")
