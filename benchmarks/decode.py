@@ -183,7 +183,8 @@ def _transformers(dtype: str, threads: int) -> tuple[Callable[[int], float], str
 
     torch.set_num_threads(threads)
     directory = resolve_model("default", _quiet).directory
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))  # in evaluation mode
+    # In evaluation mode as it comes. Any: the library's own types refuse the call of generate that it documents.
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
 
     def measure(batch: int) -> float:
         # Emulated, bfloat16 takes minutes for a long prefill: it gets short prompts, which can only help it.
