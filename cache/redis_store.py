@@ -36,6 +36,7 @@ _PURGE_POLL_MILLISECONDS = 2_000
 _BACKGROUND_DEADLINE = 2.0
 _PENDING_BYTES = 64 * 2**20
 _WRITE_OVERHEAD_BYTES = 1500
+_GATHER_SECONDS = 0.005
 _WRITES_PER_BATCH = 64
 _BYTES_PER_BATCH = 8 * 2**20
 _PAUSE_AFTER_FAILURE = 0.1
@@ -189,6 +190,8 @@ class RedisStore:
         """Move pending writes to Redis; runs for as long as the store is open."""
         while True:
             await self._has_pending.wait()
+            # A moment's wait gathers the writes of a busy gateway into one round trip.
+            await asyncio.sleep(_GATHER_SECONDS)
             try:
                 await self._write_batch()
             except StoreUnavailable:

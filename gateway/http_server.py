@@ -5,11 +5,14 @@ import logging
 import traceback
 from typing import Any
 
-from aiohttp import web
+from aiohttp import http_exceptions, web
 
 from gateway.errors import GatewayError, InternalError, InvalidRequest
 
 log = logging.getLogger(__name__)
+
+# Answered where they arose, or nobody is left to answer: the log need not know.
+_CLIENTS_FAULT = (web.RequestPayloadError, http_exceptions.HttpProcessingError, ConnectionError)
 
 
 class HttpConnection(web.RequestHandler):
@@ -29,19 +32,33 @@ class HttpConnection(web.RequestHandler):
         Raises ConnectionError when another response has begun.
         """
         if status >= 500:
-            frames = "".join(traceback.format_tb(exc.__traceback__)) if exc is not None else ""
-            log.error("a connection failed: %s\n%s", type(exc).__name__, frames)
+            self.log_exception("", exc_info=exc)
         if request.writer.output_size > 0:
             raise ConnectionError("a response has begun")
         if status >= 500:
             error: GatewayError = InternalError("The gateway failed on this request. Its log says where.")
         else:
-            reason = (message or "").partition("\n")[0].rstrip(":. ") or "it cannot be read"
-            error = InvalidRequest(f"This is not an HTTP request: {reason}.")
+            error = InvalidRequest(f"This is not an HTTP request: {_reason(exc)}.")
             error.status = status
         response = error.response()
         response.force_close()
         return response
+
+    def log_exception(self, *_: Any, **details: Any) -> None:
+        """Notes a failure by its kind and place: its message may hold what a client sent. A client's fault is none."""
+        fault = details.get("exc_info")
+        if isinstance(fault, BaseException) and not isinstance(fault, _CLIENTS_FAULT):
+            frames = "".join(traceback.format_tb(fault.__traceback__))
+            log.error("a connection failed: %s\n%s", type(fault).__name__, frames)
+
+
+def _reason(fault: BaseException | None) -> str:
+    """In words of our own, for aiohttp's quote the client."""
+    if isinstance(fault, http_exceptions.LineTooLong):
+        return "a line of its head is too long"
+    if isinstance(fault, http_exceptions.BadStatusLine | http_exceptions.InvalidURLError):
+        return "its first line is no request line"
+    return "its head or its framing cannot be read"
 
 
 class HttpServer(web.Server):

@@ -88,6 +88,7 @@ async def test_what_is_not_http_is_refused_in_the_same_form(served: tuple[Client
     assert 400 <= refused.status < 500
     assert refused.error["type"] == "invalid_request_error"
     assert SECRET not in refused.headers
+    assert SECRET not in refused.error["message"]
     assert mock.received == []
 
 
@@ -105,3 +106,15 @@ async def test_what_is_not_http_is_refused_after_hits_too(served: tuple[Client, 
 
     assert 400 <= refused.status < 500
     assert len(mock.received) == 1
+
+
+async def test_a_body_that_does_not_unpack_is_the_clients_fault(
+    served: tuple[Client, MockUpstream], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gets its 400, and nobody who sends many of them fills the log."""
+    client, _ = served
+    with caplog.at_level(logging.INFO):
+        answer = await client.post(b"not gzip, " + SECRET.encode(), Content_Encoding="gzip")
+
+    assert answer.status == 400
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
