@@ -15,11 +15,11 @@ from gateway.mock import MockUpstream, Reply
 from gateway.settings import CacheSettings, Settings, TimeoutSettings
 
 # The servers of the cache's tests serve here too.
-from tests.cache.conftest import folder, own_valkey, pytest_asyncio_loop_factories, shared_valkey, valkey
+from tests.cache.conftest import folder, late_valkey, own_valkey, pytest_asyncio_loop_factories, shared_valkey, valkey
 from tests.gateway.client import Client
 from tests.gateway.raw_upstream import Conversation, RawUpstream
 
-__all__ = ["folder", "own_valkey", "pytest_asyncio_loop_factories", "shared_valkey", "valkey"]
+__all__ = ["folder", "late_valkey", "own_valkey", "pytest_asyncio_loop_factories", "shared_valkey", "valkey"]
 
 
 class Stage:
