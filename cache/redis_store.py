@@ -190,10 +190,10 @@ class RedisStore:
         """Move pending writes to Redis; runs for as long as the store is open."""
         while True:
             await self._has_pending.wait()
-            # A moment's wait gathers the writes of a busy gateway into one round trip.
-            await asyncio.sleep(_GATHER_SECONDS)
             try:
                 await self._write_batch()
+                # The first write goes at once; a moment's wait gathers those of a busy gateway into one round trip.
+                await asyncio.sleep(_GATHER_SECONDS)
             except StoreUnavailable:
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE)
                 await self.breaker.wait_closed()
