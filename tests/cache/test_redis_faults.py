@@ -307,7 +307,10 @@ async def test_a_delete_waits_for_a_write_under_way(redis_store: RedisStore, raw
     await asyncio.gather(*(redis_store.get("public.aa") for _ in range(8)))  # connections for both are ready
     for number in range(3):
         await redis_store.put(entry("public.aa", body=b"x" * 20_000_000), 60)
-        for _ in range(2 + number):
+        async with asyncio.timeout(5):
+            while not redis_store._writing.locked():
+                await asyncio.sleep(0)
+        for _ in range(number):  # at several moments of the write
             await asyncio.sleep(0)
         assert redis_store._writing.locked()
         assert await redis_store.delete("public.aa") is True
