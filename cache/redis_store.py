@@ -24,6 +24,7 @@ from cache.breaker import Breaker
 from cache.entry import Entry, decode_entry, encode_entry
 from cache.errors import CorruptEntry, StoreUnavailable
 from cache.generations import Purge, Scope
+from cache.redis_connections import Command, RedisConnections
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ _PURGE_POLL_MILLISECONDS = 2_000
 _BACKGROUND_DEADLINE = 2.0
 _PENDING_BYTES = 64 * 2**20
 _WRITE_OVERHEAD_BYTES = 1500
-_GATHER_SECONDS = 0.005
+_GATHER_SECONDS = 0.02
 _WRITES_PER_BATCH = 64
 _BYTES_PER_BATCH = 8 * 2**20
 _PAUSE_AFTER_FAILURE = 0.1
@@ -67,6 +68,7 @@ class RedisStore:
 
     def __init__(self, client: "redis.asyncio.Redis", deadline: float) -> None:
         self._client = client
+        self._connections = RedisConnections(client.connection_pool)
         self._deadline = deadline
         self.breaker = Breaker("redis", self._ping, (RedisConnectionError, RedisTimeoutError), _BACKGROUND_DEADLINE)
         self._slots = asyncio.Semaphore(_CONNECTIONS)
@@ -81,11 +83,13 @@ class RedisStore:
         pending = self._pending.get(entry_id)
         if pending is not None:
             return pending.current()
-        data = await self._call(lambda: self._client.get(_redis_key(entry_id)))
+        (data,) = await self._call(lambda: self._connections.ask(("GET", _redis_key(entry_id))))
         if data is None:
             return None
+        if isinstance(data, RedisError):
+            raise StoreUnavailable(f"redis: {data}")
         try:
-            entry = decode_entry(_bytes(data))
+            entry = decode_entry(data)
             if entry.id != entry_id:
                 raise CorruptEntry("stored bytes are another entry")
             return entry
@@ -186,6 +190,10 @@ class RedisStore:
         while self._pending:
             await self._write_batch()
 
+    async def close_connections(self) -> None:
+        await self._connections.close()
+        await self._client.aclose()
+
     async def write_behind(self) -> None:
         """Move pending writes to Redis; runs for as long as the store is open."""
         while True:
@@ -202,16 +210,9 @@ class RedisStore:
         async def write() -> None:
             async with self._writing:
                 batch = self._next_batch()
-                pipeline = self._client.pipeline(transaction=False)
-                for entry_id, pending in batch:
-                    remaining = min(pending.expires - time.monotonic(), _LONGEST_SECONDS)
-                    if pending.entry is None or remaining < 0.001:
-                        pipeline.unlink(_redis_key(entry_id))
-                    else:
-                        pipeline.set(_redis_key(entry_id), encode_entry(pending.entry), px=round(remaining * 1000))
-                results = await pipeline.execute(raise_on_error=False)
+                replies = await self._connections.ask(*(_command(entry_id, pending) for entry_id, pending in batch))
                 # Out of memory, read only: these writes are lost, not the queue.
-                refusals = [result for result in results if isinstance(result, Exception)]
+                refusals = [reply for reply in replies if isinstance(reply, RedisError)]
                 if refusals:
                     self.writes_dropped += len(refusals)
                     log.warning("redis refused %d of %d writes: %s", len(refusals), len(batch), refusals[0])
@@ -254,21 +255,34 @@ class RedisStore:
     async def _call(self, operation: Callable[[], Awaitable[T]], deadline: float | None = None) -> T:
         if deadline is None:
             deadline = self._deadline
+        if self._slots.locked():
+            await self._wait_for_slot(deadline)
+        else:
+            await self._slots.acquire()  # at once
+        try:
+            return await self._guarded(operation, deadline)
+        finally:
+            self._slots.release()
+
+    async def _wait_for_slot(self, deadline: float) -> None:
         try:
             async with asyncio.timeout(deadline):
                 await self._slots.acquire()
         except TimeoutError as error:  # our own crowd, no sign that Redis is ill
             raise StoreUnavailable("redis: every connection is busy") from error
-        try:
-            return await self._guarded(operation, deadline)
-        finally:
-            self._slots.release()
 
     async def _guarded(self, operation: Callable[[], Awaitable[T]], deadline: float) -> T:
         try:
             return await self.breaker.call(operation, deadline)
         except RedisError as error:  # Redis answered, and said no: the breaker stays closed
             raise StoreUnavailable(f"redis: {error}") from error
+
+
+def _command(entry_id: str, write: _Write) -> Command:
+    remaining = min(write.expires - time.monotonic(), _LONGEST_SECONDS)
+    if write.entry is None or remaining < 0.001:
+        return "UNLINK", _redis_key(entry_id)
+    return "SET", _redis_key(entry_id), encode_entry(write.entry), "PX", round(remaining * 1000)
 
 
 def _bytes(reply: Any) -> bytes:
@@ -339,7 +353,7 @@ async def open_redis_store(url: str, deadline: float) -> AsyncIterator[RedisStor
             except StoreUnavailable as error:
                 log.warning("answers of the last moments were not written to redis: %s", error)
     finally:
-        await client.aclose()
+        await store.close_connections()
 
 
 async def _greet(client: "redis.asyncio.Redis", store: RedisStore) -> None:

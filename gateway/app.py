@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
 from aiohttp import web
 
 from cache.errors import StoreUnavailable
@@ -18,6 +17,7 @@ from cache.memory import MemoryStore
 from cache.redis_store import RedisStore, open_redis_store
 from gateway import admin, handlers
 from gateway.embedded_store import embedded_store
+from gateway.exchange import Connections, open_connections
 from gateway.fast_lane import FastLane, Handler
 from gateway.flight import FlightTable
 from gateway.gauges import Gauges
@@ -34,7 +34,7 @@ from gateway.router import Router
 from gateway.settings import Settings, SettingsError
 from gateway.single_flight import SingleFlight
 from gateway.tasks import background_tasks
-from gateway.upstream import Upstream, open_session
+from gateway.upstream import Upstream
 
 # Entries stay an hour beyond their lifetime, for requests that say max-stale.
 _KEPT_FOR_MAX_STALE = 3600.0
@@ -51,7 +51,7 @@ class Gateway:
     port: int
     router: Router
     cache: ExactCache
-    session: aiohttp.ClientSession
+    connections: Connections
 
 
 @asynccontextmanager
@@ -64,14 +64,14 @@ async def open_gateway(settings: Settings, *, share_port: bool = False) -> Async
     keep_stale = max(_KEPT_FOR_MAX_STALE, cache_settings.stale_while_revalidate, cache_settings.stale_if_error)
     async with (
         _redis(settings) as redis,
-        open_session(settings.timeouts) as session,
+        open_connections(settings.timeouts.connect) as connections,
         _upstream_urls(settings) as urls,
         background_tasks() as tasks,
     ):
         cache = ExactCache(MemoryStore(cache_settings.memory), redis, keep_stale)
         with contextlib.suppress(StoreUnavailable):  # it is learned later, by follow_purges
             await cache.learn_purges()
-        router = Router(*(Upstream(url, session, settings.timeouts) for url in urls))
+        router = Router(*(Upstream(url, connections, settings.timeouts) for url in urls))
         flights = FlightTable(tasks)
         tasks.keep(cache.follow_purges)
         tasks.keep(router.refresh_forever)
@@ -88,7 +88,7 @@ async def open_gateway(settings: Settings, *, share_port: bool = False) -> Async
         application = build_application(settings, cache, router, pipeline, gauges)
         fast_lane = functools.partial(FastLane, cache=cache, settings=settings, hits=hits)
         async with _listening(application, settings, fast_lane, share_port) as (url, port):
-            yield Gateway(url, port, router, cache, session)
+            yield Gateway(url, port, router, cache, connections)
 
 
 def build_application(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import xxhash
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 
 from cache.exact import ExactCache
 from cache.memory import Slot
@@ -18,7 +18,7 @@ from gateway.body import read_body
 from gateway.call import FAMILIES, credential
 from gateway.errors import GatewayError
 from gateway.metrics import HitTally
-from gateway.replies import ReadyResponse, hit_headers, whole_response
+from gateway.replies import hit_headers, whole_response
 from gateway.settings import Settings
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -57,10 +57,7 @@ class FastLane:
             request[RAW_DIGEST] = digest
             return await self._application(request)
         slot, form, age = found
-        headers, answer = hit_headers(slot.entry, age, form, "exact"), slot.forms[form]
-        if _is_plain(request):
-            return ReadyResponse(whole_response(headers, answer))
-        return web.Response(body=answer, headers=headers)
+        return whole_response(request, hit_headers(slot.entry, age, form, "exact"), slot.forms[form])
 
     def _find(self, digest: bytes) -> tuple[Slot, str, float] | None:
         """The slot that answers now, in which form, and its age in seconds; counted as a hit."""
@@ -74,13 +71,3 @@ class FastLane:
             return None
         self._hits.count_from_memory(entry)
         return slot, form, age
-
-
-def _is_plain(request: web.BaseRequest) -> bool:
-    """Whether aiohttp would do nothing for the request but write the answer at once, and keep the connection."""
-    return (
-        request.version == HttpVersion11
-        and request.keep_alive
-        and request.transport is not None
-        and request.transport.get_write_buffer_size() == 0
-    )

@@ -15,8 +15,7 @@ import functools
 import logging
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
 from multidict import CIMultiDict
 
@@ -87,10 +86,10 @@ class Flight:
     def joinable(self) -> bool:
         return not (self.landed or self.oversized or self.abandoned)
 
-    async def fly(self, request: AbstractAsyncContextManager[UpstreamAnswer]) -> None:
+    async def fly(self, request: Awaitable[UpstreamAnswer]) -> None:
         """Make the call and take in its answer; every failure ends up in `error`."""
         try:
-            async with request as answer:
+            with await request as answer:
                 self._start(answer)
                 if self.is_event_stream and self.status == 200:
                     await self._take_events(answer)

@@ -54,8 +54,9 @@ async def _listed(
 ) -> list[dict[str, Any]] | web.Response | UpstreamError:
     """The models of one upstream, or its refusal, or why it could not be asked."""
     try:
-        async with asyncio.timeout(_LIST_DEADLINE), upstream.request("GET", "/v1/models", headers, None) as reply:
-            body = await reply.body(_MOST_LISTED_BYTES)
+        async with asyncio.timeout(_LIST_DEADLINE):
+            with await upstream.request("GET", "/v1/models", headers, None) as reply:
+                body = await reply.body(_MOST_LISTED_BYTES)
             if reply.status != 200:
                 return web.Response(status=reply.status, body=body, headers=reply.headers)
             models: list[dict[str, Any]] = event_json(body)["data"]
@@ -78,7 +79,7 @@ async def forward(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, settings.max_body, settings.timeouts.client) if request.can_read_body else None
     model = request.match_info.get("model") or _model_named_in(body)
     path = request.rel_url.raw_path_qs
-    async with request.app[ROUTER].request(request.method, path, request.headers, body, model) as reply:
+    with await request.app[ROUTER].request(request.method, path, request.headers, body, model) as reply:
         headers = reply.headers
         headers.add("Cache-Status", "keepgate; fwd=bypass; detail=endpoint")
         headers["x-keepgate-cache"] = "bypass"

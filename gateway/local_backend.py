@@ -80,7 +80,7 @@ class LocalUpstream:
         self._current: Upstream | None = None
 
     def came(self, url: str, model: str) -> None:
-        upstream = Upstream(url, self._gateway.session, self._timeouts)
+        upstream = Upstream(url, self._gateway.connections, self._timeouts)
         upstream.models, upstream.reachable = frozenset({model}), True
         self._current = upstream
         self._gateway.router.add(upstream)

@@ -11,7 +11,7 @@ from gateway.errors import GatewayError, UpstreamCut, UpstreamUnreachable
 from gateway.flight import Passenger
 from gateway.lookup import Lookup
 from gateway.rendering import render
-from gateway.replies import forwarded_headers
+from gateway.replies import forwarded_headers, whole_response
 from gateway.sending import Sender
 
 
@@ -36,6 +36,8 @@ class Relay:
             return await self._convert(call, passenger, headers)
         # An answer in one piece is sent in one piece, unless it is too long to be held.
         if not flight.is_event_stream and (body := await passenger.body()) is not None:
+            if flight.status == 200:
+                return whole_response(request, headers, body)
             return web.Response(status=flight.status, body=body, headers=headers)
         return await self._stream(request, call, passenger, headers)
 

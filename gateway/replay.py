@@ -9,7 +9,7 @@ from gateway.call import Call
 from gateway.fast_lane import RAW_DIGEST
 from gateway.metrics import HitTally
 from gateway.rendering import render
-from gateway.replies import hit_headers
+from gateway.replies import hit_headers, whole_response
 
 
 class Replay:
@@ -23,11 +23,11 @@ class Replay:
         self._draws = draws
         self._hits = hits
 
-    async def answer(self, request: web.BaseRequest, call: Call, hit: Hit, detail: str = "exact") -> web.Response:
+    async def answer(self, request: web.BaseRequest, call: Call, hit: Hit, detail: str = "exact") -> web.StreamResponse:
         body = await self._form(hit.entry, call.form)
         self._hits.count(hit.entry)
         self._remember(request, call, hit)
-        return web.Response(body=body, headers=hit_headers(hit.entry, hit.age, call.form, detail))
+        return whole_response(request, hit_headers(hit.entry, hit.age, call.form, detail), body)
 
     async def _form(self, entry: Entry, form: str) -> bytes:
         """The entry in the shape that is wanted, kept ready for the next time."""

@@ -4,9 +4,10 @@ RFC 9211) and by Keepgate's own beside them.
 
 import functools
 import time
+from collections.abc import Mapping
 from email.utils import formatdate
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http import SERVER_SOFTWARE
 from multidict import CIMultiDict
 
@@ -32,13 +33,21 @@ def hit_headers(entry: Entry, age: float, form: str, detail: str) -> dict[str, s
     return headers
 
 
-def whole_response(headers: dict[str, str], body: bytes) -> bytes:
-    """Status 200 with these headers and this body, as aiohttp would write it on a kept-alive HTTP/1.1 connection."""
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    head = (
-        f"HTTP/1.1 200 OK\r\n{lines}Content-Length: {len(body)}\r\nDate: {_date(int(time.time()))}\r\n{_SERVER}\r\n\r\n"
+def whole_response(request: web.BaseRequest, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
+    """Status 200 with these headers and this body."""
+    if _is_plain(request):
+        return _ReadyResponse(headers, body)
+    return web.Response(body=body, headers=headers)
+
+
+def _is_plain(request: web.BaseRequest) -> bool:
+    """Whether aiohttp would do nothing for the request but write the answer at once, and keep the connection."""
+    return (
+        request.version == HttpVersion11
+        and request.keep_alive
+        and request.transport is not None
+        and request.transport.get_write_buffer_size() == 0
     )
-    return head.encode() + body
 
 
 @functools.lru_cache(maxsize=1)
@@ -47,12 +56,15 @@ def _date(now: int) -> str:
     return formatdate(now, usegmt=True)
 
 
-class ReadyResponse(web.StreamResponse):
-    """Bytes of `whole_response`, sent as they are. For a kept-alive HTTP/1.1 connection with nothing left to send."""
+class _ReadyResponse(web.StreamResponse):
+    """Sent as it is. For a kept-alive HTTP/1.1 connection with nothing left to send."""
 
-    def __init__(self, wire: bytes) -> None:
+    def __init__(self, headers: Mapping[str, str], body: bytes) -> None:
         super().__init__()
-        self._wire = wire
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        date = _date(int(time.time()))
+        head = f"HTTP/1.1 200 OK\r\n{lines}Content-Length: {len(body)}\r\nDate: {date}\r\n{_SERVER}\r\n\r\n"
+        self._wire = head.encode("utf-8", "surrogateescape") + body
 
     @property
     def keep_alive(self) -> bool:

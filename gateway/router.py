@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
 
 from gateway.errors import NoUpstream, UpstreamError, UpstreamUnreachable
 from gateway.streaming import event_json
@@ -50,22 +49,17 @@ class Router:
             key=lambda u: (not u.reachable, model is not None and u.models is not None, u.in_flight),
         )
 
-    @asynccontextmanager
     async def request(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, model: str | None
-    ) -> AsyncIterator[UpstreamAnswer]:
-        """Send the request to the first candidate that can be reached. Raises UpstreamError."""
-        candidates = self.candidates(model)
-        async with AsyncExitStack() as stack:
-            for upstream in candidates:
-                try:
-                    answer = await stack.enter_async_context(upstream.request(method, path, headers, body))
-                    break
-                except UpstreamUnreachable as error:
-                    if upstream is candidates[-1]:
-                        raise
-                    log.warning("%s Trying another upstream.", error)
-            yield answer
+    ) -> UpstreamAnswer:
+        """The answer of the first candidate that can be reached, once it has begun. Raises UpstreamError."""
+        *others, last = self.candidates(model)
+        for upstream in others:
+            try:
+                return await upstream.request(method, path, headers, body)
+            except UpstreamUnreachable as error:
+                log.warning("%s Trying another upstream.", error)
+        return await last.request(method, path, headers, body)
 
     async def refresh_forever(self) -> None:
         """Keep learning which models are where; runs for as long as the router is used."""
@@ -81,11 +75,9 @@ class Router:
 
 async def _learn_models(upstream: Upstream) -> None:
     try:
-        async with (
-            asyncio.timeout(_REFRESH_DEADLINE),
-            upstream.request("GET", "/v1/models", {}, None) as answer,
-        ):
-            body = await answer.body(_MOST_LISTED_BYTES)
+        async with asyncio.timeout(_REFRESH_DEADLINE):
+            with await upstream.request("GET", "/v1/models", {}, None) as answer:
+                body = await answer.body(_MOST_LISTED_BYTES)
             if answer.status != 200:
                 return
             listed = event_json(body).get("data")

@@ -1,15 +1,14 @@
-"""An OpenAI-compatible server, reached over HTTP. The only place that knows aiohttp's client and its exceptions."""
+"""An OpenAI-compatible server, reached over HTTP. Exceptions of the HTTP client become the gateway's own here."""
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.errors import UpstreamCut, UpstreamTimeout, UpstreamUnreachable
+from gateway.exchange import Connections, Exchange, Origin, request_head
 from gateway.settings import TimeoutSettings
 
 # RFC 9110, section 7.6.1, and what this hop decides for itself.
@@ -51,32 +50,36 @@ def end_to_end(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDi
 
 
 class UpstreamAnswer:
-    """An answer that has begun: status and headers are there, the body follows."""
+    """An answer that has begun: status and headers are there, the body follows. Use as a context manager."""
 
-    def __init__(self, response: aiohttp.ClientResponse, name: str, idle: float) -> None:
-        self._response = response
-        self._name = name
+    def __init__(self, upstream: "Upstream", exchange: Exchange, idle: float) -> None:
+        self._upstream = upstream
+        self._exchange = exchange
         self._idle = idle
-        self.status = response.status
-        self.headers = end_to_end(response.headers, _NOT_SENT_DOWN)
+        self.status = exchange.status
+        self.headers = end_to_end(exchange.headers, _NOT_SENT_DOWN)
+
+    def __enter__(self) -> "UpstreamAnswer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exchange.end()
+        self._upstream.in_flight -= 1
 
     @property
     def is_event_stream(self) -> bool:
-        return self._response.content_type == "text/event-stream"
+        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "text/event-stream"
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises UpstreamCut when it breaks, UpstreamTimeout when nothing comes."""
-        loop = asyncio.get_running_loop()
+        name = self._upstream.name
         try:
-            async with asyncio.timeout(self._idle) as deadline:
-                async for piece in self._response.content.iter_any():
-                    deadline.reschedule(None)
-                    yield piece
-                    deadline.reschedule(loop.time() + self._idle)
+            while piece := await self._exchange.piece(self._idle):
+                yield piece
         except TimeoutError as error:
-            raise UpstreamTimeout(f"{self._name} sent nothing for {self._idle:g} s within its answer.") from error
+            raise UpstreamTimeout(f"{name} sent nothing for {self._idle:g} s within its answer.") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamCut(f"{self._name} broke the connection within its answer.") from error
+            raise UpstreamCut(f"{name} broke the connection within its answer.") from error
 
     async def body(self, limit: int) -> bytes:
         """The whole body. Raises what `pieces` raises, and UpstreamCut when it is longer than `limit` bytes."""
@@ -84,63 +87,54 @@ class UpstreamAnswer:
         async for piece in self.pieces():
             body += piece
             if len(body) > limit:
-                raise UpstreamCut(f"{self._name} sent more than {limit} bytes.")
+                raise UpstreamCut(f"{self._upstream.name} sent more than {limit} bytes.")
         return bytes(body)
 
 
 class Upstream:
     """One base URL. `models` are the names it lists, None while it has not said; `in_flight` counts open requests."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, timeouts: TimeoutSettings) -> None:
+    def __init__(self, url: str, connections: Connections, timeouts: TimeoutSettings) -> None:
         base = URL(url)
         # "http://host:8000" and "http://host:8000/v1" are both what people paste.
-        self._base = base.with_path("/v1") if base.path in ("", "/") else base.with_path(base.path.rstrip("/"))
-        self._session = session
+        path = "/v1" if base.path in ("", "/") else base.raw_path.rstrip("/")
+        self._path = path
+        self._origin = Origin(base)
+        self._connections = connections
         self._timeouts = timeouts
         self.name = f"upstream {base.host}:{base.port}"
         self.models: frozenset[str] | None = None
         self.reachable = False
         self.in_flight = 0
 
-    @asynccontextmanager
-    async def request(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None
-    ) -> AsyncIterator[UpstreamAnswer]:
-        """Send a request; `path` begins with /v1 and may carry a query.
+    async def request(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> UpstreamAnswer:
+        """The answer to a request, once it has begun; `path` begins with /v1 and may carry a query.
 
         Raises UpstreamUnreachable when there is no connection, UpstreamCut when it ends before an answer begins,
         UpstreamTimeout when none begins in time.
         """
-        url = URL(str(self._base) + path.removeprefix("/v1"), encoded=True)
         sent = end_to_end(headers, _NOT_SENT_UPSTREAM)
+        head = request_head(method, self._path + path.removeprefix("/v1"), self._origin.host, sent, body)
         self.in_flight += 1
         try:
-            response = await self._begin(method, url, sent, body)
-            self.reachable = True
-            try:
-                if not 200 <= response.status <= 599:
-                    raise UpstreamCut(f"{self.name} answered with status {response.status}, which no answer has.")
-                yield UpstreamAnswer(response, self.name, self._timeouts.idle)
-            finally:
-                # After a whole body this is a no-op and the connection goes back to the pool.
-                response.close()
-        finally:
+            exchange = await self._begin(head, body, without_body=method == "HEAD")
+        except BaseException:
             self.in_flight -= 1
+            raise
+        self.reachable = True
+        if 200 <= exchange.status <= 599:
+            return UpstreamAnswer(self, exchange, self._timeouts.idle)
+        status = exchange.status
+        exchange.end()
+        self.in_flight -= 1
+        raise UpstreamCut(f"{self.name} answered with status {status}, which no answer has.")
 
-    async def _begin(
-        self, method: str, url: URL, headers: CIMultiDict[str], body: bytes | None
-    ) -> aiohttp.ClientResponse:
+    async def _begin(self, head: bytes, body: bytes | None, *, without_body: bool) -> Exchange:
         try:
-            async with asyncio.timeout(self._timeouts.first_byte):
-                reused: list[bool] = []
-                try:
-                    return await self._send(method, url, headers, body, reused)
-                except aiohttp.ServerDisconnectedError:
-                    # A kept-alive connection that the server was just closing, most likely: nobody has read the
-                    # request. On a new connection somebody has, and may have begun to work.
-                    if not reused:
-                        raise
-                    return await self._send(method, url, headers, body, [])
+            try:
+                return await self._exchange(head, body, without_body)
+            except _StaleConnection:
+                return await self._exchange(head, body, without_body)
         except aiohttp.ConnectionTimeoutError as error:
             self.reachable = False
             raise UpstreamUnreachable(f"{self.name}: no connection in {self._timeouts.connect:g} s.") from error
@@ -149,40 +143,29 @@ class Upstream:
         except aiohttp.ClientConnectorError as error:
             self.reachable = False
             raise UpstreamUnreachable(f"{self.name} cannot be reached: {_reason(error)}.") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
             # It has the request, and may have begun to work: another upstream is not asked the same.
             raise UpstreamCut(f"{self.name} gave no answer: {_reason(error)}.") from error
 
-    async def _send(
-        self, method: str, url: URL, headers: CIMultiDict[str], body: bytes | None, reused: list[bool]
-    ) -> aiohttp.ClientResponse:
-        return await self._session.request(
-            method, url, headers=headers, data=body, allow_redirects=False, trace_request_ctx=reused
-        )
+    async def _exchange(self, head: bytes, body: bytes | None, without_body: bool) -> Exchange:
+        connection, reused = await self._connections.connection(self._origin)
+        exchange = Exchange(connection)
+        try:
+            await exchange.begin(head, body, without_body=without_body, silence=self._timeouts.first_byte)
+        except BaseException as error:
+            exchange.end()
+            # On a new connection somebody has read the request, and may have begun to work.
+            if reused and isinstance(error, aiohttp.ServerDisconnectedError):
+                raise _StaleConnection from error
+            raise
+        return exchange
+
+
+class _StaleConnection(aiohttp.ServerDisconnectedError):
+    """A kept-alive connection ended before an answer: the server was just closing it, most likely, and read nothing."""
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         return str(error.os_error.strerror or error.os_error).lower()
     return "it closed the connection" if isinstance(error, aiohttp.ServerDisconnectedError) else type(error).__name__
-
-
-async def _note_reuse(_: aiohttp.ClientSession, context: Any, __: aiohttp.TraceConnectionReuseconnParams) -> None:
-    context.trace_request_ctx.append(True)
-
-
-@asynccontextmanager
-async def open_session(timeouts: TimeoutSettings) -> AsyncIterator[aiohttp.ClientSession]:
-    """The HTTP client that all upstreams share."""
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_reuseconn.append(_note_reuse)
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
-        trace_configs=[trace],
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect),
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=True,
-        read_bufsize=2**18,
-    ) as session:
-        yield session

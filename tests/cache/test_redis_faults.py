@@ -246,6 +246,20 @@ async def test_a_new_connection_sends_nothing_but_its_lookup(valkey: Valkey, raw
     assert after - before < 1.5 * _CONNECTIONS
 
 
+async def test_connections_that_redis_has_ended_are_no_outage(valkey: Valkey, raw: redis.asyncio.Redis) -> None:
+    """A server that closes idle connections, or all of them, is as well as before."""
+    async with open_redis_store(valkey.url, PATIENT) as store:
+        await store.put(entry("public.kept"), 60)
+        await store.flush()
+        await asyncio.gather(*(store.get("public.kept") for _ in range(8)))
+        for kept in await raw.client_list(_type="normal"):
+            with contextlib.suppress(redis.exceptions.ResponseError):  # it was the one that asks
+                await raw.client_kill_filter(_id=kept["id"], skipme=True)
+        for _ in range(20):
+            assert await store.get("public.kept") is not None
+        assert store.breaker.times_opened == 0
+
+
 async def test_a_crowd_that_is_late_is_no_outage(own_valkey: Valkey) -> None:
     """Who got no connection within the deadline goes on without Redis, and the breaker is not told."""
     async with open_redis_store(own_valkey.url, 5.0) as store:
@@ -308,7 +322,7 @@ async def test_a_delete_waits_for_a_write_under_way(redis_store: RedisStore, raw
     for number in range(3):
         await redis_store.put(entry("public.aa", body=b"x" * 20_000_000), 60)
         async with asyncio.timeout(5):
-            while not redis_store._writing.locked():
+            while not redis_store._writing.locked():  # noqa: ASYNC110 (to look at every turn of the loop)
                 await asyncio.sleep(0)
         for _ in range(number):  # at several moments of the write
             await asyncio.sleep(0)

@@ -1,0 +1,60 @@
+"""Commands to Redis on redis-py's connections, without what its client and its pool do around each command.
+
+That takes three times as long as a lookup itself (docs/decisions/010-redis-connections.md). The pool asks a connection
+whether it is still well before it hands it out; here one that turns out to have ended is replaced.
+"""
+
+from typing import Any
+
+import redis.asyncio
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+
+Command = tuple[str | bytes | int, ...]
+
+
+class RedisConnections:
+    """Connections that are kept; there are as many of them as there were ever callers at one time."""
+
+    def __init__(self, pool: "redis.asyncio.ConnectionPool") -> None:
+        self._pool = pool  # knows how connections are made
+        self._idle: list[AbstractConnection] = []
+
+    async def ask(self, *commands: Command) -> list[Any]:
+        """Redis' replies to commands that may be repeated, sent together; one it refuses gives a ResponseError.
+
+        Raises RedisError and OSError when there is no connection.
+        """
+        if self._idle:
+            try:
+                return await self._ask_on(self._idle.pop(), commands)
+            except RedisConnectionError:
+                # The server has ended it, and the others like it; that says nothing about the server of now.
+                await self.close()
+        connection: AbstractConnection = self._pool.make_connection()  # type: ignore[no-untyped-call]
+        return await self._ask_on(connection, commands)
+
+    async def _ask_on(self, connection: AbstractConnection, commands: tuple[Command, ...]) -> list[Any]:
+        try:
+            await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            replies = [await _reply(connection) for _ in commands]
+        except BaseException:
+            # Replies may still come, and must not be taken for those to the next commands.
+            await connection.disconnect(nowait=True)
+            raise
+        self._idle.append(connection)
+        return replies
+
+    async def close(self) -> None:
+        """End the connections that nobody is using."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            await connection.disconnect(nowait=True)
+
+
+async def _reply(connection: AbstractConnection) -> Any:
+    try:
+        return await connection.read_response()
+    except ResponseError as refusal:
+        return refusal

@@ -1,0 +1,178 @@
+"""A request and its answer on one HTTP/1.1 connection. The only place that knows aiohttp's connections and parser.
+
+`aiohttp.ClientSession` would look after redirects, cookies, proxies and defaults, all of which a gateway has to leave
+alone, and take longer for that than the exchange itself takes: docs/decisions/009-exchanges.md has the figures.
+"""
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.connector import Connection
+from aiohttp.http import RawResponseMessage
+from aiohttp.streams import StreamReader
+from multidict import CIMultiDictProxy
+from yarl import URL
+
+_KEPT_ALIVE_SECONDS = 30.0
+_BUFFER_BYTES = 2**18
+_CONTINUE_AND_THE_LIKE = range(100, 200)
+_SWITCHING_PROTOCOLS = 101
+
+
+class Origin:
+    """A scheme, host and port, as the pool of connections knows it."""
+
+    def __init__(self, url: URL) -> None:
+        self.request = aiohttp.ClientRequest("GET", url, loop=asyncio.get_running_loop())
+        self.host = url.host_port_subcomponent or ""
+
+
+class Connections:
+    """Connections to all origins, kept alive between exchanges. `connect` seconds are given to open one."""
+
+    def __init__(self, connector: aiohttp.BaseConnector, connect: float) -> None:
+        self._connector = connector
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect)
+        self._used: weakref.WeakSet[ResponseHandler] = weakref.WeakSet()
+
+    async def connection(self, origin: Origin) -> tuple[Connection, bool]:
+        """One that is free or new, and whether it has been used before.
+
+        Raises aiohttp.ClientConnectorError, and aiohttp.ConnectionTimeoutError when there is none in time.
+        """
+        while True:
+            try:
+                connection = await self._connector.connect(origin.request, [], self._timeout)
+            except TimeoutError as error:
+                raise aiohttp.ConnectionTimeoutError("no connection in time") from error
+            protocol = _protocol(connection)
+            if not protocol.should_close:
+                reused = protocol in self._used
+                self._used.add(protocol)
+                return connection, reused
+            # Something came while nobody had asked for anything: it must not be taken for an answer.
+            connection.close()
+
+
+class Exchange:
+    """What has been sent on a connection, and what comes back.
+
+    The upstream may be silent for a limited time only, counted anew with every piece, and not while the reader is busy.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._protocol = _protocol(connection)
+        self._loop = asyncio.get_running_loop()
+        self._limit = 0.0
+        self._silent_since: float | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._message: RawResponseMessage | None = None
+        self._payload: StreamReader | None = None
+
+    @property
+    def status(self) -> int:
+        return self._begun().code
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]:
+        return self._begun().headers
+
+    async def begin(self, head: bytes, body: bytes | None, *, without_body: bool, silence: float) -> None:
+        """Send, and wait until the answer has begun; `without_body` is for answers that have none, to HEAD.
+
+        Raises TimeoutError after `silence` seconds, aiohttp.ServerDisconnectedError, and another aiohttp.ClientError
+        or aiohttp.http_exceptions.HttpProcessingError for what is no HTTP.
+        """
+        self._protocol.set_response_params(
+            skip_payload=without_body, read_until_eof=True, auto_decompress=True, read_bufsize=_BUFFER_BYTES
+        )
+        transport = self._connection.transport
+        if transport is None:
+            raise aiohttp.ServerDisconnectedError
+        transport.write(head + body if body else head)
+        self._limit = silence
+        self._listen()
+        while True:
+            message, payload = await self._protocol.read()
+            if message.code not in _CONTINUE_AND_THE_LIKE or message.code == _SWITCHING_PROTOCOLS:
+                break
+        self._silent_since = None
+        self._message, self._payload = message, payload
+
+    async def piece(self, silence: float) -> bytes:
+        """The next piece of the body, unpacked, as it arrives; empty at the end.
+
+        Raises TimeoutError after `silence` seconds without any, and ClientError when it breaks off.
+        """
+        assert self._payload is not None  # noqa: S101  # it has begun
+        self._limit = silence
+        self._listen()
+        piece = await self._payload.readany()
+        self._silent_since = None
+        return piece
+
+    def end(self) -> None:
+        """Give the connection back if the exchange is over on both sides, and close it if it is not."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        transport = self._connection.transport
+        is_sent = transport is not None and transport.get_write_buffer_size() == 0
+        if is_sent and self._payload is not None and self._payload.at_eof():
+            self._connection.release()
+        else:
+            self._connection.close()
+
+    def _begun(self) -> RawResponseMessage:
+        assert self._message is not None  # noqa: S101
+        return self._message
+
+    def _listen(self) -> None:
+        now = self._silent_since = self._loop.time()
+        due = now + self._limit
+        # One timer serves all pieces: when it rings it looks how long the silence is by then.
+        if self._alarm is None or self._alarm.when() > due:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm = self._loop.call_at(due, self._ring)
+
+    def _ring(self) -> None:
+        now = self._loop.time()
+        due = (now if self._silent_since is None else self._silent_since) + self._limit
+        if due > now:
+            self._alarm = self._loop.call_at(due, self._ring)
+            return
+        silence = aiohttp.SocketTimeoutError("nothing came in time")
+        self._protocol.set_exception(silence)
+        if self._payload is not None:
+            self._payload.set_exception(silence)
+
+
+def _protocol(connection: Connection) -> ResponseHandler:
+    protocol = connection.protocol
+    assert protocol is not None  # noqa: S101  # it is neither released nor closed
+    return protocol
+
+
+def request_head(method: str, target: str, host: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
+    """The head of an HTTP/1.1 request, in which `headers` stand as they are. Raises ValueError for a line break."""
+    lines = [f"{method} {target} HTTP/1.1", f"Host: {host}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    if body is not None:
+        lines.append(f"Content-Length: {len(body)}")
+    lines += ("", "")
+    head = "\r\n".join(lines)
+    if head.count("\r") != len(lines) - 1 or head.count("\n") != len(lines) - 1:
+        raise ValueError("a header holds a line break")
+    return head.encode("utf-8", "surrogateescape")
+
+
+@asynccontextmanager
+async def open_connections(connect: float) -> AsyncIterator[Connections]:
+    """The pool that all upstreams share."""
+    async with aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_ALIVE_SECONDS) as connector:
+        yield Connections(connector, connect)
