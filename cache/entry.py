@@ -17,7 +17,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Family = Literal["chat.completions", "completions"]
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):  # gc: it refers to nothing but scalars
     """A complete answer in the form of a response that is not streamed.
 
     `body` is the JSON text of the response object: the upstream's own bytes where it did not stream, else assembled

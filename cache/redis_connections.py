@@ -37,7 +37,7 @@ class RedisConnections:
 
     async def _ask_on(self, connection: AbstractConnection, commands: tuple[Command, ...]) -> list[Any]:
         try:
-            await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            await _send(connection, commands)
             replies = [await _reply(connection) for _ in commands]
         except BaseException:
             # Replies may still come, and must not be taken for those to the next commands.
@@ -51,6 +51,13 @@ class RedisConnections:
         idle, self._idle = self._idle, []
         for connection in idle:
             await connection.disconnect(nowait=True)
+
+
+async def _send(connection: AbstractConnection, commands: tuple[Command, ...]) -> None:
+    try:
+        await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    except RuntimeError as error:  # how uvloop says that a transport has been closed
+        raise RedisConnectionError("the connection is closed") from error
 
 
 async def _reply(connection: AbstractConnection) -> Any:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import gc
 import signal
 import socket
 import sys
@@ -60,6 +61,8 @@ def run_until_signalled(main: Callable[[], Awaitable[None]], on_stop: Callable[[
             if not stopped:
                 raise
 
+    # What has been imported stays: the cycle collector, which stops everything, need not look at it again and again.
+    gc.freeze()
     status = 0
     try:
         uvloop.run(until_signalled())
