@@ -36,11 +36,10 @@ class _Phases:
     answers: list[Answer]
     failures: int
 
-    def usual(self, kind: str) -> float:
-        return statistics.median(a.seconds for a in self.answers if a.ended < self.frozen and _kind(a) == kind)
-
-    def lateness(self, answer: Answer) -> float:
-        return answer.seconds - self.usual(_kind(answer))
+    def usual(self) -> dict[str, float]:
+        """Median seconds before the freeze, of misses and of hits."""
+        before = [answer for answer in self.answers if answer.ended < self.frozen]
+        return {kind: statistics.median(a.seconds for a in before if _kind(a) == kind) for kind in ("miss", "hit")}
 
 
 async def measure(quick: bool) -> Figure:
@@ -141,20 +140,20 @@ def _went_without_store(answer: Answer) -> bool:
 def _in_numbers(phases: _Phases) -> dict[str, float]:
     during = [a for a in phases.answers if a.ended > phases.frozen and a.sent < phases.thawed]
     refused = [a for a in during if _went_without_store(a)]
-    usual = phases.usual("miss")
-    paid = [a for a in refused if a.seconds - usual > _NOTICED and a.sent < phases.frozen + 2 * _DEADLINE]
+    usual = phases.usual()
+    paid = [a for a in refused if a.seconds - usual["miss"] > _NOTICED and a.sent < phases.frozen + 2 * _DEADLINE]
     last = max((a.sent for a in paid), default=phases.frozen)
-    afterwards = sorted(phases.lateness(a) for a in during if a.sent > last + 1e-9)
+    afterwards = sorted(a.seconds - usual[_kind(a)] for a in during if a.sent > last + 1e-9)
     if not refused or len(afterwards) < 2:
         raise CannotMeasure("The freeze did not reach the gateway.")
     return {
         "failed": float(phases.failures),
         "requests": float(len(phases.answers)),
         "requests while frozen": float(len(during)),
-        "usual miss ms": usual * 1e3,
+        "usual miss ms": usual["miss"] * 1e3,
         "paid": float(len(paid)),
         "span ms": (last - min((a.sent for a in paid), default=last)) * 1e3,
-        "slowest extra ms": max((a.seconds - usual for a in paid), default=0.0) * 1e3,
+        "slowest extra ms": max((a.seconds - usual["miss"] for a in paid), default=0.0) * 1e3,
         "extra afterwards p99 ms": statistics.quantiles(afterwards, n=100)[-1] * 1e3,
         "slowest afterwards ms": afterwards[-1] * 1e3,
         "recovery ms": (phases.recovered - phases.thawed) * 1e3,

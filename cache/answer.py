@@ -194,8 +194,10 @@ def _joined(value: Any) -> Any:
     return value
 
 
-def check_whole(response: Json) -> None:
+def check_whole(response: Json, asked_for: int = 1) -> None:
     """Raises UnstorableAnswer, saying why, unless every choice of the response came to its own end and says something.
+
+    `asked_for` is how many choices there must be.
 
     An empty choice is kept only where the usage shows that tokens were computed for it: a stop string came at once.
     """
@@ -204,6 +206,8 @@ def check_whole(response: Json) -> None:
     choices = response.get("choices")
     if not isinstance(choices, list) or not choices:
         raise UnstorableAnswer("the answer has no choices")
+    if len(choices) < asked_for:
+        raise UnstorableAnswer(f"the answer has {len(choices)} of {asked_for} choices")
     usage = usage_of(response)
     for choice in choices:
         reason = choice.get("finish_reason") if isinstance(choice, dict) else None

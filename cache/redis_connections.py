@@ -1,6 +1,6 @@
 """Commands to Redis on redis-py's connections, without what its client and its pool do around each command.
 
-That takes three times as long as a lookup itself (docs/decisions/010-redis-connections.md). The pool asks a connection
+That takes three times as long as a lookup itself (docs/decisions/009-what-a-miss-costs.md). The pool asks a connection
 whether it is still well before it hands it out; here one that turns out to have ended is replaced.
 """
 

@@ -18,10 +18,10 @@ from cache.redis_store import RedisStore, open_redis_store
 from gateway import admin, handlers
 from gateway.embedded_store import embedded_store
 from gateway.exchange import Connections, open_connections
-from gateway.fast_lane import FastLane, Handler
+from gateway.fast_lane import FastLane
 from gateway.flight import FlightTable
 from gateway.gauges import Gauges
-from gateway.http_server import HttpServer
+from gateway.http_server import Handler, HttpServer
 from gateway.keys import CACHE, GAUGES, PIPELINE, ROUTER, SETTINGS
 from gateway.lookup import Lookup
 from gateway.metrics import HitTally

@@ -34,6 +34,7 @@ class Call:
     stream: bool
     include_usage: bool
     sampled: bool
+    choices: int
     directives: Directives
 
     @property
@@ -94,6 +95,7 @@ def read_call(path: str, query: str, body: bytes, headers: CIMultiDictProxy[str]
         stream=stream,
         include_usage=_boolean(options or {}, "include_usage", "stream_options.include_usage"),
         sampled=fields.get("seed") is None and fields.get("temperature") != 0,
+        choices=_choices(fields),
         directives=parse_cache_control(", ".join(headers.getall("Cache-Control", ()))),
     )
 
@@ -133,6 +135,15 @@ def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> None:
 
 
 _check_keys = json.JSONDecoder(object_pairs_hook=_refuse_repeated_keys).decode
+
+
+def _choices(fields: Mapping[str, Any]) -> int:
+    """How many choices a whole answer has: `n` of them, for each prompt of a batch. What makes no sense counts as 1."""
+    n, prompts = fields.get("n"), fields.get("prompt")
+    each = n if isinstance(n, int) and n > 0 else 1
+    if isinstance(prompts, list) and all(isinstance(prompt, str | list) for prompt in prompts):
+        return each * max(1, len(prompts))
+    return each
 
 
 def _boolean(fields: Mapping[str, Any], field: str, name: str) -> bool:

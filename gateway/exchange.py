@@ -1,7 +1,7 @@
 """A request and its answer on one HTTP/1.1 connection. The only place that knows aiohttp's connections and parser.
 
 `aiohttp.ClientSession` would look after redirects, cookies, proxies and defaults, all of which a gateway has to leave
-alone, and take longer for that than the exchange itself takes: docs/decisions/009-exchanges.md has the figures.
+alone, and take longer for that than the exchange itself takes: docs/decisions/009-what-a-miss-costs.md has the figures.
 """
 
 import asyncio

@@ -6,7 +6,6 @@ digest of body, path and tenant, for which other headers do not matter, to the e
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable
 
 import xxhash
 from aiohttp import web
@@ -17,11 +16,10 @@ from gateway import metrics
 from gateway.body import read_body
 from gateway.call import FAMILIES, credential
 from gateway.errors import GatewayError
+from gateway.http_server import Handler
 from gateway.metrics import HitTally
 from gateway.replies import hit_headers, whole_response
 from gateway.settings import Settings
-
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 RAW_DIGEST = web.RequestKey("raw_digest", bytes)
 

@@ -47,10 +47,12 @@ class Flight:
     """The state of one upstream call; `recording` is there once a whole answer that may be kept has landed.
 
     At most `keep_bytes` of the body are remembered. Beyond that the flight takes no new passengers, is not recorded,
-    and goes no faster than its slowest passenger, so a flight's memory is bounded.
+    and goes no faster than its slowest passenger, so a flight's memory is bounded. An answer of fewer than `choices`
+    choices is not recorded.
     """
 
-    def __init__(self, keep_bytes: int) -> None:
+    def __init__(self, keep_bytes: int, choices: int) -> None:
+        self._choices = choices
         self._keep_bytes = keep_bytes
         self._pieces: list[Piece] = []
         self._first = 0  # number of the piece at _pieces[0]
@@ -119,7 +121,7 @@ class Flight:
 
     async def _take_events(self, answer: UpstreamAnswer) -> None:
         splitter = EventSplitter()
-        recorder = StreamRecorder()
+        recorder = StreamRecorder(self._choices)
         usage_was_added = self.headers.pop(USAGE_HEADER, None) == "added"
         async for data in answer.pieces():
             for event in splitter.feed(data):
@@ -140,7 +142,7 @@ class Flight:
             await self._add(Piece(data))
         self.complete = True
         if self.status == 200 and not self.oversized:
-            await self._record(functools.partial(record_response, b"".join(self._pieces)))
+            await self._record(functools.partial(record_response, b"".join(self._pieces), self._choices))
 
     async def _record(self, finish: Callable[[], Recording]) -> None:
         try:

@@ -3,13 +3,17 @@
 import asyncio
 import logging
 import traceback
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import http_exceptions, web
+from aiohttp.web_protocol import _ErrInfo
 
 from gateway.errors import GatewayError, InternalError, InvalidRequest
 
 log = logging.getLogger(__name__)
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 # Answered where they arose, or nobody is left to answer: the log need not know.
 _CLIENTS_FAULT = (web.RequestPayloadError, http_exceptions.HttpProcessingError, ConnectionError)
@@ -19,6 +23,15 @@ class HttpConnection(web.RequestHandler):
     """aiohttp's connection, which by itself would quote what it cannot read, to the client and in the log."""
 
     __slots__ = ()
+
+    def data_received(self, data: bytes) -> None:
+        """Reads what came. If that ends all hope for a body, whoever waits for it is told so, which aiohttp forgets."""
+        super().data_received(data)
+        waiting = self._current_request
+        if waiting is None or waiting.content.is_eof() or not self._messages:
+            return
+        if isinstance(self._messages[-1][0], _ErrInfo):  # the parser has given up
+            waiting.content.set_exception(web.RequestPayloadError("it does not fit its own framing"))
 
     def handle_error(
         self,
@@ -52,6 +65,20 @@ class HttpConnection(web.RequestHandler):
             log.error("a connection failed: %s\n%s", type(fault).__name__, frames)
 
 
+def _refusing_in_one_form(handle: Handler) -> Handler:
+    """aiohttp refuses some requests (for their Expect header) before any middleware sees them."""
+
+    async def handle_all(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await handle(request)
+        except web.HTTPException as refusal:
+            error = InvalidRequest(f"{refusal.reason}.")
+            error.status = refusal.status
+            return error.response()
+
+    return handle_all
+
+
 def _reason(fault: BaseException | None) -> str:
     """In words of our own, for aiohttp's quote the client."""
     if isinstance(fault, http_exceptions.LineTooLong):
@@ -65,7 +92,8 @@ class HttpServer(web.Server):
     """Serves what an application's own server would serve, on connections of the kind above."""
 
     def __init__(self, application: web.Server, **options: Any) -> None:
-        super().__init__(application.request_handler, request_factory=application.request_factory, **options)
+        handler = _refusing_in_one_form(application.request_handler)
+        super().__init__(handler, request_factory=application.request_factory, **options)
         self._options = {name: value for name, value in options.items() if name != "handler_cancellation"}
 
     def __call__(self) -> HttpConnection:

@@ -19,9 +19,10 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 class StreamRecorder:
-    """For an answer that comes as events."""
+    """For an answer that comes as events; `choices` is how many were asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, choices: int) -> None:
+        self._choices = choices
         self._assembler = StreamAssembler()
         self._fault: str | None = None
         self._done = False
@@ -54,15 +55,15 @@ class StreamRecorder:
         if not self._done:
             raise UnstorableAnswer("the stream did not end with [DONE]")
         response = self._assembler.response()
-        check_whole(response)
+        check_whole(response, self._choices)
         return Recording(_encode(response), usage_of(response))
 
 
-def record_response(body: bytes) -> Recording:
+def record_response(body: bytes, choices: int) -> Recording:
     """For an answer that came in one piece. Raises UnstorableAnswer when it must not be kept."""
     try:
         response: dict[str, Any] = event_json(body)
     except ValueError as error:
         raise UnstorableAnswer("the answer is not a JSON object") from error
-    check_whole(response)
+    check_whole(response, choices)
     return Recording(body, usage_of(response))

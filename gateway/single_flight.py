@@ -47,7 +47,7 @@ class SingleFlight:
             self._launch(call, key, _without_usage(key)).background = True
 
     def _launch(self, call: Call, key: Key, name: str | None, keeps: bool = True) -> Flight:
-        flight = Flight(self._settings.max_answer)
+        flight = Flight(self._settings.max_answer, call.choices)
         self._flights.launch(flight, self._compute(call, key, flight, keeps), name)
         return flight
 

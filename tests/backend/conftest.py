@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,6 +17,7 @@ from backend.threads import limit_spinning
 limit_spinning()  # before anything imports torch
 
 from backend.config import EngineConfig, ModelConfig  # noqa: E402
+from backend.fused_build import FusedUnavailable, load_fused_library  # noqa: E402
 from backend.http_server import listening  # noqa: E402
 from backend.model import ServedModel, load_model  # noqa: E402
 from backend.model_source import ModelSource, resolve_model  # noqa: E402
@@ -30,6 +32,14 @@ MODEL = "SmolLM2-135M-Instruct"
 
 def quiet(sentence: str) -> None:
     """Progress that nobody reads."""
+
+
+def built_library() -> ctypes.CDLL:
+    """The fused CPU step, as this machine's compiler builds it."""
+    try:
+        return load_fused_library(quiet)
+    except FusedUnavailable as reason:
+        pytest.skip(f"the fused CPU step is not available: {reason}")
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,11 @@ import pytest
 from backend.config import ModelConfig
 from backend.detokenizer import Detokenizer
 from backend.engine import Engine, Output
-from backend.fused_build import load_fused_library
 from backend.fused_runner import FusedRunner
 from backend.model import ServedModel
 from backend.sequence import FinishReason, SamplingParams, Sequence
 from backend.weights import ModelWeights
-from tests.backend.conftest import quiet
+from tests.backend.conftest import built_library
 
 PROMPTS = [
     "The capital of France is",
@@ -68,7 +67,7 @@ def shallow(model: ServedModel, config: ModelConfig, weights: ModelWeights) -> S
     """The real model's first three layers with room for six blocks: two or three short sequences, quickly computed."""
     config = dataclasses.replace(config, num_layers=3)
     weights = dataclasses.replace(weights, layers=weights.layers[:3])
-    runner = FusedRunner(load_fused_library(quiet), config, weights, num_blocks=6, max_context=96, threads=2)
+    runner = FusedRunner(built_library(), config, weights, num_blocks=6, max_context=96, threads=2)
     return dataclasses.replace(model, config=config, runner=runner)
 
 

@@ -18,14 +18,14 @@ from backend.self_test import disagreement
 from backend.torch_runner import TorchRunner
 from backend.warm_up import single_sequence_step
 from backend.weights import ModelWeights
-from tests.backend.conftest import quiet
+from tests.backend.conftest import built_library, quiet
 from tests.backend.test_parity import TOKENS, chunked
 
 ENGINE = EngineConfig(kv_memory=8 * 2**20, threads=2)
 
 
 def make_fused(config: ModelConfig, weights: ModelWeights, num_blocks: int, context: int) -> ModelRunner:
-    return FusedRunner(load_fused_library(quiet), config, weights, num_blocks, context, threads=2)
+    return FusedRunner(built_library(), config, weights, num_blocks, context, threads=2)
 
 
 def small(config: ModelConfig, weights: ModelWeights) -> tuple[ModelConfig, ModelWeights]:
@@ -54,7 +54,7 @@ def test_threads_do_not_change_a_bit(config: ModelConfig, weights: ModelWeights)
     """One thread and three give the same logits."""
     results = []
     for threads in (1, 3):
-        runner = FusedRunner(load_fused_library(quiet), *small(config, weights), 8, 128, threads)
+        runner = FusedRunner(built_library(), *small(config, weights), 8, 128, threads)
         results.append(chunked(runner, TOKENS, 70, 20))
     assert torch.equal(*results)
 
@@ -101,6 +101,7 @@ def test_shapes_that_the_kernels_do_not_cover(config: ModelConfig) -> None:
 
 def test_kv_memory_bounds_the_blocks(config: ModelConfig, weights: ModelWeights) -> None:
     """Not one byte more than configured, and not more blocks than can be of use."""
+    built_library()
     small_config, small_weights = small(config, weights)
     runner = choose_runner(small_config, small_weights, ENGINE, 8192, quiet)
     assert runner.num_blocks == ENGINE.kv_memory // FusedRunner.block_bytes(small_config)

@@ -11,14 +11,13 @@ import torch
 import transformers
 
 from backend.config import ModelConfig
-from backend.fused_build import load_fused_library
 from backend.fused_runner import FusedRunner
 from backend.model_source import ModelSource
 from backend.runner import ModelRunner
 from backend.torch_runner import TorchRunner
 from backend.warm_up import single_sequence_step
 from backend.weights import ModelWeights, load_weights, read_config
-from tests.backend.conftest import quiet
+from tests.backend.conftest import built_library
 
 SIZES = {
     "vocab_size": 500,
@@ -98,7 +97,7 @@ def test_logits_agree_with_transformers(name: str, tmp_path: Path) -> None:
     plain = TorchRunner(config, weights, num_blocks=8, max_context=128)
     assert relative_error(chunked(plain, TOKENS, 90), expected) < 1e-4
     assert relative_error(chunked(plain, TOKENS, 17, 1, 40, 32), expected) < 1e-4
-    fused = FusedRunner(load_fused_library(quiet), config, weights, num_blocks=8, max_context=128, threads=2)
+    fused = FusedRunner(built_library(), config, weights, num_blocks=8, max_context=128, threads=2)
     assert relative_error(chunked(fused, TOKENS, 90), expected) < 5e-3
     assert torch.equal(chunked(fused, TOKENS, 17, 1, 40, 32), chunked(fused, TOKENS, 90))
 
@@ -119,7 +118,7 @@ def test_the_real_model_agrees_with_transformers(
         expected = reference(torch.from_numpy(tokens).long()[None]).logits[0]
     plain = TorchRunner(config, weights, num_blocks=8, max_context=128)
     assert relative_error(chunked(plain, tokens, len(tokens)), expected) < 1e-4
-    fused = FusedRunner(load_fused_library(quiet), config, weights, num_blocks=8, max_context=128, threads=2)
+    fused = FusedRunner(built_library(), config, weights, num_blocks=8, max_context=128, threads=2)
     served = chunked(fused, tokens, len(tokens))
     assert divergence(served, expected) < 1e-3
     assert float((served.argmax(-1) == expected.argmax(-1)).float().mean()) >= 0.99

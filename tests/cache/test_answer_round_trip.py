@@ -93,7 +93,7 @@ def chat_choices(draw: st.DrawFn, index: int) -> Json:
         choice["logprobs"] = draw(chat_logprobs)
     elif shape == "spells the content":
         spelled = draw(st.lists(tokens, min_size=1, max_size=5))
-        choice["message"]["content"] = "".join(token["token"] for token in spelled)
+        choice["message"]["content"] = "".join(str(token["token"]) for token in spelled)
         choice["logprobs"] = {**draw(chat_logprobs), "content": spelled}
     return {**choice, **draw(unknown_fields)}
 

@@ -1,5 +1,6 @@
 """The memory tier: bounded by bytes whatever is done to it, least recently used out first."""
 
+import functools
 import subprocess
 import sys
 
@@ -20,6 +21,10 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def padding(size: int, _: Entry) -> bytes:
+    return b"y" * size
 
 
 def check(store: MemoryStore, capacity: int) -> None:
@@ -76,7 +81,7 @@ async def test_no_order_of_operations_breaks_the_bound(steps: list[tuple]) -> No
                 assert await store.delete(entry_id) == was_there
             case "form", [entry_id, name, size]:
                 if slot := store.slot(entry_id):
-                    store.form(slot, name, lambda _, size=size: b"y" * size)
+                    store.form(slot, name, functools.partial(padding, size))
             case "same form", [entry_id, name]:
                 if slot := store.slot(entry_id):
                     store.form(slot, name, lambda kept: kept.body)

@@ -5,6 +5,7 @@ from typing import Literal
 
 import pytest
 import redis.asyncio
+from redis.asyncio.connection import UnixDomainSocketConnection
 
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
@@ -150,6 +151,7 @@ async def test_a_worker_that_was_away_learns_what_was_purged(own_valkey: Valkey)
         assert isinstance(await other.lookup(key_of(3)), Failed)
         other.redis._client.connection_pool.connection_kwargs["path"] = str(own_valkey.socket)
         for connection in other.redis._client.connection_pool._available_connections:
+            assert isinstance(connection, UnixDomainSocketConnection)
             connection.path = str(own_valkey.socket)
         async with asyncio.timeout(10):
             await other.redis.breaker.wait_closed()

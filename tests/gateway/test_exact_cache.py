@@ -531,6 +531,26 @@ async def test_a_body_that_is_no_whole_answer_is_relayed_and_not_kept(stage: Sta
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "asked_for"),
+    [("/v1/chat/completions", {"n": 2}), (COMPLETIONS, {"n": 2}), (COMPLETIONS, {"prompt": ["a", "b"]})],
+    ids=["n of a chat", "n of a completion", "prompts of a batch"],
+)
+async def test_an_answer_with_fewer_choices_than_asked_for_is_not_kept(
+    stage: Stage, path: str, asked_for: dict[str, Any], stream: bool
+) -> None:
+    """Some servers ignore `n`: what they say is passed on, and nobody gets it later as if it were whole."""
+    mock = await stage.mock(Reply(text="one"))
+    client = await stage.gateway(mock)
+    body = {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
+    body = {**body, "model": "mock", "stream": stream, **asked_for}
+    first, second = [await client.post(body, path) for _ in range(2)]
+
+    assert (first.status, first.text) == (200, "one")
+    assert (first.cache, second.cache) == ("miss", "miss")
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("status", [400, 401, 404, 408, 422, 429, 500, 502, 503, 529])
 async def test_an_error_is_never_kept(stage: Stage, status: int, stream: bool) -> None:
     """The client gets the upstream's status and body, and the next request gets a fresh try."""

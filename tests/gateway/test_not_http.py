@@ -71,6 +71,7 @@ NOT_HTTP: dict[str, bytes] = {
     + b"Transfer-Encoding: chunked\r\n\r\n3\r\n"
     + SECRET.encode()
     + b"\r\n0\r\n\r\n",
+    "an unknown expectation": HEAD + b"Connection: close\r\nExpect: " + SECRET.encode() + b"\r\n\r\n",
     "a method nobody knows": b"BREW /" + SECRET.encode() + b" HTTP/1.1\r\nHost: g\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + SECRET.encode() + b"\r\n\r\n",
 }
@@ -106,6 +107,23 @@ async def test_what_is_not_http_is_refused_after_hits_too(served: tuple[Client, 
 
     assert 400 <= refused.status < 500
     assert len(mock.received) == 1
+
+
+@pytest.mark.parametrize("bad", [b"no size", b"3\r\nlonger than that\r\n0\r\n\r\n"], ids=["no size", "too long"])
+async def test_a_body_that_turns_bad_later_is_refused_at_once(stage: Stage, bad: bytes) -> None:
+    """Bytes that end all hope for the body are not waited out until its deadline, which is a minute."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock)
+    async with wire(client) as connection:
+        await connection.send(HEAD + b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert b"100" in await connection.line()  # it waits for the body by now
+        await connection.line()
+        with contextlib.suppress(ConnectionError):
+            await connection.send(bad + b"\r\n")
+        refused = await connection.answer()
+
+    assert refused.status == 400
+    assert mock.received == []
 
 
 async def test_a_body_that_does_not_unpack_is_the_clients_fault(

@@ -52,7 +52,8 @@ def test_processes_that_come_are_counted_and_never_break_a_reading(tmp_path: Pat
             figures = reader.stdout.readline().strip()
             assert figures, "the reader failed; what it says is above"
     finally:
-        for process in (*workers, reader):
-            process.communicate()
+        for worker in workers:
+            worker.communicate()
+        reader.communicate()
     assert [process.returncode for process in workers] == [0] * count
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []

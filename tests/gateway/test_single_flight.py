@@ -322,7 +322,7 @@ async def test_a_flight_that_its_last_passenger_left_takes_no_other() -> None:
 
     async with background_tasks() as tasks:
         table = FlightTable(tasks)
-        flight = Flight(keep_bytes=1000)
+        flight = Flight(keep_bytes=1000, choices=1)
         table.launch(flight, never(), "name")
         await asyncio.sleep(0)
         with flight.board():

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import random
+import re
 import socket
 import zlib
 from typing import Any
@@ -653,6 +654,45 @@ async def test_a_connection_that_the_upstream_closed_meanwhile_is_no_error(stage
     server.close()
 
     assert {answer.status for answer in answers} == {200}
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["with the first answer", "later"])
+async def test_an_answer_that_nobody_asked_for_is_answered_to_nobody(stage: Stage, apart: bool) -> None:
+    """An upstream that says too much on a connection does not get to answer the next request on it."""
+    answered = asyncio.Event()
+    said = asyncio.Event()
+    right = json_reply(ANSWER).replace(b"Connection: close\r\n", b"")
+    wrong = json_reply(ANSWER.replace(b'"ok"', b'"no"')).replace(b"Connection: close\r\n", b"")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"Content-Length: (\d+)", head)
+            await reader.readexactly(int(length[1]) if length else 0)
+            if head.startswith(b"GET"):
+                writer.write(right)
+            elif apart:
+                writer.write(right)
+                await answered.wait()
+                writer.write(wrong)
+                said.set()
+            else:
+                writer.write(right + wrong)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = await stage.gateway(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    first = await client.post(chat("a"))
+    answered.set()
+    if apart:
+        async with asyncio.timeout(DEADLINE):
+            await said.wait()
+        # The gateway runs on this loop: it reads while others wait their turn.
+        for _ in range(20):
+            await asyncio.sleep(0)
+    second = await client.post(chat("b"))
+    server.close()
+
+    assert (first.text, second.text) == ("ok", "ok")
 
 
 # Other endpoints
