@@ -108,7 +108,7 @@ class Engine:
     def step(self) -> list[Output]:
         """Computes one step and returns what it added, for each sequence that got a token."""
         chunks = self.scheduler.schedule()
-        logits = self.runner.run(_step_input(chunks))
+        logits = self.runner.run(_step_input(chunks)).logits
         return self._postprocess(chunks, logits)
 
     def _postprocess(self, chunks: list[Chunk], logits: torch.Tensor) -> list[Output]:

@@ -10,7 +10,7 @@ import torch
 from backend.config import ModelConfig
 from backend.fused_build import FusedUnavailable
 from backend.rope import rope_table
-from backend.runner import BLOCK_SIZE, StepInput
+from backend.runner import BLOCK_SIZE, StepInput, StepOutput
 from backend.weights import LayerWeights, Linear, ModelWeights
 
 _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
@@ -81,7 +81,7 @@ class FusedRunner:
         if getattr(self, "_model", None):
             self._library.fused_destroy(_POINTER(self._model))
 
-    def run(self, step: StepInput) -> torch.Tensor:
+    def run(self, step: StepInput) -> StepOutput:
         """See ``ModelRunner.run``."""
         rows, wanted = len(step.token_ids), len(step.logits_rows)
         counts = np.diff(step.query_starts)
@@ -89,6 +89,7 @@ class FusedRunner:
         size = wanted * self.config.vocab_size
         if self._logits.numel() < size:
             self._logits = torch.empty(size)
+        hidden = torch.empty(len(step.hidden_rows), self.config.hidden_size)
         arrays = (step.token_ids, step.positions, step.slot_mapping, row_sequence, step.block_tables)
         self._library.fused_step(
             _POINTER(self._model),
@@ -98,9 +99,12 @@ class FusedRunner:
             _INT32(wanted),
             _POINTER(step.logits_rows.ctypes.data),
             _POINTER(self._logits.data_ptr()),
+            _INT32(len(step.hidden_rows)),
+            _POINTER(step.hidden_rows.ctypes.data),
+            _POINTER(hidden.data_ptr()),
             _INT32(self._threads),
         )
-        return self._logits[:size].view(wanted, self.config.vocab_size)
+        return StepOutput(self._logits[:size].view(wanted, self.config.vocab_size), hidden)
 
     def _create(self, weights: ModelWeights, max_context: int) -> int:
         c = self.config

@@ -498,10 +498,12 @@ void* fused_create(const FusedShape* shape, const FusedLayer* layers, const Fuse
 
 void fused_destroy(void* model) { delete static_cast<Model*>(model); }
 
-// Arrays as in backend/runner.py; row_sequence [rows] is the index of each row's block table. logits: [wanted][vocab].
+// Arrays as in backend/runner.py; row_sequence [rows] is the index of each row's block table.
+// logits: [wanted][vocab]; hidden: [wanted_hidden][hidden].
 void fused_step(void* model, int rows, const int32_t* tokens, const int32_t* positions, const int64_t* slots,
                 const int32_t* row_sequence, const int32_t* block_tables, int table_width, int wanted,
-                const int32_t* logits_rows, float* logits, int threads) {
+                const int32_t* logits_rows, float* logits, int wanted_hidden, const int32_t* hidden_rows, float* hidden,
+                int threads) {
   Model& m = *static_cast<Model*>(model);
   const Step step{rows, tokens, positions, slots, row_sequence, block_tables, table_width};
   m.reserve(rows, threads);
@@ -518,6 +520,7 @@ void fused_step(void* model, int rows, const int32_t* tokens, const int32_t* pos
       norm_rows(m, m.residual.data(), m.norm, wanted, logits_rows, m.normed.data());
       linear<Then::store>(m.head, m.normed.data(), m.hidden, wanted, logits, m.vocab);
     }
+    if (wanted_hidden) norm_rows(m, m.residual.data(), m.norm, wanted_hidden, hidden_rows, hidden);
   }
 }
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE = 16
 """Tokens in one KV block."""
+
+
+def _no_rows() -> npt.NDArray[np.int32]:
+    return np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,18 @@ class StepInput:
     """[S, B] blocks of each sequence in order; entries beyond its length are 0 and never read."""
     logits_rows: npt.NDArray[np.int32]
     """[R] rows whose logits are wanted, ascending."""
+    hidden_rows: npt.NDArray[np.int32] = field(default_factory=_no_rows)
+    """[E] rows whose hidden states are wanted, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step computed; the tensors are only valid until the runner's next step."""
+
+    logits: torch.Tensor
+    """float32 [R, vocab_size]"""
+    hidden: torch.Tensor
+    """float32 [E, hidden_size], after the last norm: what the head would be applied to."""
 
 
 class ModelRunner(Protocol):
@@ -50,9 +66,6 @@ class ModelRunner(Protocol):
     deterministic: bool
     """Whether a row's logits are bitwise the same whatever else is in the step, and however it was chunked."""
 
-    def run(self, step: StepInput) -> torch.Tensor:
-        """Computes every row, writes its keys and values, and returns logits, float32 [R, vocab_size].
-
-        The tensor is only valid until the next call.
-        """
+    def run(self, step: StepInput) -> StepOutput:
+        """Computes every row and writes its keys and values."""
         ...

@@ -22,7 +22,7 @@ _CONTEXT = 4 * BLOCK_SIZE
 
 
 def disagreement(config: ModelConfig, weights: ModelWeights, make_runner: RunnerMaker) -> float:
-    """Largest relative error of the logits of a short mixed batch, against the float32 reference.
+    """Largest relative error of logits and hidden states of a short mixed batch, against the float32 reference.
 
     The first layers and tokens of the real weights are enough to catch a wrong kernel, layout or build, and take a
     fraction of a second. The steps cover a prefill that crosses a block's border, its second chunk, and a batch of
@@ -41,8 +41,9 @@ def disagreement(config: ModelConfig, weights: ModelWeights, make_runner: Runner
     worst = 0.0
     for step in _steps(vocabulary):
         got, expected = runner.run(step), reference.run(step)
-        error = float((got - expected).norm() / expected.norm())
-        worst = max(worst, error if np.isfinite(error) else float("inf"))
+        for ours, theirs in ((got.logits, expected.logits), (got.hidden, expected.hidden)):
+            error = float((ours - theirs).norm() / theirs.norm())
+            worst = max(worst, error if np.isfinite(error) else float("inf"))
     return worst
 
 
@@ -73,4 +74,5 @@ def _step(tokens: np.typing.NDArray[np.int32], chunks: list[tuple[list[int], int
         query_starts=starts.astype(np.int32),
         block_tables=tables,
         logits_rows=np.arange(len(positions), dtype=np.int32),
+        hidden_rows=np.arange(len(positions), dtype=np.int32),
     )

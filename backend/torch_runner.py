@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from backend.config import ModelConfig
 from backend.rope import rope_table
-from backend.runner import BLOCK_SIZE, StepInput
+from backend.runner import BLOCK_SIZE, StepInput, StepOutput
 from backend.weights import LayerWeights, Linear, ModelWeights
 
 
@@ -67,7 +67,7 @@ class TorchRunner:
         return 2 * config.num_layers * BLOCK_SIZE * config.num_kv_heads * config.head_dim * dtype.itemsize
 
     @torch.inference_mode()
-    def run(self, step: StepInput) -> torch.Tensor:
+    def run(self, step: StepInput) -> StepOutput:
         """See ``ModelRunner.run``."""
         attention = _Attention(step, self.config)
         cosines_sines = self._rope[torch.from_numpy(step.positions).long()].unsqueeze(1)
@@ -87,7 +87,8 @@ class TorchRunner:
             gate, up = functional.linear(normed, layer.gate_up.weight, layer.gate_up.bias).chunk(2, dim=-1)
             hidden = hidden + functional.linear(functional.silu(gate) * up, layer.down.weight, layer.down.bias)
         wanted = self._rms_norm(hidden[torch.from_numpy(step.logits_rows).long()], self._norm)
-        return functional.linear(wanted, self._head).float()
+        states = self._rms_norm(hidden[torch.from_numpy(step.hidden_rows).long()], self._norm)
+        return StepOutput(functional.linear(wanted, self._head).float(), states.float())
 
     def _rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         # The mean is taken in float32 whatever the dtype, as the models were trained.

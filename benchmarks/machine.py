@@ -8,7 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
-from benchmarks.processes import ROOT, CannotMeasure
+from benchmarks.processes import ROOT, CannotMeasure, cores
 
 _PACKAGES = ("aiohttp", "uvloop", "msgspec", "redis", "xxhash", "torch", "transformers")
 
@@ -20,7 +20,7 @@ def machine() -> dict[str, str]:
     load, _, _ = os.getloadavg()
     return {
         "cpu": cpu[1].strip() if cpu else platform.machine(),
-        "cores": str(len(os.sched_getaffinity(0))),
+        "cores": str(len(cores().all)),
         "memory": f"{memory:.0f} GiB",
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         # What else the machine was doing: above about 0.5, somebody else was measured too.

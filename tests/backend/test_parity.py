@@ -70,7 +70,7 @@ def chunked(runner: ModelRunner, tokens: np.ndarray[Any, np.dtype[np.int32]], *s
     """Logits of every token, computed in chunks of the given sizes."""
     parts, start = [], 0
     for size in sizes:
-        parts.append(runner.run(single_sequence_step(tokens[start : start + size], start)).clone())
+        parts.append(runner.run(single_sequence_step(tokens[start : start + size], start)).logits.clone())
         start += size
     assert start == len(tokens)
     return torch.cat(parts)

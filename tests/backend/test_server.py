@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from aiohttp import ClientSession
 
 from backend.model import ServedModel
-from backend.runner import StepInput
+from backend.runner import StepInput, StepOutput
 from tests.backend.conftest import CHAT, COMPLETIONS, MODEL, Served, StartServer
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -307,10 +306,10 @@ class FailingRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def run(self, step: StepInput) -> torch.Tensor:
+    def run(self, step: StepInput) -> StepOutput:
         if self.fails:
             raise RuntimeError("the device is gone")
-        result: torch.Tensor = self._runner.run(step)
+        result: StepOutput = self._runner.run(step)
         return result
 
 
