@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from backend.block_pool import BlockPool
@@ -28,6 +29,10 @@ class Output:
     num_generated: int
     """Tokens generated so far."""
     finish_reason: FinishReason | None
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values were there already."""
+    embedding: npt.NDArray[np.float32] | None = None
+    """float32 [hidden_size]: mean of the prompt's hidden states, of a pooled sequence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING, Protocol
 
 from backend.detokenizer import Detokenizer
 from backend.stop_strings import StopStrings
+
+if TYPE_CHECKING:
+    import torch
 
 
 class FinishReason(Enum):
@@ -61,11 +65,30 @@ class TokenLogprobs:
     """(token id, log-probability), most likely first."""
 
 
+class Constraint(Protocol):
+    """What an answer must look like, followed token by token."""
+
+    def allowed(self) -> torch.Tensor | None:
+        """bool [vocab_size]: the tokens that may come next; None: all. Changes nothing."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Takes over the token that was chosen."""
+        ...
+
+
 class Sequence:
     """One sequence. The scheduler moves ``num_computed`` and ``blocks``, the engine appends tokens.
 
     tokens:    p p p p p p p p g g g        p prompt, g generated
                └ num_computed ┘└ rest ┘     their keys and values are in ``blocks``
+
+    Args:
+        constraint: what the answer must look like, if anything.
+        priority: smaller numbers go first.
+        deadline: ``time.monotonic()`` seconds after which the answer is of no use; None: never.
+        salt: sequences with different salts never share KV blocks.
+        pooled: wants the mean of the prompt's hidden states, and generates nothing.
     """
 
     def __init__(
@@ -75,6 +98,12 @@ class Sequence:
         params: SamplingParams,
         detokenizer: Detokenizer,
         random_seed: int,
+        *,
+        constraint: Constraint | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        salt: str = "",
+        pooled: bool = False,
     ) -> None:
         self.id = sequence_id
         self.tokens = list(prompt_ids)
@@ -90,6 +119,11 @@ class Sequence:
         self.output_counts: Counter[int] = Counter()
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.finish_reason: FinishReason | None = None
+        self.constraint = constraint
+        self.priority = priority
+        self.deadline = deadline
+        self.salt = salt
+        self.pooled = pooled
 
     @property
     def num_tokens(self) -> int:
@@ -105,3 +139,5 @@ class Sequence:
         """Adds one generated token."""
         self.tokens.append(token_id)
         self.output_counts[token_id] += 1
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
