@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from backend.errors import ModelError
-
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+Activation = Literal["silu", "gelu_tanh"]
+KvDtype = Literal["auto", "int8", "fp8"]
+ComputeDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,43 @@ class Llama3RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearRopeScaling:
+    """Every position divided by ``factor`` (position interpolation, arXiv 2306.15595)."""
+
+    factor: float
+
+
+RopeScaling = Llama3RopeScaling | LinearRopeScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding of a layer: its base and how its frequencies are scaled."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts in place of the MLP (Mixtral, arXiv 2401.04088)."""
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    normalise: bool
+    """Whether the weights of the chosen experts are scaled to a sum of 1."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers that have one ordinary MLP all the same."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of one decoder of the llama family. Sizes are counts of elements, never bytes."""
+    """Shape of one decoder. Sizes are counts of elements, never bytes.
+
+    The fields up to ``eos_token_ids`` describe a decoder as Llama, Qwen and Mistral build it; the ones after it are
+    what other families do differently, with Llama's way as the default.
+    """
 
     model_type: str
     vocab_size: int
@@ -35,7 +70,7 @@ class ModelConfig:
     head_dim: int
     rms_norm_eps: float
     rope_theta: float
-    rope_scaling: Llama3RopeScaling | None
+    rope_scaling: RopeScaling | None
     max_position_embeddings: int
     tie_word_embeddings: bool
     qkv_bias: bool
@@ -44,10 +79,66 @@ class ModelConfig:
     qk_norm: bool
     eos_token_ids: tuple[int, ...]
 
+    activation: Activation = "silu"
+    """Of the gate in the MLP."""
+    windows: tuple[int | None, ...] = ()
+    """For each layer, how many tokens a token sees, itself included; None: all before it. Empty: all, everywhere."""
+    ropes: tuple[Rope | None, ...] = ()
+    """For each layer, its rotary embedding, or None for a layer that knows no positions (NoPE, arXiv 2305.19466).
+    Empty: ``rope_theta`` and ``rope_scaling``, everywhere."""
+    attention_scale: float | None = None
+    """Factor of the attention scores; None: ``head_dim ** -0.5``."""
+    attention_softcap: float | None = None
+    """Attention scores x become ``cap * tanh(x / cap)`` (Gemma 2, arXiv 2408.00118)."""
+    logit_softcap: float | None = None
+    """The same for the logits."""
+    embedding_scale: float = 1.0
+    """Factor of the token embeddings, where they enter the first layer."""
+    norm_offset: float = 0.0
+    """Added to every norm weight: Gemma's files hold the weight minus one."""
+    output_norms: bool = False
+    """Whether attention and MLP also normalise what they add to the residual stream."""
+    experts: Experts | None = None
+
     @property
     def heads_per_kv_head(self) -> int:
         """Query heads that share one key/value head (grouped-query attention, arXiv 2305.13245)."""
         return self.num_heads // self.num_kv_heads
+
+    def window(self, layer: int) -> int | None:
+        """Tokens that a token of this layer sees, itself included; None: all before it."""
+        return self.windows[layer] if self.windows else None
+
+    def rope(self, layer: int) -> Rope | None:
+        """Rotary embedding of a layer; None: the layer has none."""
+        return self.ropes[layer] if self.ropes else Rope(self.rope_theta, self.rope_scaling)
+
+    def layer_experts(self, layer: int) -> Experts | None:
+        """The mixture of experts of a layer; None: it has one ordinary MLP."""
+        return self.experts if self.experts and layer not in self.experts.dense_layers else None
+
+    def served_up_to(self, max_context: int) -> ModelConfig:
+        """The same model for contexts of at most so many tokens: windows that no context outgrows are dropped."""
+        windows = tuple(window if window and window < max_context else None for window in self.windows)
+        return replace(self, windows=windows if any(windows) else ())
+
+    def unlike_llama(self) -> tuple[str, ...]:
+        """What this decoder does that Llama, Qwen and full-attention Mistral do not, in words for people.
+
+        Runners that only do the common shape refuse a model for which this is not empty.
+        """
+        features = {
+            f"{self.activation} activation": self.activation != "silu",
+            "sliding-window attention": any(self.windows),
+            "layers with rotary embeddings of their own": bool(self.ropes),
+            f"an attention scale of {self.attention_scale}": self.attention_scale is not None,
+            "softcapped attention": self.attention_softcap is not None,
+            "softcapped logits": self.logit_softcap is not None,
+            "scaled embeddings": self.embedding_scale != 1.0,
+            "norms on the outputs of attention and MLP": self.output_norms,
+            "a mixture of experts": self.experts is not None,
+        }
+        return tuple(name for name, present in features.items() if present)
 
     @classmethod
     def from_hf(cls, values: Mapping[str, Any], source: str) -> ModelConfig:
@@ -60,44 +151,9 @@ class ModelConfig:
         Raises:
             ModelError: a field is missing, wrong, or asks for something this decoder does not do.
         """
-        reader = _Reader(values, source)
-        model_type = reader.text("model_type")
-        if model_type not in SUPPORTED_MODEL_TYPES:
-            raise reader.error("model_type", f"one of {', '.join(SUPPORTED_MODEL_TYPES)}")
-        if values.get("hidden_act", "silu") != "silu":
-            raise reader.error("hidden_act", "'silu'")
-        if values.get("quantization_config"):
-            raise reader.error("quantization_config", "absent: weights must be plain float tensors")
-        hidden_size = reader.count("hidden_size")
-        num_heads = reader.count("num_attention_heads")
-        num_kv_heads = reader.count("num_key_value_heads", num_heads)
-        if num_heads % num_kv_heads:
-            raise reader.error("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
-        head_dim = reader.count("head_dim", hidden_size // num_heads)
-        if head_dim % 2:
-            raise reader.error("head_dim", "an even number")
-        theta, scaling = _rope(reader)
-        qkv_bias = model_type == "qwen2" or bool(values.get("attention_bias"))
-        return cls(
-            model_type=model_type,
-            vocab_size=reader.count("vocab_size"),
-            hidden_size=hidden_size,
-            intermediate_size=reader.count("intermediate_size"),
-            num_layers=reader.count("num_hidden_layers"),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
-            rope_theta=theta,
-            rope_scaling=scaling,
-            max_position_embeddings=_positions(reader),
-            tie_word_embeddings=bool(values.get("tie_word_embeddings")),
-            qkv_bias=qkv_bias,
-            output_bias=model_type != "qwen2" and bool(values.get("attention_bias")),
-            mlp_bias=bool(values.get("mlp_bias")),
-            qk_norm=model_type == "qwen3",
-            eos_token_ids=reader.token_ids("eos_token_id"),
-        )
+        from backend.hf_config import read_hf_config
+
+        return read_hf_config(values, source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,75 +169,7 @@ class EngineConfig:
     max_waiting: int = 256
     """Sequences admitted to the queue beyond ``max_batch``."""
     threads: int = 1
-
-
-class _Reader:
-    """Typed access to a parsed ``config.json`` with errors that name file and field."""
-
-    def __init__(self, values: Mapping[str, Any], source: str) -> None:
-        self.values = values
-        self.source = source
-
-    def error(self, field: str, expected: str) -> ModelError:
-        return ModelError(f"{self.source}: {field} is {self.values.get(field)!r}, expected {expected}")
-
-    def text(self, field: str) -> str:
-        value = self.values.get(field)
-        if not isinstance(value, str):
-            raise self.error(field, "a string")
-        return value
-
-    def count(self, field: str, default: int | None = None) -> int:
-        value = self.values.get(field)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.error(field, "a positive integer")
-        return value
-
-    def number(self, field: str, default: float) -> float:
-        value = self.values.get(field, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            raise self.error(field, "a positive number")
-        return float(value)
-
-    def token_ids(self, field: str) -> tuple[int, ...]:
-        value = self.values.get(field)
-        if value is None:
-            return ()
-        ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
-            raise self.error(field, "a token id or a list of token ids")
-        return tuple(ids)
-
-
-def _positions(reader: _Reader) -> int:
-    """Longest context served. Inside its window, sliding attention is plain attention, so that is the limit."""
-    positions = reader.count("max_position_embeddings")
-    window = reader.values.get("sliding_window")
-    uses_window = reader.values.get("use_sliding_window", reader.values["model_type"] == "mistral")
-    return min(positions, reader.count("sliding_window")) if window and uses_window else positions
-
-
-def _rope(reader: _Reader) -> tuple[float, Llama3RopeScaling | None]:
-    """Rotary base and scaling, from either spelling: ``rope_parameters``, or ``rope_theta`` + ``rope_scaling``."""
-    field = "rope_parameters" if reader.values.get("rope_parameters") else "rope_scaling"
-    values = reader.values.get(field) or {}
-    if not isinstance(values, Mapping):
-        raise reader.error(field, "an object")
-    rope = _Reader(values, f"{reader.source}: {field}")
-    theta = rope.number("rope_theta", reader.number("rope_theta", 10000.0))
-    kind = values.get("rope_type", values.get("type", "default"))
-    if values.get("partial_rotary_factor", reader.values.get("partial_rotary_factor", 1.0)) not in (None, 1, 1.0):
-        raise reader.error("partial_rotary_factor", "1.0")
-    if kind == "default":
-        return theta, None
-    if kind != "llama3":
-        raise rope.error("rope_type", "'default' or 'llama3'")
-    scaling = Llama3RopeScaling(
-        factor=rope.number("factor", 8.0),
-        low_freq_factor=rope.number("low_freq_factor", 1.0),
-        high_freq_factor=rope.number("high_freq_factor", 4.0),
-        original_max_position_embeddings=rope.count("original_max_position_embeddings"),
-    )
-    return theta, scaling
+    kv_dtype: KvDtype = "auto"
+    """How keys and values are stored; auto: as they are computed."""
+    dtype: ComputeDtype = "auto"
+    """What is computed in; auto: the runner's own choice."""

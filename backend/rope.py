@@ -6,25 +6,31 @@ import math
 
 import torch
 
-from backend.config import ModelConfig
+from backend.config import LinearRopeScaling, ModelConfig, Rope, RopeScaling
 
 
 def rope_table(config: ModelConfig, positions: int) -> torch.Tensor:
+    """Cosines and sines of the model's main rotary embedding; see ``rotations``."""
+    return rotations(Rope(config.rope_theta, config.rope_scaling), config.head_dim, positions)
+
+
+def rotations(rope: Rope, head_dim: int, positions: int) -> torch.Tensor:
     """Cosines and sines of every position: float32 [positions, head_dim], cosines in the first half of a row.
 
     Element i of a head is rotated together with element i + head_dim/2 ("rotate half").
     """
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
-    frequencies = 1.0 / config.rope_theta ** (half / config.head_dim)
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), _scaled(config, frequencies))
+    half = torch.arange(0, head_dim, 2, dtype=torch.float32)
+    frequencies = _scaled(rope.scaling, 1.0 / rope.theta ** (half / head_dim))
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
     return torch.cat([angles.cos(), angles.sin()], dim=-1).contiguous()
 
 
-def _scaled(config: ModelConfig, frequencies: torch.Tensor) -> torch.Tensor:
+def _scaled(scaling: RopeScaling | None, frequencies: torch.Tensor) -> torch.Tensor:
     """Llama 3.1: wavelengths beyond the trained context are stretched, short ones kept, between them a blend."""
-    scaling = config.rope_scaling
     if scaling is None:
         return frequencies
+    if isinstance(scaling, LinearRopeScaling):
+        return frequencies / scaling.factor
     wavelengths = 2 * math.pi / frequencies
     context = scaling.original_max_position_embeddings
     low, high = scaling.low_freq_factor, scaling.high_freq_factor

@@ -1,30 +1,16 @@
-"""The reference runner: the llama-family decoder in plain torch. Every other runner is compared with it."""
+"""The reference runner: the decoder in plain torch. Every other runner is compared with it."""
 
 from __future__ import annotations
-
-import itertools
 
 import torch
 from torch.nn import functional
 
-from backend.config import ModelConfig
-from backend.rope import rope_table
-from backend.runner import BLOCK_SIZE, StepInput, StepOutput
-from backend.weights import LayerWeights, Linear, ModelWeights
-
-
-class _Layer:
-    """Weights of one layer with the projections that share an input fused."""
-
-    def __init__(self, weights: LayerWeights, dtype: torch.dtype) -> None:
-        self.input_norm = weights.input_norm.to(dtype)
-        self.post_attention_norm = weights.post_attention_norm.to(dtype)
-        self.query_norm = None if weights.query_norm is None else weights.query_norm.to(dtype)
-        self.key_norm = None if weights.key_norm is None else weights.key_norm.to(dtype)
-        self.qkv = _fuse((weights.query, weights.key, weights.value), dtype)
-        self.output = _fuse((weights.output,), dtype)
-        self.gate_up = _fuse((weights.gate, weights.up), dtype)
-        self.down = _fuse((weights.down,), dtype)
+from backend.config import Activation, Experts, KvDtype, ModelConfig
+from backend.kv_memory import KvMemory
+from backend.rope import rotations
+from backend.runner import StepInput, StepOutput
+from backend.torch_attention import StepAttention
+from backend.weights import LayerWeights, Linear, Mlp, ModelWeights
 
 
 class TorchRunner:
@@ -33,9 +19,10 @@ class TorchRunner:
     Its matrix products may round differently for different numbers of rows, so ``deterministic`` is False.
 
     Args:
-        num_blocks: KV blocks to own; memory is ``num_blocks * block_bytes(config, dtype)``.
-        max_context: positions the rotary table covers.
-        dtype: of weights, activations and KV.
+        num_blocks: KV blocks to own; memory is ``num_blocks * block_bytes(config, dtype, kv_dtype)``.
+        max_context: positions the rotary tables cover.
+        dtype: of weights and activations; norms, rotary angles and softmax are computed in float32 whatever it is.
+        kv_dtype: of stored keys and values; auto: ``dtype``.
     """
 
     deterministic = False
@@ -47,110 +34,145 @@ class TorchRunner:
         num_blocks: int,
         max_context: int,
         dtype: torch.dtype = torch.float32,
+        kv_dtype: KvDtype = "auto",
     ) -> None:
         self.config = config
-        self.name = f"torch-{str(dtype).removeprefix('torch.')}"
+        kv_name = "" if kv_dtype == "auto" else f"-kv-{kv_dtype}"
+        self.name = f"torch-{str(dtype).removeprefix('torch.')}{kv_name}"
         self.num_blocks = num_blocks
-        self._dtype = dtype
         self._embedding = weights.embedding.to(dtype)
         self._head = self._embedding if weights.head is weights.embedding else weights.head.to(dtype)
-        self._norm = weights.norm.to(dtype)
-        self._layers = [_Layer(layer, dtype) for layer in weights.layers]
-        self._rope = rope_table(config, max_context)
-        shape = (config.num_layers, num_blocks * BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-        self._keys = torch.zeros(shape, dtype=dtype)
-        self._values = torch.zeros(shape, dtype=dtype)
+        self._norm = weights.norm.float()
+        self._layers = [_Layer(config, index, layer, dtype) for index, layer in enumerate(weights.layers)]
+        ropes = {layer.rope for layer in self._layers if layer.rope is not None}
+        self._rotations = {rope: rotations(rope, config.head_dim, max_context) for rope in ropes}
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype)
+        self._memory = KvMemory(config, num_blocks, dtype, kv_dtype)
 
     @staticmethod
-    def block_bytes(config: ModelConfig, dtype: torch.dtype = torch.float32) -> int:
+    def block_bytes(config: ModelConfig, dtype: torch.dtype = torch.float32, kv_dtype: KvDtype = "auto") -> int:
         """Bytes of one KV block over all layers."""
-        return 2 * config.num_layers * BLOCK_SIZE * config.num_kv_heads * config.head_dim * dtype.itemsize
+        return KvMemory.block_bytes(config, dtype, kv_dtype)
 
     @torch.inference_mode()
     def run(self, step: StepInput) -> StepOutput:
         """See ``ModelRunner.run``."""
-        attention = _Attention(step, self.config)
-        cosines_sines = self._rope[torch.from_numpy(step.positions).long()].unsqueeze(1)
-        cosines, sines = cosines_sines.to(self._dtype).chunk(2, dim=-1)
-        hidden = self._embedding[torch.from_numpy(step.token_ids).long()]
-        for index, layer in enumerate(self._layers):
-            normed = self._rms_norm(hidden, layer.input_norm)
-            query, key, value = self._split_heads(functional.linear(normed, layer.qkv.weight, layer.qkv.bias))
-            if layer.query_norm is not None and layer.key_norm is not None:
-                query, key = self._rms_norm(query, layer.query_norm), self._rms_norm(key, layer.key_norm)
-            query, key = _rotate(query, cosines, sines), _rotate(key, cosines, sines)
-            self._keys[index].index_copy_(0, attention.slots, key)
-            self._values[index].index_copy_(0, attention.slots, value)
-            mixed = attention(query, self._keys[index], self._values[index])
-            hidden = hidden + functional.linear(mixed.flatten(1), layer.output.weight, layer.output.bias)
-            normed = self._rms_norm(hidden, layer.post_attention_norm)
-            gate, up = functional.linear(normed, layer.gate_up.weight, layer.gate_up.bias).chunk(2, dim=-1)
-            hidden = hidden + functional.linear(functional.silu(gate) * up, layer.down.weight, layer.down.bias)
-        wanted = self._rms_norm(hidden[torch.from_numpy(step.logits_rows).long()], self._norm)
-        states = self._rms_norm(hidden[torch.from_numpy(step.hidden_rows).long()], self._norm)
-        return StepOutput(functional.linear(wanted, self._head).float(), states.float())
+        attention = StepAttention(step, self.config)
+        positions = torch.from_numpy(step.positions).long()
+        angles = {rope: table[positions].unsqueeze(1) for rope, table in self._rotations.items()}
+        hidden = self._embedding[torch.from_numpy(step.token_ids).long()] * self._embedding_scale
+        for layer in self._layers:
+            query, key, value = layer.project(hidden)
+            if layer.rope is not None:
+                query, key = _rotate(query, angles[layer.rope]), _rotate(key, angles[layer.rope])
+            self._memory.write(layer.index, attention.slots, key, value)
+            hidden = layer.add_attention(hidden, attention(layer.index, query, self._memory))
+            hidden = layer.add_mlp(hidden)
+        wanted = self._last_norm(hidden[torch.from_numpy(step.logits_rows).long()])
+        states = self._last_norm(hidden[torch.from_numpy(step.hidden_rows).long()])
+        logits = functional.linear(wanted, self._head).float()
+        cap = self.config.logit_softcap
+        return StepOutput(logits if cap is None else cap * torch.tanh(logits / cap), states.float())
 
-    def _rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        # The mean is taken in float32 whatever the dtype, as the models were trained.
-        return functional.rms_norm(x.float(), (x.shape[-1],), None, self.config.rms_norm_eps).to(x.dtype) * weight
+    def _last_norm(self, x: torch.Tensor) -> torch.Tensor:
+        return _rms_norm(x, self._norm, self.config.rms_norm_eps)
 
-    def _split_heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        c = self.config
-        heads = qkv.view(qkv.shape[0], -1, c.head_dim)
-        query, key, value = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+
+class _Layer:
+    """One layer without its attention: projections before it, output and MLP after it. Rows are [T, hidden]."""
+
+    def __init__(self, config: ModelConfig, index: int, weights: LayerWeights, dtype: torch.dtype) -> None:
+        self.index = index
+        self.rope = config.rope(index)
+        self._config = config
+        self._input_norm = weights.input_norm.float()
+        self._query_norm = _float(weights.query_norm)
+        self._key_norm = _float(weights.key_norm)
+        self._qkv = _fused((weights.query, weights.key, weights.value), dtype)
+        self._output = _fused((weights.output,), dtype)
+        self._attention_output_norm = _float(weights.attention_output_norm)
+        self._mlp_norm = weights.post_attention_norm.float()
+        self._mlps = [_Mlp(mlp, config.activation, dtype) for mlp in weights.mlps]
+        self._router = None if weights.router is None else weights.router.to(dtype)
+        self._experts = config.layer_experts(index)
+        self._mlp_output_norm = _float(weights.mlp_output_norm)
+
+    def project(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Query [T, heads, head_dim], key and value [T, kv heads, head_dim], not yet rotated."""
+        c = self._config
+        normed = _rms_norm(hidden, self._input_norm, c.rms_norm_eps)
+        heads = functional.linear(normed, self._qkv.weight, self._qkv.bias).view(len(hidden), -1, c.head_dim)
+        query, key, value = heads.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+        if self._query_norm is not None and self._key_norm is not None:
+            query = _rms_norm(query, self._query_norm, c.rms_norm_eps)
+            key = _rms_norm(key, self._key_norm, c.rms_norm_eps)
         return query, key, value
 
+    def add_attention(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """Projects what attention mixed and adds it to the residual stream."""
+        added = functional.linear(mixed.flatten(1), self._output.weight, self._output.bias)
+        return hidden + self._normed_output(added, self._attention_output_norm)
 
-class _Attention:
-    """Causal attention of one step's rows over the paged KV memory; index tensors are made once a step."""
-
-    def __init__(self, step: StepInput, config: ModelConfig) -> None:
-        self.slots = torch.from_numpy(step.slot_mapping)
-        self._grouped = config.num_kv_heads != config.num_heads
-        starts = step.query_starts.tolist()
-        tables = torch.from_numpy(step.block_tables).long()
-        context = int(step.positions.max()) + 1
-        offsets = torch.arange(context)
-        every_slot = tables[:, offsets // BLOCK_SIZE] * BLOCK_SIZE + offsets % BLOCK_SIZE  # [S, context]
-        positions = torch.from_numpy(step.positions).long()
-        self._decode = len(starts) - 1 == len(positions)
-        if self._decode:
-            visible = offsets <= positions.unsqueeze(1)
-            self._groups = [(slice(None), every_slot, visible[:, None, None, :])]
+    def add_mlp(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Adds the MLP, or the mixture of experts, to the residual stream."""
+        normed = _rms_norm(hidden, self._mlp_norm, self._config.rms_norm_eps)
+        if self._experts is None or self._router is None:
+            added = self._mlps[0](normed)
         else:
-            self._groups = [
-                self._group(slice(first, last), every_slot[index], positions[first:last])
-                for index, (first, last) in enumerate(itertools.pairwise(starts))
-            ]
+            added = _mixture(normed, self._router, self._mlps, self._experts)
+        return hidden + self._normed_output(added, self._mlp_output_norm)
 
-    @staticmethod
-    def _group(rows: slice, slots: torch.Tensor, positions: torch.Tensor) -> tuple[slice, torch.Tensor, torch.Tensor]:
-        length = int(positions[-1]) + 1
-        visible = torch.arange(length) <= positions.unsqueeze(1)
-        return rows, slots[:length], visible
-
-    def __call__(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """query [T, heads, head_dim]; keys, values [slots, kv heads, head_dim]; returns [T, heads, head_dim]."""
-        parts = []
-        for rows, slots, visible in self._groups:
-            # Rows that are one sequence attend together; rows of different sequences are a batch.
-            q = query[rows].unsqueeze(2) if self._decode else query[rows].transpose(0, 1).unsqueeze(0)
-            k, v = keys[slots], values[slots]
-            if not self._decode:
-                k, v = k.unsqueeze(0), v.unsqueeze(0)
-            mixed = functional.scaled_dot_product_attention(
-                q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=visible, enable_gqa=self._grouped
-            )
-            parts.append(mixed.squeeze(2) if self._decode else mixed.squeeze(0).transpose(0, 1))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    def _normed_output(self, added: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        return added if weight is None else _rms_norm(added, weight, self._config.rms_norm_eps)
 
 
-def _rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+class _Mlp:
+    """A gated MLP with gate and up as one product."""
+
+    def __init__(self, weights: Mlp, activation: Activation, dtype: torch.dtype) -> None:
+        self._gate_up = _fused((weights.gate, weights.up), dtype)
+        self._down = _fused((weights.down,), dtype)
+        self._activation = activation
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = functional.linear(x, self._gate_up.weight, self._gate_up.bias).chunk(2, dim=-1)
+        bent = functional.silu(gate) if self._activation == "silu" else functional.gelu(gate, approximate="tanh")
+        return functional.linear(bent * up, self._down.weight, self._down.bias)
+
+
+def _mixture(x: torch.Tensor, router: torch.Tensor, mlps: list[_Mlp], experts: Experts) -> torch.Tensor:
+    """Each row is the weighted sum of its best experts; an expert computes only the rows that chose it."""
+    shares = functional.linear(x, router).float().softmax(-1)
+    best, chosen = shares.topk(experts.per_token, dim=-1)
+    if experts.normalise:
+        best = best / best.sum(-1, keepdim=True)
+    mixed = torch.zeros_like(x)
+    for expert in torch.unique(chosen).tolist():
+        rows, place = torch.where(chosen == expert)
+        mixed.index_add_(0, rows, mlps[expert](x[rows]) * best[rows, place, None].to(x.dtype))
+    return mixed
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    # The mean is taken in float32 whatever the dtype, as the models were trained.
+    return functional.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
+
+
+def _rotate(x: torch.Tensor, cosines_sines: torch.Tensor) -> torch.Tensor:
+    cosines, sines = cosines_sines.to(x.dtype).chunk(2, dim=-1)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
 
-def _fuse(parts: tuple[Linear, ...], dtype: torch.dtype) -> Linear:
+def _fused(parts: tuple[Linear, ...], dtype: torch.dtype) -> Linear:
+    """Projections of one input as one; a single one in the right dtype stays where it is, mapped from its file."""
+    if len(parts) == 1:
+        weight, bias = parts[0].weight.to(dtype), parts[0].bias
+        return Linear(weight, None if bias is None else bias.to(dtype))
     weight = torch.cat([part.weight.to(dtype) for part in parts])
     biases = [part.bias.to(dtype) for part in parts if part.bias is not None]
     return Linear(weight, torch.cat(biases) if biases else None)
+
+
+def _float(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.float()

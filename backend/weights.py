@@ -23,6 +23,15 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class Mlp:
+    """``y = down(activation(gate(x)) * up(x))``"""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One decoder layer. Norm weights are [hidden], per-head norms [head_dim] or None."""
 
@@ -34,9 +43,28 @@ class LayerWeights:
     key_norm: torch.Tensor | None
     output: Linear
     post_attention_norm: torch.Tensor
-    gate: Linear
-    up: Linear
-    down: Linear
+    """Before the MLP."""
+    mlps: tuple[Mlp, ...]
+    """One, or one for each expert of a mixture."""
+    router: torch.Tensor | None = None
+    """[experts, hidden]: scores the experts for a token; None without a mixture."""
+    attention_output_norm: torch.Tensor | None = None
+    mlp_output_norm: torch.Tensor | None = None
+
+    @property
+    def gate(self) -> Linear:
+        """Of the first MLP, which is the only one outside a mixture."""
+        return self.mlps[0].gate
+
+    @property
+    def up(self) -> Linear:
+        """Of the first MLP."""
+        return self.mlps[0].up
+
+    @property
+    def down(self) -> Linear:
+        """Of the first MLP."""
+        return self.mlps[0].down
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,39 +97,80 @@ def load_weights(directory: Path, config: ModelConfig) -> ModelWeights:
         ModelError: no weights, a missing tensor, or one of the wrong shape; names the tensor.
     """
     store = _TensorStore(directory)
-    c = config
-    query_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-
-    def linear(name: str, rows: int, columns: int, bias: bool) -> Linear:
-        return Linear(
-            store.take(f"{name}.weight", (rows, columns)), store.take(f"{name}.bias", (rows,)) if bias else None
-        )
-
-    def layer(index: int) -> LayerWeights:
-        at = f"model.layers.{index}"
-        attention, mlp = f"{at}.self_attn", f"{at}.mlp"
-        head = (c.head_dim,)
-        return LayerWeights(
-            input_norm=store.take(f"{at}.input_layernorm.weight", (c.hidden_size,)),
-            query=linear(f"{attention}.q_proj", query_size, c.hidden_size, c.qkv_bias),
-            key=linear(f"{attention}.k_proj", kv_size, c.hidden_size, c.qkv_bias),
-            value=linear(f"{attention}.v_proj", kv_size, c.hidden_size, c.qkv_bias),
-            query_norm=store.take(f"{attention}.q_norm.weight", head) if c.qk_norm else None,
-            key_norm=store.take(f"{attention}.k_norm.weight", head) if c.qk_norm else None,
-            output=linear(f"{attention}.o_proj", c.hidden_size, query_size, c.output_bias),
-            post_attention_norm=store.take(f"{at}.post_attention_layernorm.weight", (c.hidden_size,)),
-            gate=linear(f"{mlp}.gate_proj", c.intermediate_size, c.hidden_size, c.mlp_bias),
-            up=linear(f"{mlp}.up_proj", c.intermediate_size, c.hidden_size, c.mlp_bias),
-            down=linear(f"{mlp}.down_proj", c.hidden_size, c.intermediate_size, c.mlp_bias),
-        )
-
-    embedding = store.take("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))
+    embedding = store.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+    head = embedding
+    if not config.tie_word_embeddings:
+        head = store.take("lm_head.weight", (config.vocab_size, config.hidden_size))
     return ModelWeights(
         embedding=embedding,
-        layers=tuple(layer(index) for index in range(c.num_layers)),
-        norm=store.take("model.norm.weight", (c.hidden_size,)),
-        head=embedding if c.tie_word_embeddings else store.take("lm_head.weight", (c.vocab_size, c.hidden_size)),
+        layers=tuple(_LayerReader(store, config, index).read() for index in range(config.num_layers)),
+        norm=store.norm("model.norm", config.hidden_size, config.norm_offset),
+        head=head,
     )
+
+
+class _LayerReader:
+    """Takes one layer's tensors out of the files by the names that Hugging Face gives them."""
+
+    def __init__(self, store: _TensorStore, config: ModelConfig, index: int) -> None:
+        self._store = store
+        self._config = config
+        self._index = index
+        self._at = f"model.layers.{index}"
+
+    def read(self) -> LayerWeights:
+        c = self._config
+        attention = f"{self._at}.self_attn"
+        query_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        # With norms on the outputs too, the name "post attention" means just that; else it is the norm before the MLP.
+        before_mlp = "pre_feedforward_layernorm" if c.output_norms else "post_attention_layernorm"
+        router, mlps = self._mlps()
+        return LayerWeights(
+            input_norm=self._norm("input_layernorm"),
+            query=self._linear(f"{attention}.q_proj", query_size, c.hidden_size, c.qkv_bias),
+            key=self._linear(f"{attention}.k_proj", kv_size, c.hidden_size, c.qkv_bias),
+            value=self._linear(f"{attention}.v_proj", kv_size, c.hidden_size, c.qkv_bias),
+            query_norm=self._head_norm(f"{attention}.q_norm"),
+            key_norm=self._head_norm(f"{attention}.k_norm"),
+            output=self._linear(f"{attention}.o_proj", c.hidden_size, query_size, c.output_bias),
+            post_attention_norm=self._norm(before_mlp),
+            mlps=mlps,
+            router=router,
+            attention_output_norm=self._norm("post_attention_layernorm") if c.output_norms else None,
+            mlp_output_norm=self._norm("post_feedforward_layernorm") if c.output_norms else None,
+        )
+
+    def _mlps(self) -> tuple[torch.Tensor | None, tuple[Mlp, ...]]:
+        """The router, if there is one, and the MLPs it chooses from."""
+        c, at, parts = self._config, f"{self._at}.mlp", ("gate_proj", "up_proj", "down_proj")
+        experts = c.layer_experts(self._index)
+        if experts is None:
+            return None, (self._mlp(at, parts, c.intermediate_size, c.mlp_bias),)
+        if self._store.has(f"{self._at}.block_sparse_moe.gate.weight"):  # Mixtral's names for the same
+            at, parts = f"{self._at}.block_sparse_moe", ("w1", "w3", "w2")
+        router = self._store.take(f"{at}.gate.weight", (experts.count, c.hidden_size))
+        each = (f"{at}.experts.{expert}" for expert in range(experts.count))
+        return router, tuple(self._mlp(name, parts, experts.intermediate_size, bias=False) for name in each)
+
+    def _mlp(self, at: str, parts: tuple[str, str, str], size: int, bias: bool) -> Mlp:
+        gate, up, down = (f"{at}.{part}" for part in parts)
+        hidden = self._config.hidden_size
+        return Mlp(
+            gate=self._linear(gate, size, hidden, bias),
+            up=self._linear(up, size, hidden, bias),
+            down=self._linear(down, hidden, size, bias),
+        )
+
+    def _linear(self, name: str, rows: int, columns: int, bias: bool) -> Linear:
+        weight = self._store.take(f"{name}.weight", (rows, columns))
+        return Linear(weight, self._store.take(f"{name}.bias", (rows,)) if bias else None)
+
+    def _norm(self, name: str) -> torch.Tensor:
+        return self._store.norm(f"{self._at}.{name}", self._config.hidden_size, self._config.norm_offset)
+
+    def _head_norm(self, name: str) -> torch.Tensor | None:
+        c = self._config
+        return self._store.norm(name, c.head_dim, c.norm_offset) if c.qk_norm else None
 
 
 class _TensorStore:
@@ -111,7 +180,7 @@ class _TensorStore:
         from safetensors import SafetensorError, safe_open
 
         self._directory = directory
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, tuple[Path, Any]] = {}
         paths = sorted(directory.glob("*.safetensors"))
         if not paths:
             raise ModelError(f"{directory}: no .safetensors file here")
@@ -121,15 +190,23 @@ class _TensorStore:
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path}: not a readable safetensors file ({error})") from error
             names: list[str] = list(file.keys())  # type: ignore[no-untyped-call] # safetensors publishes no types for it
-            self._files.update(dict.fromkeys(names, file))
+            self._files.update(dict.fromkeys(names, (path, file)))
+
+    def has(self, name: str) -> bool:
+        return name in self._files
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        file = self._files.get(name)
-        if file is None:
-            raise ModelError(f"{self._directory}: tensor {name} is missing")
+        if name not in self._files:
+            raise ModelError(f"{self._directory}: tensor {name} is missing in its safetensors files")
+        path, file = self._files[name]
         tensor: torch.Tensor = file.get_tensor(name)
         if tuple(tensor.shape) != shape:
-            raise ModelError(f"{self._directory}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}")
+            raise ModelError(f"{path}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}")
         if not tensor.dtype.is_floating_point:
-            raise ModelError(f"{self._directory}: tensor {name} is {tensor.dtype}, expected a float type")
+            raise ModelError(f"{path}: tensor {name} is {tensor.dtype}, expected a float type")
         return tensor
+
+    def norm(self, name: str, size: int, offset: float) -> torch.Tensor:
+        """A norm's weight [size] with the family's offset added, in float32 where there is one to add."""
+        weight = self.take(f"{name}.weight", (size,))
+        return weight.float() + offset if offset else weight

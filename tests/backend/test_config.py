@@ -54,10 +54,25 @@ def test_biases_and_norms_by_model_type() -> None:
     assert read(model_type="qwen3").qk_norm
 
 
-def test_a_sliding_window_limits_the_context() -> None:
-    """Inside the window sliding attention is full attention, so that is how far the model is served."""
-    assert read(model_type="mistral", sliding_window=1024).max_position_embeddings == 1024
-    assert read(model_type="qwen2", sliding_window=1024, use_sliding_window=False).max_position_embeddings == 4096
+def test_windows_by_layer() -> None:
+    """Each family's rule for which layers slide; a list of layer types overrules those that know one."""
+    assert read(model_type="mistral", sliding_window=1024).windows == (1024, 1024)
+    assert read(model_type="mistral", sliding_window=None).windows == ()
+    assert read(model_type="mixtral").windows == ()
+    assert read(model_type="qwen2", sliding_window=1024, use_sliding_window=False).windows == ()
+    qwen = {"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 1}
+    assert read(**qwen).windows == (None, 64)
+    assert read(**qwen, layer_types=["sliding_attention", "full_attention"]).windows == (64, None)
+    assert read(model_type="gemma2", num_hidden_layers=4).windows == (4096, None, 4096, None)
+    assert read(model_type="gemma3_text", num_hidden_layers=6).windows == (4096,) * 5 + (None,)
+
+
+def test_a_window_that_no_context_outgrows_is_none() -> None:
+    """Then the model is plain, and every runner can serve it."""
+    mistral = read(model_type="mistral", sliding_window=1024)
+    assert mistral.unlike_llama() == ("sliding-window attention",)
+    assert mistral.served_up_to(1024).unlike_llama() == ()
+    assert mistral.served_up_to(1025).windows == (1024, 1024)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +84,7 @@ def test_a_sliding_window_limits_the_context() -> None:
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3, expected a divisor"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu'"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type is 'yarn', expected 'default' or 'llama3'"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type is 'yarn', expected 'default', 'linear' or 'llama3'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"eos_token_id": "end"}, "eos_token_id"),
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
