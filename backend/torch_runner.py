@@ -102,7 +102,7 @@ class _Layer:
         c = self._config
         normed = _rms_norm(hidden, self._input_norm, c.rms_norm_eps)
         heads = functional.linear(normed, self._qkv.weight, self._qkv.bias).view(len(hidden), -1, c.head_dim)
-        query, key, value = heads.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+        query, key, value = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
         if self._query_norm is not None and self._key_norm is not None:
             query = _rms_norm(query, self._query_norm, c.rms_norm_eps)
             key = _rms_norm(key, self._key_norm, c.rms_norm_eps)
