@@ -11,13 +11,16 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from backend.engine import Engine, EngineStats, Output
+from backend.engine import Engine, Output
+from backend.engine_stats import EngineStats, StepTimings
 from backend.errors import QueueFull, Unavailable
+from backend.pace import Pace
 from backend.sequence import FinishReason, Sequence
 
 logger = logging.getLogger(__name__)
 
-_RETRY_AFTER_SECONDS = 1
+_CHECK_AFTER_SECONDS = 1.0
+"""The books are checked when there has been nothing to do for so long."""
 NOT_RUNNING = "the engine is not running; try another server, or try again later"
 
 
@@ -26,10 +29,13 @@ class StepReport:
     """What a step did, for metrics."""
 
     stats: EngineStats
+    timings: StepTimings
     computed: bool
     """False if there was nothing to compute and only requests came or went."""
     seconds: float
     failed: bool
+    problems: int = 0
+    """What an integrity check found wrong, in this report alone."""
 
 
 class Generation:
@@ -78,6 +84,9 @@ class AsyncEngine:
         self._generations: dict[int, Generation] = {}
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._pace = Pace()
+        self._steps = 0
+        self._unchecked = False
         self._stopping = False
         self._broken = False
 
@@ -103,8 +112,10 @@ class AsyncEngine:
         if self.in_flight + len(sequences) > self._max_in_flight:
             raise QueueFull(
                 f"{self.in_flight} of at most {self._max_in_flight} answers are in flight; try again later",
-                _RETRY_AFTER_SECONDS,
+                self._pace.seconds_for(self.in_flight + len(sequences) - self._max_in_flight, time.monotonic()),
             )
+        if not self.in_flight:
+            self._pace.begin(time.monotonic())
         self.in_flight += len(sequences)
         generation = Generation([sequence.id for sequence in sequences])
         for sequence in sequences:
@@ -120,6 +131,7 @@ class AsyncEngine:
     def release(self, sequences: Many[Sequence], generation: Generation) -> None:
         """Ends the request: what is unfinished is aborted before the next step, and its KV blocks are freed."""
         self.in_flight -= len(sequences)
+        self._pace.note_ended(len(sequences), time.monotonic())
         for sequence in sequences:
             self._generations.pop(sequence.id, None)
         unfinished = list(generation.unfinished)
@@ -142,7 +154,7 @@ class AsyncEngine:
             working = True
             while working:
                 working = self._turn()
-            self._send(self.engine.fail_all(), StepReport(self.engine.stats(), False, 0.0, False))
+            self._send(self.engine.fail_all(), StepReport(self.engine.stats(), StepTimings(), False, 0.0, False))
         except Exception:
             # Not even failing the requests worked, so the engine's own books are wrong: nothing can be computed here
             # any more, but nobody may wait for ever.
@@ -154,33 +166,54 @@ class AsyncEngine:
         """Obeys commands and computes a step; False: stop."""
         started = time.perf_counter()
         outputs: list[Output] = []
+        timings = StepTimings()
         working = True
-        computed = failed = False
+        failed = False
         try:
             working = self._obey()
             started = time.perf_counter()
-            computed = working and self.engine.has_work
-            if computed:
-                outputs = self.engine.step()
+            if working and self.engine.has_work:
+                self._unchecked = True
+                outputs, timings = self.engine.step(), self.engine.timings
         except Exception:
             # Whatever went wrong, it went wrong for the whole batch.
             logger.exception("a step failed; its requests are ended with an error")
             outputs, failed = self.engine.fail_all(), True
-        self._send(outputs, StepReport(self.engine.stats(), computed, time.perf_counter() - started, failed))
+        seconds, stats = time.perf_counter() - started, self.engine.stats()
+        self._send(outputs, StepReport(stats, timings, stats.steps > self._steps, seconds, failed))
+        self._steps = stats.steps
         return working
 
     def _obey(self) -> bool:
         """Runs the commands that have arrived, waiting for one if there is nothing else to do; False: stop."""
-        wait = not self.engine.has_work
+        pause = self.engine.pause()
         while True:
             try:
-                command = self._commands.get(block=wait)
+                command = self._commands.get_nowait() if pause == 0.0 else self._wait(pause)
             except queue.Empty:
                 return True
             if command is None:
                 return False
-            wait = False
+            pause = 0.0
             command()
+
+    def _wait(self, pause: float | None) -> Callable[[], None] | None:
+        """Next command, for which it waits ``pause`` seconds (None: for ever) and has the books checked meanwhile."""
+        if pause is None and self._unchecked:
+            try:
+                return self._commands.get(timeout=_CHECK_AFTER_SECONDS)
+            except queue.Empty:
+                self._check()
+        return self._commands.get(timeout=pause)
+
+    def _check(self) -> None:
+        """Says what is wrong with the books. Nothing is repaired: whoever reads the log has to know."""
+        self._unchecked = False
+        problems = self.engine.problems()
+        for problem in problems:
+            logger.error("integrity check: %s", problem)
+        report = StepReport(self.engine.stats(), StepTimings(), False, 0.0, False, len(problems))
+        self._send([], report)
 
     def _send(self, outputs: list[Output], report: StepReport) -> None:
         self._call(lambda: self._deliver(outputs, report))

@@ -1,15 +1,51 @@
-"""Ownership of KV blocks: which are free, and how many sequences hold each of the others."""
+"""Ownership of KV blocks: who holds which, what they contain, and which may be used again.
+
+A full block has a key: a hash over the key of the block before it and its own tokens (as in vLLM's automatic prefix
+caching). Equal keys mean equal keys and values, so sequences that begin alike hold the same blocks.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+
+def root_key(salt: str) -> bytes:
+    """Parent key of a first block; sequences with different salts have no key in common. 16 bytes."""
+    return xxhash.xxh3_128_digest(salt.encode("utf-8", "surrogatepass"))
+
+
+def chain_key(parent: bytes, token_ids: Many[int]) -> bytes:
+    """Key of a full block after the block with key ``parent``. 16 bytes (xxh3-128)."""
+    return xxhash.xxh3_128_digest(parent + np.asarray(token_ids, dtype=np.int32).tobytes())
+
+
+@dataclass(slots=True)
+class _Content:
+    """What a block contains for sure: tokens after those of its parent, computed."""
+
+    key: bytes
+    parent: int | None
+    token_ids: list[int]
+    salt: str
 
 
 class BlockPool:
-    """Hands out block numbers with reference counts.
+    """Hands out block numbers with reference counts, and finds blocks again by their content.
 
-    Invariant: every block is either free with count 0, or held with count ≥ 1; the two together are all of them.
-    The pool knows nothing of what a block contains; one thread uses it.
+    blank ──allocate──► held (count ≥ 1) ──register──► held, shared by content
+      ▲                  │ last release                  │ last release
+      └──────────────────┘            reuse ◄── cached (count 0, content kept, least recently used first)
+
+    Invariants: every block is blank, cached or held. A block with content has a parent with content (or none at all),
+    and whoever holds it holds the parent too; so a chain is let go from its end and never has holes. A key is only a
+    way to find a block: tokens and parents are compared before it is believed.
+
+    One thread uses it.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -17,37 +53,159 @@ class BlockPool:
             raise ValueError(f"num_blocks is {num_blocks}, expected at least 1")
         self.num_blocks = num_blocks
         self._counts = [0] * num_blocks
-        self._free = deque(range(num_blocks))
+        self._blank = deque(range(num_blocks))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._contents: list[_Content | None] = [None] * num_blocks
+        self._by_key: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
-        return len(self._free)
+        """Blocks that nobody holds; what the cached ones contain is given up when they are needed."""
+        return len(self._blank) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        """Free blocks that still hold a content that can be found."""
+        return len(self._cached)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks with at least one holder."""
+        return self.num_blocks - self.num_free
 
     def allocate(self, count: int) -> list[int] | None:
         """Takes ``count`` blocks, each with one reference; None, and no change, if there are not as many."""
-        if count > len(self._free):
+        if count > self.num_free:
             return None
-        blocks = [self._free.popleft() for _ in range(count)]
+        blocks = [self._blank.popleft() if self._blank else self._evict() for _ in range(count)]
         for block in blocks:
             self._counts[block] = 1
         return blocks
 
     def share(self, block: int) -> None:
-        """Adds a reference to a held block."""
-        if not self._counts[block]:
-            raise ValueError(f"block {block} is free and cannot be shared")
+        """Adds a reference to a held block, or the first one to a cached block."""
+        if self._counts[block] == 0:
+            if block not in self._cached:
+                raise ValueError(f"block {block} is free and cannot be shared")
+            del self._cached[block]
         self._counts[block] += 1
 
     def release(self, blocks: list[int]) -> None:
-        """Drops one reference from each block; those without any become free."""
-        for block in blocks:
+        """Drops one reference from each block of a sequence; those without any become free, the last one first."""
+        for block in reversed(blocks):
             if not self._counts[block]:
                 raise ValueError(f"block {block} is already free")
             self._counts[block] -= 1
             if not self._counts[block]:
-                self._free.append(block)
+                if self._contents[block] is None:
+                    self._blank.append(block)
+                else:
+                    self._cached[block] = None
 
     def references(self, block: int) -> int:
         """How many hold this block."""
         return self._counts[block]
+
+    def match(self, keys: Many[bytes], token_ids: Many[int], block_size: int, salt: str) -> list[int]:
+        """Blocks that hold the longest known beginning of a sequence. Changes nothing.
+
+        Args:
+            keys: of the sequence's first full blocks.
+            token_ids: the sequence; at least ``len(keys) * block_size`` tokens.
+        """
+        found: list[int] = []
+        for index, key in enumerate(keys):
+            block = self._by_key.get(key)
+            tokens = list(token_ids[index * block_size : (index + 1) * block_size])
+            parent = found[-1] if found else None
+            if block is None or not self._contains(block, parent, tokens, salt):
+                break
+            found.append(block)
+        return found
+
+    def register(self, block: int, key: bytes, parent: int | None, token_ids: list[int], salt: str) -> int | None:
+        """Notes what a held block contains, now that it is computed, so that others can find it.
+
+        Args:
+            parent: the block before it in the sequence that holds both; None: it is the first.
+
+        Returns:
+            The block that holds this content from now on. If another one held it before, that one, with the
+            reference that ``block`` had; None, and no change, if the content cannot be shared (its parent has no
+            content, or another content has the same key).
+        """
+        if parent is not None and self._contents[parent] is None:
+            return None
+        other = self._by_key.get(key)
+        if other is None:
+            if self._contents[block] is not None:
+                return None
+            self._contents[block] = _Content(key, parent, list(token_ids), salt)
+            self._by_key[key] = block
+            return block
+        if other == block or not self._contains(other, parent, token_ids, salt):
+            return block if other == block else None
+        self.share(other)
+        self.release([block])
+        return other
+
+    def forget(self, blocks: list[int]) -> None:
+        """Makes what these blocks contain, and all that follows on them, impossible to find."""
+        lost = {block for block in blocks if self._contents[block] is not None}
+        grown = True
+        while grown:
+            children = {b for b, c in enumerate(self._contents) if c is not None and c.parent in lost}
+            grown = not children <= lost
+            lost |= children
+        for block in lost:
+            self._drop_content(block)
+            if block in self._cached:
+                del self._cached[block]
+                self._blank.append(block)
+
+    def problems(self, holders: Counter[int]) -> list[str]:
+        """What is wrong with the books, in sentences; empty if all is well.
+
+        Args:
+            holders: how often each block stands in the block table of a sequence.
+        """
+        found = []
+        blank, cached = set(self._blank), set(self._cached)
+        if len(blank) != len(self._blank) or blank & cached:
+            found.append("a block is free twice")
+        for block, count in enumerate(self._counts):
+            content = self._contents[block]
+            if count != holders[block]:
+                found.append(f"block {block} counts {count} references, sequences hold it {holders[block]} times")
+            if (count == 0) != (block in blank or block in cached):
+                found.append(f"block {block} is both held and free, or neither")
+            if block in blank and content is not None:
+                found.append(f"block {block} is blank and has a content")
+            if block in cached and content is None:
+                found.append(f"block {block} is cached without a content")
+            if content is None:
+                continue
+            if self._by_key.get(content.key) != block:
+                found.append(f"block {block} is not found by its key")
+            if content.parent is not None and self._contents[content.parent] is None:
+                found.append(f"block {block} follows block {content.parent}, which has no content")
+        if len(self._by_key) != sum(content is not None for content in self._contents):
+            found.append("there are more keys than contents")
+        return found
+
+    def _contains(self, block: int, parent: int | None, token_ids: list[int], salt: str) -> bool:
+        content = self._contents[block]
+        return (
+            content is not None and content.parent == parent and content.salt == salt and content.token_ids == token_ids
+        )
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        self._drop_content(block)
+        return block
+
+    def _drop_content(self, block: int) -> None:
+        content = self._contents[block]
+        if content is not None:
+            del self._by_key[content.key]
+            self._contents[block] = None

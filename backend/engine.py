@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from backend.batching import Batching
 from backend.block_pool import BlockPool
-from backend.runner import BLOCK_SIZE, ModelRunner, StepInput
+from backend.engine_stats import EngineStats, StepTimings, Totals
+from backend.runner import BLOCK_SIZE, ModelRunner, StepOutput
 from backend.sampler import Sampled, sample, token_logprobs
 from backend.scheduler import Chunk, Scheduler
 from backend.sequence import FinishReason, Sequence, TokenLogprobs
+from backend.sequence_notes import SequenceNotes
+from backend.step_input import pooled_rows, step_input, wanted_rows
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -30,22 +38,11 @@ class Output:
     """Tokens generated so far."""
     finish_reason: FinishReason | None
     cached_tokens: int = 0
-    """Prompt tokens whose keys and values were there already."""
+    """Prompt tokens whose keys and values were there already when the sequence first ran."""
     embedding: npt.NDArray[np.float32] | None = None
     """float32 [hidden_size]: mean of the prompt's hidden states, of a pooled sequence."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A picture of the engine after a step."""
-
-    running: int
-    waiting: int
-    free_blocks: int
-    prompt_tokens: int
-    """Prompt tokens computed since the start, recomputation after a preemption included."""
-    generated_tokens: int
-    preemptions: int
+    error: str | None = None
+    """A sentence for the client, where the reason is ``EXPIRED`` or ``FAILED`` and more is known."""
 
 
 class Engine:
@@ -55,17 +52,27 @@ class Engine:
         runner: what computes; its ``num_blocks`` bound the memory.
         max_batch: sequences that run at the same time.
         step_tokens: tokens computed in one step at most.
+        batching: when waiting sequences may join.
+        shares_prefixes: whether sequences use blocks that others have computed.
     """
 
-    def __init__(self, runner: ModelRunner, max_batch: int, step_tokens: int) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        max_batch: int,
+        step_tokens: int,
+        batching: Batching = Batching(),  # noqa: B008 - frozen
+        shares_prefixes: bool = True,
+    ) -> None:
         self.runner = runner
         self.pool = BlockPool(runner.num_blocks)
-        self.scheduler = Scheduler(self.pool, max_batch, step_tokens)
+        self.scheduler = Scheduler(self.pool, max_batch, step_tokens, batching, shares_prefixes)
+        self.timings = StepTimings()
+        """Of the last step."""
         self._sequences: dict[int, Sequence] = {}
-        self._pending_logprobs: dict[int, _PendingLogprobs] = {}
+        self._notes: dict[int, SequenceNotes] = {}
         self._eos = frozenset(runner.config.eos_token_ids)
-        self._prompt_tokens = 0
-        self._generated_tokens = 0
+        self._totals = Totals()
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence.
@@ -77,8 +84,8 @@ class Engine:
         if sequence.num_prompt < 1 or longest > self.pool.num_blocks * BLOCK_SIZE:
             raise ValueError(f"a sequence of up to {longest} tokens does not fit {self.pool.num_blocks} KV blocks")
         self._sequences[sequence.id] = sequence
-        self._pending_logprobs[sequence.id] = _PendingLogprobs()
-        self.scheduler.add(sequence)
+        self._notes[sequence.id] = SequenceNotes()
+        self.scheduler.add(sequence, time.monotonic())
 
     def abort(self, sequence_id: int) -> None:
         """Drops a sequence and frees its blocks; nothing happens if it has ended already."""
@@ -88,61 +95,170 @@ class Engine:
 
     def fail_all(self) -> list[Output]:
         """Ends every sequence with ``FAILED`` and frees all blocks."""
-        outputs = []
-        for sequence in list(self._sequences.values()):
-            self._end(sequence, FinishReason.FAILED)
-            outputs.append(Output(sequence.id, "", [], [], sequence.num_generated, FinishReason.FAILED))
-        return outputs
+        return [self._fail(sequence, FinishReason.FAILED, None) for sequence in list(self._sequences.values())]
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether there are sequences that have not ended."""
         return bool(self._sequences)
+
+    def pause(self) -> float | None:
+        """Seconds until a step would do anything: 0 mostly; None: nothing to do."""
+        if not self._sequences:
+            return None
+        now = time.monotonic()
+        pauses = [s.deadline - now for s in self._sequences.values() if s.deadline is not None]
+        opens_in = self.scheduler.opens_in(now)
+        if opens_in is not None:
+            pauses.append(opens_in)
+        return max(0.0, min(pauses, default=0.0))
 
     def stats(self) -> EngineStats:
         """Counts for metrics."""
+        held = self.pool.num_held * BLOCK_SIZE
+        unused = sum(len(s.blocks) * BLOCK_SIZE - s.num_tokens for s in self.scheduler.running)
         return EngineStats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
+            max_batch=self.scheduler.max_batch,
+            deterministic=self.runner.deterministic,
             free_blocks=self.pool.num_free,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
+            cached_blocks=self.pool.num_cached,
+            held_blocks=self.pool.num_held,
+            fragmentation=max(0, unused) / held if held else 0.0,
+            prefix_asked_tokens=self.scheduler.prefix_asked_tokens,
+            prefix_hit_tokens=self.scheduler.prefix_hit_tokens,
             preemptions=self.scheduler.num_preemptions,
+            **{name.name: getattr(self._totals, name.name) for name in fields(Totals)},
         )
 
-    def step(self) -> list[Output]:
-        """Computes one step and returns what it added, for each sequence that got a token."""
-        chunks = self.scheduler.schedule()
-        logits = self.runner.run(_step_input(chunks)).logits
-        return self._postprocess(chunks, logits)
+    def problems(self) -> list[str]:
+        """What is wrong with the books of blocks and sequences, in sentences; empty if all is well. Repairs nothing."""
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        found = self.pool.problems(Counter(block for sequence in running for block in sequence.blocks))
+        scheduled = [sequence.id for sequence in (*running, *waiting)]
+        if sorted(scheduled) != sorted(self._sequences) or set(self._notes) != set(self._sequences):
+            found.append("the scheduler and the engine do not know the same sequences")
+        found += [f"sequence {s.id} waits and holds blocks" for s in waiting if s.blocks or s.num_computed]
+        found += [
+            f"sequence {s.id} has {len(s.blocks)} blocks for {s.num_tokens} tokens, {s.num_computed} of them computed"
+            for s in running
+            if len(set(s.blocks)) != len(s.blocks)
+            or s.num_computed > min(len(s.blocks) * BLOCK_SIZE, s.num_tokens)
+            or s.num_registered * BLOCK_SIZE > s.num_computed
+        ]
+        return found
 
-    def _postprocess(self, chunks: list[Chunk], logits: torch.Tensor) -> list[Output]:
+    def step(self) -> list[Output]:
+        """Computes one step and returns what it added, for each sequence that got a token or ended."""
+        self.timings = StepTimings()
+        now = time.monotonic()
+        expired = self._expire(now)
+        chunks = self.scheduler.schedule(now)
+        if not chunks:
+            return expired
+        self._note_step(chunks)
+        try:
+            result = self.runner.run(step_input(chunks, self._notes))
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            return expired + self._shed(chunks)
+        return expired + self._postprocess(chunks, result)
+
+    def _expire(self, now: float) -> list[Output]:
+        """Ends what nobody waits for any more."""
+        late = [s for s in self._sequences.values() if s.deadline is not None and s.deadline <= now]
+        self._totals.expired += len(late)
+        return [
+            self._fail(
+                s,
+                FinishReason.EXPIRED,
+                "the request's deadline passed "
+                + ("while it waited" if s.started_at is None else f"after {s.num_generated} generated tokens"),
+            )
+            for s in late
+        ]
+
+    def _shed(self, chunks: list[Chunk]) -> list[Output]:
+        """Ends the younger half of a step that did not fit the memory (one at least); the others try again."""
+        order = sorted((chunk.sequence for chunk in chunks), key=lambda s: (s.priority, s.arrival))
+        shed = order[len(order) // 2 :]
+        self._totals.shed += len(shed)
+        logger.error("a step of %d sequences ran out of memory; %d of them are ended", len(order), len(shed))
+        return [
+            self._fail(s, FinishReason.FAILED, "the engine ran out of memory; try again when it has less to do")
+            for s in shed
+        ]
+
+    def _note_step(self, chunks: list[Chunk]) -> None:
+        totals = self._totals
+        totals.steps += 1
+        totals.batch_slots_used += len(chunks)
+        for chunk in chunks:
+            sequence, notes = chunk.sequence, self._notes[chunk.sequence.id]
+            end = chunk.start + chunk.count
+            totals.computed_rows += chunk.count
+            totals.useful_rows += max(0, end - max(notes.reached, chunk.start))
+            notes.reached = max(notes.reached, end)
+            totals.prompt_tokens += max(0, min(sequence.num_prompt, end) - chunk.start)
+            if not notes.began and sequence.started_at is not None:
+                notes.began = True
+                self.timings.queued.append(sequence.started_at - sequence.queued_at)
+
+    def _postprocess(self, chunks: list[Chunk], result: StepOutput) -> list[Output]:
+        outputs: list[Output] = []
         sampling: list[Sequence] = []
         sampling_rows: list[int] = []
-        first = 0
+        first = first_hidden = 0
+        # A sum is not finite as soon as one of its terms is not, and is cheaper than looking at each.
+        sound = torch.isfinite(result.logits.sum(dim=-1)).tolist()
+        sound_hidden = torch.isfinite(result.hidden.sum(dim=-1)).tolist()
         for chunk in chunks:
             sequence = chunk.sequence
-            sequence.num_computed += chunk.count
-            self._prompt_tokens += max(0, min(sequence.num_prompt, chunk.start + chunk.count) - chunk.start)
-            wanted = len(_wanted_rows(chunk))
-            if wanted and sequence.params.prompt_logprobs:
-                self._note_prompt_logprobs(chunk, logits[first : first + wanted])
-            first += wanted
-            if chunk.reaches_end:
+            rows = slice(first, first + len(wanted_rows(chunk)))
+            hidden_rows = slice(first_hidden, first_hidden + len(pooled_rows(chunk, self._notes[sequence.id])))
+            first, first_hidden = rows.stop, hidden_rows.stop
+            if not (all(sound[rows]) and all(sound_hidden[hidden_rows])):
+                outputs.append(self._fail_poisoned(sequence))
+                continue
+            self.scheduler.note_computed(chunk)
+            if sequence.pooled:
+                self._notes[sequence.id].pool(result.hidden[hidden_rows])
+            elif sequence.params.prompt_logprobs and rows.stop > rows.start:
+                self._note_prompt_logprobs(chunk, result.logits[rows])
+            if not chunk.reaches_end:
+                continue
+            if sequence.pooled:
+                outputs.append(self._output(sequence, "", [], True, FinishReason.STOP))
+            elif sequence.params.max_tokens == 0:
+                outputs.append(self._output(sequence, "", [], True, FinishReason.LENGTH))
+            else:
                 sampling.append(sequence)
                 sampling_rows.append(first - 1)
         if not sampling:
-            return []
-        rows = logits if len(sampling_rows) == logits.shape[0] else logits[sampling_rows]
-        generating = [sequence.params.max_tokens > 0 for sequence in sampling]
-        if not all(generating):
-            ended = [s for s, generates in zip(sampling, generating, strict=True) if not generates]
-            kept = [index for index, generates in enumerate(generating) if generates]
-            finished = [self._finish_without_tokens(sequence) for sequence in ended]
-            sampling, rows = [sampling[index] for index in kept], rows[kept]
-        else:
-            finished = []
-        return finished + [self._advance(s, r) for s, r in zip(sampling, sample(rows, sampling), strict=True)]
+            return outputs
+        logits = result.logits
+        rows_of_all = logits if len(sampling_rows) == logits.shape[0] else logits[sampling_rows]
+        now = time.monotonic()
+        return outputs + [
+            self._advance(s, sampled, now) for s, sampled in zip(sampling, sample(rows_of_all, sampling), strict=True)
+        ]
+
+    def _fail_poisoned(self, sequence: Sequence) -> Output:
+        """Ends a sequence whose numbers went wrong; nobody may begin with the blocks that led there."""
+        self._totals.poisoned += 1
+        logger.error(
+            "the model produced values that are not numbers; one sequence is ended, %d go on", len(self._sequences) - 1
+        )
+        self.scheduler.forget(sequence)
+        return self._fail(
+            sequence, FinishReason.FAILED, "the model produced values that are not numbers for this request"
+        )
+
+    def _fail(self, sequence: Sequence, reason: FinishReason, error: str | None) -> Output:
+        self._end(sequence, reason)
+        return Output(sequence.id, "", [], [], sequence.num_generated, reason, sequence.num_cached, None, error)
 
     def _note_prompt_logprobs(self, chunk: Chunk, logits: torch.Tensor) -> None:
         """Row i of the chunk predicts the token after it. Rows computed again after a preemption are known."""
@@ -156,12 +272,16 @@ class Engine:
                 distribution = torch.log_softmax(logits[row], dim=-1)
                 known.append(token_logprobs(distribution, sequence.tokens[predicted], sequence.params))
 
-    def _advance(self, sequence: Sequence, sampled: Sampled) -> Output:
+    def _advance(self, sequence: Sequence, sampled: Sampled, now: float) -> Output:
         """Appends a token, turns it into text, and ends the sequence if it is time."""
         first = sequence.num_generated == 0
         sequence.append(sampled.token_id)
-        self._generated_tokens += 1
-        pending = self._pending_logprobs[sequence.id]
+        self._totals.generated_tokens += 1
+        notes = self._notes[sequence.id]
+        if not first:
+            self.timings.between_tokens.append(now - notes.last_token_at)
+        notes.note_token(now)
+        pending = notes.logprobs
         reason: FinishReason | None = None
         if sampled.token_id in self._eos and not sequence.params.ignore_eos:
             reason, text = FinishReason.STOP, ""
@@ -183,9 +303,6 @@ class Engine:
         logprobs = pending.release(len(text) if reason is None else None)
         return self._output(sequence, text, logprobs, first, reason)
 
-    def _finish_without_tokens(self, sequence: Sequence) -> Output:
-        return self._output(sequence, "", [], True, FinishReason.LENGTH)
-
     def _output(
         self,
         sequence: Sequence,
@@ -194,73 +311,25 @@ class Engine:
         first: bool,
         reason: FinishReason | None,
     ) -> Output:
+        prompt_logprobs = sequence.prompt_logprobs if first else []
+        output = Output(
+            sequence.id, text, logprobs, prompt_logprobs, sequence.num_generated, reason, sequence.num_cached
+        )
+        if sequence.pooled:
+            output.embedding = self._notes[sequence.id].mean()
         if reason is not None:
             self._end(sequence, reason)
-        prompt_logprobs = sequence.prompt_logprobs if first else []
-        return Output(sequence.id, text, logprobs, prompt_logprobs, sequence.num_generated, reason)
+        return output
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
-        del self._pending_logprobs[sequence.id]
+        rate = self._notes.pop(sequence.id).rate(sequence.num_generated)
+        if rate is not None:
+            self.timings.answer_rates.append(rate)
 
 
-class _PendingLogprobs:
-    """Log-probabilities of tokens whose text is still held back; they are sent with the text they belong to."""
-
-    def __init__(self) -> None:
-        self._entries: deque[tuple[int, TokenLogprobs]] = deque()
-        self._produced = 0
-        self._released = 0
-
-    def add(self, logprobs: TokenLogprobs | None, text: str) -> None:
-        if logprobs is not None:
-            self._entries.append((self._produced, logprobs))
-        self._produced += len(text)
-
-    def release(self, count: int | None) -> list[TokenLogprobs]:
-        """Entries of the tokens that begin in the next ``count`` characters; None: all that is left.
-
-        A token that completes no character begins where the text stands, and goes out with what comes before it.
-        """
-        self._released = self._produced if count is None else self._released + count
-        released = []
-        while self._entries and (count is None or self._entries[0][0] < self._released):
-            released.append(self._entries.popleft()[1])
-        return released
-
-
-def _wanted_rows(chunk: Chunk) -> range:
-    """Rows of the chunk (counted in it) whose logits are needed: mostly the last, or none."""
-    sequence = chunk.sequence
-    if sequence.params.prompt_logprobs and len(sequence.prompt_logprobs) < sequence.num_prompt:
-        return range(chunk.count)
-    return range(chunk.count - 1, chunk.count) if chunk.reaches_end else range(0)
-
-
-def _step_input(chunks: list[Chunk]) -> StepInput:
-    tokens: list[int] = []
-    starts = [0]
-    logits_rows: list[int] = []
-    widest = max(len(chunk.sequence.blocks) for chunk in chunks)
-    tables = np.zeros((len(chunks), widest), dtype=np.int32)
-    for index, chunk in enumerate(chunks):
-        sequence = chunk.sequence
-        tokens += sequence.tokens[chunk.start : chunk.start + chunk.count]
-        tables[index, : len(sequence.blocks)] = sequence.blocks
-        logits_rows += [starts[-1] + row for row in _wanted_rows(chunk)]
-        starts.append(starts[-1] + chunk.count)
-    counts = np.diff(starts)
-    rows = np.repeat(np.arange(len(chunks)), counts)
-    first_positions = np.array([chunk.start for chunk in chunks])
-    positions = np.arange(len(tokens)) - np.repeat(starts[:-1], counts) + first_positions[rows]
-    slots = tables[rows, positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
-    return StepInput(
-        token_ids=np.array(tokens, dtype=np.int32),
-        positions=positions.astype(np.int32),
-        slot_mapping=slots,
-        query_starts=np.array(starts, dtype=np.int32),
-        block_tables=tables,
-        logits_rows=np.array(logits_rows, dtype=np.int32),
-    )
+def _is_out_of_memory(error: Exception) -> bool:
+    # torch's own class covers devices; its CPU allocator raises a plain RuntimeError with these words.
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

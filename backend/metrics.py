@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from backend.async_engine import StepReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_STEP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_STEP_BUCKETS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_RATE_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_RECENT_STEPS = 256
+_RATE_SECONDS = 10.0
+_TOTALS = {
+    "prompt_tokens": "Prompt tokens computed.",
+    "generated_tokens": "Tokens generated.",
+    "prefix_asked_tokens": "Tokens that sequences had when they joined the batch.",
+    "prefix_hit_tokens": "Those of them whose keys and values were there already.",
+    "batch_slots_used": "Sequences that got a chunk, summed over the steps.",
+    "computed_rows": "Tokens computed.",
+    "useful_rows": "Tokens computed for the first time, not again after a preemption.",
+    "preemptions": "Sequences that gave their KV blocks back.",
+    "expired": "Sequences whose deadline passed.",
+    "poisoned": "Sequences for which the model produced values that are not numbers.",
+    "shed": "Sequences ended because a step ran out of memory.",
+}
+"""Totals of ``EngineStats`` that are counters here."""
 
 
 class Metrics:
@@ -26,37 +46,89 @@ class Metrics:
             buckets=_LATENCY_BUCKETS,
             registry=registry,
         )
-        self._prompt_tokens = Counter("keepgate_backend_prompt_tokens", "Prompt tokens computed.", registry=registry)
-        self._generated_tokens = Counter("keepgate_backend_generated_tokens", "Tokens generated.", registry=registry)
-        self._preemptions = Counter(
-            "keepgate_backend_preemptions", "Sequences that gave their KV blocks back.", registry=registry
+
+        def histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"keepgate_backend_{name}", help_text, buckets=buckets, registry=registry)
+
+        def gauge(name: str, help_text: str) -> Gauge:
+            return Gauge(f"keepgate_backend_{name}", help_text, registry=registry)
+
+        self._queue_seconds = histogram("queue_seconds", "From arrival to the first chunk.", _LATENCY_BUCKETS)
+        self._between_tokens = histogram("inter_token_seconds", "Between two tokens of an answer.", _STEP_BUCKETS)
+        self._answer_rates = histogram(
+            "answer_tokens_per_second", "What one user sees: tokens per second after the first token.", _RATE_BUCKETS
         )
+        self._step_seconds = histogram("step_seconds", "Duration of a step.", _STEP_BUCKETS)
         self._failed_steps = Counter("keepgate_backend_failed_steps", "Steps that failed.", registry=registry)
-        self._step_seconds = Histogram(
-            "keepgate_backend_step_seconds", "Duration of a step.", buckets=_STEP_BUCKETS, registry=registry
+        self._problems = Counter(
+            "keepgate_backend_integrity_problems", "Faults found in the books of blocks.", registry=registry
         )
-        self._running = Gauge("keepgate_backend_running_sequences", "Sequences in the batch.", registry=registry)
-        self._waiting = Gauge("keepgate_backend_waiting_sequences", "Sequences queued.", registry=registry)
-        self._free_blocks = Gauge("keepgate_backend_kv_blocks_free", "KV blocks free.", registry=registry)
-        blocks = Gauge("keepgate_backend_kv_blocks", "KV blocks in all.", registry=registry)
-        blocks.set(num_blocks)
+        self._totals = {
+            name: Counter(f"keepgate_backend_{name}", help_text, registry=registry)
+            for name, help_text in _TOTALS.items()
+        }
+        self._seen = dict.fromkeys(_TOTALS, 0)
+        self._running = gauge("running_sequences", "Sequences in the batch.")
+        self._waiting = gauge("waiting_sequences", "Sequences queued.")
+        self._free_blocks = gauge("kv_blocks_free", "KV blocks that nobody holds, the cached ones included.")
+        self._cached_blocks = gauge("kv_blocks_cached", "Free KV blocks whose content can still be found.")
+        self._held_blocks = gauge("kv_blocks_held", "KV blocks held by running sequences.")
+        self._fragmentation = gauge("kv_fragmentation_ratio", "Share of slots in held blocks that hold no token.")
+        utilisation = gauge("batch_utilisation_ratio", "Share of the batch's places used, over recent steps.")
+        utilisation.set_function(lambda: self._recent_share(0, 1))
+        efficiency = gauge(
+            "padding_efficiency_ratio", "Share of computed rows that had not been computed before, over recent steps."
+        )
+        efficiency.set_function(lambda: self._recent_share(3, 2))
+        gauge("tokens_per_second", "What the device generates, over the last 10 s.").set_function(self._device_rate)
+        gauge("kv_blocks", "KV blocks in all.").set(num_blocks)
         self._free_blocks.set(num_blocks)
-        self._seen = (0, 0, 0)
+        # Of recent steps: sequences, places, rows, useful rows. Of recent seconds: when, and how many tokens.
+        self._recent: deque[tuple[int, int, int, int]] = deque(maxlen=_RECENT_STEPS)
+        self._generated: deque[tuple[float, int]] = deque()
 
     def note_step(self, report: StepReport) -> None:
         """Takes over what a step did."""
-        stats = report.stats
-        totals = (stats.prompt_tokens, stats.generated_tokens, stats.preemptions)
-        counters = (self._prompt_tokens, self._generated_tokens, self._preemptions)
-        for counter, total, seen in zip(counters, totals, self._seen, strict=True):
-            counter.inc(total - seen)
-        self._seen = totals
+        stats, timings = report.stats, report.timings
+        grown = {name: getattr(stats, name) - seen for name, seen in self._seen.items()}
+        for name, amount in grown.items():
+            self._totals[name].inc(amount)
+            self._seen[name] += amount
         if report.computed:
             self._step_seconds.observe(report.seconds)
+            rows, useful = grown["computed_rows"], grown["useful_rows"]
+            self._recent.append((grown["batch_slots_used"], stats.max_batch, rows, useful))
+        if grown["generated_tokens"]:
+            self._generated.append((time.monotonic(), grown["generated_tokens"]))
+            self._drop_old()
+        for histogram, values in (
+            (self._queue_seconds, timings.queued),
+            (self._between_tokens, timings.between_tokens),
+            (self._answer_rates, timings.answer_rates),
+        ):
+            for value in values:
+                histogram.observe(value)
         self._failed_steps.inc(int(report.failed))
+        self._problems.inc(report.problems)
         self._running.set(stats.running)
         self._waiting.set(stats.waiting)
         self._free_blocks.set(stats.free_blocks)
+        self._cached_blocks.set(stats.cached_blocks)
+        self._held_blocks.set(stats.held_blocks)
+        self._fragmentation.set(stats.fragmentation)
+
+    def _drop_old(self) -> None:
+        oldest = time.monotonic() - _RATE_SECONDS
+        while self._generated and self._generated[0][0] < oldest:
+            self._generated.popleft()
+
+    def _recent_share(self, part: int, whole: int) -> float:
+        recent = tuple(self._recent)
+        return sum(step[part] for step in recent) / max(1, sum(step[whole] for step in recent))
+
+    def _device_rate(self) -> float:
+        self._drop_old()
+        return sum(count for _, count in self._generated) / _RATE_SECONDS
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass
 
-from backend.block_pool import BlockPool
+from backend.batching import Batching
+from backend.block_pool import BlockPool, chain_key, root_key
 from backend.runner import BLOCK_SIZE
 from backend.sequence import Sequence
 
@@ -27,79 +28,233 @@ class Chunk:
 class Scheduler:
     """One rule: a sequence has ``num_computed`` of ``num_tokens``, and a step computes at most ``step_tokens``.
 
-    Decoding is the case of one missing token, prefill of many, a chunked prefill is what the budget leaves over,
-    and a preempted sequence is one with nothing computed. Running sequences come first, in order of arrival; when
-    blocks run out the youngest gives its own back and starts again later, so the oldest always gets to its end.
+    Decoding is the case of one missing token, prefill of many, a chunked prefill is what the budget leaves over, a
+    prefix hit is a sequence that starts with something computed, and a preempted one has nothing computed.
+
+    Order: smaller ``priority`` first, then order of arrival. When blocks run out the last in this order gives its own
+    back and starts again later, so the first always gets to its end. Among priorities the order is strict: as long
+    as there is enough work of a better priority, a worse one waits.
+
+    Fairness of a step's budget: each sequence that lacks one token gets it, so a long prompt delays running answers
+    by one step at most. Of what is left, at least half goes to the first prompt in order, which bounds how long any
+    prompt takes; the rest goes to prompts by how little they lack, so that a short one does not wait for a long one.
+
+    Memory: a sequence joins when there are blocks for all its tokens (those it shares do not count) and one more. The
+    first that does not fit holds back those after it, or it might wait for ever. A sequence whose next block is being
+    computed by another one waits for it, and shares it; so the answers to one prompt compute it once.
+
+    Args:
+        max_batch: sequences that run at the same time.
+        step_tokens: tokens computed in one step at most; ``max_batch`` if that is more.
+        shares_prefixes: whether sequences may use blocks that others have computed.
     """
 
-    def __init__(self, pool: BlockPool, max_batch: int, step_tokens: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        max_batch: int,
+        step_tokens: int,
+        batching: Batching = Batching(),  # noqa: B008 - frozen
+        shares_prefixes: bool = True,
+    ) -> None:
         self._pool = pool
-        self._max_batch = max_batch
+        self.max_batch = max_batch
         self._step_tokens = max(step_tokens, max_batch)
-        self.waiting: deque[Sequence] = deque()
+        self._batching = batching
+        self._shares_prefixes = shares_prefixes
+        self._arrivals = 0
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.prefix_hit_tokens = 0
+        self.prefix_asked_tokens = 0
 
-    def add(self, sequence: Sequence) -> None:
-        """Queues a sequence. The caller has checked that it can fit the pool on its own."""
-        self.waiting.append(sequence)
+    def add(self, sequence: Sequence, now: float = 0.0) -> None:
+        """Queues a sequence. The caller has checked that it can fit the pool on its own.
+
+        Args:
+            now: ``time.monotonic()``, in seconds.
+        """
+        self._arrivals += 1
+        sequence.arrival = self._arrivals
+        sequence.queued_at = now
+        insort(self.waiting, sequence, key=_order)
 
     def remove(self, sequence: Sequence) -> None:
         """Forgets a sequence, waiting or running, and frees its blocks."""
-        if sequence in self.running:
-            self.running.remove(sequence)
-        else:
-            self.waiting.remove(sequence)
+        (self.running if sequence in self.running else self.waiting).remove(sequence)
         self._release(sequence)
 
-    def schedule(self) -> list[Chunk]:
+    def opens_in(self, now: float) -> float | None:
+        """Seconds until a step has something to compute; None: not before something else happens."""
+        if self.running:
+            return 0.0
+        return self._admission_in(now) if self.waiting else None
+
+    def schedule(self, now: float = 0.0) -> list[Chunk]:
         """Chooses the next step's chunks and gives each sequence the blocks it needs for them.
 
-        Empty only if there is nothing to do.
+        Empty only if there is nothing to do, or if a batch that has not begun waits for more.
         """
-        chunks: list[Chunk] = []
-        budget = self._step_tokens
-        index = 0
-        while index < len(self.running) and budget:
-            sequence = self.running[index]
-            count = min(sequence.num_tokens - sequence.num_computed, budget)
-            if not self._reserve(sequence, count):
-                break  # it was the youngest and has preempted itself
-            chunks.append(Chunk(sequence, sequence.num_computed, count))
-            budget -= count
-            index += 1
-        while self.waiting and budget and len(self.running) < self._max_batch:
-            sequence = self.waiting[0]
-            # Admission: room for the whole prompt and one more block, or the prefill may be thrown away soon.
-            wanted = _blocks_for(sequence.num_tokens) + (1 if self.running else 0)
-            if wanted > self._pool.num_free:
-                break
-            count = min(sequence.num_tokens, budget)
-            self.running.append(self.waiting.popleft())
-            if not self._reserve(sequence, count):
-                raise RuntimeError("an admitted sequence found no blocks")
-            chunks.append(Chunk(sequence, 0, count))
-            budget -= count
-        return chunks
+        if self._grow() and self.waiting and self._admission_in(now) == 0.0:
+            self._admit(now)
+        return self._deal()
 
-    def _reserve(self, sequence: Sequence, count: int) -> bool:
-        """Extends the sequence's blocks for ``count`` more tokens, preempting younger ones as needed."""
-        missing = _blocks_for(sequence.num_computed + count) - len(sequence.blocks)
-        while missing > self._pool.num_free:
-            youngest = self.running.pop()
-            self._release(youngest)
-            self.waiting.appendleft(youngest)
-            self.num_preemptions += 1
-            if youngest is sequence:
+    def note_computed(self, chunk: Chunk) -> None:
+        """Takes over what a step has computed, and lets others find the blocks that are full now."""
+        sequence = chunk.sequence
+        sequence.num_computed += chunk.count
+        if not self._may_share(sequence):
+            return
+        while (sequence.num_registered + 1) * BLOCK_SIZE <= sequence.num_computed:
+            index = sequence.num_registered
+            block = self._pool.register(
+                sequence.blocks[index],
+                self._keys(sequence, index + 1)[index],
+                sequence.blocks[index - 1] if index else None,
+                sequence.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE],
+                sequence.salt,
+            )
+            if block is None:
+                return
+            sequence.blocks[index] = block
+            sequence.num_registered += 1
+
+    def forget(self, sequence: Sequence) -> None:
+        """Lets nobody find the sequence's blocks any more: what they contain is not to be trusted."""
+        self._pool.forget(sequence.blocks)
+
+    def _grow(self) -> bool:
+        """Gives running sequences the blocks for their next token; False if that took a preemption."""
+        preemptions = self.num_preemptions
+        index = 0
+        while index < len(self.running):
+            sequence = self.running[index]
+            missing = _blocks_for(sequence.num_tokens) - len(sequence.blocks)
+            while missing > self._pool.num_free and sequence in self.running:
+                self._preempt(self.running[-1])
+            if missing > 0 and sequence in self.running:
+                sequence.blocks += self._pool.allocate(missing) or []
+            index += 1
+        return preemptions == self.num_preemptions
+
+    def _admission_in(self, now: float) -> float | None:
+        waited = now - min(sequence.queued_at for sequence in self.waiting)
+        return self._batching.opens_in(len(self.running), len(self.waiting), waited, self.max_batch)
+
+    def _admit(self, now: float) -> None:
+        computing = {key: sequence for sequence in self.running for key in self._keys_to_come(sequence)}
+        for sequence in tuple(self.waiting):
+            shared = self._match(sequence)
+            if self._batching.joins_late and self._follows(sequence, shared, computing):
+                continue
+            if not self._make_room(sequence, shared):
+                break
+            self.waiting.remove(sequence)
+            self._start(sequence, shared, now)
+            insort(self.running, sequence, key=_order)
+            computing.update(dict.fromkeys(self._keys_to_come(sequence), sequence))
+
+    def _match(self, sequence: Sequence) -> list[int]:
+        """Computed blocks that the sequence can begin with; at least its last token is left to compute."""
+        if not self._may_share(sequence):
+            return []
+        keys = self._keys(sequence, (sequence.num_tokens - 1) // BLOCK_SIZE)
+        return self._pool.match(keys, sequence.tokens, BLOCK_SIZE, sequence.salt)
+
+    def _follows(self, sequence: Sequence, shared: list[int], computing: dict[bytes, Sequence]) -> bool:
+        """Whether a sequence that is not less urgent is about to compute the next block that this one lacks."""
+        shareable = (sequence.num_tokens - 1) // BLOCK_SIZE
+        if not self._may_share(sequence) or len(shared) >= shareable:
+            return False
+        leader = computing.get(self._keys(sequence, shareable)[len(shared)])
+        return leader is not None and leader.priority <= sequence.priority
+
+    def _make_room(self, sequence: Sequence, shared: list[int]) -> bool:
+        """Whether the sequence can join; running ones of a worse priority make room for it."""
+        worse = [other for other in self.running if other.priority > sequence.priority]
+        theirs = sum(self._pool.references(block) == 1 for other in worse for block in other.blocks)
+        if self._wanted(sequence, shared) > self._pool.num_free + theirs:
+            return False  # not even if all of them went
+        while len(self.running) == self.max_batch or self._wanted(sequence, shared) > self._pool.num_free:
+            if not worse:
                 return False
-        if missing > 0:
-            sequence.blocks += self._pool.allocate(missing) or []
+            self._preempt(worse.pop())
         return True
+
+    def _wanted(self, sequence: Sequence, shared: list[int]) -> int:
+        """Free blocks that must be there for the sequence to join."""
+        revived = sum(not self._pool.references(block) for block in shared)
+        return _blocks_for(sequence.num_tokens) - len(shared) + revived + (1 if self.running else 0)
+
+    def _start(self, sequence: Sequence, shared: list[int], now: float) -> None:
+        for block in shared:
+            self._pool.share(block)
+        own = self._pool.allocate(_blocks_for(sequence.num_tokens) - len(shared))
+        if own is None:
+            raise RuntimeError("an admitted sequence found no blocks")
+        sequence.blocks = shared + own
+        sequence.num_registered = len(shared)
+        sequence.num_computed = len(shared) * BLOCK_SIZE
+        self.prefix_asked_tokens += sequence.num_tokens
+        self.prefix_hit_tokens += sequence.num_computed
+        if sequence.started_at is None:
+            sequence.started_at = now
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+
+    def _deal(self) -> list[Chunk]:
+        """Divides the budget; see the class for the rule."""
+        decoding = [sequence for sequence in self.running if _missing(sequence) == 1]
+        prefilling = [sequence for sequence in self.running if _missing(sequence) > 1]
+        budget = self._step_tokens - len(decoding)
+        counts = dict.fromkeys(prefilling, 0)
+        if prefilling:
+            first = prefilling[0]
+            counts[first] = min(_missing(first), (budget + 1) // 2)
+            budget -= counts[first]
+        for sequence in sorted(prefilling, key=lambda sequence: (sequence.priority, _missing(sequence))):
+            more = min(_missing(sequence) - counts[sequence], budget)
+            counts[sequence] += more
+            budget -= more
+        chunks = [Chunk(sequence, sequence.num_computed, 1) for sequence in decoding]
+        return chunks + [Chunk(s, s.num_computed, count) for s, count in counts.items() if count]
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._release(sequence)
+        insort(self.waiting, sequence, key=_order)
+        self.num_preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:
         self._pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.num_computed = 0
+        sequence.num_registered = 0
+
+    def _may_share(self, sequence: Sequence) -> bool:
+        return self._shares_prefixes and sequence.can_share
+
+    def _keys(self, sequence: Sequence, count: int) -> list[bytes]:
+        """Keys of the sequence's first ``count`` full blocks, made once."""
+        keys = sequence.block_keys
+        while len(keys) < count:
+            tokens = sequence.tokens[len(keys) * BLOCK_SIZE : (len(keys) + 1) * BLOCK_SIZE]
+            keys.append(chain_key(keys[-1] if keys else root_key(sequence.salt), tokens))
+        return keys[:count]
+
+    def _keys_to_come(self, sequence: Sequence) -> list[bytes]:
+        """Keys of the blocks that a running sequence has still to fill with tokens it has already."""
+        if not self._may_share(sequence):
+            return []
+        return self._keys(sequence, sequence.num_tokens // BLOCK_SIZE)[sequence.num_registered :]
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.priority, sequence.arrival
+
+
+def _missing(sequence: Sequence) -> int:
+    return sequence.num_tokens - sequence.num_computed
 
 
 def _blocks_for(tokens: int) -> int:

@@ -22,6 +22,7 @@ class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORTED = "aborted"
+    EXPIRED = "expired"
     FAILED = "failed"
 
 
@@ -124,6 +125,20 @@ class Sequence:
         self.deadline = deadline
         self.salt = salt
         self.pooled = pooled
+        # The scheduler's notes: place in the queue, keys of full blocks, how many blocks others can find, and the
+        # prompt's tokens that were computed already when the sequence first ran.
+        self.arrival = 0
+        self.block_keys: list[bytes] = []
+        self.num_registered = 0
+        self.num_cached = 0
+        # Times of time.monotonic(), in seconds.
+        self.queued_at = 0.0
+        self.started_at: float | None = None
+
+    @property
+    def can_share(self) -> bool:
+        """Whether it may use computed blocks: not if each token's state or logits are wanted, which are not kept."""
+        return not (self.pooled or self.params.prompt_logprobs)
 
     @property
     def num_tokens(self) -> int:

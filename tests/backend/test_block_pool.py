@@ -1,38 +1,199 @@
-"""Blocks are never lost, never handed out twice, and free exactly when nobody holds them."""
+"""Blocks are never lost, never handed out twice, free exactly when nobody holds them, and never taken for others."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
-from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from backend.block_pool import BlockPool
+from backend.block_pool import BlockPool, chain_key, root_key
 
-OPERATIONS = st.lists(st.tuples(st.sampled_from(["allocate", "share", "release"]), st.integers(0, 6)), max_size=60)
+SIZE = 2
+TOKENS = st.lists(st.integers(0, 1), min_size=SIZE, max_size=4 * SIZE)
+SALTS = st.sampled_from(["", "tenant"])
 
 
-@given(num_blocks=st.integers(1, 12), operations=OPERATIONS)
-def test_counts_and_free_blocks_always_add_up(num_blocks: int, operations: list[tuple[str, int]]) -> None:
-    """After any sequence of operations a block is free or held, and as often held as it was given."""
-    pool = BlockPool(num_blocks)
-    held: list[int] = []
-    for operation, number in operations:
-        if operation == "allocate":
-            free = pool.num_free
-            blocks = pool.allocate(number)
-            assert (blocks is None) == (number > free)
-            assert not set(blocks or []) & set(held)
-            held += blocks or []
-        elif held:
-            block = held[number % len(held)]
-            if operation == "share":
-                pool.share(block)
-                held.append(block)
-            else:
-                held.remove(block)
-                pool.release([block])
-        assert pool.num_free == num_blocks - len(set(held))
-        assert all(pool.references(block) == held.count(block) for block in range(num_blocks))
+def keys_of(tokens: list[int], salt: str, weak: bool = False) -> list[bytes]:
+    """Keys of the full blocks; weak ones collide all the time, as far as four values go."""
+    keys: list[bytes] = []
+    for start in range(0, len(tokens) - SIZE + 1, SIZE):
+        key = chain_key(keys[-1] if keys else root_key(salt), tokens[start : start + SIZE])
+        keys.append(bytes([key[0] % 4]) if weak else key)
+    return keys
+
+
+class Holder:
+    """A sequence as the pool sees it."""
+
+    def __init__(self, tokens: list[int], salt: str, blocks: list[int], computed: int) -> None:
+        self.tokens = tokens
+        self.salt = salt
+        self.blocks = blocks
+        self.computed = computed
+
+
+class Pool(RuleBasedStateMachine):
+    """Sequences come, compute, share and go in any order; ``written`` is what the blocks really contain."""
+
+    weak_keys = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(8)
+        self.holders: list[Holder] = []
+        self.written: dict[int, tuple[str, tuple[int, ...]]] = {}
+
+    def keys(self, tokens: list[int], salt: str) -> list[bytes]:
+        return keys_of(tokens, salt, self.weak_keys)
+
+    @rule(tokens=TOKENS, salt=SALTS)
+    def join(self, tokens: list[int], salt: str) -> None:
+        """Shares what is known, which must be what the sequence begins with, and takes the rest."""
+        shared = self.pool.match(self.keys(tokens, salt), tokens, SIZE, salt)
+        for index, block in enumerate(shared):
+            assert self.written[block] == (salt, tuple(tokens[: (index + 1) * SIZE]))
+        for block in shared:
+            self.pool.share(block)
+        free = self.pool.num_free
+        own = self.pool.allocate(-(-len(tokens) // SIZE) - len(shared))
+        assert (own is None) == (-(-len(tokens) // SIZE) - len(shared) > free)
+        if own is None:
+            self.pool.release(shared)
+            return
+        held = {block for holder in self.holders for block in holder.blocks} | set(shared)
+        assert not held & set(own)
+        for block in own:
+            self.written.pop(block, None)
+        self.holders.append(Holder(tokens, salt, shared + own, len(shared)))
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def compute(self, data: st.DataObject) -> None:
+        """Computes a sequence's next full block and offers it."""
+        holder = data.draw(st.sampled_from(self.holders))
+        index = holder.computed
+        if (index + 1) * SIZE > len(holder.tokens):
+            return
+        content = (holder.salt, tuple(holder.tokens[: (index + 1) * SIZE]))
+        self.written[holder.blocks[index]] = content
+        key = self.keys(holder.tokens, holder.salt)[index]
+        parent = holder.blocks[index - 1] if index else None
+        tokens = holder.tokens[index * SIZE : (index + 1) * SIZE]
+        block = self.pool.register(holder.blocks[index], key, parent, tokens, holder.salt)
+        if block is not None:
+            assert self.written[block] == content
+            holder.blocks[index] = block
+            holder.computed += 1
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        holder = data.draw(st.sampled_from(self.holders))
+        self.holders.remove(holder)
+        self.pool.release(holder.blocks)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def distrust(self, data: st.DataObject) -> None:
+        """What a sequence holds cannot be found any more, by nobody."""
+        holder = data.draw(st.sampled_from(self.holders))
+        self.pool.forget(holder.blocks)
+        keys = self.keys(holder.tokens, holder.salt)
+        found = self.pool.match(keys, holder.tokens, SIZE, holder.salt)
+        assert not set(found) & set(holder.blocks)
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        holders = Counter(block for holder in self.holders for block in holder.blocks)
+        assert self.pool.problems(holders) == []
+        assert self.pool.num_held == len(holders)
+        assert self.pool.num_free + self.pool.num_held == self.pool.num_blocks
+        assert self.pool.num_cached <= self.pool.num_free
+
+    def teardown(self) -> None:
+        for holder in self.holders:
+            self.pool.release(holder.blocks)
+        assert self.pool.num_free == self.pool.num_blocks
+
+
+class PoolWithCollisions(Pool):
+    """The same when keys collide: they find less, and never what they should not."""
+
+    weak_keys = True
+
+
+TestPool = Pool.TestCase
+TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPoolWithCollisions = PoolWithCollisions.TestCase
+TestPoolWithCollisions.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+def chain(pool: BlockPool, tokens: list[int]) -> list[int]:
+    """Blocks of a sequence that has computed all its tokens."""
+    blocks = pool.allocate(len(tokens) // SIZE)
+    assert blocks is not None
+    for index, key in enumerate(keys_of(tokens, "")):
+        parent = blocks[index - 1] if index else None
+        got = pool.register(blocks[index], key, parent, tokens[index * SIZE : (index + 1) * SIZE], "")
+        assert got is not None
+        blocks[index] = got
+    return blocks
+
+
+def test_the_least_recently_used_end_of_a_chain_goes_first() -> None:
+    """Beginnings, which more sequences have in common, outlive what follows them."""
+    pool = BlockPool(4)
+    old, new = chain(pool, [1, 2, 3, 4]), chain(pool, [5, 6, 7, 8])
+    pool.release(old)
+    pool.release(new)
+    assert (pool.num_free, pool.num_cached) == (4, 4)
+    assert [pool.allocate(1) for _ in range(4)] == [[old[1]], [old[0]], [new[1]], [new[0]]]
+    assert pool.num_cached == 0
+
+
+def test_blank_blocks_are_used_before_cached_ones() -> None:
+    """A content is given up only when there is no other block."""
+    pool = BlockPool(3)
+    blocks = chain(pool, [1, 2])
+    pool.release(blocks)
+    taken = pool.allocate(2)
+    assert taken is not None
+    assert blocks[0] not in taken
+    assert pool.match(keys_of([1, 2], ""), [1, 2], SIZE, "") == blocks
+    assert pool.allocate(1) == blocks
+    assert pool.match(keys_of([1, 2], ""), [1, 2], SIZE, "") == []
+
+
+def test_equal_blocks_become_one() -> None:
+    """Two sequences that computed the same in one step hold one block afterwards."""
+    pool = BlockPool(4)
+    first, second = chain(pool, [1, 2, 3, 4]), chain(pool, [1, 2, 9, 9])
+    assert second[0] == first[0]
+    assert pool.references(first[0]) == 2
+    assert pool.num_free == 1
+
+
+def test_salts_separate() -> None:
+    """The same tokens under another salt are another prefix."""
+    pool = BlockPool(2)
+    chain(pool, [1, 2])
+    assert keys_of([1, 2], "") != keys_of([1, 2], "tenant")
+    assert pool.match(keys_of([1, 2], "tenant"), [1, 2], SIZE, "tenant") == []
+    # Even if the keys were the same.
+    assert pool.match(keys_of([1, 2], ""), [1, 2], SIZE, "tenant") == []
+
+
+def test_the_check_finds_what_is_wrong() -> None:
+    """A lost reference, and a reference too many, are said with the block's number."""
+    pool = BlockPool(3)
+    blocks = pool.allocate(2)
+    assert blocks == [0, 1]
+    assert pool.problems(Counter([0, 1])) == []
+    assert pool.problems(Counter([0])) == ["block 1 counts 1 references, sequences hold it 0 times"]
+    assert len(pool.problems(Counter([0, 1, 2, 1]))) == 2
 
 
 def test_misuse_is_an_error() -> None:

@@ -1,0 +1,68 @@
+"""What the engine counts and measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class StepTimings:
+    """What a step let an observer measure, in seconds."""
+
+    queued: list[float] = field(default_factory=list)
+    """From arrival to the first chunk, for each sequence that began."""
+    between_tokens: list[float] = field(default_factory=list)
+    """Since the sequence's last token, for each sequence that got another one."""
+    answer_rates: list[float] = field(default_factory=list)
+    """Tokens per second after the first token, for each answer of at least two tokens that ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A picture of the engine after a step. Counts of tokens and sequences are totals since the start."""
+
+    running: int
+    waiting: int
+    max_batch: int
+    deterministic: bool
+    """Whether a greedy answer is bitwise the same in any schedule; the runner's promise."""
+    free_blocks: int
+    """Blocks that nobody holds, the cached ones included."""
+    cached_blocks: int
+    held_blocks: int
+    fragmentation: float
+    """Share of the slots in held blocks that belong to no token."""
+    prompt_tokens: int
+    """Prompt tokens computed, recomputation after a preemption included."""
+    generated_tokens: int
+    prefix_asked_tokens: int
+    """Tokens that sequences had when they joined the batch."""
+    prefix_hit_tokens: int
+    """Those of them that were computed already."""
+    steps: int
+    batch_slots_used: int
+    """Sequences that got a chunk, summed over the steps; at most ``steps * max_batch``."""
+    computed_rows: int
+    useful_rows: int
+    """Computed rows without those that a preemption had thrown away."""
+    preemptions: int
+    expired: int
+    poisoned: int
+    """Sequences ended because the model produced values that are not numbers."""
+    shed: int
+    """Sequences ended because a step ran out of memory."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the start, as in ``EngineStats``."""
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+    batch_slots_used: int = 0
+    computed_rows: int = 0
+    useful_rows: int = 0
+    expired: int = 0
+    poisoned: int = 0
+    shed: int = 0
