@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from backend.config import ModelConfig
 from backend.fused_build import FusedUnavailable
+from backend.fused_layout import GROUP, KVPrecision, Precision, in_groups, pack_bytes, pack_halves, pack_nibbles
 from backend.rope import rope_table
 from backend.runner import BLOCK_SIZE, StepInput, StepOutput
 from backend.weights import LayerWeights, Linear, ModelWeights
 
 _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
-_HALF_MAX = torch.finfo(torch.float16).max
+# In the order of the formats of fused_step.cpp.
+_PACKERS: dict[Precision, Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor | None]]] = {
+    "float16": pack_halves,
+    "int8": pack_bytes,
+    "int4": pack_nibbles,
+}
 
 
 class _Shape(ctypes.Structure):
@@ -24,11 +31,15 @@ class _Shape(ctypes.Structure):
         ("max_context", _INT32),
         ("blocks", _INT64),
         ("eps", _FLOAT),
+        ("kv_is_bytes", _INT32),
     )
 
 
 class _PackedLinear(ctypes.Structure):
-    _fields_ = (("panels", _POINTER), ("bias", _POINTER), ("in_", _INT32), ("out", _INT32))
+    _fields_ = (
+        *((name, _POINTER) for name in ("panels", "scales", "bias")),
+        *((name, _INT32) for name in ("in_", "out", "format")),
+    )
 
 
 class _PackedLayer(ctypes.Structure):
@@ -39,10 +50,16 @@ class _PackedLayer(ctypes.Structure):
 
 
 class FusedRunner:
-    """Runs a step as one call: half-float weights and KV, float sums, bitwise the same for any batch.
+    """Runs a step as one call: half-float KV, float sums, bitwise the same for any batch.
 
     Half floats keep 11 bits of mantissa, so weights released in bfloat16 lose nothing (values below 6e-5 excepted,
     which lose at most 3e-8) and float32 ones less than in bfloat16.
+
+    Args:
+        precision: of the weights. With ``int8`` each column has a scale; with ``int4`` each 32 inputs of a column have
+            a scale and a minimum, and the head, where four bits would cost most, has int8. Norms, biases and the
+            embedding stay floats.
+        kv_precision: of keys and values. With ``int8`` each token has a scale for each head.
 
     Raises:
         FusedUnavailable: the model's shape is not one that the kernels cover.
@@ -58,24 +75,30 @@ class FusedRunner:
         num_blocks: int,
         max_context: int,
         threads: int,
+        precision: Precision = "float16",
+        kv_precision: KVPrecision = "float16",
     ) -> None:
         check_shape(config)
+        check_precision(config, precision)
         self.config = config
-        self.name = "fused-float16"
+        self.name = f"fused-{precision}" + ("" if kv_precision == "float16" else f"-kv-{kv_precision}")
+        self._precision: Precision = precision
         self.num_blocks = num_blocks
         self._library = library
         self._threads = threads
         self._lanes: int = library.fused_lanes()
         # Everything the library points to stays referenced here.
         self._kept: list[torch.Tensor] = []
-        self._kv = torch.zeros(num_blocks * self.block_bytes(config) // 2, dtype=torch.float16)
+        self._kv_precision = kv_precision
+        self._kv = torch.zeros(num_blocks * self.block_bytes(config, kv_precision), dtype=torch.uint8)
         self._logits = torch.empty(0)
         self._model = self._create(weights, max_context)
 
     @staticmethod
-    def block_bytes(config: ModelConfig) -> int:
+    def block_bytes(config: ModelConfig, kv_precision: KVPrecision = "float16") -> int:
         """Bytes of one KV block over all layers."""
-        return 2 * config.num_layers * BLOCK_SIZE * config.num_kv_heads * config.head_dim * torch.float16.itemsize
+        token = 2 * config.head_dim if kv_precision == "float16" else config.head_dim + torch.float32.itemsize
+        return 2 * config.num_layers * BLOCK_SIZE * config.num_kv_heads * token
 
     def __del__(self) -> None:
         if getattr(self, "_model", None):
@@ -119,9 +142,10 @@ class FusedRunner:
             max_context,
             self.num_blocks,
             c.rms_norm_eps,
+            int(self._kv_precision == "int8"),
         )
         layers = (_PackedLayer * c.num_layers)(*(self._layer(layer) for layer in weights.layers))
-        head = self._linear(weights.head, None)
+        head = self._linear(weights.head, None, "int8" if self._precision == "int4" else self._precision)
         create = self._library.fused_create
         create.restype = _POINTER
         handle: int = create(
@@ -150,21 +174,28 @@ class FusedRunner:
 
     def _gate_up(self, gate: Linear, up: Linear) -> _PackedLinear:
         """Interleaves gate and up by lanes, so that SiLU and product happen while both are in registers."""
-        weight = torch.stack([_in_groups(gate.weight, self._lanes), _in_groups(up.weight, self._lanes)], dim=1)
+        weight = torch.stack([in_groups(gate.weight, self._lanes), in_groups(up.weight, self._lanes)], dim=1)
         bias = None
         if gate.bias is not None and up.bias is not None:
-            bias = torch.stack([_in_groups(gate.bias, self._lanes), _in_groups(up.bias, self._lanes)], dim=1).flatten()
+            bias = torch.stack([in_groups(gate.bias, self._lanes), in_groups(up.bias, self._lanes)], dim=1).flatten()
         return self._linear(weight.flatten(0, 2), bias)
 
-    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> _PackedLinear:
-        """Lays a [out, in] weight out in panels [out / panel][in][panel], padded with zeros at the end."""
-        panel = 2 * self._lanes
-        low, high = torch.aminmax(weight)
-        if not -_HALF_MAX <= float(low) <= float(high) <= _HALF_MAX:
-            raise FusedUnavailable("a weight is beyond the range of half floats")
-        panels = _in_groups(weight.to(torch.float16), panel).transpose(1, 2).contiguous()
-        padded_bias = None if bias is None else _in_groups(bias.float(), panel).contiguous()
-        return _PackedLinear(self._keep(panels), self._keep(padded_bias), weight.shape[1], weight.shape[0])
+    def _linear(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision | None = None
+    ) -> _PackedLinear:
+        """Lays a [out, in] weight out in panels of columns, padded with zeros at the end; see ``fused_step.cpp``."""
+        precision = precision or self._precision
+        columns = 2 * self._lanes
+        padded_bias = None if bias is None else in_groups(bias.float(), columns).contiguous()
+        panels, scales = _PACKERS[precision](weight, self._lanes)
+        return _PackedLinear(
+            self._keep(panels),
+            self._keep(scales),
+            self._keep(padded_bias),
+            weight.shape[1],
+            weight.shape[0],
+            list(_PACKERS).index(precision),
+        )
 
     def _keep(self, tensor: torch.Tensor | None) -> ctypes.c_void_p:
         if tensor is None:
@@ -178,21 +209,29 @@ def check_shape(config: ModelConfig) -> None:
     """Says whether the kernels cover this model.
 
     Raises:
-        FusedUnavailable: a size is not a multiple of what the vectors need.
+        FusedUnavailable: the model does something that Llama does not, or a size is not a multiple of what the vectors
+            need.
     """
+    if features := config.unlike_llama():
+        raise FusedUnavailable(f"the fused step does not do {', '.join(features)}")
     for field, multiple in (("hidden_size", 16), ("head_dim", 64)):
         if (value := getattr(config, field)) % multiple:
             raise FusedUnavailable(f"{field} is {value}, not a multiple of {multiple}")
 
 
-def _in_groups(tensor: torch.Tensor, size: int) -> torch.Tensor:
-    """[rows, ...] to [ceil(rows / size), size, ...], the last group padded with zeros."""
-    missing = -tensor.shape[0] % size
-    if missing:
-        tensor = torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
-    return tensor.view(-1, size, *tensor.shape[1:])
-
-
 def _concatenated(parts: tuple[Linear, ...]) -> torch.Tensor | None:
     biases = [part.bias for part in parts if part.bias is not None]
     return torch.cat(biases) if biases else None
+
+
+def check_precision(config: ModelConfig, precision: Precision) -> None:
+    """Says whether this model's weights can be kept so.
+
+    Raises:
+        FusedUnavailable: a size is not a multiple of what a group needs.
+    """
+    if precision == "float16":
+        return
+    widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+    if wrong := [width for width in widths if width % GROUP]:
+        raise FusedUnavailable(f"{precision} weights need inputs in multiples of {GROUP}, and one has {wrong[0]}")

@@ -4,15 +4,22 @@
 // than in them. Here the whole step is one OpenMP region; what is shared between threads is separated by the barrier
 // at the end of each `omp for`.
 //
-// Numbers: weights and KV are half floats in memory (11 bits of mantissa, half the traffic of float), activations and
-// every sum are float. Each sum runs in an order that depends on nothing but its own row's position, so a row's
-// result is bitwise the same alone, in any batch, in any chunk of a prefill and with any number of threads.
+// Numbers: weights are half floats (11 bits of mantissa, half the traffic of float), bytes or nibbles; KV are half
+// floats, or bytes with a scale for each token and head; activations and every sum are float. Where weights are integers, a row of activations is rounded to int8 in
+// groups of GROUP with a scale each, and products within a group are summed as integers. Each sum runs in an order that
+// depends on nothing but its own row's position, so a row's result is bitwise the same alone, in any batch, in any chunk
+// of a prefill and with any number of threads.
 //
-// Layouts
-//   weights     [panel][in][PANEL]: PANEL output columns side by side, so that a kernel reads one stream
+// Layouts of a weight matrix: panels of PANEL output columns, so that a kernel reads one stream
+//   half floats [panel][in][PANEL]
+//   bytes       [panel][in / 4][PANEL][4], weight = scale of the column * (byte - 128)
+//   nibbles     [panel][in / GROUP]{ [2][4][LANES][4] bytes, scales [PANEL], minima [PANEL] }, weight = scale * nibble
+//               + minimum; byte i of a vector holds word i of the group in its low half and word i + 4 in its high half
 //   gate and up one matrix whose panels hold LANES gate columns, then the LANES up columns that belong to them
-//   KV          [layer][block][kv head]{ keys [head_dim][BLOCK], values [BLOCK][head_dim] }
-//               keys are transposed so that one vector holds one dimension of BLOCK tokens
+// Other layouts
+//   KV          [layer][block][kv head]{ keys [head_dim][BLOCK], values [BLOCK][head_dim] } and, where they are bytes,
+//               { scales of the keys [BLOCK], scales of the values [BLOCK] }; keys are transposed so that one vector
+//               holds one dimension of BLOCK tokens
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -26,9 +33,11 @@ using half = uint16_t;
 
 // ---------------------------------------------------------------- vectors: the only part that knows the instructions
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+#define WIDE
 constexpr int LANES = 16;
-constexpr int ROW_TILE = 12;      // rows of a matrix product that share the weights in registers: 24 accumulators
+constexpr int ROW_TILE = 12;         // rows of a matrix product that share the weights in registers: 24 accumulators
+constexpr int INTEGER_ROW_TILE = 6;  // the same where sums of integers need registers beside the float ones
 constexpr int QUERY_TILE = 6;     // query vectors that share keys and values in registers
 constexpr int VALUE_VECTORS = 4;  // vectors of a value row per pass
 using Vector = __m512;
@@ -36,15 +45,37 @@ inline Vector load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, Vector v) { _mm512_storeu_ps(p, v); }
 inline Vector broadcast(float x) { return _mm512_set1_ps(x); }
 inline Vector load_half(const half* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline Vector load_int8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
 inline Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vector maximum(Vector a, Vector b) { return _mm512_max_ps(a, b); }
 inline float sum(Vector v) { return _mm512_reduce_add_ps(v); }
 inline float largest(Vector v) { return _mm512_reduce_max_ps(v); }
 inline Vector nearest(Vector v) { return _mm512_roundscale_ps(v, 8); }
 inline Vector times_power_of_two(Vector v, Vector n) { return _mm512_scalef_ps(v, n); }
+using Integers = __m512i;
+inline Integers load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline Integers broadcast_word(int32_t x) { return _mm512_set1_epi32(x); }
+inline Vector to_float(Integers v) { return _mm512_cvtepi32_ps(v); }
+inline void store_int8(int8_t* p, Vector v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v))); }
+inline Integers low_nibbles(Integers v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
+inline Integers high_nibbles(Integers v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15)); }
+inline Integers add(Integers a, Integers b) { return _mm512_add_epi32(a, b); }
+#if defined(__AVX512VNNI__)
+inline Integers dot4(Integers total, Integers bytes, Integers word) { return _mm512_dpbusd_epi32(total, bytes, word); }
+#else
+inline Integers even(Integers s) { return _mm512_srai_epi16(_mm512_slli_epi16(s, 8), 8); }
+inline Integers dot4(Integers total, Integers bytes, Integers word) {
+  const Integers evens = _mm512_madd_epi16(_mm512_and_si512(bytes, _mm512_set1_epi16(255)), even(word));
+  const Integers odds = _mm512_madd_epi16(_mm512_srli_epi16(bytes, 8), _mm512_srai_epi16(word, 8));
+  return add(total, add(evens, odds));
+}
+#endif
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 constexpr int LANES = 8;
 constexpr int ROW_TILE = 6;
+constexpr int INTEGER_ROW_TILE = 3;
 constexpr int QUERY_TILE = 4;
 constexpr int VALUE_VECTORS = 2;
 using Vector = __m256;
@@ -52,6 +83,9 @@ inline Vector load(const float* p) { return _mm256_loadu_ps(p); }
 inline void store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
 inline Vector broadcast(float x) { return _mm256_set1_ps(x); }
 inline Vector load_half(const half* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+inline Vector load_int8(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
 inline Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vector maximum(Vector a, Vector b) { return _mm256_max_ps(a, b); }
 inline float sum(Vector v) {
@@ -69,17 +103,43 @@ inline Vector times_power_of_two(Vector v, Vector n) {
   __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
   return _mm256_mul_ps(v, _mm256_castsi256_ps(exponent));
 }
+using Integers = __m256i;
+inline Integers load_bytes(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+inline Integers broadcast_word(int32_t x) { return _mm256_set1_epi32(x); }
+inline Vector to_float(Integers v) { return _mm256_cvtepi32_ps(v); }
+inline void store_int8(int8_t* p, Vector v) {
+  const __m256i words = _mm256_cvtps_epi32(v);
+  const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(shorts, shorts));
+}
+inline Integers low_nibbles(Integers v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
+inline Integers high_nibbles(Integers v) { return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15)); }
+inline Integers add(Integers a, Integers b) { return _mm256_add_epi32(a, b); }
+#if defined(__AVXVNNI__)
+inline Integers dot4(Integers total, Integers bytes, Integers word) { return _mm256_dpbusd_avx_epi32(total, bytes, word); }
 #else
-#error "needs AVX-512, or AVX2 with FMA and F16C"
+inline Integers even(Integers s) { return _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8); }
+inline Integers dot4(Integers total, Integers bytes, Integers word) {
+  const Integers evens = _mm256_madd_epi16(_mm256_and_si256(bytes, _mm256_set1_epi16(255)), even(word));
+  const Integers odds = _mm256_madd_epi16(_mm256_srli_epi16(bytes, 8), _mm256_srai_epi16(word, 8));
+  return add(total, add(evens, odds));
+}
 #endif
+#else
+#error "needs AVX-512 F and BW, or AVX2 with FMA and F16C"
+#endif
+// dot4: total + the sum of four products of an unsigned byte with a signed one, in every 32-bit lane, exactly.
 
 constexpr int PANEL = 2 * LANES;
+constexpr int GROUP = 32;  // inputs that share a scale where weights are integers
 constexpr int BLOCK = 16;  // tokens of a KV block
 constexpr int BLOCK_VECTORS = BLOCK / LANES;
 constexpr float HALF_MAX = 65504.f;
 
 inline half to_half(float x) { return _cvtss_sh(std::min(std::max(x, -HALF_MAX), HALF_MAX), 0); }
 inline float from_half(half x) { return _cvtsh_ss(x); }
+inline Vector load_number(const half* p) { return load_half(p); }
+inline Vector load_number(const int8_t* p) { return load_int8(p); }
 
 // 2^x for x <= 0: exponent and a polynomial (Taylor of 2^f on [-1/2, 1/2], error below 2e-7).
 inline Vector exp2(Vector x) {
@@ -102,11 +162,39 @@ inline Vector silu(Vector x) {
 
 // ---------------------------------------------------------------- the model
 
+enum Format { HALVES, BYTES, NIBBLES };
+
 struct Linear {
-  const half* panels = nullptr;
-  const float* bias = nullptr;  // in the order of the panels' columns, padded like them; or null
+  const uint8_t* panels = nullptr;
+  const float* scales = nullptr;  // of the columns, for BYTES
+  const float* bias = nullptr;    // in the order of the panels' columns, padded like them; or null
   int in = 0;
   int out = 0;  // columns that mean something; the last panel may be padded
+  Format format = HALVES;
+
+  size_t panel_bytes() const {
+    switch (format) {
+      case HALVES: return (size_t)in * PANEL * sizeof(half);
+      case BYTES: return (size_t)in * PANEL;
+      default: return (size_t)in / GROUP * (GROUP / 2 + 2 * sizeof(half)) * PANEL;
+    }
+  }
+};
+
+// Rows that a matrix is multiplied with: floats and, for integer weights, their rounded form.
+struct Rows {
+  std::vector<float> floats;
+  std::vector<int8_t> rounded;  // [row][in]
+  std::vector<float> scales;    // [row][in / GROUP]
+  std::vector<int32_t> sums;    // [row][in / GROUP], of the rounded ones
+
+  void reserve(int rows, int width) {
+    if (floats.size() >= (size_t)rows * width) return;
+    floats.resize((size_t)rows * width);
+    rounded.resize((size_t)rows * width);
+    scales.resize((size_t)rows * width / GROUP);
+    sums.resize((size_t)rows * width / GROUP);
+  }
 };
 
 struct Layer {
@@ -124,27 +212,37 @@ struct Model {
   const half* embedding;  // [vocab][hidden]
   const float* norm;
   const float* rope;  // [max_context][head_dim]: cosines, then sines
-  half* kv;
+  uint8_t* kv;
+  bool kv_is_bytes;
   // Work space of a step, by rows.
   int capacity = 0;
-  std::vector<float> residual, normed, qkv, mixed, activated;
+  std::vector<float> residual, qkv, mixed, activated;
+  Rows shared;            // of all rows, for the next matrix
+  std::vector<Rows> own;  // of one row, for each thread: cheaper to make twice than to wait for
   std::vector<std::vector<float>> scores;  // one for each thread
 
   int qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
+  int widest() const { return std::max({hidden, heads * head_dim, padded_intermediate()}); }
   int padded_intermediate() const { return (intermediate + LANES - 1) / LANES * LANES; }
-  half* block(int layer_index, int block_index, int kv_head) const {
-    return kv + ((layer_index * blocks + block_index) * kv_heads + kv_head) * 2L * BLOCK * head_dim;
+  size_t head_bytes() const {  // of one block and kv head
+    const size_t numbers = 2UL * BLOCK * head_dim;
+    return kv_is_bytes ? numbers + 2 * BLOCK * sizeof(float) : numbers * sizeof(half);
   }
+  uint8_t* block(int layer_index, int block_index, int kv_head) const {
+    return kv + ((layer_index * blocks + block_index) * kv_heads + kv_head) * head_bytes();
+  }
+  float* block_scales(uint8_t* block) const { return (float*)(block + 2L * BLOCK * head_dim); }
   void reserve(int rows, int threads) {
     if (rows > capacity) {
       capacity = rows;
       residual.resize((size_t)rows * hidden);
-      normed.resize((size_t)rows * hidden);
+      shared.reserve(rows, widest());
       qkv.resize((size_t)rows * qkv_width());
       mixed.resize((size_t)rows * heads * head_dim);
       activated.resize((size_t)rows * padded_intermediate());
     }
-    if ((int)scores.size() < threads) scores.resize(threads);
+    if ((int)scores.size() < threads) scores.resize(threads), own.resize(threads);
+    for (auto& rows_of_one : own) rows_of_one.reserve(1, widest());
     for (auto& buffer : scores) buffer.resize((size_t)QUERY_TILE * (max_context + BLOCK));
   }
 };
@@ -160,10 +258,24 @@ struct Step {
 
 // ---------------------------------------------------------------- matrix products
 
-// out[r][c] = sum over k of x[r][k] * panel[k][c], k ascending. Separate functions with a plain buffer as their only
-// output keep the accumulators in registers; the pragmas unroll the loops that index them.
+// A kernel multiplies ROWS rows with one panel: out[r][c] = sum over k of x[r][k] * weight[k][c], k ascending.
+// Separate functions with a plain buffer as their only output keep the accumulators in registers; the pragmas unroll
+// the loops that index them.
+struct Operand {
+  const float* x;
+  long stride;
+  const int8_t* rounded;
+  const float* scales;
+  const int32_t* sums;
+};
+using PanelKernel = void (*)(const uint8_t* panel, const float* column_scales, int in, const Operand& rows, float* out);
+
 template <int ROWS>
-__attribute__((noinline)) void multiply_panel(const half* panel, int in, const float* x, long stride, float* out) {
+__attribute__((noinline)) void multiply_halves(
+    const uint8_t* bytes, const float*, int in, const Operand& rows, float* out) {
+  const half* panel = (const half*)bytes;
+  const float* x = rows.x;
+  const long stride = rows.stride;
   Vector acc[ROWS][2];
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = broadcast(0.f);
@@ -183,30 +295,139 @@ __attribute__((noinline)) void multiply_panel(const half* panel, int in, const f
   }
 }
 
-using PanelKernel = void (*)(const half*, int, const float*, long, float*);
-constexpr PanelKernel PANEL_KERNELS[] = {
-    nullptr, multiply_panel<1>, multiply_panel<2>, multiply_panel<3>, multiply_panel<4>, multiply_panel<5>,
-    multiply_panel<6>,
-#if defined(__AVX512F__)
-    multiply_panel<7>, multiply_panel<8>, multiply_panel<9>, multiply_panel<10>, multiply_panel<11>, multiply_panel<12>,
+inline Integers word_of(const int8_t* p) {
+  int32_t word;
+  std::memcpy(&word, p, sizeof word);
+  return broadcast_word(word);
+}
+
+template <int ROWS>
+__attribute__((noinline)) void multiply_bytes(
+    const uint8_t* panel, const float* column_scales, int in, const Operand& rows, float* out) {
+  const int8_t* x = rows.rounded;
+  const int groups = in / GROUP;
+  Vector total[ROWS][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; r++) total[r][0] = total[r][1] = broadcast(0.f);
+  for (int g = 0; g < groups; g++) {
+    Integers acc[ROWS][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = broadcast_word(-128 * rows.sums[r * groups + g]);
+#pragma GCC unroll 8
+    for (int i = 0; i < GROUP / 4; i++, panel += 4 * PANEL) {
+      const Integers w0 = load_bytes(panel), w1 = load_bytes(panel + 4 * LANES);
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; r++) {
+        const Integers v = word_of(x + (long)r * in + g * GROUP + 4 * i);
+        acc[r][0] = dot4(acc[r][0], w0, v);
+        acc[r][1] = dot4(acc[r][1], w1, v);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) {
+      const Vector scale = broadcast(rows.scales[r * groups + g]);
+      total[r][0] = fma(to_float(acc[r][0]), scale, total[r][0]);
+      total[r][1] = fma(to_float(acc[r][1]), scale, total[r][1]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; r++) {
+    store(out + r * PANEL, total[r][0] * load(column_scales));
+    store(out + r * PANEL + LANES, total[r][1] * load(column_scales + LANES));
+  }
+}
+
+// One half of a panel, LANES columns, over all groups.
+template <int ROWS>
+__attribute__((noinline)) void multiply_nibbles_half(
+    const uint8_t* panel, int part, int in, const Operand& rows, float* out) {
+  constexpr int WORDS = GROUP / 4;
+  constexpr size_t GROUP_BYTES = (GROUP / 2 + 2 * sizeof(half)) * PANEL;
+  const int groups = in / GROUP;
+  Vector total[ROWS];
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; r++) total[r] = broadcast(0.f);
+  for (int g = 0; g < groups; g++, panel += GROUP_BYTES) {
+    const uint8_t* nibbles = panel + part * (GROUP / 2) * LANES;
+    const half* scales = (const half*)(panel + (GROUP / 2) * PANEL) + part * LANES;
+    Integers w[WORDS];
+#pragma GCC unroll 4
+    for (int i = 0; i < WORDS / 2; i++) {
+      const Integers both = load_bytes(nibbles + i * 4 * LANES);
+      w[i] = low_nibbles(both);
+      w[i + WORDS / 2] = high_nibbles(both);
+    }
+    const Vector scale = load_half(scales), minimum = load_half(scales + PANEL);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) {
+      const int8_t* x = rows.rounded + (long)r * in + g * GROUP;
+      Integers first = broadcast_word(0), second = first;  // two chains: one alone would wait for itself
+#pragma GCC unroll 4
+      for (int i = 0; i < WORDS; i += 2) {
+        first = dot4(first, w[i], word_of(x + 4 * i));
+        second = dot4(second, w[i + 1], word_of(x + 4 * i + 4));
+      }
+      const float row_scale = rows.scales[r * groups + g];
+      total[r] = fma(scale * broadcast(row_scale), to_float(add(first, second)), total[r]);
+      total[r] = fma(minimum, broadcast(row_scale * (float)rows.sums[r * groups + g]), total[r]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; r++) store(out + r * PANEL + part * LANES, total[r]);
+}
+
+template <int ROWS>
+void multiply_nibbles(const uint8_t* panel, const float*, int in, const Operand& rows, float* out) {
+  for (int part = 0; part < 2; part++) multiply_nibbles_half<ROWS>(panel, part, in, rows, out);
+}
+
+struct Kernels {
+  int tile;  // rows that one call takes at most
+  PanelKernel of[13];
+};
+constexpr Kernels KERNELS[] = {
+    {ROW_TILE,
+     {nullptr, multiply_halves<1>, multiply_halves<2>, multiply_halves<3>, multiply_halves<4>, multiply_halves<5>,
+      multiply_halves<6>,
+#ifdef WIDE
+      multiply_halves<7>, multiply_halves<8>, multiply_halves<9>, multiply_halves<10>, multiply_halves<11>,
+      multiply_halves<12>
 #endif
+     }},
+    {INTEGER_ROW_TILE,
+     {nullptr, multiply_bytes<1>, multiply_bytes<2>, multiply_bytes<3>,
+#ifdef WIDE
+      multiply_bytes<4>, multiply_bytes<5>, multiply_bytes<6>
+#endif
+     }},
+    {INTEGER_ROW_TILE,
+     {nullptr, multiply_nibbles<1>, multiply_nibbles<2>, multiply_nibbles<3>,
+#ifdef WIDE
+      multiply_nibbles<4>, multiply_nibbles<5>, multiply_nibbles<6>
+#endif
+     }},
 };
 
 enum class Then { store, add, silu_times };
 
 // y = x · weights + bias, added to y or gated where asked for. Work is shared out by panels; ends with a barrier.
 template <Then THEN>
-void linear(const Linear& weights, const float* x, long x_stride, int rows, float* y, long y_stride) {
+void linear(const Linear& weights, const Rows& input, const float* x, long x_stride, int rows, float* y, long y_stride) {
+  const Kernels& kernels = KERNELS[weights.format];
   const int panels = (weights.out + PANEL - 1) / PANEL;
-  const int tiles = (rows + ROW_TILE - 1) / ROW_TILE;
+  const int tiles = (rows + kernels.tile - 1) / kernels.tile;
+  const int groups = weights.in / GROUP;
 #pragma omp for schedule(dynamic, 2)
   for (int p = 0; p < panels; p++) {
-    const half* panel = weights.panels + (size_t)p * weights.in * PANEL;
+    const uint8_t* panel = weights.panels + p * weights.panel_bytes();
+    const float* scales = weights.scales ? weights.scales + p * PANEL : nullptr;
     const int columns = std::min(PANEL, weights.out - p * PANEL);
     for (int t = 0; t < tiles; t++) {
       const int first = (long)rows * t / tiles, count = (long)rows * (t + 1) / tiles - first;
+      const Operand operand{x + first * x_stride, x_stride, input.rounded.data() + (long)first * weights.in,
+                            input.scales.data() + (long)first * groups, input.sums.data() + (long)first * groups};
       alignas(64) float out[ROW_TILE * PANEL];
-      PANEL_KERNELS[count](panel, weights.in, x + first * x_stride, x_stride, out);
+      kernels.of[count](panel, scales, weights.in, operand, out);
       for (int r = 0; r < count; r++) {
         Vector low = load(out + r * PANEL), high = load(out + r * PANEL + LANES);
         if (weights.bias) {
@@ -237,6 +458,42 @@ void linear(const Linear& weights, const float* x, long x_stride, int rows, floa
   }
 }
 
+// Does something for every row and ends with a barrier; a single row is done by every thread, each in its own memory.
+template <class Do>
+void each_row(int rows, Do&& work) {
+  if (rows == 1) {
+    work(0);
+    return;
+  }
+#pragma omp for schedule(static)
+  for (int row = 0; row < rows; row++) work(row);
+}
+
+// Rounds a row to int8 with a scale for each group.
+void round_row(const float* x, int in, int row, Rows& to) {
+  int8_t* rounded = to.rounded.data() + (long)row * in;
+  float* scales = to.scales.data() + (long)row * (in / GROUP);
+  int32_t* sums = to.sums.data() + (long)row * (in / GROUP);
+  for (int g = 0; g < in / GROUP; g++, x += GROUP, rounded += GROUP) {
+    Vector top = broadcast(0.f), nothing = broadcast(0.f);
+    for (int i = 0; i < GROUP; i += LANES) {
+      const Vector v = load(x + i);
+      top = maximum(top, maximum(v, broadcast(0.f) - v));
+      nothing = fma(v, broadcast(0.f), nothing);  // NaN where a value is none, which the maximum may overlook
+    }
+    const float most = largest(top);
+    const Vector inverse = broadcast(most > 0.f ? 127.f / most : 0.f);
+    Vector total = broadcast(0.f);
+    for (int i = 0; i < GROUP; i += LANES) {
+      const Vector whole = nearest(load(x + i) * inverse);
+      store_int8(rounded + i, whole);
+      total = total + whole;
+    }
+    scales[g] = most / 127.f + sum(nothing);
+    sums[g] = (int32_t)sum(total);
+  }
+}
+
 // RMSNorm (arXiv 1910.07467) of `size` values.
 void rms_norm(const float* x, const float* weight, int size, float eps, float* y) {
   Vector squares = broadcast(0.f);
@@ -256,6 +513,16 @@ void rotate(float* head, const float* rope, int head_dim) {
   }
 }
 
+// Rounds a head to int8, its numbers `stride` apart; returns the scale, which is NaN if one of them is none.
+float round_head(const float* x, int head_dim, int8_t* to, int stride) {
+  float most = 0.f, nothing = 0.f;
+  for (int d = 0; d < head_dim; d++) most = std::max(most, std::fabs(x[d])), nothing += x[d] * 0.f;
+  const float inverse = most > 0.f ? 127.f / most : 0.f;
+  for (int d = 0; d < head_dim; d++)
+    to[d * stride] = (int8_t)std::lrint(std::min(std::max(x[d] * inverse, -127.f), 127.f));
+  return most / 127.f + nothing;
+}
+
 // Norms and rotates one row's queries and keys, and writes its keys and values where its slot says.
 void write_kv(const Model& m, int layer_index, const Step& step, int row, float* qkv) {
   const Layer& layer = m.layer[layer_index];
@@ -270,8 +537,15 @@ void write_kv(const Model& m, int layer_index, const Step& step, int row, float*
   for (int h = 0; h < m.kv_heads; h++) {
     const float* key = qkv + (m.heads + h) * m.head_dim;
     const float* value = key + m.kv_heads * m.head_dim;
-    half* keys = m.block(layer_index, block, h);
-    half* values = keys + BLOCK * m.head_dim + offset * m.head_dim;
+    uint8_t* numbers = m.block(layer_index, block, h);
+    if (m.kv_is_bytes) {
+      int8_t *keys = (int8_t*)numbers, *values = keys + (BLOCK + offset) * m.head_dim;
+      float* scales = m.block_scales(numbers) + offset;
+      scales[0] = round_head(key, m.head_dim, keys + offset, BLOCK);
+      scales[BLOCK] = round_head(value, m.head_dim, values, 1);
+      continue;
+    }
+    half *keys = (half*)numbers, *values = keys + (BLOCK + offset) * m.head_dim;
     for (int d = 0; d < m.head_dim; d++) {
       keys[d * BLOCK + offset] = to_half(key[d]);
       values[d] = to_half(value[d]);
@@ -280,16 +554,16 @@ void write_kv(const Model& m, int layer_index, const Step& step, int row, float*
 }
 
 // scores[q][t] = queries[q] · keys[t] for the tokens of one block; even and odd dimensions are summed apart.
-template <int QUERIES>
+template <class Number, int QUERIES>
 __attribute__((noinline)) void score_block(
-    const half* keys, int head_dim, const float* const* queries, float* scores, long stride) {
+    const Number* keys, const float* scales, int head_dim, const float* const* queries, float* scores, long stride) {
   for (int part = 0; part < BLOCK_VECTORS; part++) {
     Vector even[QUERIES], odd[QUERIES];
 #pragma GCC unroll 8
     for (int q = 0; q < QUERIES; q++) even[q] = odd[q] = broadcast(0.f);
-    const half* at = keys + part * LANES;
+    const Number* at = keys + part * LANES;
     for (int d = 0; d < head_dim; d += 2, at += 2 * BLOCK) {
-      const Vector k0 = load_half(at), k1 = load_half(at + BLOCK);
+      const Vector k0 = load_number(at), k1 = load_number(at + BLOCK);
 #pragma GCC unroll 8
       for (int q = 0; q < QUERIES; q++) {
         even[q] = fma(broadcast(queries[q][d]), k0, even[q]);
@@ -297,26 +571,30 @@ __attribute__((noinline)) void score_block(
       }
     }
 #pragma GCC unroll 8
-    for (int q = 0; q < QUERIES; q++) store(scores + q * stride + part * LANES, even[q] + odd[q]);
+    for (int q = 0; q < QUERIES; q++) {
+      Vector score = even[q] + odd[q];
+      if (scales) score = score * load(scales + part * LANES);
+      store(scores + q * stride + part * LANES, score);
+    }
   }
 }
 
 // out[q] = sum over the first `length` tokens of weights[q][t] * values[t], one slice of the head's dimensions.
-template <int QUERIES>
+template <class Number, int QUERIES>
 __attribute__((noinline)) void mix_values(
-    const half* const* value_blocks, int length, int head_dim, const float* weights, long stride, float* out) {
+    const Number* const* value_blocks, int length, int head_dim, const float* weights, long stride, float* out) {
   Vector acc[QUERIES][VALUE_VECTORS];
 #pragma GCC unroll 8
   for (int q = 0; q < QUERIES; q++)
 #pragma GCC unroll 4
     for (int v = 0; v < VALUE_VECTORS; v++) acc[q][v] = broadcast(0.f);
   for (int b = 0; b * BLOCK < length; b++) {
-    const half* value = value_blocks[b];
+    const Number* value = value_blocks[b];
     const int tokens = std::min(BLOCK, length - b * BLOCK);
     for (int t = 0; t < tokens; t++, value += head_dim) {
       Vector w[VALUE_VECTORS];
 #pragma GCC unroll 4
-      for (int v = 0; v < VALUE_VECTORS; v++) w[v] = load_half(value + v * LANES);
+      for (int v = 0; v < VALUE_VECTORS; v++) w[v] = load_number(value + v * LANES);
 #pragma GCC unroll 8
       for (int q = 0; q < QUERIES; q++) {
         const Vector p = broadcast(weights[q * stride + b * BLOCK + t]);
@@ -353,25 +631,34 @@ struct Queries {
   float* out[QUERY_TILE];
 };
 
-template <int QUERIES>
+template <class Number, int QUERIES>
 void attend(const Model& m, int layer_index, const int32_t* table, int kv_head, const Queries& q, float* scores) {
   const long stride = m.max_context + BLOCK;
   const int length = *std::max_element(q.length, q.length + QUERIES);
   const int blocks = (length + BLOCK - 1) / BLOCK;
-  thread_local std::vector<const half*> values;
+  thread_local std::vector<const Number*> values;
   values.resize(blocks);
   for (int b = 0; b < blocks; b++) {
-    const half* keys = m.block(layer_index, table[b], kv_head);
-    score_block<QUERIES>(keys, m.head_dim, q.vector, scores + b * BLOCK, stride);
+    uint8_t* numbers = m.block(layer_index, table[b], kv_head);
+    const Number* keys = (const Number*)numbers;
+    const float* scales = m.kv_is_bytes ? m.block_scales(numbers) : nullptr;
+    score_block<Number, QUERIES>(keys, scales, m.head_dim, q.vector, scores + b * BLOCK, stride);
     values[b] = keys + BLOCK * m.head_dim;
   }
   float inverse[QUERIES];
   const float scale = 1.f / std::sqrt((float)m.head_dim);
   for (int i = 0; i < QUERIES; i++)
     inverse[i] = 1.f / soften(scores + i * stride, q.length[i], blocks * BLOCK, scale);
+  for (int b = 0; m.kv_is_bytes && b < blocks; b++) {
+    const float* value_scales = m.block_scales(m.block(layer_index, table[b], kv_head)) + BLOCK;
+    // Tokens beyond a query's own have weight 0 and, in a block that is not full, scales that mean nothing.
+    for (int i = 0; i < QUERIES; i++)
+      for (int t = b * BLOCK; t < std::min(q.length[i], (b + 1) * BLOCK); t++)
+        scores[i * stride + t] *= value_scales[t - b * BLOCK];
+  }
   for (int d = 0; d < m.head_dim; d += VALUE_VECTORS * LANES) {
     alignas(64) float out[QUERIES * VALUE_VECTORS * LANES];
-    mix_values<QUERIES>(values.data(), length, m.head_dim, scores, stride, out);
+    mix_values<Number, QUERIES>(values.data(), length, m.head_dim, scores, stride, out);
     for (int i = 0; i < QUERIES; i++)
       for (int v = 0; v < VALUE_VECTORS; v++)
         store(q.out[i] + d + v * LANES, load(out + (i * VALUE_VECTORS + v) * LANES) * broadcast(inverse[i]));
@@ -380,11 +667,17 @@ void attend(const Model& m, int layer_index, const int32_t* table, int kv_head, 
 }
 
 using AttentionKernel = void (*)(const Model&, int, const int32_t*, int, const Queries&, float*);
-constexpr AttentionKernel ATTENTION_KERNELS[] = {
-    nullptr, attend<1>, attend<2>, attend<3>, attend<4>,
-#if defined(__AVX512F__)
-    attend<5>, attend<6>,
+constexpr AttentionKernel ATTENTION_KERNELS[2][7] = {
+    {nullptr, attend<half, 1>, attend<half, 2>, attend<half, 3>, attend<half, 4>,
+#ifdef WIDE
+     attend<half, 5>, attend<half, 6>
 #endif
+    },
+    {nullptr, attend<int8_t, 1>, attend<int8_t, 2>, attend<int8_t, 3>, attend<int8_t, 4>,
+#ifdef WIDE
+     attend<int8_t, 5>, attend<int8_t, 6>
+#endif
+    },
 };
 
 // Neighbouring rows of one sequence, as many as fill a query tile with the heads of a group.
@@ -424,33 +717,46 @@ void attention(Model& m, int layer_index, const Step& step, const std::vector<Ro
         q.length[i] = step.positions[row] + 1;
         q.out[i] = &m.mixed[(row * m.heads + head) * m.head_dim];
       }
-      ATTENTION_KERNELS[q.count](m, layer_index, table, kv_head, q, scores);
+      ATTENTION_KERNELS[m.kv_is_bytes][q.count](m, layer_index, table, kv_head, q, scores);
     }
   }
 }
 
 // ---------------------------------------------------------------- the step
 
-void norm_rows(const Model& m, const float* x, const float* weight, int rows, const int32_t* which, float* y) {
-#pragma omp for schedule(static)
-  for (int row = 0; row < rows; row++)
-    rms_norm(x + (long)(which ? which[row] : row) * m.hidden, weight, m.hidden, m.eps, y + (long)row * m.hidden);
+// The norm of some rows, ready for a product with `weights`.
+void norm_rows(const Model& m, const float* x, const float* norm, int rows, const int32_t* which, const Linear& weights,
+               Rows& to) {
+  each_row(rows, [&](int row) {
+    float* normed = to.floats.data() + (long)row * m.hidden;
+    rms_norm(x + (long)(which ? which[row] : row) * m.hidden, norm, m.hidden, m.eps, normed);
+    if (weights.format != HALVES) round_row(normed, m.hidden, row, to);
+  });
 }
 
-void run_layer(Model& m, int index, const Step& step, const std::vector<RowGroup>& groups, float* scores) {
+// Rows that are floats already, ready for a product with `weights`.
+void round_rows(const float* x, long stride, int rows, const Linear& weights, Rows& to) {
+  if (weights.format == HALVES) return;
+  each_row(rows, [&](int row) { round_row(x + row * stride, weights.in, row, to); });
+}
+
+void run_layer(Model& m, int index, const Step& step, const std::vector<RowGroup>& groups, int thread) {
   const Layer& layer = m.layer[index];
   const int rows = step.rows, width = m.qkv_width(), mixed_width = m.heads * m.head_dim;
-  float *x = m.residual.data(), *normed = m.normed.data();
-  norm_rows(m, x, layer.input_norm, rows, nullptr, normed);
-  linear<Then::store>(layer.qkv, normed, m.hidden, rows, m.qkv.data(), width);
+  float* x = m.residual.data();
+  Rows& input = rows == 1 ? m.own[thread] : m.shared;
+  norm_rows(m, x, layer.input_norm, rows, nullptr, layer.qkv, input);
+  linear<Then::store>(layer.qkv, input, input.floats.data(), m.hidden, rows, m.qkv.data(), width);
 #pragma omp for schedule(static)
   for (int row = 0; row < rows; row++) write_kv(m, index, step, row, &m.qkv[(long)row * width]);
-  attention(m, index, step, groups, scores);
-  linear<Then::add>(layer.output, m.mixed.data(), mixed_width, rows, x, m.hidden);
-  norm_rows(m, x, layer.post_attention_norm, rows, nullptr, normed);
+  attention(m, index, step, groups, m.scores[thread].data());
+  round_rows(m.mixed.data(), mixed_width, rows, layer.output, input);
+  linear<Then::add>(layer.output, input, m.mixed.data(), mixed_width, rows, x, m.hidden);
+  norm_rows(m, x, layer.post_attention_norm, rows, nullptr, layer.gate_up, input);
   const int padded = m.padded_intermediate();
-  linear<Then::silu_times>(layer.gate_up, normed, m.hidden, rows, m.activated.data(), padded);
-  linear<Then::add>(layer.down, m.activated.data(), padded, rows, x, m.hidden);
+  linear<Then::silu_times>(layer.gate_up, input, input.floats.data(), m.hidden, rows, m.activated.data(), padded);
+  round_rows(m.activated.data(), padded, rows, layer.down, input);
+  linear<Then::add>(layer.down, input, m.activated.data(), padded, rows, x, m.hidden);
 }
 
 }  // namespace
@@ -465,12 +771,13 @@ struct FusedShape {
   int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, max_context;
   int64_t blocks;
   float eps;
+  int32_t kv_is_bytes;
 };
 
 struct FusedLinear {
-  const half* panels;
-  const float* bias;
-  int32_t in, out;
+  const uint8_t* panels;
+  const float *scales, *bias;
+  int32_t in, out, format;
 };
 
 struct FusedLayer {
@@ -480,12 +787,14 @@ struct FusedLayer {
 
 // All pointers stay the caller's and must outlive the model.
 void* fused_create(const FusedShape* shape, const FusedLayer* layers, const FusedLinear* head, const half* embedding,
-                   const float* norm, const float* rope, half* kv) {
-  auto convert = [](const FusedLinear& l) { return Linear{l.panels, l.bias, l.in, l.out}; };
+                   const float* norm, const float* rope, uint8_t* kv) {
+  auto convert = [](const FusedLinear& l) {
+    return Linear{l.panels, l.scales, l.bias, l.in, l.out, static_cast<Format>(l.format)};
+  };
   Model* m = new Model{};
   m->layers = shape->layers, m->hidden = shape->hidden, m->heads = shape->heads, m->kv_heads = shape->kv_heads;
   m->head_dim = shape->head_dim, m->intermediate = shape->intermediate, m->vocab = shape->vocab;
-  m->max_context = shape->max_context, m->blocks = shape->blocks, m->eps = shape->eps;
+  m->max_context = shape->max_context, m->blocks = shape->blocks, m->eps = shape->eps, m->kv_is_bytes = shape->kv_is_bytes;
   for (int i = 0; i < shape->layers; i++) {
     const FusedLayer& l = layers[i];
     m->layer.push_back({l.input_norm, l.post_attention_norm, l.query_norm, l.key_norm, convert(l.qkv),
@@ -510,17 +819,20 @@ void fused_step(void* model, int rows, const int32_t* tokens, const int32_t* pos
   const std::vector<RowGroup> groups = group_rows(m, step);
 #pragma omp parallel num_threads(threads)
   {
-    float* scores = m.scores[omp_get_thread_num()].data();
+    const int thread = omp_get_thread_num();
 #pragma omp for schedule(static)
     for (int row = 0; row < rows; row++)
       for (int i = 0; i < m.hidden; i++)
         m.residual[(long)row * m.hidden + i] = from_half(m.embedding[(long)tokens[row] * m.hidden + i]);
-    for (int index = 0; index < m.layers; index++) run_layer(m, index, step, groups, scores);
+    for (int index = 0; index < m.layers; index++) run_layer(m, index, step, groups, thread);
     if (wanted) {
-      norm_rows(m, m.residual.data(), m.norm, wanted, logits_rows, m.normed.data());
-      linear<Then::store>(m.head, m.normed.data(), m.hidden, wanted, logits, m.vocab);
+      Rows& input = wanted == 1 ? m.own[thread] : m.shared;
+      norm_rows(m, m.residual.data(), m.norm, wanted, logits_rows, m.head, input);
+      linear<Then::store>(m.head, input, input.floats.data(), m.hidden, wanted, logits, m.vocab);
     }
-    if (wanted_hidden) norm_rows(m, m.residual.data(), m.norm, wanted_hidden, hidden_rows, hidden);
+#pragma omp for schedule(static)
+    for (int row = 0; row < wanted_hidden; row++)
+      rms_norm(m.residual.data() + (long)hidden_rows[row] * m.hidden, m.norm, m.hidden, m.eps, hidden + (long)row * m.hidden);
   }
 }
 }
