@@ -44,6 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest prompt plus answer in tokens (default: the model's)",
     )
     parser.add_argument(
+        "--dtype",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        default="auto",
+        help="what to compute in; auto is float16 weights where the fused step serves, else float32 "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--kv-dtype",
+        choices=["auto", "int8", "fp8"],
+        default="auto",
+        help="how keys and values are stored: as they are computed, or in one byte with a scale for each token and "
+        "head (default: %(default)s)",
+    )
+    parser.add_argument(
         "--threads", type=_positive, help="threads that compute (default: the cores this process may use)"
     )
     parser.add_argument(
@@ -74,6 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
         kv_memory=arguments.kv_memory,
         max_batch=arguments.max_batch,
         max_context=arguments.max_context,
+        dtype=arguments.dtype,
+        kv_dtype=arguments.kv_dtype,
         threads=arguments.threads or len(os.sched_getaffinity(0)),
     )
 

@@ -14,6 +14,12 @@ from backend.self_test import disagreement
 from backend.torch_runner import TorchRunner
 from backend.weights import ModelWeights
 
+_TORCH_DTYPES = {
+    "auto": torch.float32,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 MOST_DISAGREEMENT = 0.01
 """Relative error of logits up to which a runner counts as right; half floats stay ten times below it."""
 
@@ -27,17 +33,23 @@ def choose_runner(
         ModelError: the KV memory does not hold a single block.
     """
     torch.set_num_threads(engine.threads)
+    config = config.served_up_to(max_context)
     try:
         return _fused(config, weights, engine, max_context, progress)
     except FusedUnavailable as reason:
         progress(f"serving with torch, which is slower: {reason}")
-    num_blocks = _num_blocks(engine, TorchRunner.block_bytes(config), max_context)
-    return TorchRunner(config, weights, num_blocks, max_context)
+    dtype = _TORCH_DTYPES[engine.dtype]
+    num_blocks = _num_blocks(engine, TorchRunner.block_bytes(config, dtype, engine.kv_dtype), max_context)
+    return TorchRunner(config, weights, num_blocks, max_context, dtype, engine.kv_dtype)
 
 
 def _fused(
     config: ModelConfig, weights: ModelWeights, engine: EngineConfig, max_context: int, progress: Progress
 ) -> FusedRunner:
+    if engine.dtype not in ("auto", "float16"):
+        raise FusedUnavailable(f"the fused step computes with float16 weights, and --dtype asks for {engine.dtype}")
+    if engine.kv_dtype != "auto":
+        raise FusedUnavailable(f"the fused step stores keys and values in float16, not {engine.kv_dtype}")
     check_shape(config)
     library = load_fused_library(progress)
 

@@ -12,8 +12,9 @@ import transformers
 
 from backend.runner import BLOCK_SIZE, StepInput
 
-SIZES = {
-    "vocab_size": 300,
+VOCABULARY = 300
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
     "hidden_size": 96,
     "intermediate_size": 144,
     "num_hidden_layers": 4,
@@ -122,7 +123,7 @@ KINDS: dict[str, Kind] = {
 
 def random_tokens(count: int, seed: int = 1) -> np.typing.NDArray[np.int32]:
     """Token ids of the small vocabulary."""
-    return np.random.default_rng(seed).integers(0, SIZES["vocab_size"], count).astype(np.int32)
+    return np.random.default_rng(seed).integers(0, VOCABULARY, count).astype(np.int32)
 
 
 @dataclass

@@ -51,7 +51,7 @@ def test_logits_and_states_agree_with_transformers(pair: tuple[Any, TorchRunner]
         output = runner.run(step)
         counts = [count for _, count in chunks]
         for (sequence, _), rows, hidden in zip(
-            chunks, output.logits.split(counts), output.hidden.split(counts), strict=True
+            chunks, torch.split(output.logits, counts), torch.split(output.hidden, counts), strict=True
         ):
             logits[id(sequence)].append(rows.clone())
             states[id(sequence)].append(hidden.clone())
