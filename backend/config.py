@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from backend.batching import Batching, BatchingMode
+
 Activation = Literal["silu", "gelu_tanh"]
 KvDtype = Literal["auto", "int8", "fp8"]
 ComputeDtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -168,6 +170,11 @@ class EngineConfig:
     """Tokens computed in one step at most. Small, so that a long prompt delays running answers little."""
     max_waiting: int = 256
     """Sequences admitted to the queue beyond ``max_batch``."""
+    max_seconds: float | None = None
+    """What a request may take, waiting included, before it is ended; None: as long as it lasts."""
+    batching: Batching = Batching(BatchingMode.CONTINUOUS)  # noqa: RUF009 - frozen
+    shares_prefixes: bool = True
+    """Whether sequences use KV blocks that others have computed."""
     threads: int = 1
     kv_dtype: KvDtype = "auto"
     """How keys and values are stored; auto: as they are computed."""

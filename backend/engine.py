@@ -42,7 +42,7 @@ class Output:
     embedding: npt.NDArray[np.float32] | None = None
     """float32 [hidden_size]: mean of the prompt's hidden states, of a pooled sequence."""
     error: str | None = None
-    """A sentence for the client, where the reason is ``EXPIRED`` or ``FAILED`` and more is known."""
+    """A sentence for the client, where the reason is ``EXPIRED``, ``SHED`` or ``FAILED`` and more is known."""
 
 
 class Engine:
@@ -187,7 +187,7 @@ class Engine:
         self._totals.shed += len(shed)
         logger.error("a step of %d sequences ran out of memory; %d of them are ended", len(order), len(shed))
         return [
-            self._fail(s, FinishReason.FAILED, "the engine ran out of memory; try again when it has less to do")
+            self._fail(s, FinishReason.SHED, "the engine ran out of memory; try again when it has less to do")
             for s in shed
         ]
 

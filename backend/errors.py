@@ -9,7 +9,8 @@ BackendError
     ├── BodyTooLarge      413
     ├── QueueFull         429, with Retry-After
     ├── GenerationFailed  500: the engine failed while it worked on the request
-    └── Unavailable       503: the server is stopping, or its engine has broken down
+    ├── Unavailable       503: the server is stopping or out of memory, or its engine has broken down
+    └── DeadlineExceeded  504: the time that the caller gave is over
 """
 
 from __future__ import annotations
@@ -126,8 +127,16 @@ class GenerationFailed(RequestError):
 
 
 class Unavailable(RequestError):
-    """503: the server is stopping, or its engine has broken down."""
+    """503: the server is stopping or out of memory, or its engine has broken down."""
 
     status = 503
     type = "server_error"
     code = "unavailable"
+
+
+class DeadlineExceeded(RequestError):
+    """504: the answer was not complete in the time that the caller, or the server for all, had given."""
+
+    status = 504
+    type = "timeout_error"
+    code = "deadline_exceeded"

@@ -23,6 +23,7 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORTED = "aborted"
     EXPIRED = "expired"
+    SHED = "shed"
     FAILED = "failed"
 
 
