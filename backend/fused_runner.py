@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +14,7 @@ from backend.fused_build import FusedUnavailable
 from backend.fused_layout import GROUP, KVPrecision, Precision, in_groups, pack_bytes, pack_halves, pack_nibbles
 from backend.rope import rope_table
 from backend.runner import BLOCK_SIZE, StepInput, StepOutput
+from backend.thread_choice import ThreadChoice
 from backend.weights import LayerWeights, Linear, ModelWeights
 
 _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
@@ -85,7 +87,7 @@ class FusedRunner:
         self._precision: Precision = precision
         self.num_blocks = num_blocks
         self._library = library
-        self._threads = threads
+        self._threads = ThreadChoice(threads)
         self._lanes: int = library.fused_lanes()
         # Everything the library points to stays referenced here.
         self._kept: list[torch.Tensor] = []
@@ -114,6 +116,7 @@ class FusedRunner:
             self._logits = torch.empty(size)
         hidden = torch.empty(len(step.hidden_rows), self.config.hidden_size)
         arrays = (step.token_ids, step.positions, step.slot_mapping, row_sequence, step.block_tables)
+        threads, began = self._threads.threads(rows), time.perf_counter()
         self._library.fused_step(
             _POINTER(self._model),
             _INT32(rows),
@@ -125,8 +128,9 @@ class FusedRunner:
             _INT32(len(step.hidden_rows)),
             _POINTER(step.hidden_rows.ctypes.data),
             _POINTER(hidden.data_ptr()),
-            _INT32(self._threads),
+            _INT32(threads),
         )
+        self._threads.note(rows, threads, time.perf_counter() - began)
         return StepOutput(self._logits[:size].view(wanted, self.config.vocab_size), hidden)
 
     def _create(self, weights: ModelWeights, max_context: int) -> int:
