@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import re
 import sys
 import time
+from collections.abc import Callable
 
 from backend.errors import ModelError
 from backend.threads import limit_spinning
@@ -61,6 +63,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads", type=_positive, help="threads that compute (default: the cores this process may use)"
     )
     parser.add_argument(
+        "--step-tokens",
+        type=_positive,
+        default=128,
+        help="tokens computed in one step at most; more is faster for long prompts and makes running answers wait "
+        "longer for each token (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-waiting",
+        type=_positive,
+        default=256,
+        help="answers that may wait beyond --max-batch before requests get 429 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-seconds",
+        type=_seconds,
+        metavar="SECONDS",
+        help="what a request may take, waiting included, before it ends with 504 (default: no limit)",
+    )
+    parser.add_argument(
+        "--batching",
+        choices=["continuous", "dynamic", "static"],
+        default="continuous",
+        help="when requests join: at any step, or in batches that begin when they are full or have waited "
+        "--max-wait-ms (dynamic) or when the last one has ended (static) (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-wait-ms",
+        type=_milliseconds,
+        default=50.0,
+        help="how long a dynamic batch waits to be full (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--no-prefix-sharing",
+        action="store_true",
+        help="compute every prompt whole, even if it begins like another one",
+    )
+    parser.add_argument(
         "--exit-with-parent", action="store_true", help="stop when the process that started this one is gone"
     )
 
@@ -81,6 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"[backend {time.monotonic() - started:5.1f} s] {sentence}", file=sys.stderr, flush=True)
 
     limit_spinning()
+    from backend.batching import Batching, BatchingMode
     from backend.config import EngineConfig
     from backend.service import serve
 
@@ -90,6 +130,11 @@ def run(arguments: argparse.Namespace) -> int:
         max_context=arguments.max_context,
         dtype=arguments.dtype,
         kv_dtype=arguments.kv_dtype,
+        step_tokens=arguments.step_tokens,
+        max_waiting=arguments.max_waiting,
+        max_seconds=arguments.max_seconds,
+        batching=Batching(BatchingMode(arguments.batching), arguments.max_wait_ms / 1000),
+        shares_prefixes=not arguments.no_prefix_sharing,
         threads=arguments.threads or len(os.sched_getaffinity(0)),
     )
 
@@ -139,3 +184,21 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected 1 or more")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    return _number(text, "seconds, more than 0", lambda value: value > 0)
+
+
+def _milliseconds(text: str) -> float:
+    return _number(text, "milliseconds, 0 or more", lambda value: value >= 0)
+
+
+def _number(text: str, expected: str, fits: Callable[[float], bool]) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or not fits(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected {expected}")
+    return value
