@@ -14,8 +14,10 @@ import msgspec
 
 from backend.detokenizer import Detokenizer, TokenBytes
 from backend.engine import Output
+from backend.grammar import GrammarConstraint
 from backend.requests import Work
-from backend.sequence import TokenLogprobs
+from backend.sequence import FinishReason, TokenLogprobs
+from backend.tool_parser import Pieces, ToolParser
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -58,10 +60,25 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class CalledFunction(msgspec.Struct):
+    arguments: str
+    name: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ToolCall(msgspec.Struct):
+    """One call; in chunks with its place, and with id, type and name in its first piece only."""
+
+    function: CalledFunction
+    index: int | msgspec.UnsetType = msgspec.UNSET
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: str | msgspec.UnsetType = msgspec.UNSET
+
+
 class ChatMessage(msgspec.Struct):
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -84,6 +101,7 @@ class ChatCompletion(msgspec.Struct):
 class ChatDelta(msgspec.Struct):
     role: str | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):
@@ -162,16 +180,21 @@ class _Base:
         self._token_bytes = token_bytes
         self._created = int(time.time())
         self._generated = [0] * len(work.sequences)
+        self._cached = [0] * len(work.sequences)
         # With include_usage every chunk has the field, null in all but the last.
         self._chunk_usage: msgspec.UnsetType | None = None if usage_in_chunks else msgspec.UNSET
 
     def _count(self, index: int, outputs: list[Output]) -> None:
         self._generated[index] = outputs[-1].num_generated
+        self._cached[index] = max(self._cached[index], *(output.cached_tokens for output in outputs))
 
     def usage(self) -> Usage:
         """Usage so far."""
         prompt, generated = self._work.prompt_tokens, sum(self._generated)
-        return Usage(prompt, generated, prompt + generated, PromptTokensDetails(), CompletionTokensDetails())
+        # Answers to one prompt find what the first of them has computed; that was not there before the request.
+        n = self._work.n
+        cached = sum(min(self._cached[first : first + n]) for first in range(0, len(self._cached), n))
+        return Usage(prompt, generated, prompt + generated, PromptTokensDetails(cached), CompletionTokensDetails())
 
     def _token_text(self, token_id: int) -> str:
         return self._token_bytes.shown(token_id).decode("utf-8", "replace")
@@ -183,6 +206,8 @@ class ChatFormat(_Base):
     def __init__(self, work: Work, model: str, fingerprint: str, token_bytes: TokenBytes, usage_in_chunks: bool):
         super().__init__(work, model, fingerprint, token_bytes, usage_in_chunks)
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        form = None if work.form is None else work.form.tool_format
+        self._parsers = None if form is None else [ToolParser(form) for _ in work.sequences]
 
     def opening(self) -> list[Answer]:
         return [
@@ -192,14 +217,43 @@ class ChatFormat(_Base):
 
     def chunks(self, index: int, outputs: list[Output]) -> list[Answer]:
         self._count(index, outputs)
-        text = "".join(output.text for output in outputs)
+        pieces = self._pieces(index, outputs)
         logprobs = self._logprobs(outputs)
         answers: list[Answer] = []
-        if text or (logprobs and logprobs.content):
-            answers.append(self._chunk([ChatChunkChoice(index, ChatDelta(content=text), logprobs, None)]))
-        if (reason := outputs[-1].finish_reason) is not None:
-            answers.append(self._chunk([ChatChunkChoice(index, ChatDelta(), None, reason.value)]))
+        if pieces.content or pieces.calls or (logprobs and logprobs.content):
+            delta = ChatDelta()
+            if pieces.content or not pieces.calls:
+                delta.content = pieces.content
+            if pieces.calls:
+                delta.tool_calls = [
+                    ToolCall(CalledFunction(piece.arguments), piece.index)
+                    if piece.id is None
+                    else ToolCall(CalledFunction(piece.arguments, piece.name or ""), piece.index, piece.id, "function")
+                    for piece in pieces.calls
+                ]
+            answers.append(self._chunk([ChatChunkChoice(index, delta, logprobs, None)]))
+        if outputs[-1].finish_reason is not None:
+            reason = self._reason(index, outputs[-1].finish_reason)
+            answers.append(self._chunk([ChatChunkChoice(index, ChatDelta(), None, reason)]))
         return answers
+
+    def _pieces(self, index: int, outputs: list[Output]) -> Pieces:
+        """Text and calls of what arrived."""
+        text = "".join(output.text for output in outputs)
+        if self._parsers is None:
+            return Pieces(text)
+        pieces = self._parsers[index].add(text)
+        if outputs[-1].finish_reason is not None:
+            pieces.content += self._parsers[index].finish().content
+        return pieces
+
+    def _reason(self, index: int, reason: FinishReason) -> str:
+        constraint = self._work.sequences[index].constraint
+        if reason is FinishReason.LENGTH and isinstance(constraint, GrammarConstraint) and constraint.complete:
+            # The limit came where nothing but the end could have followed.
+            reason = FinishReason.STOP
+        called = self._parsers is not None and self._parsers[index].num_calls > 0
+        return "tool_calls" if called and reason is FinishReason.STOP else reason.value
 
     def usage_chunk(self) -> Answer:
         chunk = self._chunk([])
@@ -211,11 +265,23 @@ class ChatFormat(_Base):
         for index, parts in enumerate(outputs):
             self._count(index, parts)
             reason = parts[-1].finish_reason
-            message = ChatMessage("".join(part.text for part in parts))
-            choices.append(ChatChoice(index, message, self._logprobs(parts), reason.value if reason else ""))
+            message = self._message(self._pieces(index, parts))
+            text = self._reason(index, reason) if reason else ""
+            choices.append(ChatChoice(index, message, self._logprobs(parts), text))
         return ChatCompletion(
             self._id, "chat.completion", self._created, self._model, choices, self.usage(), self._fingerprint
         )
+
+    def _message(self, pieces: Pieces) -> ChatMessage:
+        calls: dict[int, ToolCall] = {}
+        for piece in pieces.calls:
+            if piece.id is not None:
+                function = CalledFunction("", piece.name or "")
+                calls[piece.index] = ToolCall(function, id=piece.id, type="function")
+            calls[piece.index].function.arguments += piece.arguments
+        if not calls:
+            return ChatMessage(pieces.content)
+        return ChatMessage(pieces.content or None, tool_calls=list(calls.values()))
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
         return ChatChunk(

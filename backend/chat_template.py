@@ -10,17 +10,21 @@ from typing import Any, NoReturn
 
 from backend.errors import InvalidRequest, ModelError
 from backend.json_file import read_json_object
+from backend.tool_format import ToolFormat, detect
 
 
 class ChatTemplate:
     """A compiled template, run in Jinja's sandbox with the settings and helpers that model authors write for.
 
+    Args:
+        tool_source: the template for requests with tools, if the model has one apart.
+
     Raises:
         ModelError: the template does not compile.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        from jinja2 import TemplateSyntaxError, ext
+    def __init__(self, source: str, special_tokens: Mapping[str, str], tool_source: str | None = None) -> None:
+        from jinja2 import TemplateSyntaxError, ext, meta
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols])
@@ -29,10 +33,16 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
         try:
             self._template = environment.from_string(source)
+            self._tool_template = environment.from_string(tool_source or source)
+            names = meta.find_undeclared_variables(environment.parse(tool_source or source))
         except TemplateSyntaxError as error:
             raise ModelError(f"the model's chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)
-        self.source = source
+        self.source = source if tool_source is None else source + tool_source
+        self.takes_tools = "tools" in names
+        """Whether the prompt can say which tools there are."""
+        self.tool_format: ToolFormat | None = detect(tool_source or source) if self.takes_tools else None
+        """How the model writes its calls; None: nobody knows."""
 
     @classmethod
     def load(cls, directory: Path) -> ChatTemplate | None:
@@ -49,16 +59,25 @@ class ChatTemplate:
             if name.endswith("_token") and isinstance(value, str | dict)
         }
         file = directory / "chat_template.jinja"
-        source = _default_template(config.get("chat_template"), f"{path}: chat_template")
+        source, tool_source = _templates(config.get("chat_template"), f"{path}: chat_template")
         if file.is_file():
-            path, source = file, _read_text(file)
+            path, source, tool_source = file, _read_text(file), None
         try:
-            return None if source is None else cls(source, special)
+            return None if source is None else cls(source, special, tool_source)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """Prompt text up to where the assistant's answer begins.
+
+        Args:
+            tools: functions in OpenAI's form; only for a template that ``takes_tools``.
+            add_generation_prompt: whether the assistant's turn is opened.
 
         Raises:
             InvalidRequest: the template refuses this conversation, for example for its order of roles.
@@ -66,7 +85,13 @@ class ChatTemplate:
         from jinja2 import TemplateError
 
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+            template = self._tool_template if tools else self._template
+            return template.render(
+                messages=messages,
+                tools=tools or None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+            )
         except (TemplateError, TypeError) as error:
             raise InvalidRequest(
                 f"the model's chat template does not accept these messages: {_reason(error)}", "messages"
@@ -88,16 +113,16 @@ def _special_token(value: Any, where: str) -> str:
     return text
 
 
-def _default_template(value: Any, where: str) -> str | None:
-    """The template, or of several named ones that which is called 'default'; None if there is none."""
+def _templates(value: Any, where: str) -> tuple[str | None, str | None]:
+    """The template and one for tools; of several named ones 'default' and 'tool_use'. None where there is none."""
     if value is None or isinstance(value, str):
-        return value
+        return value, None
     named: dict[str, str] = {}
     for entry in value if isinstance(value, list) else [None]:
         if not isinstance(entry, dict) or not isinstance(entry.get("template"), str):
             raise ModelError(f"{where}: expected a string, or a list of objects with 'name' and 'template'")
         named[str(entry.get("name"))] = entry["template"]
-    return named.get("default")
+    return named.get("default"), named.get("tool_use")
 
 
 def _refuse(message: str) -> NoReturn:

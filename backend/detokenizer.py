@@ -60,6 +60,11 @@ class TokenBytes:
             if token["special"]:
                 self._special[token["id"]] = token["content"]
 
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """Ids of the special tokens by their text."""
+        return {text: token_id for token_id, text in self._special.items()}
+
     def __getitem__(self, token_id: int) -> bytes:
         return self._bytes[token_id]
 
@@ -77,15 +82,21 @@ class TokenBytes:
 class Detokenizer:
     """Text of one sequence's answer, token by token."""
 
-    def __init__(self, token_bytes: TokenBytes, continues_text: bool = False) -> None:
-        """``continues_text``: the answer follows text of its own kind, so a first space is kept."""
+    def __init__(
+        self, token_bytes: TokenBytes, continues_text: bool = False, visible: frozenset[int] = frozenset()
+    ) -> None:
+        """``continues_text``: the answer follows text of its own kind, so a first space is kept.
+
+        ``visible``: special tokens that are part of the text all the same, such as the marker of a tool call.
+        """
         self._bytes = token_bytes
+        self._visible = visible
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._strip_space = token_bytes.strips_first_space and not continues_text
 
     def add(self, token_id: int) -> str:
         """Text that this token completes: often one word, sometimes nothing yet."""
-        content = self._bytes[token_id]
+        content = self._bytes.shown(token_id) if token_id in self._visible else self._bytes[token_id]
         if self._strip_space and content:
             content = content.removeprefix(b" ")
             self._strip_space = False

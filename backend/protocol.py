@@ -59,6 +59,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
+    priority: int | None = None
     # Accepted because they change no answer of this server.
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -75,13 +76,13 @@ class ChatRequest(CommonFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    # Accepted where they say what happens anyway.
     response_format: dict[str, Any] | None = None
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    # Accepted where they say what happens anyway.
     functions: list[Any] | None = None
     function_call: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
 
 
@@ -95,7 +96,38 @@ class CompletionRequest(CommonFields, kw_only=True):
     suffix: str | None = None
 
 
-Body = TypeVar("Body", ChatRequest, CompletionRequest)
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """Body of ``POST /v1/embeddings``; ``input`` is a text, texts, token ids, or lists of token ids."""
+
+    model: str
+    input: str | list[str | int | list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    priority: int | None = None
+    # Accepted because it changes no answer of this server.
+    user: str | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of ``POST /tokenize``: a ``prompt``, or ``messages`` with ``tools`` as in a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[Any] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of ``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+Body = TypeVar("Body", ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
 
 
 def decode_request(body: bytes, kind: type[Body]) -> Body:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import secrets
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -10,17 +11,31 @@ from typing import Any
 
 import xxhash
 
+from backend.answer_form import AnswerForm, FormReader
 from backend.detokenizer import Detokenizer
 from backend.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
+from backend.grammar import Grammars
 from backend.model import ServedModel
-from backend.protocol import ChatRequest, CommonFields, CompletionRequest, Message
+from backend.prompt_encoder import PromptEncoder
+from backend.protocol import (
+    ChatRequest,
+    CommonFields,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    Message,
+    TokenizeRequest,
+)
 from backend.sequence import SamplingParams, Sequence
+from backend.tools import read_tools
 
 _MOST_STOPS = 16
 _LONGEST_STOP = 1000
 _MOST_LOGPROBS = 20
 _DEFAULT_COMPLETION_TOKENS = 16
 _SEED_RANGE = 2**63
+_PRIORITY_RANGE = 2**31
+_MOST_EMBEDDINGS = 2048
 
 _sequence_ids = itertools.count()
 
@@ -30,12 +45,16 @@ class Work:
     """One request, ready for the engine: ``sequences`` are its choices in order."""
 
     sequences: list[Sequence]
+    n: int
+    """Answers to each prompt, which stand side by side in ``sequences``."""
     prompt_tokens: int
     """Tokens of all prompts; a prompt with several answers counts once."""
     stream: bool
     include_usage: bool
     logprobs: bool
     echo: bool
+    form: AnswerForm | None = None
+    """What the answers have to look like; None: any text."""
 
 
 class RequestReader:
@@ -47,8 +66,23 @@ class RequestReader:
 
     def __init__(self, model: ServedModel, most_sequences: int) -> None:
         self._model = model
-        self._most_sequences = most_sequences
+        self.most_sequences = most_sequences
         self._longest_token = model.text.token_bytes.longest()
+        text, template = model.text, model.text.chat_template
+        self._encoder = None if template is None else PromptEncoder(text.tokenizer, template)
+        self._grammars = Grammars(text.tokenizer, model.config.vocab_size, model.config.eos_token_ids)
+        self._forms = FormReader(model, self._grammars)
+
+    def close(self) -> None:
+        """Lets go of what runs beside the engine; call it after the engine has stopped."""
+        self._grammars.close()
+
+    def takes_time(self, request: ChatRequest) -> bool:
+        """Whether reading the request is too much work for the event loop."""
+        if request.tools or request.response_format:
+            return True
+        values = [{"": message.content or ""} for message in request.messages]
+        return self._encoder is not None and self._encoder.spells_control(values, None)
 
     def chat(self, request: ChatRequest) -> Work:
         """Checks a chat request and renders its prompt.
@@ -56,18 +90,11 @@ class RequestReader:
         Raises:
             InvalidRequest, ContextLengthExceeded, ModelNotFound: with the field's name.
         """
-        self._check_model(request)
+        self._check_model(request.model)
         _refuse_chat_fields(request)
-        template = self._model.text.chat_template
-        if template is None:
-            raise InvalidRequest(
-                f"the model '{self._model.name}' has no chat template; use /v1/completions", "messages"
-            )
-        if not request.messages:
-            raise InvalidRequest("messages: expected at least one message", "messages")
-        source = template.source
-        prompt = template.render([_plain(m, f"messages[{i}]", source) for i, m in enumerate(request.messages)])
-        ids = self._encode(prompt, "messages", add_special_tokens=False)
+        choice = read_tools(request.tools, request.tool_choice)
+        form = self._forms.read(request, choice)
+        ids = self._chat_prompt(request.messages, request.tools if choice else None)
         if request.top_logprobs is not None and not request.logprobs:
             raise InvalidRequest("top_logprobs: needs logprobs to be true", "top_logprobs")
         top = int(_in_range("top_logprobs", request.top_logprobs, 0, 0, _MOST_LOGPROBS))
@@ -77,7 +104,103 @@ class RequestReader:
         asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         room = self._room(len(ids), asked, limit_field, least=1)
         params = self._params(request, room, top if request.logprobs else None)
-        return self._work(request, [ids], params, continues_text=False)
+        return self._work(request, [ids], params, continues_text=False, form=form)
+
+    def embedding(self, request: EmbeddingRequest) -> list[Sequence]:
+        """Checks an embedding request; one sequence for each input, each of which generates nothing.
+
+        Raises:
+            InvalidRequest, ContextLengthExceeded, ModelNotFound: with the field's name.
+        """
+        self._check_model(request.model)
+        size = self._model.config.hidden_size
+        if request.dimensions not in (None, size):
+            # A prefix of a vector means something only to models that were trained for it.
+            raise InvalidRequest(f"dimensions: this model's embeddings have {size}, expected no other", "dimensions")
+        prompts = self._prompts(request.input, "input")
+        if len(prompts) > _MOST_EMBEDDINGS:
+            raise InvalidRequest(f"input: {len(prompts)} inputs, expected at most {_MOST_EMBEDDINGS}", "input")
+        params = SamplingParams(max_tokens=0)
+        priority = _priority(request.priority)
+        return [
+            Sequence(
+                next(_sequence_ids),
+                ids,
+                params,
+                Detokenizer(self._model.text.token_bytes),
+                0,
+                priority=priority,
+                pooled=True,
+            )
+            for ids in prompts
+        ]
+
+    def tokens(self, request: TokenizeRequest) -> list[int]:
+        """Token ids of a prompt, or of the prompt that a conversation becomes.
+
+        Raises:
+            InvalidRequest, ContextLengthExceeded, ModelNotFound: with the field's name.
+        """
+        if request.model is not None:
+            self._check_model(request.model)
+        if (request.prompt is None) == (request.messages is None):
+            raise InvalidRequest("prompt: expected either prompt or messages", "prompt")
+        if request.messages is not None:
+            if request.add_special_tokens:
+                field = "add_special_tokens"
+                raise InvalidRequest(f"{field}: the chat template writes them, expected false", field)
+            choice = read_tools(request.tools, None)
+            if choice is not None:
+                self._forms.check_template()
+            opens = request.add_generation_prompt is not False
+            return self._chat_prompt(request.messages, request.tools if choice else None, opens)
+        for field in ("tools", "add_generation_prompt"):
+            if getattr(request, field) is not None:
+                raise InvalidRequest(f"{field}: only with messages", field)
+        ids: list[int] = self._model.text.tokenizer.encode(
+            request.prompt or "", add_special_tokens=request.add_special_tokens is not False
+        ).ids
+        return ids
+
+    def text(self, tokens: list[int]) -> str:
+        """Text of token ids, special tokens included.
+
+        Raises:
+            InvalidRequest: an id is none of the model's.
+        """
+        token_bytes = self._model.text.token_bytes
+        if tokens:
+            self._token_ids(tokens, "tokens")
+        visible = frozenset(token_bytes.special_ids.values())
+        return Detokenizer(token_bytes, visible=visible).decode(tokens)
+
+    def detokenized(self, request: DetokenizeRequest) -> str:
+        """Text of a request's token ids.
+
+        Raises:
+            InvalidRequest, ContextLengthExceeded, ModelNotFound: with the field's name.
+        """
+        if request.model is not None:
+            self._check_model(request.model)
+        return self.text(request.tokens)
+
+    def _chat_prompt(self, messages: list[Message], tools: list[Any] | None, opens: bool = True) -> list[int]:
+        """Token ids of a conversation; ``opens``: up to where the assistant's answer begins."""
+        if self._encoder is None:
+            raise InvalidRequest(
+                f"the model '{self._model.name}' has no chat template; use /v1/completions", "messages"
+            )
+        if not messages:
+            raise InvalidRequest("messages: expected at least one message", "messages")
+        template = self._model.text.chat_template
+        source = "" if template is None else template.source
+        plain = [_plain(message, f"messages[{index}]", source) for index, message in enumerate(messages)]
+        # Far too long a conversation is refused before time is spent on it.
+        length = sum(len(message["content"].encode("utf-8", "surrogatepass")) for message in plain)
+        self._check_length(length // self._longest_token, "messages")
+        ids = self._encoder.encode(plain, tools, opens)
+        self._check_prompt(ids, "messages")
+        return ids
 
     def completion(self, request: CompletionRequest) -> Work:
         """Checks a completion request and encodes its prompts.
@@ -85,12 +208,12 @@ class RequestReader:
         Raises:
             InvalidRequest, ContextLengthExceeded, ModelNotFound: with the field's name.
         """
-        self._check_model(request)
+        self._check_model(request.model)
         if request.suffix:
             raise InvalidRequest("suffix: this model cannot insert text; leave it out", "suffix")
         if request.best_of is not None and request.best_of != 1:
             raise InvalidRequest("best_of: not offered here, expected 1; ask for n answers instead", "best_of")
-        prompts = self._prompts(request.prompt)
+        prompts = self._prompts(request.prompt, "prompt")
         logprobs = request.logprobs
         if logprobs is not None:
             _in_range("logprobs", logprobs, 0, 0, _MOST_LOGPROBS)
@@ -110,21 +233,26 @@ class RequestReader:
         params: SamplingParams,
         continues_text: bool,
         echo: bool = False,
+        form: AnswerForm | None = None,
     ) -> Work:
-        n = int(_in_range("n", request.n, 1, 1, self._most_sequences))
-        if n * len(prompts) > self._most_sequences:
+        n = int(_in_range("n", request.n, 1, 1, self.most_sequences))
+        if n * len(prompts) > self.most_sequences:
             raise InvalidRequest(
-                f"prompt: {len(prompts)} prompts times n = {n} are over the limit of {self._most_sequences} answers",
+                f"prompt: {len(prompts)} prompts times n = {n} are over the limit of {self.most_sequences} answers",
                 "prompt",
             )
         seed = secrets.randbits(64) if params.seed is None else params.seed
+        priority = _priority(request.priority)
+        visible = frozenset[int]() if form is None else form.visible
         sequences = [
             Sequence(
                 next(_sequence_ids),
                 ids,
                 params,
-                Detokenizer(self._model.text.token_bytes, continues_text),
+                Detokenizer(self._model.text.token_bytes, continues_text, visible),
                 _choice_seed(seed, index),
+                constraint=None if form is None else self._grammars.constraint(form.grammar),
+                priority=priority,
             )
             for ids in prompts
             for index in range(n)
@@ -138,11 +266,13 @@ class RequestReader:
             )
         return Work(
             sequences=sequences,
+            n=n,
             prompt_tokens=sum(map(len, prompts)),
             stream=bool(request.stream),
             include_usage=bool(options and options.include_usage),
             logprobs=params.logprobs is not None,
             echo=echo,
+            form=form,
         )
 
     def _params(
@@ -183,24 +313,24 @@ class RequestReader:
             biases[int(key)] = _in_range("logit_bias", bias, 0.0, -100.0, 100.0)
         return biases
 
-    def _check_model(self, request: CommonFields) -> None:
-        if request.model != self._model.name:
+    def _check_model(self, name: str) -> None:
+        if name != self._model.name:
             raise ModelNotFound(f"no such model here; this server has '{self._model.name}'", "model")
 
-    def _prompts(self, prompt: str | list[str | int | list[int]]) -> list[list[int]]:
+    def _prompts(self, prompt: str | list[str | int | list[int]], field: str) -> list[list[int]]:
         if isinstance(prompt, str):
-            return [self._encode(prompt, "prompt", add_special_tokens=True)]
+            return [self._encode(prompt, field)]
         if not prompt:
-            raise InvalidRequest("prompt: the list is empty", "prompt")
+            raise InvalidRequest(f"{field}: the list is empty", field)
         if all(isinstance(item, int) for item in prompt):
-            return [self._token_ids([item for item in prompt if isinstance(item, int)], "prompt")]
+            return [self._token_ids([item for item in prompt if isinstance(item, int)], field)]
         encoded = []
         for index, item in enumerate(prompt):
-            where = f"prompt[{index}]"
+            where = f"{field}[{index}]"
             if isinstance(item, int) or not isinstance(item, type(prompt[0])):
                 raise InvalidRequest(f"{where}: texts, token ids and lists of token ids cannot be mixed", where)
             if isinstance(item, str):
-                encoded.append(self._encode(item, where, add_special_tokens=True))
+                encoded.append(self._encode(item, where))
             else:
                 encoded.append(self._token_ids(item, where))
         return encoded
@@ -214,14 +344,17 @@ class RequestReader:
         self._check_length(len(ids), where)
         return ids
 
-    def _encode(self, text: str, where: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, where: str) -> list[int]:
         # Far too long a text is refused before time is spent on it.
         self._check_length(len(text.encode("utf-8", "surrogatepass")) // self._longest_token, where)
-        ids: list[int] = self._model.text.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids: list[int] = self._model.text.tokenizer.encode(text).ids
+        self._check_prompt(ids, where)
+        return ids
+
+    def _check_prompt(self, ids: list[int], where: str) -> None:
         if not ids:
             raise InvalidRequest(f"{where}: the prompt is empty", where)
         self._check_length(len(ids), where)
-        return ids
 
     def _check_length(self, tokens: int, where: str) -> None:
         if tokens >= self._model.max_context:
@@ -250,11 +383,8 @@ class RequestReader:
 def _refuse_chat_fields(request: ChatRequest) -> None:
     """Refuses what would change the answer and is not done; says nothing where a field asks for nothing."""
     refusals = (
-        ("tools", bool(request.tools), "calling tools is not offered, expected an empty list"),
-        ("functions", bool(request.functions), "calling functions is not offered, expected an empty list"),
-        ("tool_choice", request.tool_choice not in (None, "none", "auto"), "expected 'none' or 'auto'"),
-        ("function_call", request.function_call not in (None, "none", "auto"), "expected 'none' or 'auto'"),
-        ("response_format", request.response_format not in (None, {"type": "text"}), 'expected {"type": "text"}'),
+        ("functions", bool(request.functions), "not offered, for it has given way to tools"),
+        ("function_call", request.function_call not in (None, "none", "auto"), "has given way to tool_choice"),
         ("modalities", request.modalities not in (None, ["text"]), 'expected ["text"]'),
     )
     for field, refused, expected in refusals:
@@ -274,10 +404,28 @@ def _plain(message: Message, where: str, template: str) -> dict[str, Any]:
             raise InvalidRequest(f"{where}.name: this model's prompt has no place for it", f"{where}.name")
         plain["name"] = message.name
     if message.tool_calls:
-        plain["tool_calls"] = message.tool_calls
+        plain["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
     return plain
+
+
+def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    """A call as templates see it: the arguments are an object, not its text."""
+    function = call.get("function")
+    if call.get("type", "function") != "function" or not isinstance(function, dict):
+        raise InvalidRequest(f"{where}.function: expected an object with 'name' and 'arguments'", f"{where}.function")
+    if not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{where}.function.name: expected a string", f"{where}.function.name")
+    arguments = function.get("arguments")
+    try:
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        at = f"{where}.function.arguments"
+        raise InvalidRequest(f"{at}: expected the text of a JSON object", at)
+    return {**call, "type": "function", "function": {"name": function["name"], "arguments": parsed}}
 
 
 def _content(message: Message, where: str) -> str:
@@ -319,6 +467,12 @@ def _in_range(field: str, value: float | None, default: float, low: float, high:
     if not low <= value <= high:
         raise InvalidRequest(f"{field}: out of range, expected {low} to {high}", field)
     return value
+
+
+def _priority(value: int | None) -> int:
+    if value is not None and not -_PRIORITY_RANGE <= value < _PRIORITY_RANGE:
+        raise InvalidRequest("priority: expected an integer of 32 bits; smaller ones go first", "priority")
+    return value or 0
 
 
 def _choice_seed(seed: int, index: int) -> int:

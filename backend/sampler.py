@@ -1,8 +1,8 @@
 """Chooses the next token of every sequence from one matrix of logits.
 
 Each row is treated on its own (its penalties, its filters, its random number), so what a seeded sequence draws does
-not depend on what runs beside it. Order of the filters as in transformers: bias and penalties, temperature, top-k,
-top-p, min-p.
+not depend on what runs beside it. Order of the filters as in transformers: bias and penalties, what the answer's form
+allows, temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def token_logprobs(log_probabilities: torch.Tensor, token_id: int, params: Sampl
 
 
 def _adjust(row: torch.Tensor, sequence: Sequence) -> None:
-    """Applies penalties and biases to one row in place.
+    """Applies penalties, biases and the constraint to one row in place.
 
     Repetition (CTRL, arXiv 1909.05858) looks at prompt and answer, presence and frequency at the answer alone.
     """
@@ -73,6 +73,9 @@ def _adjust(row: torch.Tensor, sequence: Sequence) -> None:
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias))
         row[ids] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype)
+    # Last, so that no bias brings back what is not allowed.
+    if sequence.constraint is not None and (allowed := sequence.constraint.allowed()) is not None:
+        row.masked_fill_(~allowed.to(row.device), -torch.inf)
 
 
 def _choose(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from aiohttp import web
 
 from backend.answers import Answer, AnswerFormat, ChatFormat, CompletionFormat
 from backend.async_engine import NOT_RUNNING, AsyncEngine, Generation
 from backend.config import EngineConfig
+from backend.embeddings import embeddings_answer
 from backend.engine import Engine, Output
 from backend.errors import (
     BodyTooLarge,
+    DeadlineExceeded,
     ErrorAnswer,
     GenerationFailed,
     InvalidRequest,
@@ -23,12 +29,21 @@ from backend.errors import (
     RequestError,
     Unavailable,
 )
+from backend.grammar import GrammarConstraint
 from backend.http_server import UNEXPECTED, error_response, translated
 from backend.metrics import CONTENT_TYPE, Metrics
 from backend.model import ServedModel
-from backend.protocol import ChatRequest, CompletionRequest, decode_request
+from backend.model_info import describe
+from backend.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+    decode_request,
+)
 from backend.requests import RequestReader, Work
-from backend.sequence import FinishReason
+from backend.sequence import FinishReason, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +55,10 @@ BODY_TIMEOUT_SECONDS = 30.0
 _STARTED: web.RequestKey[float | None] = web.RequestKey("_STARTED")
 _LARGE_BODY = 16 * 2**10
 _USAGE_HEADER = "x-keepgate-usage"
+_TIMEOUT_HEADER = "x-request-timeout"
+_LONGEST_TIMEOUT = 86_400.0
+
+Read = TypeVar("Read")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -51,7 +70,14 @@ class ServerState:
         self.model = model
         self.metrics = Metrics(model.runner.num_blocks)
         most_sequences = engine_config.max_batch + engine_config.max_waiting
-        engine = Engine(model.runner, engine_config.max_batch, engine_config.step_tokens)
+        self.max_seconds = engine_config.max_seconds
+        engine = Engine(
+            model.runner,
+            engine_config.max_batch,
+            engine_config.step_tokens,
+            engine_config.batching,
+            engine_config.shares_prefixes,
+        )
         self.engine = AsyncEngine(engine, most_sequences, self.metrics.note_step)
         self.reader = RequestReader(model, min(most_sequences, 128))
         self.created = int(time.time())
@@ -74,6 +100,9 @@ def create_app(model: ServedModel, engine_config: EngineConfig) -> web.Applicati
         [
             web.post("/v1/chat/completions", chat_completions),
             web.post("/v1/completions", completions),
+            web.post("/v1/embeddings", embeddings),
+            web.post("/tokenize", tokenize),
+            web.post("/detokenize", detokenize),
             web.get("/v1/models", list_models),
             web.get("/v1/models/{model:.+}", get_model),
             web.get("/v1/model/info", model_info),
@@ -91,13 +120,19 @@ async def _run_engine(app: web.Application) -> AsyncIterator[None]:
     yield
     if engine.alive:
         await engine.stop()
+    app[STATE].reader.close()
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """``POST /v1/chat/completions``."""
     state = request.app[STATE]
     body = await _read_body(request)
-    work = await _off_loop(body, lambda: state.reader.chat(decode_request(body, ChatRequest)))
+    if len(body) < _LARGE_BODY:
+        chat = decode_request(body, ChatRequest)
+        slow = state.reader.takes_time(chat)
+        work = await asyncio.to_thread(state.reader.chat, chat) if slow else state.reader.chat(chat)
+    else:
+        work = await _off_loop(body, lambda: state.reader.chat(decode_request(body, ChatRequest)))
     return await _answer(request, work, ChatFormat)
 
 
@@ -109,7 +144,61 @@ async def completions(request: web.Request) -> web.StreamResponse:
     return await _answer(request, work, CompletionFormat)
 
 
-async def _off_loop(body: bytes, read: Callable[[], Work]) -> Work:
+async def embeddings(request: web.Request) -> web.Response:
+    """``POST /v1/embeddings``: the mean of a text's last hidden states, as a unit vector."""
+    state = request.app[STATE]
+    body = await _read_body(request)
+    asked = decode_request(body, EmbeddingRequest)
+    sequences = await _off_loop(body, lambda: state.reader.embedding(asked))
+    _set_deadline(request, sequences)
+    # As many at a time as the engine takes from one request: the others wait here, not in its queue.
+    vectors = []
+    for first in range(0, len(sequences), state.reader.most_sequences):
+        vectors += await _pooled(request, sequences[first : first + state.reader.most_sequences])
+    prompt_tokens = sum(sequence.num_prompt for sequence in sequences)
+    return _json(embeddings_answer(vectors, state.model.name, prompt_tokens, asked.encoding_format == "base64"))
+
+
+async def _pooled(request: web.Request, sequences: list[Sequence]) -> list[npt.NDArray[np.float32]]:
+    engine = request.app[STATE].engine
+    vectors: dict[int, npt.NDArray[np.float32]] = {}
+    generation = engine.submit(sequences)
+    try:
+        async for index, output in _arrivals(request, generation):
+            _raise_if_failed(request, sequences[index], output)
+            if output.embedding is not None:
+                vectors[index] = output.embedding
+    finally:
+        engine.release(sequences, generation)
+    return [vectors[index] for index in range(len(sequences))]
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """``POST /tokenize``, as vLLM has it."""
+    state = request.app[STATE]
+    body = await _read_body(request)
+    asked = decode_request(body, TokenizeRequest)
+    tokens = await asyncio.to_thread(state.reader.tokens, asked)
+    token_strs = [state.reader.text([token]) for token in tokens] if asked.return_token_strs else None
+    return _json(
+        {
+            "count": len(tokens),
+            "max_model_len": state.model.max_context,
+            "tokens": tokens,
+            "token_strs": token_strs,
+        }
+    )
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """``POST /detokenize``, as vLLM has it."""
+    state = request.app[STATE]
+    body = await _read_body(request)
+    asked = decode_request(body, DetokenizeRequest)
+    return _json({"prompt": await asyncio.to_thread(state.reader.detokenized, asked)})
+
+
+async def _off_loop(body: bytes, read: Callable[[], Read]) -> Read:
     """A small body is read in place; a large one in a thread, so that nobody's stream waits for its tokenizer."""
     return read() if len(body) < _LARGE_BODY else await asyncio.to_thread(read)
 
@@ -120,6 +209,7 @@ async def _answer(
     state = request.app[STATE]
     usage_added = work.stream and not work.include_usage and request.headers.get(_USAGE_HEADER) == "always"
     answer = make_format(work, state.model.name, state.fingerprint, state.model.text.token_bytes, work.include_usage)
+    _set_deadline(request, work.sequences)
     generation = state.engine.submit(work.sequences)
     # Whatever ends this handler, a client that left included, ends the sequences before the next step.
     try:
@@ -130,12 +220,34 @@ async def _answer(
         state.engine.release(work.sequences, generation)
 
 
+def _set_deadline(request: web.Request, sequences: list[Sequence]) -> None:
+    """Passes on how long the caller waits, or the server lets it wait, from when the body had arrived."""
+    longest = request.app[STATE].max_seconds
+    value = request.headers.get(_TIMEOUT_HEADER)
+    if value is None:
+        if longest is not None:
+            for sequence in sequences:
+                sequence.deadline = time.monotonic() + longest
+        return
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _LONGEST_TIMEOUT:
+        raise InvalidRequest(
+            f"{_TIMEOUT_HEADER}: expected seconds, more than 0 and at most {_LONGEST_TIMEOUT:.0f}", _TIMEOUT_HEADER
+        )
+    deadline = time.monotonic() + min(seconds, longest or seconds)
+    for sequence in sequences:
+        sequence.deadline = deadline
+
+
 async def _collect(
     request: web.Request, work: Work, answer: AnswerFormat, generation: Generation
 ) -> web.StreamResponse:
     outputs: list[list[Output]] = [[] for _ in work.sequences]
     async for index, output in _arrivals(request, generation):
-        _raise_if_failed(request, output)
+        _raise_if_failed(request, work.sequences[index], output)
         outputs[index].append(output)
     return _json(answer.whole(outputs))
 
@@ -181,7 +293,7 @@ async def _events(
     while generation.unfinished:
         arrived: dict[int, list[Output]] = {}
         for index, output in await _take(request, generation):
-            _raise_if_failed(request, output)
+            _raise_if_failed(request, work.sequences[index], output)
             arrived.setdefault(index, []).append(output)
         chunks = [chunk for index in sorted(arrived) for chunk in answer.chunks(index, arrived[index])]
         if chunks or opening:
@@ -206,11 +318,19 @@ async def _take(request: web.Request, generation: Generation) -> list[tuple[int,
     return arrived
 
 
-def _raise_if_failed(request: web.Request, output: Output) -> None:
-    if output.finish_reason is FinishReason.FAILED:
-        if request.app[STATE].engine.alive:
-            raise GenerationFailed("the engine failed while it worked on this request; try again")
-        raise Unavailable(NOT_RUNNING)
+def _raise_if_failed(request: web.Request, sequence: Sequence, output: Output) -> None:
+    constraint = sequence.constraint
+    if output.finish_reason is not None and isinstance(constraint, GrammarConstraint) and constraint.error:
+        raise GenerationFailed(f"the answer cannot follow the grammar: {constraint.error}")
+    match output.finish_reason:
+        case FinishReason.EXPIRED:
+            raise DeadlineExceeded(output.error or "the request's deadline passed")
+        case FinishReason.SHED:
+            raise Unavailable(output.error or NOT_RUNNING)
+        case FinishReason.FAILED:
+            if not request.app[STATE].engine.alive:
+                raise Unavailable(NOT_RUNNING)
+            raise GenerationFailed(output.error or "the engine failed while it worked on this request; try again")
 
 
 async def _send(response: web.StreamResponse, data: bytes) -> None:
@@ -261,21 +381,7 @@ def _model_object(state: ServerState) -> dict[str, object]:
 async def model_info(request: web.Request) -> web.Response:
     """``GET /v1/model/info``: how the model is computed, for those who compare answers."""
     state = request.app[STATE]
-    model, config = state.model, state.model.config
-    return _json(
-        {
-            "id": model.name,
-            "architecture": config.model_type,
-            "runner": model.runner.name,
-            "deterministic": model.runner.deterministic,
-            "max_context": model.max_context,
-            "vocab_size": config.vocab_size,
-            "num_layers": config.num_layers,
-            "hidden_size": config.hidden_size,
-            "kv_blocks": model.runner.num_blocks,
-            "chat": model.text.chat_template is not None,
-        }
-    )
+    return _json(describe(state.model, state.engine.engine.stats()))
 
 
 async def health(request: web.Request) -> web.Response:

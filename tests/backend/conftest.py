@@ -27,6 +27,7 @@ from backend.weights import ModelWeights, load_weights, read_config  # noqa: E40
 ENGINE = EngineConfig(kv_memory=192 * 2**20, max_batch=8, max_context=2048, threads=2, max_waiting=24)
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
 MODEL = "SmolLM2-135M-Instruct"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.backend.conftest import CHAT, COMPLETIONS, MODEL, Served, StartServer
+from tests.backend.conftest import CHAT, COMPLETIONS, EMBEDDINGS, MODEL, Served, StartServer
 
 USER = [{"role": "user", "content": "Hi"}]
 
@@ -19,6 +19,11 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 def text(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": "Hi", "max_tokens": 1, **fields}
+
+
+def schema_request(**fields: Any) -> dict[str, Any]:
+    described = {"name": "n", "schema": {"type": "object"}, **fields}
+    return chat(response_format={"type": "json_schema", "json_schema": described})
 
 
 WRONG_FIELDS: list[tuple[str, dict[str, Any], str]] = [
@@ -84,10 +89,37 @@ WRONG_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, chat(stream=True, stream_options={"unknown": 1}), "stream_options.unknown"),
     (CHAT, chat(stream=True, stream_options={"include_obfuscation": True}), "stream_options.include_obfuscation"),
     (CHAT, chat(tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),
+    (CHAT, chat(tools=[5]), "tools[0]"),
+    (CHAT, chat(tools=[{"type": "retrieval"}]), "tools[0].type"),
+    (CHAT, chat(tools=[{"type": "function"}]), "tools[0].function"),
+    (CHAT, chat(tools=[{"type": "function", "function": {"name": "f"}, "cost": 1}]), "tools[0].cost"),
+    (CHAT, chat(tools=[{"type": "function", "function": {"name": "a b"}}]), "tools[0].function.name"),
+    (CHAT, chat(tools=[{"type": "function", "function": {"name": "f"}}] * 2), "tools[1].function.name"),
+    (CHAT, chat(tools=[{"type": "function", "function": {"name": "f", "strict": 1}}]), "tools[0].function.strict"),
+    (CHAT, chat(tools=[{"type": "function", "function": {"name": "f", "x": 1}}]), "tools[0].function.x"),
+    (
+        CHAT,
+        chat(tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]),
+        "tools[0].function.parameters.type",
+    ),
     (CHAT, chat(tool_choice="required"), "tool_choice"),
+    (CHAT, chat(tool_choice="always"), "tool_choice"),
+    (CHAT, chat(tool_choice={"type": "function", "function": {"name": "g"}}), "tool_choice.function.name"),
     (CHAT, chat(functions=[{"name": "f"}]), "functions"),
     (CHAT, chat(function_call={"name": "f"}), "function_call"),
-    (CHAT, chat(response_format={"type": "json_object"}), "response_format"),
+    (CHAT, chat(response_format={"type": "yaml"}), "response_format.type"),
+    (CHAT, chat(response_format={"type": "json_object", "schema": {}}), "response_format.schema"),
+    (CHAT, chat(response_format={"type": "json_schema"}), "response_format.json_schema"),
+    (CHAT, schema_request(name=None), "response_format.json_schema.name"),
+    (CHAT, schema_request(schema=[]), "response_format.json_schema.schema"),
+    (CHAT, schema_request(strict="yes"), "response_format.json_schema.strict"),
+    (CHAT, schema_request(indent=2), "response_format.json_schema.indent"),
+    (CHAT, schema_request(schema={"type": "wizard"}), "response_format.json_schema.schema"),
+    (CHAT, schema_request(schema={"$ref": "#/$defs/absent"}), "response_format.json_schema.schema"),
+    (CHAT, schema_request(schema={"type": "array", "uniqueItems": True}), "response_format.json_schema.schema"),
+    (CHAT, chat(response_format={"type": "json_object"}, ignore_eos=True), "ignore_eos"),
+    (CHAT, chat(priority=2**31), "priority"),
+    (CHAT, chat(priority="high"), "priority"),
     (CHAT, chat(modalities=["audio"]), "modalities"),
     (CHAT, chat(audio={"voice": "x"}), "audio"),
     (CHAT, chat(reasoning_effort="high"), "reasoning_effort"),
@@ -115,6 +147,20 @@ WRONG_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, text(best_of=2), "best_of"),
     (COMPLETIONS, text(suffix="end"), "suffix"),
     (COMPLETIONS, text(messages=USER), "messages"),
+    (EMBEDDINGS, {"model": MODEL}, "input"),
+    (EMBEDDINGS, {"model": MODEL, "input": ""}, "input"),
+    (EMBEDDINGS, {"model": MODEL, "input": ["a", ""]}, "input[1]"),
+    (EMBEDDINGS, {"model": MODEL, "input": ["a"] * 2049}, "input"),
+    (EMBEDDINGS, {"model": MODEL, "input": "a", "dimensions": 8}, "dimensions"),
+    (EMBEDDINGS, {"model": MODEL, "input": "a", "encoding_format": "int8"}, "encoding_format"),
+    (EMBEDDINGS, {"model": MODEL, "input": "a", "task": "query"}, "task"),
+    ("/tokenize", {}, "prompt"),
+    ("/tokenize", {"prompt": "a", "messages": USER}, "prompt"),
+    ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
+    ("/tokenize", {"messages": USER, "add_special_tokens": True}, "add_special_tokens"),
+    ("/tokenize", {"model": "gpt-4o", "prompt": "a"}, "model"),
+    ("/detokenize", {"tokens": [49152]}, "tokens"),
+    ("/detokenize", {"tokens": "a"}, "tokens"),
 ]
 
 BROKEN_BODIES: list[tuple[str, bytes]] = [

@@ -1,0 +1,100 @@
+"""What the answers to one request have to look like, from its ``response_format``, ``tools`` and ``tool_choice``."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+
+from backend.errors import InvalidRequest
+from backend.grammar import GrammarError, Grammars, json_schema
+from backend.model import ServedModel
+from backend.protocol import ChatRequest
+from backend.response_format import response_rule, schema_field
+from backend.tool_format import ToolFormat, calls_grammar
+from backend.tools import Tool, ToolChoice
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """A grammar for the answers, and how calls are found in them."""
+
+    grammar: str
+    tool_format: ToolFormat | None = None
+    """None: there are no calls."""
+    visible: frozenset[int] = frozenset()
+    """Special tokens that mark calls."""
+
+
+class FormReader:
+    """Reads forms for one model."""
+
+    def __init__(self, model: ServedModel, grammars: Grammars) -> None:
+        self._model = model
+        self._grammars = grammars
+
+    def read(self, request: ChatRequest, choice: ToolChoice | None) -> AnswerForm | None:
+        """The form of a chat's answers, compiled; None: any text.
+
+        Raises:
+            InvalidRequest: a schema is wrong or not supported, or the model cannot do what is asked for.
+        """
+        rule = response_rule(request.response_format)
+        if rule is None and choice is None:
+            return None
+        field = "response_format" if choice is None else "tools"
+        if request.ignore_eos:
+            raise InvalidRequest(f"ignore_eos: an answer with {field} ends where its form ends", "ignore_eos")
+        if not self._model.config.eos_token_ids:
+            raise InvalidRequest(f"{field}: this model has no token that ends an answer", field)
+        if rule is not None:
+            self._compile(f"start: {rule}", schema_field(request.response_format))
+        if choice is None:
+            return AnswerForm(f"start: {rule}")
+        form = self.check_template()
+        specials = self._model.text.token_bytes.special_ids
+        parallel = request.parallel_tool_calls is not False
+        write = partial(calls_grammar, form, specials, required=choice.required, parallel=parallel, answer=rule)
+        try:
+            self._grammars.constraint(grammar := write(choice.tools))
+        except GrammarError:
+            self._compile(grammar := write([self._supported(tool) for tool in choice.tools]), "tools")
+        frame = (form.begin, form.opening, form.between or "", form.closing)
+        marks = (token_id for text, token_id in specials.items() if any(text in part for part in frame))
+        return AnswerForm(grammar, form, frozenset(marks))
+
+    def check_template(self) -> ToolFormat:
+        """How the model writes calls.
+
+        Raises:
+            InvalidRequest: its chat template has no place for tools, or writes calls in an unknown way.
+        """
+        template = self._model.text.chat_template
+        if template is None or not template.takes_tools:
+            raise InvalidRequest(
+                f"tools: the chat template of '{self._model.name}' has no place for tools; expected an empty list",
+                "tools",
+            )
+        if template.tool_format is None:
+            raise InvalidRequest(
+                f"tools: '{self._model.name}' writes tool calls in a format that is not known here; "
+                "expected an empty list",
+                "tools",
+            )
+        return template.tool_format
+
+    def _supported(self, tool: Tool) -> Tool:
+        """The tool; with arguments of any kind, if its schema is not supported and it need not be strict."""
+        try:
+            self._grammars.constraint(f"start: {json_schema(tool.schema)}")
+        except GrammarError as error:
+            if tool.strict:
+                raise InvalidRequest(f"{tool.field}: {error}", tool.field) from error
+            return dataclasses.replace(tool, schema={"type": "object"})
+        return tool
+
+    def _compile(self, grammar: str, field: str) -> None:
+        try:
+            self._grammars.constraint(grammar)
+        except GrammarError as error:
+            raise InvalidRequest(f"{field}: {error}", field) from error

@@ -1,0 +1,47 @@
+"""``GET /v1/model/info``: how the model is computed, and how much of it fits the memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backend.engine_stats import EngineStats
+from backend.model import ServedModel
+from backend.runner import BLOCK_SIZE
+
+_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_PROMISE = {
+    True: "each row of a step is computed on its own, bit for bit the same in any batch, chunk or prefix hit",
+    False: "the library's matrix products round differently for other batch shapes, which can change a close choice",
+}
+
+
+def describe(model: ServedModel, stats: EngineStats) -> dict[str, Any]:
+    """What the endpoint answers. Memory is in bytes, blocks are of 16 tokens."""
+    config, runner = model.config, model.runner
+    lengths = [length for length in _LENGTHS if length < model.max_context] + [model.max_context]
+    return {
+        "id": model.name,
+        "architecture": config.model_type,
+        "runner": runner.name,
+        "deterministic": runner.deterministic,
+        "deterministic_because": _PROMISE[runner.deterministic],
+        "max_context": model.max_context,
+        "vocab_size": config.vocab_size,
+        "num_layers": config.num_layers,
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_size": config.hidden_size,
+        "embedding_dimensions": config.hidden_size,
+        "chat": model.text.chat_template is not None,
+        "tools": model.text.chat_template is not None and model.text.chat_template.tool_format is not None,
+        "kv_blocks": {
+            "total": runner.num_blocks,
+            "free": stats.free_blocks,
+            "cached": stats.cached_blocks,
+            "held": stats.held_blocks,
+            "tokens_per_block": BLOCK_SIZE,
+        },
+        "feasible_batch": {
+            str(length): min(stats.max_batch, runner.num_blocks // -(-length // BLOCK_SIZE)) for length in lengths
+        },
+    }
