@@ -1,0 +1,154 @@
+"""A random model of two layers, small enough to compute hundreds of schedules in a second."""
+
+from __future__ import annotations
+
+import functools
+import json
+import string
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from backend.config import ModelConfig
+from backend.detokenizer import Detokenizer, TokenBytes
+from backend.engine import Engine, Output
+from backend.fused_runner import FusedRunner
+from backend.runner import ModelRunner
+from backend.sequence import SamplingParams, Sequence, TokenLogprobs
+from backend.torch_runner import TorchRunner
+from backend.weights import LayerWeights, Linear, Mlp, ModelWeights
+from tests.backend.conftest import built_library
+
+VOCABULARY = 160
+CONTEXT = 256
+END = 3
+POISON = 5
+"""A token whose embedding is not a number: whatever attends to it is not a number either."""
+CONFIG = ModelConfig(
+    model_type="llama",
+    vocab_size=VOCABULARY,
+    hidden_size=128,
+    intermediate_size=160,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=64,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    rope_scaling=None,
+    max_position_embeddings=CONTEXT,
+    tie_word_embeddings=False,
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    eos_token_ids=(END,),
+)
+
+
+@functools.cache
+def weights() -> ModelWeights:
+    """The same random numbers in each run."""
+    generator = torch.Generator().manual_seed(11)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * 0.3
+
+    def linear(rows: int, columns: int) -> Linear:
+        return Linear(random(rows, columns), None)
+
+    hidden, heads, kv_heads, inner = 128, 128, 64, 160
+    layers = tuple(
+        LayerWeights(
+            input_norm=1 + random(hidden),
+            query=linear(heads, hidden),
+            key=linear(kv_heads, hidden),
+            value=linear(kv_heads, hidden),
+            query_norm=None,
+            key_norm=None,
+            output=linear(hidden, heads),
+            post_attention_norm=1 + random(hidden),
+            mlps=(Mlp(linear(inner, hidden), linear(inner, hidden), linear(hidden, inner)),),
+        )
+        for _ in range(CONFIG.num_layers)
+    )
+    embedding = random(VOCABULARY, hidden)
+    embedding[POISON] = torch.nan
+    return ModelWeights(embedding, layers, 1 + random(hidden), random(VOCABULARY, hidden))
+
+
+def fused(num_blocks: int) -> ModelRunner:
+    """The runner that promises the same bits in any schedule."""
+    return FusedRunner(built_library(), CONFIG, weights(), num_blocks, CONTEXT, threads=1)
+
+
+def reference(num_blocks: int) -> ModelRunner:
+    """The runner that promises nothing of the kind."""
+    return TorchRunner(CONFIG, weights(), num_blocks, CONTEXT)
+
+
+@functools.cache
+def token_bytes() -> TokenBytes:
+    """Two letters for each token."""
+    letters = string.ascii_letters
+    vocabulary = {letters[n // 40] + letters[n % 40]: n for n in range(VOCABULARY)}
+    return TokenBytes(json.dumps({"model": {"vocab": vocabulary}, "decoder": {"type": "ByteLevel"}}), VOCABULARY)
+
+
+@dataclass
+class Said:
+    """What a sequence has answered so far."""
+
+    sequence: Sequence
+    text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    last: Output | None = None
+
+    @property
+    def content(self) -> tuple[str, list[TokenLogprobs], object]:
+        """Everything that must not depend on the schedule, to the last bit."""
+        return self.text, self.logprobs, self.last and self.last.finish_reason
+
+
+class Talk:
+    """Feeds an engine and keeps what it says."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.said: dict[int, Said] = {}
+
+    def say(self, number: int, prompt: list[int], answer: int = 8, **options: Any) -> Sequence:
+        """Queues a greedy request; ``options`` of a sequence, or of its sampling parameters."""
+        own = {key: options.pop(key) for key in ("priority", "deadline", "salt", "pooled") if key in options}
+        params = SamplingParams(**{"max_tokens": answer, "temperature": 0.0, "logprobs": 2, **options})
+        sequence = Sequence(number, prompt, params, Detokenizer(token_bytes()), number, **own)
+        self.said[number] = Said(sequence)
+        self.engine.add(sequence)
+        return sequence
+
+    def step(self) -> list[Output]:
+        """One step; the books are right after each."""
+        outputs = self.engine.step()
+        for output in outputs:
+            said = self.said[output.sequence_id]
+            assert said.last is None or said.last.finish_reason is None, "nothing follows an end"
+            said.text += output.text
+            said.logprobs += output.logprobs
+            said.last = output
+        assert self.engine.problems() == []
+        return outputs
+
+    def run(self) -> None:
+        """Steps until nothing is left."""
+        while self.engine.has_work:
+            self.step()
+        assert self.engine.pool.num_free == self.engine.pool.num_blocks
+
+
+def alone(runner: ModelRunner, prompt: list[int], answer: int = 8, **options: Any) -> Said:
+    """What a request gets that shares nothing with anybody and is computed in the largest possible steps."""
+    talk = Talk(Engine(runner, max_batch=1, step_tokens=CONTEXT, shares_prefixes=False))
+    talk.say(0, prompt, answer, **options)
+    talk.run()
+    return talk.said[0]
