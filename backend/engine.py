@@ -19,7 +19,7 @@ from backend.sampler import Sampled, sample, token_logprobs
 from backend.scheduler import Chunk, Scheduler
 from backend.sequence import FinishReason, Sequence, TokenLogprobs
 from backend.sequence_notes import SequenceNotes
-from backend.step_input import pooled_rows, step_input, wanted_rows
+from backend.step_input import state_rows, step_input, wanted_rows
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +217,7 @@ class Engine:
         for chunk in chunks:
             sequence = chunk.sequence
             rows = slice(first, first + len(wanted_rows(chunk)))
-            hidden_rows = slice(first_hidden, first_hidden + len(pooled_rows(chunk, self._notes[sequence.id])))
+            hidden_rows = slice(first_hidden, first_hidden + len(state_rows(chunk, self._notes[sequence.id])))
             first, first_hidden = rows.stop, hidden_rows.stop
             if not (all(sound[rows]) and all(sound_hidden[hidden_rows])):
                 outputs.append(self._fail_poisoned(sequence))

@@ -21,11 +21,15 @@ def wanted_rows(chunk: Chunk) -> range:
     return range(chunk.count - 1, chunk.count) if chunk.reaches_end else range(0)
 
 
-def pooled_rows(chunk: Chunk, notes: SequenceNotes) -> range:
-    """Rows of the chunk (counted in it) whose hidden states are needed and not in the sum yet."""
-    if not chunk.sequence.pooled:
-        return range(0)
-    return range(min(max(0, notes.num_pooled - chunk.start), chunk.count), chunk.count)
+def state_rows(chunk: Chunk, notes: SequenceNotes) -> range:
+    """Rows of the chunk (counted in it) whose hidden states are needed.
+
+    For a pooled sequence those that are not in its sum yet. For another one the last row of a chunk that gives no
+    logits: it has seen all before it, so it shows whether the chunk's numbers are sound.
+    """
+    if chunk.sequence.pooled:
+        return range(min(max(0, notes.num_pooled - chunk.start), chunk.count), chunk.count)
+    return range(chunk.count - 1, chunk.count) if not wanted_rows(chunk) else range(0)
 
 
 def step_input(chunks: list[Chunk], notes: Mapping[int, SequenceNotes]) -> StepInput:
@@ -41,7 +45,7 @@ def step_input(chunks: list[Chunk], notes: Mapping[int, SequenceNotes]) -> StepI
         tokens += sequence.tokens[chunk.start : chunk.start + chunk.count]
         tables[index, : len(sequence.blocks)] = sequence.blocks
         logits_rows += [starts[-1] + row for row in wanted_rows(chunk)]
-        hidden_rows += [starts[-1] + row for row in pooled_rows(chunk, notes[sequence.id])]
+        hidden_rows += [starts[-1] + row for row in state_rows(chunk, notes[sequence.id])]
         starts.append(starts[-1] + chunk.count)
     counts = np.diff(starts)
     rows = np.repeat(np.arange(len(chunks)), counts)
