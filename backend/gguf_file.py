@@ -1,4 +1,4 @@
-"""Turns a GGUF file of a llama-family model into a Hugging Face directory, losing nothing.
+"""Turns a GGUF file into a Hugging Face directory, losing nothing.
 
 GGUF is llama.cpp's file format. Its quantised tensors are expanded to float32: every value of a quantised block is
 a short product and sum of half floats that float32 holds, so the conversion adds no error of its own and each runner
@@ -8,7 +8,7 @@ chooses its serving precision from the same numbers.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from backend.errors import ModelError
+from backend.gguf_config import GgufMetadata, hf_config
+from backend.gguf_tokenizer import write_tokenizer
 
-_ARCHITECTURES = {
-    "llama": ("llama", "LlamaForCausalLM"),
-    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
-    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
-}
 _TENSORS = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -35,20 +32,35 @@ _TENSORS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA_TENSORS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# All experts of a layer are one tensor [experts, out, in]; "{}" is where the number of the expert goes.
+_QWEN3_EXPERT_TENSORS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_MIXTRAL_TENSORS = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
 _TOP_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-
-# Pre-tokenizers by GGUF's name for them; each is what the models under that name were trained with.
-_QWEN2_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3_PATTERN = _QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-_CONTROL_TOKEN, _USER_TOKEN = 3, 4
+_ROPE_DIVISORS = "rope_freqs.weight"
+_SHARD_BYTES = 2**30
+"""Expanded weights that are held in memory before they are written out."""
 
 Progress = Callable[[str], None]
+Array = npt.NDArray[np.float32]
 
 
 def convert_gguf(source: Path, target: Path, progress: Progress) -> None:
-    """Writes ``config.json``, ``model.safetensors`` (float32), ``tokenizer.json`` and ``tokenizer_config.json``.
+    """Writes ``config.json``, ``model-*.safetensors`` (float32), ``tokenizer.json`` and ``tokenizer_config.json``.
 
     Args:
         source: the ``.gguf`` file.
@@ -66,140 +78,80 @@ def convert_gguf(source: Path, target: Path, progress: Progress) -> None:
     except (ValueError, OSError, IndexError) as error:
         raise ModelError(f"{source}: not a readable GGUF file ({error})") from error
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    architecture = str(fields.get("general.architecture"))
-    if architecture not in _ARCHITECTURES:
-        raise ModelError(
-            f"{source}: general.architecture is {architecture!r}, expected one of {', '.join(_ARCHITECTURES)}"
-        )
-    names = {tensor.name for tensor in reader.tensors}
-    config = _hf_config(fields, architecture, tied="output.weight" not in names)
-    _write_json(target / "config.json", config)
-    _write_tokenizer(fields, source, target)
-    _write_weights(reader, config, architecture, target / "model.safetensors", progress)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    metadata = GgufMetadata(fields, tensors.keys(), str(source))
+    divisors = tensors.pop(_ROPE_DIVISORS, None)
+    config = hf_config(metadata, None if divisors is None else _expanded(divisors))
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_tokenizer(metadata, target)
+    _write_weights(list(tensors.values()), metadata, config, target, progress)
 
 
-def _hf_config(fields: Mapping[str, Any], architecture: str, tied: bool) -> dict[str, Any]:
-    model_type, class_name = _ARCHITECTURES[architecture]
-
-    def field(name: str, default: Any = None) -> Any:
-        return fields.get(f"{architecture}.{name}", default)
-
-    heads = field("attention.head_count")
-    return {
-        "architectures": [class_name],
-        "model_type": model_type,
-        "hidden_act": "silu",
-        "hidden_size": field("embedding_length"),
-        "intermediate_size": field("feed_forward_length"),
-        "num_hidden_layers": field("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": field("attention.head_count_kv", heads),
-        "head_dim": field("attention.key_length", field("embedding_length") // heads),
-        "max_position_embeddings": field("context_length"),
-        "rms_norm_eps": _short_float(field("attention.layer_norm_rms_epsilon", 1e-6)),
-        "rope_theta": field("rope.freq_base", 10000.0),
-        "tie_word_embeddings": tied,
-        "vocab_size": len(fields["tokenizer.ggml.tokens"]),
-        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
-    }
-
-
-def _short_float(value: float) -> float:
-    """GGUF stores 1e-5 as a float32; give back the decimal that was meant."""
-    return float(f"{value:.6g}")
-
-
-def _write_weights(reader: Any, config: Mapping[str, Any], architecture: str, path: Path, progress: Progress) -> None:
-    from gguf.quants import dequantize
+def _write_weights(
+    tensors: list[Any], metadata: GgufMetadata, config: dict[str, Any], target: Path, progress: Progress
+) -> None:
+    """One file after the other, so that memory holds little more than one of them."""
     from safetensors.numpy import save_file
 
-    tensors: dict[str, npt.NDArray[np.float32]] = {}
-    total = len(reader.tensors)
-    for index, tensor in enumerate(reader.tensors):
+    shard: dict[str, Array] = {}
+    written = 0
+
+    def write() -> None:
+        nonlocal written
+        written += 1
+        progress("writing safetensors")
+        save_file(shard, target / f"model-{written:05}.safetensors", metadata={"format": "pt"})
+        shard.clear()
+
+    for index, tensor in enumerate(tensors):
         if index % 60 == 0:
-            progress(f"expanding weights to float32: {100 * index // total} %")
-        if tensor.name == "rope_freqs.weight":
-            raise ModelError("rope_freqs.weight: scaled rotary frequencies in GGUF are not supported; use safetensors")
-        weight = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        kind = tensor.name.split(".")[-2]
-        if architecture == "llama" and kind in ("attn_q", "attn_k"):
-            heads = config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"]
-            weight = _rotate_half_order(weight, heads)
-        tensors[_hf_name(tensor.name)] = np.ascontiguousarray(weight)
-    progress("writing safetensors")
-    save_file(tensors, path, metadata={"format": "pt"})
+            progress(f"expanding weights to float32: {100 * index // len(tensors)} %")
+        shard.update(_hf_tensors(tensor, metadata, config))
+        if sum(array.nbytes for array in shard.values()) >= _SHARD_BYTES:
+            write()
+    if shard:
+        write()
 
 
-def _hf_name(name: str) -> str:
+def _expanded(tensor: Any) -> Array:
+    from gguf.quants import dequantize
+
+    return np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+
+
+def _hf_tensors(tensor: Any, metadata: GgufMetadata, config: dict[str, Any]) -> Iterator[tuple[str, Array]]:
+    """What Hugging Face's files hold for one tensor: its name there and its values; of experts, one for each."""
+    name, weight = _hf_name(tensor.name, metadata), _expanded(tensor)
+    kind = tensor.name.split(".")[-2]
+    if metadata.rotates_neighbours and kind in ("attn_q", "attn_k"):
+        weight = _rotate_half_order(
+            weight, config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"]
+        )
+    if metadata.is_gemma and kind.endswith("norm"):
+        weight = weight - 1
+    if "{}" not in name:
+        yield name, np.ascontiguousarray(weight)
+        return
+    for expert, part in enumerate(weight):
+        yield name.format(expert), np.ascontiguousarray(part)
+
+
+def _hf_name(name: str, metadata: GgufMetadata) -> str:
     *middle, kind, suffix = name.split(".")
+    known = _TENSORS
+    if metadata.is_gemma:
+        known = _TENSORS | _GEMMA_TENSORS
+    elif metadata.get("expert_count"):
+        known = _TENSORS | (_MIXTRAL_TENSORS if metadata.is_mixtral else _QWEN3_EXPERT_TENSORS)
     if not middle and kind in _TOP_TENSORS:
         return f"{_TOP_TENSORS[kind]}.{suffix}"
-    if len(middle) == 2 and middle[0] == "blk" and kind in _TENSORS:
-        return f"model.layers.{middle[1]}.{_TENSORS[kind]}.{suffix}"
-    raise ModelError(f"tensor {name!r} has no place in a llama-family decoder")
+    if len(middle) == 2 and middle[0] == "blk" and kind in known:
+        return f"model.layers.{middle[1]}.{known[kind]}.{suffix}"
+    raise ModelError(f"{metadata.source}: tensor {name} has no place in a {metadata.architecture} decoder")
 
 
-def _rotate_half_order(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+def _rotate_half_order(weight: Array, heads: int) -> Array:
     """Undoes llama.cpp's reordering of rotary pairs: it rotates neighbours (2i, 2i+1), Hugging Face (i, i + d/2)."""
     rows = weight.shape[0]
     paired = weight.reshape(heads, rows // heads // 2, 2, *weight.shape[1:])
     return paired.swapaxes(1, 2).reshape(weight.shape)
-
-
-def _write_tokenizer(fields: Mapping[str, Any], source: Path, target: Path) -> None:
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-
-    kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    splitters: dict[str, list[Any]] = {
-        "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
-        "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
-        "qwen2": [pre_tokenizers.Split(Regex(_QWEN2_PATTERN), "isolated"), byte_level],
-        "llama-bpe": [pre_tokenizers.Split(Regex(_LLAMA3_PATTERN), "isolated"), byte_level],
-    }
-    if kind != "gpt2" or pre not in splitters:
-        raise ModelError(
-            f"{source}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported in GGUF "
-            f"(supported: 'gpt2' with {', '.join(splitters)}); use the model's safetensors directory"
-        )
-    tokens: list[str] = fields["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab={token: index for index, token in enumerate(tokens)},
-            merges=merges,
-            ignore_merges=pre == "llama-bpe",
-        )
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splitters[pre])
-    tokenizer.decoder = decoders.ByteLevel()
-    for token, token_type in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True):
-        if token_type == _CONTROL_TOKEN:
-            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-        elif token_type == _USER_TOKEN:
-            tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
-    if fields.get("tokenizer.ggml.add_bos_token"):
-        _prepend_bos(tokenizer, tokens[fields["tokenizer.ggml.bos_token_id"]])
-    tokenizer.save(str(target / "tokenizer.json"))
-    special = {
-        f"{name}_token": tokens[fields[f"tokenizer.ggml.{name}_token_id"]]
-        for name in ("bos", "eos")
-        if f"tokenizer.ggml.{name}_token_id" in fields
-    }
-    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
-    if template := fields.get("tokenizer.chat_template"):
-        settings["chat_template"] = template
-    _write_json(target / "tokenizer_config.json", settings)
-
-
-def _prepend_bos(tokenizer: Any, bos: str) -> None:
-    from tokenizers import processors
-
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
-    )
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

