@@ -12,7 +12,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 RATIO = "×"  # noqa: RUF001  # the sign that is meant
 
 # The table that must be filled: a figure that has no file in results/ is an error of the report, not a gap in it.
-FIGURES = ("exact_hits", "miss_latency", "relay_cpu", "frozen_redis", "decode", "memory")
+FIGURES = ("exact_hits", "miss_latency", "relay_cpu", "frozen_redis", "decode", "quality", "memory")
 
 
 Beside = Mapping[str, float | str]

@@ -107,4 +107,6 @@ def _spread(row: Row) -> str:
 def _number(value: float) -> str:
     if value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
+    if abs(value) < 0.1:
+        return f"{value:.2g}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
