@@ -108,9 +108,12 @@ class ToolParser:
             pieces.calls.append(CallPiece(self._index, "", self._form.new_id(), json.loads(head[1])))
             self._held, self._state = self._held[head.end() :], "arguments"
             return True
+        if self._depth == 0:
+            self._held = self._held.lstrip()  # white space after the colon, which came later than the colon
         end = self._end_of_arguments()
         piece = self._held[:end]
-        pieces.calls.append(CallPiece(self._index, piece))
+        if piece:
+            pieces.calls.append(CallPiece(self._index, piece))
         self._held = self._held[len(piece) :]
         if end is None:
             return False

@@ -16,6 +16,7 @@ from backend.threads import limit_spinning
 
 limit_spinning()  # before anything imports torch
 
+from backend.chat_template import ChatTemplate  # noqa: E402
 from backend.config import EngineConfig, ModelConfig  # noqa: E402
 from backend.fused_build import FusedUnavailable, load_fused_library  # noqa: E402
 from backend.http_server import listening  # noqa: E402
@@ -91,12 +92,18 @@ StartServer = Callable[..., Awaitable[Served]]
 async def start_server(model: ServedModel) -> AsyncIterator[StartServer]:
     """Starts servers on free ports; keyword arguments change the engine's limits.
 
-    ``runner`` replaces what computes, ``send_buffer`` is the kernel's for each connection, in bytes.
+    ``runner`` replaces what computes, ``template`` the chat template; ``send_buffer`` is the kernel's for each
+    connection, in bytes.
     """
     async with AsyncExitStack() as stack:
 
-        async def start(runner: Any = None, send_buffer: int | None = None, **limits: Any) -> Served:
+        async def start(
+            runner: Any = None, send_buffer: int | None = None, template: str | None = None, **limits: Any
+        ) -> Served:
             served = model if runner is None else dataclasses.replace(model, runner=runner)
+            if template is not None:
+                text = dataclasses.replace(served.text, chat_template=ChatTemplate(template, {}))
+                served = dataclasses.replace(served, text=text)
             app = create_app(served, dataclasses.replace(ENGINE, **limits))
             sock = socket.create_server(("127.0.0.1", 0))
             if send_buffer is not None:
