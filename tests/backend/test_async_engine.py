@@ -1,0 +1,169 @@
+"""The engine's thread sleeps when there is nothing to do, wakes in time, and looks after its books meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from backend import async_engine
+from backend.async_engine import AsyncEngine, StepReport
+from backend.batching import Batching, BatchingMode
+from backend.detokenizer import Detokenizer
+from backend.engine import Engine, Output
+from backend.errors import QueueFull
+from backend.metrics import Metrics
+from backend.pace import Pace
+from backend.sequence import FinishReason, SamplingParams, Sequence
+from tests.backend.tiny_model import fused, token_bytes
+
+numbers = itertools.count()
+
+
+def sequence(prompt: list[int], answer: int = 8, **options: Any) -> Sequence:
+    params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
+    return Sequence(next(numbers), prompt, params, Detokenizer(token_bytes()), 0, **options)
+
+
+@asynccontextmanager
+async def running(
+    engine: Engine, on_step: Callable[[StepReport], None] = lambda _: None, max_in_flight: int = 8
+) -> AsyncIterator[AsyncEngine]:
+    served = AsyncEngine(engine, max_in_flight, on_step)
+    served.start()
+    try:
+        async with asyncio.timeout(30):
+            yield served
+    finally:
+        await served.stop()
+
+
+async def answers(served: AsyncEngine, *sequences: Sequence) -> list[Output]:
+    """Last outputs of one request."""
+    generation = served.submit(sequences)
+    last: dict[int, Output] = {}
+    try:
+        while generation.unfinished:
+            last.update(await generation.take())
+    finally:
+        served.release(sequences, generation)
+    return [last[index] for index in range(len(sequences))]
+
+
+async def test_a_dynamic_batch_begins_without_another_request() -> None:
+    """The thread wakes when the first one has waited long enough, not when somebody comes."""
+    engine = Engine(fused(20), 4, 32, Batching(BatchingMode.DYNAMIC, max_wait=0.05))
+    async with running(engine) as served:
+        started = time.monotonic()
+        (output,) = await answers(served, sequence([20]))
+        assert time.monotonic() - started >= 0.05
+        assert output.finish_reason is FinishReason.LENGTH
+        await asyncio.gather(*(answers(served, sequence([20 + n])) for n in range(4)))
+
+
+async def test_a_deadline_wakes_the_thread() -> None:
+    """Even if the batch would have waited for an hour."""
+    engine = Engine(fused(20), 4, 32, Batching(BatchingMode.DYNAMIC, max_wait=3600.0))
+    async with running(engine) as served:
+        (output,) = await answers(served, sequence([20], deadline=time.monotonic() + 0.05))
+    assert output.finish_reason is FinishReason.EXPIRED
+    assert output.error == "the request's deadline passed while it waited"
+
+
+async def test_the_books_are_checked_when_there_is_nothing_to_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once after each busy time; what is wrong is logged and counted, and not repaired."""
+    monkeypatch.setattr(async_engine, "_CHECK_AFTER_SECONDS", 0.01)
+    engine = Engine(fused(20), 4, 32)
+    found: asyncio.Queue[int] = asyncio.Queue()
+    checks = 0
+    check = engine.problems
+
+    def counted() -> list[str]:
+        nonlocal checks
+        checks += 1
+        return check()
+
+    monkeypatch.setattr(engine, "problems", counted)
+
+    def note(report: StepReport) -> None:
+        if checks and not report.computed and not report.stats.running:
+            found.put_nowait(report.problems)
+
+    async with running(engine, note) as served:
+        await answers(served, sequence([20]))
+        assert await found.get() == 0
+        lost = engine.pool.allocate(1)
+        assert lost is not None
+        await answers(served, sequence([21]))
+        while not await found.get():
+            pass
+        assert engine.pool.references(lost[0]) == 1
+        assert checks == 2
+    message = f"integrity check: block {lost[0]} counts 1 references, sequences hold it 0 times"
+    assert [record.message for record in caplog.records] == [message]
+
+
+async def test_a_full_queue_says_when_to_come_again() -> None:
+    """From how fast answers have ended so far."""
+    engine = Engine(fused(20), 1, 32)
+    async with running(engine, max_in_flight=2) as served:
+        for _ in range(3):
+            await answers(served, sequence([20]))
+        one, two = sequence([20], 200), sequence([21], 200)
+        generation = served.submit([one, two])
+        with pytest.raises(QueueFull, match="2 of at most 2") as refused:
+            served.submit([sequence([22])])
+        assert refused.value.retry_after == 1, "these answers take milliseconds"
+        served.release([one, two], generation)
+        await answers(served, sequence([20]))
+
+
+def test_the_pace_is_the_mean_time_between_ends() -> None:
+    """Of the last ones; before the first has ended, the time that it takes already."""
+    pace = Pace()
+    pace.begin(100.0)
+    assert pace.seconds_for(1, 100.0) == 1
+    assert pace.seconds_for(1, 107.5) == 8
+    assert pace.seconds_for(3, 107.5) == 23
+    for number in range(200):
+        pace.note_ended(1, 110.0 + 2 * number)
+    assert pace.seconds_for(1, 510.0) == 3, "no more than the last 64 count, 2 s apart"
+    assert pace.seconds_for(5, 510.0) == 11
+    assert pace.seconds_for(1000, 510.0) == 60, "nobody is sent away for longer than a minute"
+    pace.begin(2000.0)
+    assert pace.seconds_for(1, 2000.0) == 1, "a new busy time"
+
+
+async def test_metrics_say_what_the_engine_did() -> None:
+    """Counts, times and shares, under names that stay."""
+    engine = Engine(fused(40), 4, 64)
+    metrics = Metrics(engine.pool.num_blocks)
+    async with running(engine, metrics.note_step) as served:
+        prompt = [*range(20, 60)]
+        await answers(served, *(sequence(prompt, 10) for _ in range(2)))
+        await answers(served, sequence(prompt, 1), sequence([30], 4, deadline=time.monotonic() - 1))
+    lines = (line.rsplit(" ", 1) for line in metrics.exposition().decode().splitlines() if not line.startswith("#"))
+    value = {name.removeprefix("keepgate_backend_"): float(number) for name, number in lines}
+    assert value["generated_tokens_total"] == 21
+    assert value["prefix_hit_tokens_total"] == 2 * 32
+    assert value["prefix_asked_tokens_total"] == 3 * 40
+    assert value["prompt_tokens_total"] == 40 + 8 + 8
+    assert value["expired_total"] == 1
+    assert value["queue_seconds_count"] == 3
+    assert value["inter_token_seconds_count"] == 18
+    assert value["answer_tokens_per_second_count"] == 2
+    assert value["tokens_per_second"] == pytest.approx(2.1)
+    assert value["padding_efficiency_ratio"] == 1.0
+    assert value["batch_utilisation_ratio"] == pytest.approx(
+        value["batch_slots_used_total"] / (4 * value["step_seconds_count"])
+    )
+    assert value["kv_blocks_free"] == value["kv_blocks"] == 40
+    assert value["kv_blocks_cached"] == 3, "two of the prompt, and one with the first tokens of an answer"
+    assert value["kv_blocks_held"] == value["kv_fragmentation_ratio"] == 0
