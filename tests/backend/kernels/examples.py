@@ -1,0 +1,8 @@
+"""How many examples the interpreter has time for."""
+
+from __future__ import annotations
+
+from hypothesis import Phase, settings
+
+FEW = settings(max_examples=12, deadline=None, phases=(Phase.explicit, Phase.generate))
+"""A program takes tens of milliseconds to interpret, so looking for a smaller failure would take minutes."""
