@@ -1,0 +1,129 @@
+"""Random requests with random ends, for as long as one likes: ``python -m tests.backend.soak 3600``.
+
+A few clients send requests of every kind to one engine with far too little memory, and many leave before their
+answer is whole. At the end every block must be free, and every answer that was not cut must be what it always is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from backend.async_engine import AsyncEngine
+from backend.detokenizer import Detokenizer
+from backend.engine import Engine
+from backend.errors import QueueFull
+from backend.sequence import FinishReason, SamplingParams, Sequence
+from tests.backend.tiny_model import POISON, fused, token_bytes
+
+NUM_BLOCKS = 16
+CLIENTS = 12
+MOST_IN_FLIGHT = 24
+
+
+@dataclass
+class Tally:
+    """How requests ended, and the first answer to each."""
+
+    seed: int
+    ends: Counter[str] = field(default_factory=Counter)
+    known: dict[tuple[object, ...], str] = field(default_factory=dict)
+    engine: Engine | None = None
+
+
+async def soak(seconds: float, seed: int) -> Tally:
+    """Runs the clients; raises AssertionError when an answer or the books are wrong."""
+    engine = Engine(fused(NUM_BLOCKS), max_batch=5, step_tokens=40)
+    served = AsyncEngine(engine, MOST_IN_FLIGHT, lambda report: None)
+    served.start()
+    tally = Tally(seed, engine=engine)
+    numbers = itertools.count()
+    until = time.monotonic() + seconds
+    async with asyncio.TaskGroup() as clients:
+        for client in range(CLIENTS):
+            rng = random.Random(seed * 1000 + client)  # noqa: S311 - repeatable
+            clients.create_task(_client(served, rng, numbers, until, tally))
+    assert served.alive, "the engine's thread has ended"
+    assert served.in_flight == 0
+    await served.stop()
+    assert engine.problems() == []
+    assert not engine.has_work
+    assert engine.pool.num_free == NUM_BLOCKS
+    return tally
+
+
+async def _client(
+    served: AsyncEngine, rng: random.Random, numbers: itertools.count[int], until: float, tally: Tally
+) -> None:
+    while time.monotonic() < until:
+        sequences, identity = _request(rng, numbers)
+        try:
+            generation = served.submit(sequences)
+        except QueueFull:
+            tally.ends["refused"] += 1
+            await asyncio.sleep(0.001)  # as a client that waits before it tries again
+            continue
+        texts = [""] * len(sequences)
+        outputs_left = rng.randint(1, 10) if rng.random() < 0.4 else None
+        try:
+            while generation.unfinished and outputs_left != 0:
+                for index, output in await generation.take():
+                    texts[index] += output.text
+                    if output.finish_reason is not None:
+                        tally.ends[output.finish_reason.value] += 1
+                        if output.finish_reason in (FinishReason.LENGTH, FinishReason.STOP):
+                            said = texts[index] if output.embedding is None else output.embedding.tobytes().hex()
+                            assert tally.known.setdefault(identity, said) == said, f"seed {tally.seed}: {identity}"
+                outputs_left = None if outputs_left is None else outputs_left - 1
+        finally:
+            tally.ends["left"] += len(generation.unfinished)
+            served.release(sequences, generation)
+
+
+def _request(rng: random.Random, numbers: itertools.count[int]) -> tuple[list[Sequence], tuple[object, ...]]:
+    """The sequences of one request, and what its answer depends on."""
+    family, common, tail = rng.randrange(3), rng.choice([0, 16, 31, 32, 64, 90]), rng.randint(1, 4)
+    prompt = [(family * 31 + i * 7) % 90 + 10 for i in range(common)] + [10 + rng.randrange(2) for _ in range(tail)]
+    if rng.random() < 0.03:
+        prompt[rng.randrange(len(prompt))] = POISON
+    pooled = rng.random() < 0.1
+    answer = rng.choice([1, 3, 20, 60])
+    params = SamplingParams(max_tokens=0 if pooled else answer, temperature=0.0, ignore_eos=rng.random() < 0.5)
+    deadline = time.monotonic() + rng.uniform(0, 0.05) if rng.random() < 0.1 else None
+    priority, salt = rng.randrange(-1, 2), rng.choice(["", "", "tenant"])
+    sequences = [
+        Sequence(
+            next(numbers),
+            prompt,
+            params,
+            Detokenizer(token_bytes()),
+            0,
+            priority=priority,
+            deadline=deadline,
+            salt=salt,
+            pooled=pooled,
+        )
+        for _ in range(rng.choice([1, 1, 1, 3]))
+    ]
+    return sequences, (tuple(prompt), pooled, params.max_tokens, params.ignore_eos)
+
+
+def main() -> int:
+    """Runs for the seconds given and prints how the requests ended."""
+    # Poisoned requests are part of the run; a line for each of thousands says nothing.
+    logging.getLogger("backend.engine").setLevel(logging.CRITICAL)
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0
+    tally = asyncio.run(soak(seconds, seed=random.SystemRandom().randrange(10**6)))
+    if tally.engine is not None:
+        print(f"seed {tally.seed}: {dict(tally.ends)}; {tally.engine.stats()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
