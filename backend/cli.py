@@ -53,6 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     parser.add_argument(
+        "--quantization",
+        choices=["none", "int8", "int4"],
+        default="none",
+        help="round the weights, which makes decoding faster and answers a little different; docs/benchmarks.md says "
+        "by how much (default: %(default)s)",
+    )
+    parser.add_argument(
         "--kv-dtype",
         choices=["auto", "int8", "fp8"],
         default="auto",
@@ -129,6 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_batch=arguments.max_batch,
         max_context=arguments.max_context,
         dtype=arguments.dtype,
+        quantization=arguments.quantization,
         kv_dtype=arguments.kv_dtype,
         step_tokens=arguments.step_tokens,
         max_waiting=arguments.max_waiting,

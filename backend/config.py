@@ -178,5 +178,7 @@ class EngineConfig:
     threads: int = 1
     kv_dtype: KvDtype = "auto"
     """How keys and values are stored; auto: as they are computed."""
+    quantization: Literal["none", "int8", "int4"] = "none"
+    """What the weights are rounded to: int8 with a scale for each column, int4 with one for each 32 inputs of it."""
     dtype: ComputeDtype = "auto"
     """What is computed in; auto: the runner's own choice."""

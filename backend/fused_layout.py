@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
 from backend.fused_build import FusedUnavailable
+from backend.weights import LayerWeights, Linear, ModelWeights
 
 Precision = Literal["float16", "int8", "int4"]
 KVPrecision = Literal["float16", "int8"]
@@ -14,6 +16,8 @@ KVPrecision = Literal["float16", "int8"]
 GROUP = 32
 """Inputs that share a scale and a minimum where weights have four bits."""
 
+# What is left of a weight does not depend on the width of the vectors.
+_ANY_LANES = 8
 _HALF_MAX = torch.finfo(torch.float16).max
 
 
@@ -62,6 +66,53 @@ def pack_nibbles(weight: torch.Tensor, lanes: int) -> tuple[torch.Tensor, None]:
     both = (first | second << 4).reshape(panels, inputs // GROUP, -1)
     of_columns = torch.stack((scales, minima), dim=1).permute(0, 3, 1, 2).contiguous()  # [panel, group, 2, column]
     return torch.cat((both, of_columns.view(panels, inputs // GROUP, -1).view(torch.uint8)), dim=-1).contiguous(), None
+
+
+def unpack_bytes(panels: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The inverse of ``pack_bytes``: float32 [columns, in], padding included."""
+    columns = panels.transpose(1, 2).flatten(0, 1).flatten(1)
+    return (columns.float() - 128) * scales.unsqueeze(1)
+
+
+def unpack_nibbles(packed: torch.Tensor, lanes: int) -> torch.Tensor:
+    """The inverse of ``pack_nibbles``: float32 [columns, in], padding included."""
+    columns, groups = 2 * lanes, packed.shape[1]
+    size = GROUP // 2 * columns
+    both = packed[..., :size].reshape(-1, groups, 2, GROUP // 8, lanes, 4)
+    words = torch.cat((both & 15, both >> 4), dim=3).permute(0, 2, 4, 1, 3, 5)
+    nibbles = words.reshape(-1, groups, GROUP).float()
+    numbers = packed[..., size:].contiguous().view(torch.float16).view(-1, groups, 2, columns).permute(2, 0, 3, 1)
+    scales, minima = numbers.reshape(2, -1, groups, 1).float()
+    return (nibbles * scales + minima).flatten(1)
+
+
+def as_kept(weights: ModelWeights, precision: Precision) -> ModelWeights:
+    """The weights with what the precision does to them, as floats: what the reference needs for a comparison."""
+    if precision == "float16":
+        return weights
+
+    def bytes_of(weight: torch.Tensor) -> torch.Tensor:
+        return unpack_bytes(*pack_bytes(weight, _ANY_LANES))[: weight.shape[0]]
+
+    def nibbles_of(weight: torch.Tensor) -> torch.Tensor:
+        return unpack_nibbles(pack_nibbles(weight, _ANY_LANES)[0], _ANY_LANES)[: weight.shape[0]]
+
+    keep = bytes_of if precision == "int8" else nibbles_of
+
+    def linear(part: Linear) -> Linear:
+        return replace(part, weight=keep(part.weight))
+
+    def layer(of: LayerWeights) -> LayerWeights:
+        return replace(
+            of,
+            query=linear(of.query),
+            key=linear(of.key),
+            value=linear(of.value),
+            output=linear(of.output),
+            mlps=tuple(replace(m, gate=linear(m.gate), up=linear(m.up), down=linear(m.down)) for m in of.mlps),
+        )
+
+    return replace(weights, layers=tuple(layer(of) for of in weights.layers), head=bytes_of(weights.head))
 
 
 def in_groups(tensor: torch.Tensor, size: int) -> torch.Tensor:

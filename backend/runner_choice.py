@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from backend.config import EngineConfig, ModelConfig
+from backend.config import EngineConfig, KvDtype, ModelConfig
 from backend.errors import ModelError
 from backend.fused_build import FusedUnavailable, load_fused_library
-from backend.fused_runner import FusedRunner, check_shape
+from backend.fused_layout import KVPrecision, Precision, as_kept
+from backend.fused_runner import FusedRunner, check_precision, check_shape
 from backend.gguf_file import Progress
 from backend.runner import BLOCK_SIZE, ModelRunner
 from backend.self_test import disagreement
@@ -20,8 +21,12 @@ _TORCH_DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_FUSED_KV: dict[KvDtype, KVPrecision] = {"auto": "float16", "int8": "int8"}
+
 MOST_DISAGREEMENT = 0.01
 """Relative error of logits up to which a runner counts as right; half floats stay ten times below it."""
+_MOST_WITH_INTEGERS = 0.06
+"""The same where activations or KV are rounded to int8, which alone makes up to half of it."""
 
 
 def choose_runner(
@@ -30,13 +35,15 @@ def choose_runner(
     """Builds the runner and gives it as many KV blocks as fit the configured memory and can be of use.
 
     Raises:
-        ModelError: the KV memory does not hold a single block.
+        ModelError: the KV memory does not hold a single block, or the weights cannot be quantised as asked for.
     """
     torch.set_num_threads(engine.threads)
     config = config.served_up_to(max_context)
     try:
         return _fused(config, weights, engine, max_context, progress)
     except FusedUnavailable as reason:
+        if engine.quantization != "none":
+            raise ModelError(f"--quantization {engine.quantization}: {reason}; expected none") from reason
         progress(f"serving with torch, which is slower: {reason}")
     dtype = _TORCH_DTYPES[engine.dtype]
     num_blocks = _num_blocks(engine, TorchRunner.block_bytes(config, dtype, engine.kv_dtype), max_context)
@@ -47,20 +54,24 @@ def _fused(
     config: ModelConfig, weights: ModelWeights, engine: EngineConfig, max_context: int, progress: Progress
 ) -> FusedRunner:
     if engine.dtype not in ("auto", "float16"):
-        raise FusedUnavailable(f"the fused step computes with float16 weights, and --dtype asks for {engine.dtype}")
-    if engine.kv_dtype != "auto":
-        raise FusedUnavailable(f"the fused step stores keys and values in float16, not {engine.kv_dtype}")
+        raise FusedUnavailable(f"the fused step does not compute in {engine.dtype}")
+    if engine.kv_dtype not in _FUSED_KV:
+        raise FusedUnavailable(f"the fused step does not keep keys and values in {engine.kv_dtype}")
+    precision: Precision = "float16" if engine.quantization == "none" else engine.quantization
+    kv_precision = _FUSED_KV[engine.kv_dtype]
     check_shape(config)
+    check_precision(config, precision)
     library = load_fused_library(progress)
 
-    def make(small: ModelConfig, some: ModelWeights, num_blocks: int, context: int) -> ModelRunner:
-        return FusedRunner(library, small, some, num_blocks, context, engine.threads)
+    def make(model: ModelConfig, its_weights: ModelWeights, num_blocks: int, context: int) -> FusedRunner:
+        return FusedRunner(library, model, its_weights, num_blocks, context, engine.threads, precision, kv_precision)
 
-    error = disagreement(config, weights, make)
-    if error > MOST_DISAGREEMENT:
+    error = disagreement(config, weights, make, lambda some: as_kept(some, precision))
+    most = MOST_DISAGREEMENT if precision == kv_precision == "float16" else _MOST_WITH_INTEGERS
+    if error > most:
         raise FusedUnavailable(f"the fused step failed its self-test (relative error {error:.3g})")
-    num_blocks = _num_blocks(engine, FusedRunner.block_bytes(config), max_context)
-    return FusedRunner(library, config, weights, num_blocks, max_context, engine.threads)
+    num_blocks = _num_blocks(engine, FusedRunner.block_bytes(config, kv_precision), max_context)
+    return make(config, weights, num_blocks, max_context)
 
 
 def _num_blocks(engine: EngineConfig, block_bytes: int, max_context: int) -> int:

@@ -21,8 +21,16 @@ _BLOCKS = 8
 _CONTEXT = 4 * BLOCK_SIZE
 
 
-def disagreement(config: ModelConfig, weights: ModelWeights, make_runner: RunnerMaker) -> float:
+def disagreement(
+    config: ModelConfig,
+    weights: ModelWeights,
+    make_runner: RunnerMaker,
+    as_kept: Callable[[ModelWeights], ModelWeights] = lambda weights: weights,
+) -> float:
     """Largest relative error of logits and hidden states of a short mixed batch, against the float32 reference.
+
+    ``as_kept`` gives the reference the weights as the runner keeps them: how much quantisation loses is not the
+    question here, but whether the runner computes what its weights say.
 
     The first layers and tokens of the real weights are enough to catch a wrong kernel, layout or build, and take a
     fraction of a second. The steps cover a prefill that crosses a block's border, its second chunk, and a batch of
@@ -37,7 +45,7 @@ def disagreement(config: ModelConfig, weights: ModelWeights, make_runner: Runner
         head=weights.head[:vocabulary],
     )
     runner = make_runner(small_config, small_weights, _BLOCKS, _CONTEXT)
-    reference = TorchRunner(small_config, small_weights, _BLOCKS, _CONTEXT)
+    reference = TorchRunner(small_config, as_kept(small_weights), _BLOCKS, _CONTEXT)
     worst = 0.0
     for step in _steps(vocabulary):
         got, expected = runner.run(step), reference.run(step)

@@ -12,14 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.config import ModelConfig
+from backend.errors import ModelError
 from backend.fused_build import FusedUnavailable
-from backend.fused_layout import GROUP, KVPrecision, Precision, pack_bytes, pack_nibbles
+from backend.fused_layout import (
+    GROUP,
+    KVPrecision,
+    Precision,
+    as_kept,
+    pack_bytes,
+    pack_nibbles,
+    unpack_bytes,
+    unpack_nibbles,
+)
 from backend.fused_runner import FusedRunner, check_precision
+from backend.runner_choice import choose_runner
 from backend.torch_runner import TorchRunner
 from backend.warm_up import single_sequence_step
-from backend.weights import LayerWeights, Linear, ModelWeights
-from tests.backend.conftest import built_library
-from tests.backend.test_fused import small
+from backend.weights import ModelWeights
+from tests.backend.conftest import built_library, quiet
+from tests.backend.test_fused import ENGINE, small
 from tests.backend.test_parity import TOKENS, chunked, relative_error
 
 LANES = (8, 16)
@@ -30,23 +41,13 @@ names = ["-".join(name) for name in FORMATS]
 
 
 def from_bytes(weight: torch.Tensor, lanes: int) -> torch.Tensor:
-    """What is left of a matrix after `pack_bytes`, and each weight's scale."""
-    panels, scales = pack_bytes(weight, lanes)
-    columns = panels.transpose(1, 2).reshape(-1, weight.shape[1])
-    return ((columns.float() - 128) * scales.unsqueeze(1))[: weight.shape[0]]
+    """What is left of a matrix after `pack_bytes`."""
+    return unpack_bytes(*pack_bytes(weight, lanes))[: weight.shape[0]]
 
 
 def from_nibbles(weight: torch.Tensor, lanes: int) -> torch.Tensor:
     """What is left of a matrix after `pack_nibbles`."""
-    packed, _ = pack_nibbles(weight, lanes)
-    columns, groups = 2 * lanes, weight.shape[1] // GROUP
-    size = GROUP // 2 * columns
-    both = packed[..., :size].view(-1, groups, 2, GROUP // 8, lanes, 4)
-    words = torch.cat((both & 15, both >> 4), dim=3).permute(0, 2, 4, 1, 3, 5)
-    nibbles = words.reshape(-1, groups, GROUP).float()
-    numbers = packed[..., size:].contiguous().view(torch.float16).view(-1, groups, 2, columns).permute(2, 0, 3, 1)
-    scales, minima = numbers.reshape(2, -1, groups, 1).float()
-    return (nibbles * scales + minima).flatten(1)[: weight.shape[0]]
+    return unpack_nibbles(pack_nibbles(weight, lanes)[0], lanes)[: weight.shape[0]]
 
 
 matrices = st.builds(
@@ -87,21 +88,6 @@ def test_constant_weights_stay_what_they_are() -> None:
     assert torch.equal(from_nibbles(weight, 8), weight)
 
 
-def rounded(weights: ModelWeights, precision: Precision) -> ModelWeights:
-    """The weights as a format keeps them, in floats again."""
-    keep = {"float16": lambda w, _: w.half().float(), "int8": from_bytes, "int4": from_nibbles}[precision]
-
-    def linear(part: Linear) -> Linear:
-        return dataclasses.replace(part, weight=keep(part.weight.float(), 8))
-
-    def layer(of: LayerWeights) -> LayerWeights:
-        parts = {f.name: getattr(of, f.name) for f in dataclasses.fields(of)}
-        return dataclasses.replace(of, **{name: linear(p) for name, p in parts.items() if isinstance(p, Linear)})
-
-    head = from_bytes(weights.head.float(), 8) if precision != "float16" else weights.head
-    return dataclasses.replace(weights, layers=[layer(of) for of in weights.layers], head=head)
-
-
 @pytest.mark.parametrize(("precision", "kv"), FORMATS, ids=names)
 def test_a_step_computes_what_its_weights_say(
     config: ModelConfig, weights: ModelWeights, precision: Precision, kv: KVPrecision
@@ -109,7 +95,7 @@ def test_a_step_computes_what_its_weights_say(
     """The reference on the same rounded weights differs by the rounding of activations and KV alone."""
     small_config, small_weights = small(config, weights)
     fused = FusedRunner(built_library(), small_config, small_weights, 8, 128, 2, precision, kv)
-    reference = TorchRunner(small_config, rounded(small_weights, precision), 8, 128)
+    reference = TorchRunner(small_config, as_kept(small_weights, precision), 8, 128)
     allowed = (0.001 if precision == "float16" else 0.02) + (0.02 if kv == "int8" else 0)
     assert relative_error(chunked(fused, TOKENS, 90), chunked(reference, TOKENS, 90)) < allowed
 
@@ -141,6 +127,29 @@ def test_what_is_no_number_stays_none(
     logits = runner.run(single_sequence_step(np.array([5, 6, 7, 8], dtype=np.int32), 0)).logits
     assert torch.isfinite(logits[:2]).all()
     assert torch.isnan(logits[2:]).any(dim=-1).all()
+
+
+@pytest.mark.parametrize(("precision", "kv"), FORMATS, ids=names)
+def test_every_format_can_be_asked_for(
+    config: ModelConfig, weights: ModelWeights, precision: Precision, kv: KVPrecision
+) -> None:
+    """It passes its self-test against the reference on the same weights, and says what it is."""
+    built_library()
+    engine = dataclasses.replace(
+        ENGINE,
+        quantization="none" if precision == "float16" else precision,
+        kv_dtype="int8" if kv == "int8" else "auto",
+    )
+    runner = choose_runner(*small(config, weights), engine, 128, quiet)
+    assert runner.name == f"fused-{precision}" + ("-kv-int8" if kv == "int8" else "")
+
+
+def test_weights_that_cannot_be_quantised_are_refused(config: ModelConfig, weights: ModelWeights) -> None:
+    """Rather than served in a format that nobody asked for."""
+    small_config, small_weights = small(config, weights)
+    engine = dataclasses.replace(ENGINE, quantization="int4", dtype="float32")
+    with pytest.raises(ModelError, match=r"--quantization int4: .*float32"):
+        choose_runner(small_config, small_weights, engine, 128, quiet)
 
 
 def test_integer_kv_takes_a_little_more_than_half(config: ModelConfig) -> None:
