@@ -38,12 +38,15 @@ class Kind:
     family: str
     changes: dict[str, Any] = field(default_factory=dict)
 
+    def config(self) -> Any:
+        """transformers' config of it."""
+        return getattr(transformers, f"{self.family}Config")(**{**SIZES, **self.changes})
+
     def build(self) -> Any:
         """transformers' model in float32, with random weights, biases and norms, computing with eager attention."""
         torch.manual_seed(3)
-        config = getattr(transformers, f"{self.family}Config")(**{**SIZES, **self.changes})
         model_class = getattr(transformers, f"{self.family.removesuffix('Text')}ForCausalLM")
-        reference = model_class(config).float().eval()
+        reference = model_class(self.config()).float().eval()
         reference.set_attn_implementation("eager")  # the one implementation that caps attention scores
         with torch.no_grad():
             for name, parameter in reference.named_parameters():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,20 @@ import numpy as np
 import pytest
 import torch
 
+from backend.config import EngineConfig
+from backend.fused_build import FusedUnavailable
+from backend.fused_runner import FusedRunner, check_shape
+from backend.runner_choice import choose_runner
 from backend.torch_runner import TorchRunner
 from backend.weights import load_weights, read_config
-from tests.backend.random_models import KINDS, Paged, random_tokens, relative_error, save, step_of
+from tests.backend.conftest import built_library
+from tests.backend.random_models import KINDS, WINDOW, Kind, Paged, random_tokens, relative_error, save, step_of
 
 LENGTHS = (83, 70, 30)
 """The first two are several windows long, the last is about one."""
+
+
+LIKE_LLAMA = {"llama", "llama-3.1", "llama-linear", "mistral-unlimited", "qwen2", "qwen3", "smollm2"}
 
 
 @pytest.fixture(params=KINDS)
@@ -61,3 +70,28 @@ def test_logits_and_states_agree_with_transformers(pair: tuple[Any, TorchRunner]
             expected = reference(torch.from_numpy(sequence.tokens).long()[None], output_hidden_states=True)
         assert relative_error(torch.cat(logits[id(sequence)]), expected.logits[0]) < 1e-4
         assert relative_error(torch.cat(states[id(sequence)]), expected.hidden_states[-1][0]) < 1e-4
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_fused_step_serves_no_model_that_it_does_not_compute(name: str, tmp_path: Path) -> None:
+    """It takes what is like Llama; anything else is refused with what it is, before anything is built."""
+    KINDS[name].config().save_pretrained(tmp_path)
+    config = dataclasses.replace(read_config(tmp_path), hidden_size=64, head_dim=64)
+    if name in LIKE_LLAMA:
+        check_shape(config)
+    else:
+        with pytest.raises(FusedUnavailable, match=r"the fused step does not do .*(sliding|rotary|softcapped|mixture)"):
+            check_shape(config)
+
+
+def test_a_runner_is_found_for_every_model(tmp_path: Path) -> None:
+    """A short context makes a windowed model plain; a longer one is served by torch, with the reason."""
+    save(Kind("Mistral", {"sliding_window": WINDOW, "head_dim": 64}), tmp_path)
+    config = read_config(tmp_path)
+    weights = load_weights(tmp_path, config)
+    built_library()
+    engine = EngineConfig(kv_memory=2**20, threads=1)
+    said: list[str] = []
+    assert isinstance(choose_runner(config, weights, engine, WINDOW, said.append), FusedRunner)
+    assert isinstance(choose_runner(config, weights, engine, WINDOW + 1, said.append), TorchRunner)
+    assert "sliding-window attention" in said[-1]

@@ -103,7 +103,7 @@ def test_the_options_reach_the_runner(small: tuple[ModelConfig, ModelWeights]) -
     runner = choose_runner(*small, engine, 128, said.append)
     assert runner.name == "torch-bfloat16-kv-int8"
     assert runner.num_blocks == 2**20 // TorchRunner.block_bytes(small[0], torch.bfloat16, "int8")
-    assert "--dtype asks for bfloat16" in said[-1]
+    assert "the fused step does not compute in bfloat16" in said[-1]
     fp8 = choose_runner(*small, dataclasses.replace(engine, dtype="auto", kv_dtype="fp8"), 128, quiet)
     assert fp8.name == "torch-float32-kv-fp8"
     output = fp8.run(step_of([(Paged(random_tokens(20), [0, 1]), 20)]))
