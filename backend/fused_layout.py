@@ -83,7 +83,8 @@ def unpack_nibbles(packed: torch.Tensor, lanes: int) -> torch.Tensor:
     nibbles = words.reshape(-1, groups, GROUP).float()
     numbers = packed[..., size:].contiguous().view(torch.float16).view(-1, groups, 2, columns).permute(2, 0, 3, 1)
     scales, minima = numbers.reshape(2, -1, groups, 1).float()
-    return (nibbles * scales + minima).flatten(1)
+    columns_of_floats: torch.Tensor = (nibbles * scales + minima).flatten(1)
+    return columns_of_floats
 
 
 def as_kept(weights: ModelWeights, precision: Precision) -> ModelWeights:
