@@ -48,7 +48,7 @@ class PagedRows:
     positions: torch.Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _decode_split(
     query: tl.tensor,
     keys: tl.tensor,

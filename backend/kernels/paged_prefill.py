@@ -19,7 +19,7 @@ from backend.kernels.paged_decode import AttentionShape, PagedRows
 from backend.runner import BLOCK_SIZE
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _prefill(
     query: tl.tensor,
     keys: tl.tensor,

@@ -1,0 +1,95 @@
+"""Steps in which every sequence has one token, recorded once for some batch sizes and then replayed.
+
+A replay launches hundreds of kernels at the price of one. A batch between two sizes is filled up with rows that read
+and write a block of their own, which no sequence ever owns.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+import torch
+
+from backend.cuda_decoder import CudaDecoder
+from backend.cuda_step import DeviceStep, Staging
+from backend.kernels.paged_decode import PagedRows
+from backend.runner import BLOCK_SIZE, StepInput
+
+
+def bucket_sizes(max_batch: int) -> list[int]:
+    """1, 2, 4, 8, 16, 24, 32, 48, 64, 96, …, and the largest batch itself."""
+    sizes = {max_batch}
+    power = 1
+    while power < max_batch:
+        sizes |= {power, power * 3 // 2} if power >= 16 else {power}
+        power *= 2
+    return sorted(size for size in sizes if size <= max_batch)
+
+
+def is_pure_decode(step: StepInput) -> bool:
+    """Whether each sequence has one row, whose logits, and nothing else, are wanted."""
+    rows = len(step.token_ids)
+    return rows == len(step.query_starts) - 1 == len(step.logits_rows) and not len(step.hidden_rows)
+
+
+class DecodeGraphs:
+    """Records the decoder at every batch size; the recordings share their memory, largest first.
+
+    Args:
+        spare_block: KV block for the rows that fill a batch up.
+        max_blocks: width of the block tables.
+    """
+
+    def __init__(
+        self, decoder: CudaDecoder, staging: Staging, max_batch: int, max_blocks: int, spare_block: int
+    ) -> None:
+        self._staging = staging
+        self._sizes = bucket_sizes(max_batch)
+        self._max_blocks = max_blocks
+        self._spare = spare_block
+        device = decoder.device
+        # Rows: token, position, slot, in memory that the recordings know; each begins at 16 bytes, as in Staging.
+        self._rows = torch.zeros(3, -(-max_batch // 4) * 4, dtype=torch.int32, device=device)
+        self._rows[2] = spare_block * BLOCK_SIZE
+        self._tables = torch.full((max_batch, max_blocks), spare_block, dtype=torch.int32, device=device)
+        self._order = torch.arange(max_batch, dtype=torch.int32, device=device)
+        self._no_tiles = torch.empty(0, 2, dtype=torch.int32, device=device)
+        self._recorded: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        pool = None
+        for size in reversed(self._sizes):
+            step = self._step(size)
+            # Kernels are compiled and cuBLAS makes its choices before the recording, in which neither can happen.
+            decoder(step)
+            torch.cuda.synchronize(device)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                logits, _ = decoder(step)
+            pool = graph.pool()
+            self._recorded[size] = graph, logits
+
+    def run(self, step: StepInput) -> torch.Tensor | None:
+        """Logits float32 [rows, vocab_size], valid until the next run; None: no recording is large enough."""
+        rows, width = step.block_tables.shape
+        place = bisect_left(self._sizes, rows)
+        if place == len(self._sizes) or width > self._max_blocks:
+            return None
+        size = self._sizes[place]
+        packed = np.zeros((3, size), dtype=np.int32)
+        packed[2] = self._spare * BLOCK_SIZE
+        packed[:, :rows] = step.token_ids, step.positions, step.slot_mapping
+        tables = np.full((size, width), self._spare, dtype=np.int32)
+        tables[:rows] = step.block_tables
+        new_rows, new_tables = self._staging.send([packed, tables])
+        self._rows[:, :size].copy_(new_rows)
+        self._tables[:size, :width].copy_(new_tables)
+        graph, logits = self._recorded[size]
+        graph.replay()
+        return logits[:rows]
+
+    def _step(self, size: int) -> DeviceStep:
+        order = self._order[:size]
+        where = PagedRows(self._tables[:size], order, self._rows[1, :size])
+        return DeviceStep(
+            self._rows[0, :size], self._rows[2, :size], where, order, self._no_tiles, order, self._order[:0]
+        )
