@@ -22,6 +22,7 @@ examples:
   keepgate serve --upstream http://gpu:8000/v1     in front of any OpenAI-compatible server
   keepgate serve --upstream mock:                  a scripted upstream, to try an app without a model
   keepgate backend --model ./Llama-3.2-1B          the decode engine alone
+  keepgate plan ./Llama-3.2-1B --memory 24GB       what fits a device: weights, KV memory, batch
 
 `keepgate serve --help` lists the options."""
 
@@ -53,8 +54,8 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["backend"]:
-        return _run_backend(words[1:])
+    if words[:1] in (["backend"], ["plan"]):
+        return _run_backend(words[0], words[1:])
     parser, commands = _parsers()
     if not words:
         parser.print_help()
@@ -114,7 +115,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     serve.add_argument("--config", metavar="FILE", help="settings in YAML (none)")
     serve.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (info)")
     backend = commands.add_parser("backend", help="run the decode engine alone; see `keepgate backend --help`")
-    return parser, {"serve": serve, "backend": backend}
+    plan = commands.add_parser("plan", help="print what of a model fits a device's memory; see `keepgate plan --help`")
+    return parser, {"serve": serve, "backend": backend, "plan": plan}
 
 
 def _refuse(parser: argparse.ArgumentParser, word: str) -> NoReturn:
@@ -154,11 +156,12 @@ def _serve(parsed: argparse.Namespace) -> int:
     return serve(settings)
 
 
-def _run_backend(words: list[str]) -> int:
+def _run_backend(command: str, words: list[str]) -> int:
     """Become the backend: the gateway reaches it over HTTP only, and imports nothing of it."""
     if importlib.util.find_spec("torch") is None:
-        print("keepgate backend: not installed; install the extra: pip install 'keepgate[backend]'", file=sys.stderr)
+        print(f"keepgate {command}: not installed; install the extra: pip install 'keepgate[backend]'", file=sys.stderr)
         return 1
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "backend", *words])  # noqa: S606  # no shell is wanted
+    module = "backend" if command == "backend" else f"backend.{command}"
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *words])  # noqa: S606  # no shell is wanted
     return 1

@@ -1,0 +1,215 @@
+"""``keepgate plan``: what a model needs of a device's memory, from its ``config.json`` alone.
+
+Keys and values of b sequences of s tokens take ``2 * layers * KV heads * head size * s * b`` numbers: one key and one
+value for each layer, KV head and token. Nothing here computes with tensors, so nothing heavy is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from backend.cli import _size as memory_size
+from backend.config import KvDtype, ModelConfig
+from backend.errors import ModelError
+from backend.json_file import read_json_object
+from backend.runner import BLOCK_SIZE
+
+Precision = Literal["float32", "bfloat16", "int8", "int4"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+_BITS: dict[Precision, int] = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}
+"""Of a weight in a layer's matrices; int4 has a 16-bit scale and minimum for every 32 weights."""
+_TABLE_BITS: dict[Precision, int] = {**_BITS, "int4": 8}
+"""Of a weight in the embedding and the head, which do not bear four bits."""
+_SHORTEST = 512
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many weights a model has, by how they are stored."""
+
+    layers: int
+    """In the matrices of all layers, experts included."""
+    tables: int
+    """In the embedding, and in the head if it is another one."""
+    vectors: int
+    """Norms and biases, which are never quantised."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.layers + self.tables + self.vectors
+
+
+@dataclass(frozen=True)
+class Row:
+    """One length of sequences."""
+
+    tokens: int
+    kv_bytes: int
+    """Keys and values of one sequence."""
+    batch: dict[Precision, int]
+    """Sequences that fit beside the weights, by the weights' precision; 0: not one."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What fits. Memory is in bytes."""
+
+    model: str
+    architecture: str
+    memory: int
+    parameters: int
+    weight_bytes: dict[Precision, int]
+    kv_dtype: KvDtype
+    kv_bytes_per_token: int
+    rows: tuple[Row, ...]
+
+
+def count_parameters(config: ModelConfig) -> Parameters:
+    """Counts the weights of a decoder from its shape."""
+    hidden, head = config.hidden_size, config.head_dim
+    query, kv = config.num_heads * head, config.num_kv_heads * head
+    layers = vectors = 0
+    for layer in range(config.num_layers):
+        layers += 2 * hidden * query + 2 * hidden * kv
+        vectors += hidden * (4 if config.output_norms else 2) + (2 * head if config.qk_norm else 0)
+        vectors += (query + 2 * kv if config.qkv_bias else 0) + (hidden if config.output_bias else 0)
+        experts = config.layer_experts(layer)
+        if experts is not None:
+            layers += experts.count * (3 * hidden * experts.intermediate_size + hidden)
+        else:
+            layers += 3 * hidden * config.intermediate_size
+            vectors += 2 * config.intermediate_size + hidden if config.mlp_bias else 0
+    tables = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
+    return Parameters(layers, tables, vectors + hidden)
+
+
+def weight_bytes(parameters: Parameters, precision: Precision) -> int:
+    """Bytes of all weights; norms and biases have at least 16 bits."""
+    bits = parameters.layers * _BITS[precision] + parameters.tables * _TABLE_BITS[precision]
+    return (bits + parameters.vectors * max(16, _BITS[precision])) // 8
+
+
+def kv_bytes_per_token(config: ModelConfig, kv_dtype: KvDtype = "auto") -> int:
+    """Bytes of one token's keys and values over all layers.
+
+    Args:
+        kv_dtype: auto is two bytes a number; int8 and fp8 are one, and a float32 scale for each key and value.
+    """
+    vector = 2 * config.head_dim if kv_dtype == "auto" else config.head_dim + 4
+    return 2 * config.num_layers * config.num_kv_heads * vector
+
+
+def make_plan(model: str, config: ModelConfig, memory: int, kv_dtype: KvDtype = "auto") -> Plan:
+    """Plans for sequences of powers of two, up to the longest that the model takes."""
+    parameters = count_parameters(config)
+    weights = {precision: weight_bytes(parameters, precision) for precision in PRECISIONS}
+    per_token = kv_bytes_per_token(config, kv_dtype)
+    longest = config.max_position_embeddings
+    lengths = [_SHORTEST << power for power in range(32) if _SHORTEST << power < longest] + [longest]
+    rows = []
+    for tokens in lengths:
+        one = -(-tokens // BLOCK_SIZE) * BLOCK_SIZE * per_token
+        batch = {precision: max(0, memory - needed) // one for precision, needed in weights.items()}
+        rows.append(Row(tokens, tokens * per_token, batch))
+    return Plan(model, config.model_type, memory, parameters.total, weights, kv_dtype, per_token, tuple(rows))
+
+
+def read_model(name: str) -> tuple[str, ModelConfig]:
+    """Name and shape of a model; of one on the hub only ``config.json`` is fetched.
+
+    Raises:
+        ModelError: there is no such model, or this engine does not know its family.
+    """
+    path = Path(name).expanduser()
+    if path.suffix == ".json" and path.is_file():
+        return path.resolve().parent.name, ModelConfig.from_hf(read_json_object(path), str(path))
+    if name.count("/") == 1 and not path.exists() and not name.startswith((".", "/", "~")):
+        config = _hub_config(name)
+        return name, ModelConfig.from_hf(read_json_object(config), str(config))
+    from backend.model_source import resolve_model
+
+    source = resolve_model(name, lambda sentence: print(f"keepgate plan: {sentence}", file=sys.stderr))
+    config = source.directory / "config.json"
+    return source.name, ModelConfig.from_hf(read_json_object(config), str(config))
+
+
+def _hub_config(name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, "config.json"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model {name!r}: neither a local path nor reachable on the hub ({error})") from error
+
+
+def as_text(plan: Plan) -> str:
+    """The plan as tables for people."""
+    per_token = plan.kv_bytes_per_token
+    lines = [
+        f"{plan.model}: {plan.architecture}, {plan.parameters / 1e9:.2f} billion parameters, "
+        f"{_size(plan.memory)} of memory",
+        "",
+        f"{'weights':<10}{'size':>12}{'left for KV':>14}{'tokens':>12}",
+    ]
+    for precision, needed in plan.weight_bytes.items():
+        left = plan.memory - needed
+        fits = f"{_size(left):>14}{left // per_token:>12,}" if left > 0 else f"{'does not fit':>14}{0:>12}"
+        lines.append(f"{precision:<10}{_size(needed):>12}{fits}")
+    number = "2 bytes a number" if plan.kv_dtype == "auto" else f"{plan.kv_dtype} with a scale for each vector"
+    lines += [
+        "",
+        f"keys and values: {per_token / 2**10:,.1f} KiB a token ({number})",
+        "",
+        f"{'':<10}{'KV of one':>12}  sequences at the same time, by the weights' precision",
+        f"{'tokens':<10}{'sequence':>12}" + "".join(f"{precision:>10}" for precision in plan.weight_bytes),
+    ]
+    for row in plan.rows:
+        counts = "".join(f"{row.batch[precision] or '-':>10}" for precision in plan.weight_bytes)
+        lines.append(f"{row.tokens:<10}{_size(row.kv_bytes):>12}{counts}")
+    lines += ["", "A step needs some memory beside these, a few per cent; leave it room."]
+    return "\n".join(lines)
+
+
+def _size(size: int) -> str:
+    return f"{size / _GIB:,.2f} GiB" if size >= _GIB else f"{size / 2**20:,.1f} MiB"
+
+
+def run(words: Sequence[str]) -> int:
+    """The command; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="keepgate plan",
+        description="What fits a device's memory: weights, KV memory and batch.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a directory with config.json, a config.json, a .gguf file, a hub id, or 'default' (the bundled model)",
+    )
+    parser.add_argument("--memory", type=memory_size, required=True, metavar="SIZE", help="such as 24GB or 80GiB")
+    parser.add_argument(
+        "--kv-dtype", choices=get_args(KvDtype), default="auto", help="how keys and values are stored (%(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
+    arguments = parser.parse_args(words)
+    try:
+        name, config = read_model(arguments.model)
+    except ModelError as error:
+        print(f"keepgate plan: {error}", file=sys.stderr)
+        return 1
+    plan = make_plan(name, config, arguments.memory, arguments.kv_dtype)
+    shown: dict[str, Any] = asdict(plan)
+    print(json.dumps(shown, indent=2) if arguments.json else as_text(plan))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

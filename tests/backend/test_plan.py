@@ -1,0 +1,169 @@
+"""``keepgate plan``: figures that textbooks and model cards give, and what the command prints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from backend.config import ModelConfig
+from backend.model_source import ModelSource
+from backend.plan import as_text, count_parameters, kv_bytes_per_token, make_plan, weight_bytes
+
+_LLAMA2 = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+}
+
+
+def llama2(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
+    return {
+        **_LLAMA2,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+    }
+
+
+SEVEN = llama2(4096, 11008, 32, 32, 32)
+THIRTEEN = llama2(5120, 13824, 40, 40, 40)
+SEVENTY = llama2(8192, 28672, 80, 64, 8)
+
+
+@pytest.mark.parametrize(
+    ("values", "parameters", "kv_per_token", "kv_of_a_sequence"),
+    [
+        (SEVEN, 6_738_415_616, 512 * 2**10, 2 * 2**30),
+        (THIRTEEN, 13_015_864_320, 800 * 2**10, 3.125 * 2**30),
+        (SEVENTY, 68_976_648_192, 320 * 2**10, 1.25 * 2**30),
+    ],
+    ids=["7B", "13B", "70B"],
+)
+def test_the_textbook_cases(
+    values: dict[str, Any], parameters: int, kv_per_token: int, kv_of_a_sequence: float
+) -> None:
+    """Llama 2 at 4,096 tokens: the published number of weights, and 2·L·n_kv·d·s·b·bytes in half precision."""
+    config = ModelConfig.from_hf(values, "config.json")
+    assert count_parameters(config).total == parameters
+    by_formula = 2 * values["num_hidden_layers"] * values["num_key_value_heads"] * config.head_dim * 2
+    assert kv_bytes_per_token(config) == by_formula == kv_per_token
+    plan = make_plan("llama", config, 80 * 2**30)
+    last = plan.rows[-1]
+    assert (last.tokens, last.kv_bytes) == (4096, kv_of_a_sequence)
+    assert plan.weight_bytes["bfloat16"] == 2 * parameters
+    assert plan.weight_bytes["float32"] == 4 * parameters
+    for precision, batch in last.batch.items():
+        left = 80 * 2**30 - plan.weight_bytes[precision]
+        assert batch == max(0, int(left // kv_of_a_sequence))
+
+
+def test_a_seven_billion_model_on_24_gb() -> None:
+    """Half precision leaves room for 4 sequences of 4,096, none in full precision, and int8 KV nearly doubles them."""
+    config = ModelConfig.from_hf(SEVEN, "config.json")
+    plan = make_plan("llama", config, 24 * 10**9)
+    assert plan.rows[-1].batch["float32"] == 0
+    assert plan.rows[-1].batch["bfloat16"] == 4
+    assert plan.rows[0].batch["bfloat16"] == 39
+    assert make_plan("llama", config, 24 * 10**9, "int8").rows[-1].batch["bfloat16"] == 9
+    assert kv_bytes_per_token(config, "fp8") == 2 * 32 * 32 * (128 + 4)
+    text = as_text(plan)
+    assert "6.74 billion" in text
+    assert "512.0 KiB a token" in text
+    assert "does not fit" in text
+
+
+def test_quantised_weights() -> None:
+    """Four-bit weights have five bits with their scales, and embedding and head keep eight."""
+    parameters = count_parameters(ModelConfig.from_hf(SEVEN, "config.json"))
+    assert parameters.tables == 2 * 32000 * 4096
+    expected = parameters.layers * 5 // 8 + parameters.tables + 2 * parameters.vectors
+    assert weight_bytes(parameters, "int4") == expected
+
+
+def test_the_count_is_that_of_the_files(source: ModelSource) -> None:
+    """For the small model every weight of its file is counted."""
+    config = ModelConfig.from_hf(json.loads((source.directory / "config.json").read_text()), "config.json")
+    stored = 0
+    for path in source.directory.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            stored += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 - no mapping
+    assert count_parameters(config).total == stored
+
+
+def test_a_mixture_of_experts() -> None:
+    """Mixtral 8x7B: 46.7 billion weights, all of which have to be in memory."""
+    values = {
+        **_LLAMA2,
+        "model_type": "mixtral",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 32768,
+    }
+    assert count_parameters(ModelConfig.from_hf(values, "config.json")).total == 46_702_792_704
+
+
+async def command(*words: str) -> tuple[int | None, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        str(Path(sys.executable).with_name("keepgate")),
+        "plan",
+        *words,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_the_command(tmp_path: Path) -> None:
+    """A directory with nothing but config.json is enough, and JSON has every figure in bytes."""
+    (tmp_path / "config.json").write_text(json.dumps(SEVENTY))
+    status, out, err = await command(str(tmp_path), "--memory", "80GiB")
+    assert (status, err) == (0, "")
+    assert "320.0 KiB a token" in out
+    status, out, _ = await command(str(tmp_path / "config.json"), "--memory", "80GiB", "--kv-dtype", "int8", "--json")
+    assert status == 0
+    plan = json.loads(out)
+    assert plan["kv_bytes_per_token"] == 2 * 80 * 8 * (128 + 4)
+    assert plan["rows"][-1]["tokens"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["absent.gguf", "--memory", "24GB"], 1, "absent.gguf: no such file"),
+        (["default"], 2, "--memory"),
+        (["default", "--memory", "much"], 2, "'much' is no size"),
+        (["default", "--memory", "24GB", "--kv-dtype", "int2"], 2, "int2"),
+    ],
+)
+async def test_wrong_words(words: list[str], status: int, message: str) -> None:
+    """One line that names what is wrong."""
+    seen = await command(*words)
+    assert seen[0] == status
+    assert message in seen[2]
+    assert "Traceback" not in seen[2]
+
+
+async def test_it_needs_no_torch() -> None:
+    """Planning takes no seconds of imports."""
+    check = "import sys, backend.plan; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", check)
+    assert await process.wait() == 0
