@@ -15,9 +15,8 @@ BackendError
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
-
-import msgspec
 
 
 class BackendError(Exception):
@@ -28,7 +27,9 @@ class ModelError(BackendError):
     """A model cannot be loaded; the message names the file or the field and what would be right."""
 
 
-class ErrorBody(msgspec.Struct):
+# Dataclasses, which msgspec writes as well: the engine alone needs no HTTP packages.
+@dataclass(frozen=True, slots=True)
+class ErrorBody:
     """The object under ``error`` in OpenAI's error form."""
 
     message: str
@@ -37,7 +38,8 @@ class ErrorBody(msgspec.Struct):
     code: str | None = None
 
 
-class ErrorAnswer(msgspec.Struct):
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
     """OpenAI's error form: ``{"error": {"message", "type", "param", "code"}}``."""
 
     error: ErrorBody
