@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from backend.config import ModelConfig
+from backend.cuda_choice import CudaUnavailable
 from backend.cuda_step import DeviceStep
 from backend.kernels.add_rms_norm import add_rms_norm
 from backend.kernels.paged_decode import AttentionShape, paged_decode
@@ -19,10 +20,6 @@ from backend.weights import LayerWeights, Linear, ModelWeights
 _PROGRAMS_PER_PROCESSOR = 4
 """Decode programs that one multiprocessor should have, to keep enough loads in flight."""
 _MOST_SPLITS = 32
-
-
-class CudaUnavailable(Exception):
-    """The CUDA runner cannot serve here; says why."""
 
 
 def check_model(config: ModelConfig) -> None:

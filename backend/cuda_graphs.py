@@ -11,6 +11,7 @@ from bisect import bisect_left
 import numpy as np
 import torch
 
+from backend.cuda_choice import CudaUnavailable
 from backend.cuda_decoder import CudaDecoder
 from backend.cuda_step import DeviceStep, Staging
 from backend.kernels.paged_decode import PagedRows
@@ -39,6 +40,9 @@ class DecodeGraphs:
     Args:
         spare_block: KV block for the rows that fill a batch up.
         max_blocks: width of the block tables.
+
+    Raises:
+        CudaUnavailable: a recording computes something else than the decoder it was made from.
     """
 
     def __init__(
@@ -60,12 +64,15 @@ class DecodeGraphs:
         for size in reversed(self._sizes):
             step = self._step(size)
             # Kernels are compiled and cuBLAS makes its choices before the recording, in which neither can happen.
-            decoder(step)
+            expected, _ = decoder(step)
             torch.cuda.synchronize(device)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 logits, _ = decoder(step)
             pool = graph.pool()
+            graph.replay()
+            if not torch.allclose(logits, expected, rtol=1e-2, atol=1e-2):
+                raise CudaUnavailable(f"the recorded step for a batch of {size} does not compute what it recorded")
             self._recorded[size] = graph, logits
 
     def run(self, step: StepInput) -> torch.Tensor | None:

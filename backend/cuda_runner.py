@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from backend.config import ModelConfig
-from backend.cuda_decoder import CudaDecoder, CudaUnavailable
+from backend.cuda_choice import CudaUnavailable
+from backend.cuda_decoder import CudaDecoder
 from backend.cuda_graphs import DecodeGraphs, is_pure_decode
 from backend.cuda_step import Staging, device_step
 from backend.runner import BLOCK_SIZE, StepInput, StepOutput

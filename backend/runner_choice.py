@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from backend.config import EngineConfig, KvDtype, ModelConfig
+from backend.cuda_choice import CudaUnavailable, choose_cuda
 from backend.errors import ModelError
 from backend.fused_build import FusedUnavailable, load_fused_library
 from backend.fused_layout import KVPrecision, Precision, as_kept
@@ -39,6 +40,11 @@ def choose_runner(
     """
     torch.set_num_threads(engine.threads)
     config = config.served_up_to(max_context)
+    if torch.cuda.is_available():
+        try:
+            return choose_cuda(config, weights, engine, max_context)
+        except CudaUnavailable as reason:
+            progress(f"serving on the CPU, although there is a CUDA device: {reason}")
     try:
         return _fused(config, weights, engine, max_context, progress)
     except FusedUnavailable as reason:

@@ -50,7 +50,7 @@ def disagreement(
     for step in _steps(vocabulary):
         got, expected = runner.run(step), reference.run(step)
         for ours, theirs in ((got.logits, expected.logits), (got.hidden, expected.hidden)):
-            error = float((ours - theirs).norm() / theirs.norm())
+            error = float((ours.to(theirs.device) - theirs).norm() / theirs.norm())
             worst = max(worst, error if np.isfinite(error) else float("inf"))
     return worst
 

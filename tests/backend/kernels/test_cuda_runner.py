@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from backend.cuda_decoder import CudaUnavailable, check_model
+from backend.cuda_choice import CudaUnavailable
+from backend.cuda_decoder import check_model
 from backend.cuda_graphs import bucket_sizes, is_pure_decode
 from backend.cuda_runner import CudaRunner
 from backend.torch_runner import TorchRunner

@@ -1,0 +1,61 @@
+"""Whether a CUDA device serves: the device, Triton and the kernels have to be there, and the self-test has to pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from backend.config import EngineConfig, ModelConfig
+from backend.runner import ModelRunner
+from backend.self_test import disagreement
+from backend.weights import ModelWeights
+
+if TYPE_CHECKING:
+    from backend.cuda_runner import CudaRunner
+
+_DTYPES = {
+    "auto": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+_MOST_DISAGREEMENT = {torch.bfloat16: 0.04, torch.float16: 0.01, torch.float32: 0.001}
+"""Relative error of logits up to which the kernels count as right; a wrong one is beyond 0.1. bfloat16 keeps 8 bits."""
+_SELF_TEST_BATCH = 4
+
+
+class CudaUnavailable(Exception):
+    """The CUDA runner cannot serve here; says why."""
+
+
+def choose_cuda(config: ModelConfig, weights: ModelWeights, engine: EngineConfig, max_context: int) -> ModelRunner:
+    """Tests the kernels on the model's first layers, then loads all of it and takes the free memory for KV blocks.
+
+    Raises:
+        CudaUnavailable: the CUDA runner cannot serve this model as it is asked for, or is wrong here.
+    """
+    if engine.kv_dtype != "auto":
+        raise CudaUnavailable(f"the CUDA kernels do not keep keys and values in {engine.kv_dtype}")
+    if engine.quantization != "none":
+        raise CudaUnavailable(f"the CUDA kernels do not compute with {engine.quantization} weights")
+    try:
+        from triton.runtime.errors import TritonError
+
+        from backend.cuda_runner import CudaRunner
+    except ImportError as error:
+        raise CudaUnavailable("Triton is not installed") from error
+    dtype = _DTYPES[engine.dtype]
+
+    def make(small: ModelConfig, its_weights: ModelWeights, num_blocks: int, context: int) -> CudaRunner:
+        return CudaRunner(small, its_weights, num_blocks, context, _SELF_TEST_BATCH, dtype)
+
+    try:
+        distance = disagreement(config, weights, make)
+        if distance > _MOST_DISAGREEMENT[dtype]:
+            raise CudaUnavailable(f"the kernels failed their self-test (relative error {distance:.3g})")
+        return CudaRunner(config, weights, None, max_context, engine.max_batch, dtype)
+    except torch.cuda.OutOfMemoryError as error:
+        raise CudaUnavailable("the device has too little memory for the weights") from error
+    except (TritonError, RuntimeError) as error:  # what a compiler, a driver or cuBLAS raises
+        raise CudaUnavailable(f"the kernels do not run: {error}") from error
