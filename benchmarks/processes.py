@@ -85,7 +85,11 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def server(
-    command: Sequence[str], port: int, on: frozenset[int], environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    port: int,
+    on: frozenset[int],
+    environment: Mapping[str, str] | None = None,
+    patience: float = _START_DEADLINE,
 ) -> AsyncIterator[Server]:
     """The command, listening on `port`, on these cores until the end of the block. Raises CannotMeasure."""
     # One hash seed for both sides of a comparison: dict layouts are not part of what is compared.
@@ -96,7 +100,7 @@ async def server(
         )
         try:
             try:
-                await _wait_until_listening(process, port, command)
+                await _wait_until_listening(process, port, command, patience)
             except CannotMeasure as failure:
                 log.seek(0)
                 said = log.read().decode(errors="replace").strip()
@@ -118,10 +122,12 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-async def _wait_until_listening(process: asyncio.subprocess.Process, port: int, command: Sequence[str]) -> None:
+async def _wait_until_listening(
+    process: asyncio.subprocess.Process, port: int, command: Sequence[str], patience: float
+) -> None:
     name = " ".join(command[1:4])
     try:
-        async with asyncio.timeout(_START_DEADLINE):
+        async with asyncio.timeout(patience):
             while True:
                 if process.returncode is not None:
                     raise CannotMeasure(f"`{name}` ended with status {process.returncode} at its start.")
@@ -133,7 +139,7 @@ async def _wait_until_listening(process: asyncio.subprocess.Process, port: int, 
                 writer.close()
                 return
     except TimeoutError as error:
-        raise CannotMeasure(f"`{name}` did not listen within {_START_DEADLINE:g} s.") from error
+        raise CannotMeasure(f"`{name}` did not listen within {patience:g} s.") from error
 
 
 @asynccontextmanager
