@@ -34,9 +34,21 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "qwen3_moe": {"sliding_window": 4096, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
     "smollm3": {"rope_theta": 2e6, "tie_word_embeddings": True, "no_rope_layer_interval": 4},
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-    "gemma3_text": {**_GEMMA, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6},
+    "gemma3_text": {
+        **_GEMMA,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "sliding_window_pattern": 6,
+        # The text part of a model that also sees may say little more than its size.
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
 }
-SUPPORTED_MODEL_TYPES = tuple(_DEFAULTS)
+_SEES_AND_READS = "gemma3"
+"""Gemma 3 of 4 billion parameters and more: its text part is a ``gemma3_text``, and all that is served of it."""
+SUPPORTED_MODEL_TYPES = (*_DEFAULTS, _SEES_AND_READS)
 
 _QWEN_WINDOWS = ("qwen2", "qwen3")
 _ATTENTION_BIAS_FIELD = ("llama", "qwen3", "qwen3_moe", "smollm3", "gemma2", "gemma3_text")
@@ -47,6 +59,8 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 def read_hf_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     """See ``ModelConfig.from_hf``."""
     model_type = Fields(values, source).text("model_type")
+    if model_type == _SEES_AND_READS:
+        return read_hf_config(_text_part(Fields(values, source)), f"{source}: text_config")
     if model_type not in _DEFAULTS:
         raise Fields(values, source).error("model_type", f"one of {', '.join(SUPPORTED_MODEL_TYPES)}")
     fields = Fields({**_DEFAULTS[model_type], **values}, source)
@@ -98,6 +112,15 @@ def read_hf_config(values: Mapping[str, Any], source: str) -> ModelConfig:
         output_norms=gemma,
         experts=_experts(fields, model_type, num_layers),
     )
+
+
+def _text_part(fields: Fields) -> Mapping[str, Any]:
+    """The object that describes the decoder; the end tokens beside it are the decoder's too."""
+    text = fields.values.get("text_config")
+    if not isinstance(text, Mapping):
+        raise fields.error("text_config", "an object")
+    ends = fields.values.get("eos_token_id")
+    return {"model_type": "gemma3_text", **text, **({} if ends is None else {"eos_token_id": ends})}
 
 
 def _activation(fields: Fields, field: str) -> Activation:

@@ -180,7 +180,7 @@ class _TensorStore:
         from safetensors import SafetensorError, safe_open
 
         self._directory = directory
-        self._files: dict[str, tuple[Path, Any]] = {}
+        self._files: dict[str, tuple[Path, Any, str]] = {}
         paths = sorted(directory.glob("*.safetensors"))
         if not paths:
             raise ModelError(f"{directory}: no .safetensors file here")
@@ -190,7 +190,7 @@ class _TensorStore:
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path}: not a readable safetensors file ({error})") from error
             names: list[str] = list(file.keys())  # type: ignore[no-untyped-call] # safetensors publishes no types for it
-            self._files.update(dict.fromkeys(names, (path, file)))
+            self._files.update((_decoder_name(name), (path, file, name)) for name in names)
 
     def has(self, name: str) -> bool:
         return name in self._files
@@ -198,8 +198,8 @@ class _TensorStore:
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if name not in self._files:
             raise ModelError(f"{self._directory}: tensor {name} is missing in its safetensors files")
-        path, file = self._files[name]
-        tensor: torch.Tensor = file.get_tensor(name)
+        path, file, stored_name = self._files[name]
+        tensor: torch.Tensor = file.get_tensor(stored_name)
         if tuple(tensor.shape) != shape:
             raise ModelError(f"{path}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}")
         if not tensor.dtype.is_floating_point:
@@ -210,3 +210,8 @@ class _TensorStore:
         """A norm's weight [size] with the family's offset added, in float32 where there is one to add."""
         weight = self.take(f"{name}.weight", (size,))
         return weight.float() + offset if offset else weight
+
+
+def _decoder_name(name: str) -> str:
+    """A tensor's name in a decoder alone: models that also see have theirs as a part, under one of two names."""
+    return name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backend.config import Llama3RopeScaling, ModelConfig
+from backend.config import Experts, LinearRopeScaling, Llama3RopeScaling, ModelConfig, Rope
 from backend.errors import ModelError
 
 LLAMA: dict[str, Any] = {
@@ -67,6 +67,60 @@ def test_windows_by_layer() -> None:
     assert read(model_type="gemma3_text", num_hidden_layers=6).windows == (4096,) * 5 + (None,)
 
 
+def test_layers_without_positions() -> None:
+    """SmolLM3's list holds 1 for a layer that rotates; without a list every fourth does not."""
+    rope = Rope(2e6)
+    assert read(model_type="smollm3", num_hidden_layers=4).ropes == (rope, rope, rope, None)
+    assert read(model_type="smollm3", no_rope_layers=[0, 1, 1]).ropes == (None, rope)
+    assert read(model_type="smollm3", no_rope_layers=[1, 1]).ropes == ()
+
+
+def test_both_spellings_of_gemma_3s_two_rotary_bases() -> None:
+    """Windowed layers have one of their own, which no scaling touches; either may be left out."""
+    old = read(
+        model_type="gemma3_text",
+        num_hidden_layers=6,
+        rope_theta=5e5,
+        rope_local_base_freq=2e4,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
+    new = read(
+        model_type="gemma3_text",
+        num_hidden_layers=6,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
+    )
+    assert old == new
+    assert old.ropes == (Rope(2e4),) * 5 + (Rope(5e5, LinearRopeScaling(8.0)),)
+    bare = read(model_type="gemma3_text", num_hidden_layers=6)
+    assert bare == read(
+        model_type="gemma3_text", num_hidden_layers=6, rope_parameters={"full_attention": {"rope_type": "default"}}
+    )
+    assert bare.ropes == (Rope(1e4),) * 5 + (Rope(1e6),)
+
+
+def test_experts() -> None:
+    """Mixtral has them in every layer, Qwen3 where neither the list nor the step says otherwise."""
+    assert read(model_type="mixtral").experts == Experts(8, 2, 256, normalise=True)
+    qwen = {"model_type": "qwen3_moe", "num_hidden_layers": 5, "moe_intermediate_size": 64, "norm_topk_prob": True}
+    plain = read(**qwen, num_experts=16, num_experts_per_tok=4)
+    assert plain.experts == Experts(16, 4, 64, normalise=True)
+    mixed = read(**qwen, num_local_experts=16, decoder_sparse_step=2, mlp_only_layers=[3])
+    assert [layer for layer in range(5) if mixed.layer_experts(layer)] == [1]
+
+
+def test_the_text_part_of_a_model_that_sees() -> None:
+    """It may say little; what it leaves out is Gemma's, and the end tokens beside it are its own."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    config = ModelConfig.from_hf({"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106]}, "config.json")
+    assert (config.model_type, config.head_dim, config.num_heads, config.vocab_size) == ("gemma3_text", 256, 8, 262208)
+    assert config.eos_token_ids == (1, 106)
+    with pytest.raises(ModelError, match="text_config is None, expected an object"):
+        ModelConfig.from_hf({"model_type": "gemma3"}, "config.json")
+
+
 def test_a_window_that_no_context_outgrows_is_none() -> None:
     """Then the model is plain, and every runner can serve it."""
     mistral = read(model_type="mistral", sliding_window=1024)
@@ -83,11 +137,24 @@ def test_a_window_that_no_context_outgrows_is_none() -> None:
         ({"hidden_size": "big"}, "hidden_size is 'big', expected a positive integer"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3, expected a divisor"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu' or 'gelu_pytorch_tanh'"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type is 'yarn', expected 'default', 'linear' or 'llama3'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"eos_token_id": "end"}, "eos_token_id"),
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, expected a positive number"),
+        ({"model_type": "gemma2", "hidden_activation": "silu2"}, "hidden_activation is 'silu2', expected 'silu' or"),
+        ({"model_type": "gemma2", "final_logit_softcapping": 0}, "final_logit_softcapping is 0"),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "layer_types is ['full_attention'], expected a"),
+        ({"model_type": "gemma2", "layer_types": ["full", "chunked"]}, "values out of 'sliding_attention', 'full"),
+        ({"model_type": "gemma2", "sliding_window": -4}, "sliding_window is -4"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ({"model_type": "smollm3", "no_rope_layers": [2, 1]}, "no_rope_layers"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok is 9, expected at most"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": 3}, "mlp_only_layers is 3, expected a list"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": -1}, "max_window_layers is -1"),
+        ({"attention_bias": "yes"}, "attention_bias is 'yes', expected true or false"),
+        ({"rope_scaling": {**SCALING, "low_freq_factor": 4.0}}, "low_freq_factor is 4.0, expected less than"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ],
 )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
 from backend.config import EngineConfig
 from backend.fused_build import FusedUnavailable
@@ -95,3 +98,35 @@ def test_a_runner_is_found_for_every_model(tmp_path: Path) -> None:
     assert isinstance(choose_runner(config, weights, engine, WINDOW, said.append), FusedRunner)
     assert isinstance(choose_runner(config, weights, engine, WINDOW + 1, said.append), TorchRunner)
     assert "sliding-window attention" in said[-1]
+
+
+def test_the_text_part_of_a_model_that_sees(tmp_path: Path) -> None:
+    """It is found in a checkpoint that holds more than a decoder, in either of the places where it may be."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    parts: dict[str, Any] = {
+        "text_config": KINDS["gemma3"].config().to_dict(),
+        "vision_config": {**vision, "image_size": 28, "patch_size": 14},
+        "mm_tokens_per_image": 4,
+    }
+    torch.manual_seed(4)
+    reference: Any = transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config(**parts))
+    reference.float().eval()
+    reference.save_pretrained(tmp_path)
+    tokens = random_tokens(60)
+    with torch.inference_mode():
+        expected = reference(torch.from_numpy(tokens).long()[None]).logits[0]
+    weights = load_file(tmp_path / "model.safetensors")
+    for name in list(weights):  # the names before transformers 5, or after it
+        place, _, rest = name.partition("language_model.")
+        if rest:
+            other = f"language_model.model.{rest}" if place else f"model.language_model.{rest.removeprefix('model.')}"
+            weights[other] = weights.pop(name)
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    save_file(weights, moved / "model.safetensors")
+    shutil.copy(tmp_path / "config.json", moved)
+    for directory in (tmp_path, moved):
+        served = read_config(directory)
+        runner = TorchRunner(served, load_weights(directory, served), num_blocks=4, max_context=64)
+        output = runner.run(step_of([(Paged(tokens, [0, 2, 1, 3]), 60)]))
+        assert relative_error(output.logits, expected) < 1e-4
