@@ -13,7 +13,7 @@ CLIENTS := tests/clients/node_modules/.package-lock.json
 WITH_PATH := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-compose lint format bench lock clean
+.PHONY: help install serve test test-compose test-gpu lint format bench bench-gpu lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,13 @@ $(CLIENTS): tests/clients/package-lock.json | $(INSTALLED)
 test-compose: $(INSTALLED) ## build compose.yaml and try it on a real Docker engine
 	@exec $(BIN)/python -m pytest -s -m compose tests/compose $(ARGS)
 
+# A machine with a GPU may have torch and Triton but no way to install more: there, its own Python runs these.
+ON_GPU = if $(PYTHON) -c 'import torch, triton; assert torch.cuda.is_available()' 2> /dev/null; \
+	then set -- $(PYTHON); else $(MAKE) --no-print-directory $(INSTALLED) && set -- $(BIN)/python; fi
+
+test-gpu: ## check the CUDA kernels on a real device (skips without one)
+	@$(ON_GPU); exec "$$@" -m pytest -m gpu tests/gpu $(ARGS)
+
 lint: $(INSTALLED) ## ruff, its formatter and the strict type checker
 	@status=0; \
 	$(BIN)/ruff check || status=1; \
@@ -51,6 +58,9 @@ format: $(INSTALLED) ## let ruff put the code in order
 
 bench: $(INSTALLED) ## measure, and write docs/benchmarks.md
 	@exec $(BIN)/python -m benchmarks $(ARGS)
+
+bench-gpu: ## measure the engine on one GPU against transformers, in under ten minutes
+	@$(ON_GPU); exec "$$@" -m benchmarks.gpu $(ARGS)
 
 lock: ## choose the newest versions again and pin them in constraints.txt
 	@$(PYTHON) -m scripts.lock
