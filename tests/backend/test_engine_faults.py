@@ -253,15 +253,18 @@ def test_embeddings_are_means_of_the_prompt_however_it_is_cut() -> None:
     )
     torch.testing.assert_close(torch.from_numpy(whole.embedding), step.hidden.double().mean(dim=0).float())
     talk = Talk(Engine(fused(20), max_batch=3, step_tokens=7))
-    talk.say(1, PROMPTS[0], 30)
-    talk.step()
-    talk.say(0, PROMPTS[0], 0, pooled=True, priority=1)
-    talk.step()
-    for number in (2, 3):
-        talk.say(number, PROMPTS[number - 1], 3, priority=-number)
+    talk.say(1, PROMPTS[1], 60, ignore_eos=True)
+    while not talk.said[1].sequence.num_generated:
         talk.step()
+    pooled = talk.say(0, PROMPTS[0], 0, pooled=True)
+    for _ in range(3):
+        talk.step()
+    assert 0 < pooled.num_computed < pooled.num_prompt
+    for number in (2, 3):
+        talk.say(number, [20 + number], 3, priority=-1)
+    talk.step()
+    assert pooled.num_computed == 0, "it has made room"
     talk.run()
-    assert talk.engine.stats().preemptions > 0
     cut = talk.said[0].last
     assert cut is not None
     assert cut.embedding is not None
