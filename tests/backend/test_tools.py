@@ -144,12 +144,12 @@ async def test_several_answers_with_seeds_and_logprobs(start_server: StartServer
 async def test_tools_beside_a_schema(start_server: StartServer) -> None:
     """An answer is a call or what the schema says, never anything else."""
     served = await start_server(template=tool_templates.HERMES)
-    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    schema: dict[str, Any] = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     schema["additionalProperties"] = False
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     called = (await served.post(CHAT, **body(response_format=form)))["choices"][0]
     assert called["finish_reason"] == "tool_calls"
-    fields = body(response_format=form, messages=[{"role": "user", "content": "Reply in JSON."}], logit_bias=None)
+    fields = body(response_format=form, messages=[{"role": "user", "content": "Reply in JSON."}])
     choice = (await served.post(CHAT, **fields))["choices"][0]
     if choice["finish_reason"] != "tool_calls":
         assert json.loads(choice["message"]["content"]).keys() == {"ok"}
