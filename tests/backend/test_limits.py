@@ -1,0 +1,65 @@
+"""What the server's own limits look like to a client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from tests.backend.conftest import COMPLETIONS, MODEL, StartServer
+
+COUNTING = "1, 2, 3, 4,"
+LONG = {"model": MODEL, "prompt": COUNTING, "max_tokens": 1900, "ignore_eos": True}
+
+
+async def test_a_request_that_takes_too_long_ends(start_server: StartServer) -> None:
+    """With 504 before the first byte, with an error event after it; and the blocks are free again."""
+    served = await start_server(max_seconds=0.3)
+    async with served.client.post(COMPLETIONS, json=LONG) as response:
+        assert response.status == 504
+        error = (await response.json())["error"]
+    assert error["code"] == "deadline_exceeded"
+    assert "the request's deadline passed after" in error["message"]
+    async with served.client.post(COMPLETIONS, json={**LONG, "stream": True}) as response:
+        assert response.status == 200
+        assert (await response.text()).split("data: ")[-1].startswith('{"error":{"message":"the request\'s deadline')
+    assert served.state.engine.engine.pool.num_free == served.state.model.runner.num_blocks
+    # A caller's own limit does not lift the server's.
+    started = time.monotonic()
+    async with served.client.post(COMPLETIONS, json=LONG, headers={"x-request-timeout": "3600"}) as response:
+        assert response.status == 504
+    assert time.monotonic() - started < 60
+
+
+async def test_urgent_requests_pass_those_that_wait(start_server: StartServer) -> None:
+    """With one place in the batch, the smallest priority gets it, though it came last."""
+    served = await start_server(max_batch=1)
+    ended: list[str] = []
+
+    async def ask(name: str, priority: int) -> None:
+        await served.text(COUNTING, max_tokens=5, ignore_eos=True, priority=priority)
+        ended.append(name)
+
+    body = {**LONG, "max_tokens": 300, "priority": 5, "stream": True}
+    async with asyncio.timeout(60), served.client.post(COMPLETIONS, json=body) as running:
+        await running.content.readuntil(b"\n\n")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ask("second", 5))
+            group.create_task(ask("urgent", 0))
+            rest = await running.text()
+            ended.append("first")
+    assert ended[0] == "urgent"
+    assert rest.endswith("data: [DONE]\n\n"), "it was preempted, and went on"
+
+
+async def test_usage_counts_what_was_computed_before(start_server: StartServer) -> None:
+    """A prompt that comes again finds its whole blocks; with sharing off it finds nothing."""
+    prompt = "one two three four five six seven eight nine ten " * 4
+    for shares, cached in ((True, 32), (False, 0)):
+        served = await start_server(shares_prefixes=shares)
+        seen = []
+        for _ in range(2):
+            answer = await served.post(COMPLETIONS, prompt=prompt, max_tokens=4, temperature=0)
+            assert 32 < answer["usage"]["prompt_tokens"] <= 48
+            seen.append((answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["text"]))
+        assert [tokens for tokens, _ in seen] == [0, cached]
+        assert seen[0][1] == seen[1][1]
