@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     import torch
 
 
+# Floats that mean what they say; eight-bit ones would need a scale from elsewhere.
+_WEIGHT_DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
+
+
 @dataclass(frozen=True, slots=True)
 class Linear:
     """``y = x · weightᵀ + bias``; weight [out, in], bias [out] or None."""
@@ -202,8 +206,8 @@ class _TensorStore:
         tensor: torch.Tensor = file.get_tensor(stored_name)
         if tuple(tensor.shape) != shape:
             raise ModelError(f"{path}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}")
-        if not tensor.dtype.is_floating_point:
-            raise ModelError(f"{path}: tensor {name} is {tensor.dtype}, expected a float type")
+        if str(tensor.dtype) not in _WEIGHT_DTYPES:
+            raise ModelError(f"{path}: tensor {name} is {tensor.dtype}, expected one of {', '.join(_WEIGHT_DTYPES)}")
         return tensor
 
     def norm(self, name: str, size: int, offset: float) -> torch.Tensor:

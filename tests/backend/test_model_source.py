@@ -13,6 +13,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize, quantize
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from backend.errors import ModelError
@@ -151,14 +152,21 @@ def test_a_directory_without_a_model(tmp_path: Path) -> None:
 
 
 def test_missing_and_misshapen_tensors_are_named(tmp_path: Path, cache_home: Path) -> None:
-    """Rather than an error from the middle of a kernel."""
+    """With their file, rather than in an error from the middle of a kernel."""
     write_gguf(tmp_path / "tiny.gguf")
     directory = resolve_model(str(tmp_path / "tiny.gguf"), quiet).directory
     values = json.loads((directory / "config.json").read_text())
+    file = r"/model-00001\.safetensors: tensor model\.layers\.0\."
     for changes, message in (
-        ({"num_hidden_layers": 3}, r"model.layers.2.\S+ is missing"),
-        ({"intermediate_size": 97}, r"mlp.gate_proj.weight has shape \[96, 64\], expected \[97, 64\]"),
+        ({"num_hidden_layers": 3}, r"tensor model.layers.2.\S+ is missing"),
+        ({"intermediate_size": 97}, file + r"mlp\.gate_proj\.weight has shape \[96, 64\], expected \[97, 64\]"),
     ):
         (directory / "config.json").write_text(json.dumps(values | changes))
         with pytest.raises(ModelError, match=message):
             load_weights(directory, read_config(directory))
+    (directory / "config.json").write_text(json.dumps(values))
+    tensors = load_file(directory / "model-00001.safetensors")
+    scaleless = tensors["model.layers.0.self_attn.q_proj.weight"].to(torch.float8_e4m3fn)
+    save_file(tensors | {"model.layers.0.self_attn.q_proj.weight": scaleless}, directory / "model-00001.safetensors")
+    with pytest.raises(ModelError, match=file + r"self_attn\.q_proj\.weight is torch\.float8_e4m3fn, expected one of"):
+        load_weights(directory, read_config(directory))
