@@ -19,7 +19,7 @@ from backend.sampler import Sampled, sample, token_logprobs
 from backend.scheduler import Chunk, Scheduler
 from backend.sequence import FinishReason, Sequence, TokenLogprobs
 from backend.sequence_notes import SequenceNotes
-from backend.step_input import state_rows, step_input, wanted_rows
+from backend.step_input import ChunkRows, step_input
 
 logger = logging.getLogger(__name__)
 
@@ -158,13 +158,14 @@ class Engine:
         if not chunks:
             return expired
         self._note_step(chunks)
+        step, rows = step_input(chunks, self._notes)
         try:
-            result = self.runner.run(step_input(chunks, self._notes))
+            result = self.runner.run(step)
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
             return expired + self._shed(chunks)
-        return expired + self._postprocess(chunks, result)
+        return expired + self._postprocess(chunks, rows, result)
 
     def _expire(self, now: float) -> list[Output]:
         """Ends what nobody waits for any more."""
@@ -206,27 +207,24 @@ class Engine:
                 notes.began = True
                 self.timings.queued.append(sequence.started_at - sequence.queued_at)
 
-    def _postprocess(self, chunks: list[Chunk], result: StepOutput) -> list[Output]:
+    def _postprocess(self, chunks: list[Chunk], rows: list[ChunkRows], result: StepOutput) -> list[Output]:
         outputs: list[Output] = []
         sampling: list[Sequence] = []
         sampling_rows: list[int] = []
-        first = first_hidden = 0
-        # A sum is not finite as soon as one of its terms is not, and is cheaper than looking at each.
-        sound = torch.isfinite(result.logits.sum(dim=-1)).tolist()
+        # A sum is not a number as soon as one of its terms is not, and is cheaper than a look at each. A logit of
+        # minus infinity is a token that never comes, and no fault.
+        sound = (result.logits.sum(dim=-1) < torch.inf).tolist()
         sound_hidden = torch.isfinite(result.hidden.sum(dim=-1)).tolist()
-        for chunk in chunks:
+        for chunk, own in zip(chunks, rows, strict=True):
             sequence = chunk.sequence
-            rows = slice(first, first + len(wanted_rows(chunk)))
-            hidden_rows = slice(first_hidden, first_hidden + len(state_rows(chunk, self._notes[sequence.id])))
-            first, first_hidden = rows.stop, hidden_rows.stop
-            if not (all(sound[rows]) and all(sound_hidden[hidden_rows])):
+            if not (all(sound[own.logits]) and all(sound_hidden[own.hidden])):
                 outputs.append(self._fail_poisoned(sequence))
                 continue
             self.scheduler.note_computed(chunk)
             if sequence.pooled:
-                self._notes[sequence.id].pool(result.hidden[hidden_rows])
-            elif sequence.params.prompt_logprobs and rows.stop > rows.start:
-                self._note_prompt_logprobs(chunk, result.logits[rows])
+                self._notes[sequence.id].pool(result.hidden[own.hidden])
+            elif sequence.params.prompt_logprobs:
+                self._note_prompt_logprobs(chunk, result.logits[own.logits])
             if not chunk.reaches_end:
                 continue
             if sequence.pooled:
@@ -235,7 +233,7 @@ class Engine:
                 outputs.append(self._output(sequence, "", [], True, FinishReason.LENGTH))
             else:
                 sampling.append(sequence)
-                sampling_rows.append(first - 1)
+                sampling_rows.append(own.logits.stop - 1)
         if not sampling:
             return outputs
         logits = result.logits

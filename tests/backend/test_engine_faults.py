@@ -65,9 +65,10 @@ def test_blocks_with_bad_numbers_are_never_found() -> None:
 
 
 class Failing:
-    """A runner whose logits are not numbers from some step on."""
+    """A runner of which one row's logits have some value while it ``fails``."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, value: float = torch.nan) -> None:
+        self._value = value
         self._runner = runner
         self.config = runner.config
         self.name = runner.name
@@ -78,7 +79,7 @@ class Failing:
     def run(self, step: StepInput) -> StepOutput:
         result = self._runner.run(step)
         if self.fails:
-            result.logits[0] = torch.nan
+            result.logits[0, 7] = self._value
         return result
 
 
@@ -101,6 +102,22 @@ def test_an_answer_that_goes_wrong_late_takes_its_blocks_back() -> None:
     again = talk.say(2, PROMPTS[1])
     talk.run()
     assert again.num_cached == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "ends"),
+    [(torch.inf, FinishReason.FAILED), (torch.nan, FinishReason.FAILED), (-torch.inf, FinishReason.LENGTH)],
+)
+def test_one_bad_logit_is_enough(value: float, ends: FinishReason) -> None:
+    """Except minus infinity, which is a token that never comes."""
+    runner = Failing(fused(20), value)
+    talk = Talk(Engine(runner, max_batch=2, step_tokens=64))
+    talk.say(0, PROMPTS[0])
+    runner.fails = True
+    talk.step()
+    runner.fails = False
+    talk.run()
+    assert reason(talk, 0) is ends
 
 
 def test_a_pooled_prompt_with_bad_numbers_fails() -> None:
