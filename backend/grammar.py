@@ -8,6 +8,7 @@ sampler finds the mask ready when the model's next logits are.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -28,6 +29,9 @@ _MOST_COMPILED = 64
 # write white space for ever.
 _JSON_OPTIONS = {"whitespace_pattern": r"[ \n\t]{0,20}"}
 
+# Where in our grammar a schema stood tells the caller nothing.
+_AROUND = re.compile(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?|\s*<non-verbose/>")
+
 
 class GrammarError(BackendError):
     """A schema or grammar is wrong or asks for something that is not supported."""
@@ -46,7 +50,8 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos = list(eos_token_ids)
-        self._vocabulary: LLTokenizer | None = None
+        self._known_vocabulary: LLTokenizer | None = None
+        self._vocabulary_lock = threading.Lock()
         self._compiled: OrderedDict[str, tuple[LLMatcher, torch.Tensor]] = OrderedDict()
         self._lock = threading.Lock()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
@@ -62,30 +67,41 @@ class Grammars:
         """
         with self._lock:
             known = self._compiled.get(grammar)
-            if known is None:
-                known = self._compile(grammar)
-                self._compiled[grammar] = known
-                if len(self._compiled) > _MOST_COMPILED:
-                    self._compiled.popitem(last=False)
+        if known is None:
+            # Without the lock, so that nobody waits for a stranger's grammar; compiled twice, it is the same.
+            known = self._compile(grammar)
+        with self._lock:
+            self._compiled[grammar] = known
             self._compiled.move_to_end(grammar)
-            matcher, first = known
-            return GrammarConstraint(matcher.deep_copy(), first, frozenset(self._eos), self._worker)
+            if len(self._compiled) > _MOST_COMPILED:
+                self._compiled.popitem(last=False)
+        matcher, first = known
+        return GrammarConstraint(matcher.deep_copy(), first, frozenset(self._eos), self._worker)
 
     def close(self) -> None:
         """Ends the thread; only after the engine, whose answers it follows, has ended."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, grammar: str) -> tuple[LLMatcher, torch.Tensor]:
-        from llguidance import LLMatcher, LLTokenizer
+        from llguidance import LLMatcher, LLParserLimits
 
-        if self._vocabulary is None:
-            text = self._tokenizer.to_str()
-            self._vocabulary = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos)
-        matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
-        if matcher.is_error():
-            raise GrammarError(" ".join(matcher.get_error().split()))
+        # Verbose errors would quote the answer.
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(self._vocabulary(), grammar, log_level=0, limits=limits)
         # Computed here, for the first mask of a grammar builds tables that all of its copies share.
-        return matcher, _mask(matcher, self._vocab_size)
+        first = None if matcher.is_error() else _mask(matcher, self._vocab_size)
+        if first is None or matcher.is_error():
+            raise GrammarError(_reason(matcher))
+        return matcher, first
+
+    def _vocabulary(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        with self._vocabulary_lock:
+            if self._known_vocabulary is None:
+                text = self._tokenizer.to_str()
+                self._known_vocabulary = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos)
+            return self._known_vocabulary
 
 
 class GrammarConstraint:
@@ -128,7 +144,7 @@ class GrammarConstraint:
             self._next = self._worker.submit(_mask, self._matcher, self._vocab_size)
 
     def _fail(self) -> None:
-        self.error = " ".join(self._matcher.get_error().split())
+        self.error = _reason(self._matcher)
         self._next = self._end_only()
 
     def _end_only(self) -> torch.Tensor:
@@ -143,6 +159,10 @@ def json_schema(schema: dict[str, Any]) -> str:
     References are looked up in the schema itself, so every schema stays a document of its own.
     """
     return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
+
+
+def _reason(matcher: LLMatcher) -> str:
+    return _AROUND.sub("", " ".join(matcher.get_error().split()))
 
 
 def _mask(matcher: LLMatcher, vocab_size: int) -> torch.Tensor:

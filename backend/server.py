@@ -221,14 +221,18 @@ async def _answer(
 
 
 def _set_deadline(request: web.Request, sequences: list[Sequence]) -> None:
-    """Passes on how long the caller waits, or the server lets it wait, from when the body had arrived."""
-    longest = request.app[STATE].max_seconds
+    """Sets how long the caller, or the server for all, waits: counted from when the body has arrived."""
+    seconds = min(_asked_seconds(request), request.app[STATE].max_seconds or math.inf)
+    if seconds < math.inf:
+        deadline = time.monotonic() + seconds
+        for sequence in sequences:
+            sequence.deadline = deadline
+
+
+def _asked_seconds(request: web.Request) -> float:
     value = request.headers.get(_TIMEOUT_HEADER)
     if value is None:
-        if longest is not None:
-            for sequence in sequences:
-                sequence.deadline = time.monotonic() + longest
-        return
+        return math.inf
     try:
         seconds = float(value)
     except ValueError:
@@ -237,9 +241,7 @@ def _set_deadline(request: web.Request, sequences: list[Sequence]) -> None:
         raise InvalidRequest(
             f"{_TIMEOUT_HEADER}: expected seconds, more than 0 and at most {_LONGEST_TIMEOUT:.0f}", _TIMEOUT_HEADER
         )
-    deadline = time.monotonic() + min(seconds, longest or seconds)
-    for sequence in sequences:
-        sequence.deadline = deadline
+    return seconds
 
 
 async def _collect(
@@ -321,7 +323,8 @@ async def _take(request: web.Request, generation: Generation) -> list[tuple[int,
 def _raise_if_failed(request: web.Request, sequence: Sequence, output: Output) -> None:
     constraint = sequence.constraint
     if output.finish_reason is not None and isinstance(constraint, GrammarConstraint) and constraint.error:
-        raise GenerationFailed(f"the answer cannot follow the grammar: {constraint.error}")
+        # The caller's schema is at fault, and another try would end the same way.
+        raise InvalidRequest(f"response_format or tools: too complex to follow: {constraint.error}", "response_format")
     match output.finish_reason:
         case FinishReason.EXPIRED:
             raise DeadlineExceeded(output.error or "the request's deadline passed")

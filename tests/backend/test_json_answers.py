@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -13,7 +14,7 @@ from backend.grammar import GrammarError, Grammars, json_schema
 from backend.model import ServedModel
 from backend.sampler import sample
 from backend.sequence import SamplingParams, Sequence
-from tests.backend.conftest import CHAT, Served
+from tests.backend.conftest import CHAT, MODEL, Served
 from tests.backend.test_server import events
 
 QUESTION = [{"role": "user", "content": "Ann is 7 years old and likes red. Write that as JSON."}]
@@ -97,6 +98,19 @@ async def test_no_bias_brings_back_what_is_not_allowed(server: Served, model: Se
     assert_person(answer["choices"][0]["message"]["content"])
 
 
+async def test_a_schema_that_grows_too_complex_on_the_way(server: Served) -> None:
+    """Its request alone ends, with an error that is the caller's and quotes nothing of the answer."""
+    form = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(1500)}}
+    fields = body(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": form}})
+    beside = asyncio.create_task(server.post(CHAT, **body()))
+    async with server.client.post(CHAT, json={"model": MODEL, **fields}) as response:
+        error = (await response.json())["error"]
+    assert response.status == 400
+    assert "too complex" in error["message"]
+    assert len(error["message"]) < 300
+    assert_person((await beside)["choices"][0]["message"]["content"])
+
+
 @pytest.fixture(scope="module")
 def grammars(model: ServedModel) -> Grammars:
     return Grammars(model.text.tokenizer, model.config.vocab_size, model.config.eos_token_ids)
@@ -136,6 +150,8 @@ def test_a_wrong_schema_says_what_is_wrong(grammars: Grammars, schema: dict[str,
     with pytest.raises(GrammarError) as caught:
         grammars.constraint(f"start: {json_schema(schema)}")
     assert "\n" not in str(caught.value)
+    assert "verbose" not in str(caught.value)
+    assert "failed to compile" not in str(caught.value)
 
 
 def test_only_allowed_tokens_are_drawn(grammars: Grammars, model: ServedModel) -> None:
