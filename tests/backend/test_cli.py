@@ -83,6 +83,9 @@ async def test_it_ends_with_its_parent() -> None:
         (("--kv-memory", "1KiB"), "hold no KV block"),
         (("--port", "70000"), "expected 0 to 65535"),
         (("--max-batch", "0"), "expected 1 or more"),
+        (("--max-seconds", "0"), "expected seconds, more than 0"),
+        (("--max-wait-ms", "soon"), "expected milliseconds, 0 or more"),
+        (("--batching", "greedy"), "choose from 'continuous', 'dynamic', 'static'"),
     ],
 )
 async def test_a_wrong_argument_is_one_clear_message(arguments: tuple[str, ...], message: str) -> None:
