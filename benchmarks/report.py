@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.figure import FIGURES, CannotReport, Figure, Measurement, Row, load
+from benchmarks.figure import FIGURES, OPTIONAL_FIGURES, CannotReport, Figure, Measurement, Row, load
 from benchmarks.processes import ROOT
 
 REPORT = ROOT / "docs" / "benchmarks.md"
@@ -22,7 +22,8 @@ the spread.
 
 def render(folder: Path) -> str:
     """The whole report. Raises CannotReport where a figure is missing, is not whole, or was measured in a hurry."""
-    measurements = [load(figure, folder) for figure in FIGURES]
+    there = (figure for figure in OPTIONAL_FIGURES if (folder / f"{figure}.json").exists())
+    measurements = [load(figure, folder) for figure in (*FIGURES, *there)]
     for measurement in measurements:
         if measurement.quick:
             name = measurement.figure.figure

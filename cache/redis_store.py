@@ -40,6 +40,8 @@ _WRITE_OVERHEAD_BYTES = 1500
 _GATHER_SECONDS = 0.02
 _WRITES_PER_BATCH = 64
 _BYTES_PER_BATCH = 8 * 2**20
+# What takes longer than a deadline to fetch would look like an outage: longer answers stay in memory alone.
+_LARGEST_BODY = 2**20
 _PAUSE_AFTER_FAILURE = 0.1
 # More lookups than this at once wait for each other: beyond it they only make each other late.
 _CONNECTIONS = 32
@@ -83,7 +85,12 @@ class RedisStore:
         pending = self._pending.get(entry_id)
         if pending is not None:
             return pending.current()
-        (data,) = await self._call(lambda: self._connections.ask(("GET", _redis_key(entry_id))))
+        try:
+            (data,) = await self._call(lambda: self._connections.ask(("GET", _redis_key(entry_id))))
+        except StoreUnavailable:
+            if self.breaker.is_open:  # what swallowed one connection may have swallowed those that wait beside it
+                await self._connections.close()
+            raise
         if data is None:
             return None
         if isinstance(data, RedisError):
@@ -102,7 +109,7 @@ class RedisStore:
     async def put(self, entry: Entry, keep_for: float) -> None:
         """Queue the write; raises StoreUnavailable when the queue is full of writes that Redis does not take."""
         self._forget_pending(entry.id)
-        kept = entry if keep_for > 0 else None
+        kept = entry if keep_for > 0 and len(entry.body) <= _LARGEST_BODY else None
         size = _WRITE_OVERHEAD_BYTES + (len(entry.body) if kept else 0)
         if self._pending_bytes + size > _PENDING_BYTES:
             self.writes_dropped += 1
@@ -326,7 +333,8 @@ async def open_redis_store(url: str, deadline: float) -> AsyncIterator[RedisStor
         # With a timeout of its own the client sends through asyncio.wait_for, which in Python 3.11 can swallow a
         # cancellation: deadlines would pass unnoticed and tasks would never end. Every call has a deadline here.
         socket_timeout=None,
-        retry=Retry(NoBackoff(), 0),
+        # Once more on a new connection: that one has been ended says nothing about the server of now.
+        retry=Retry(NoBackoff(), 1),
         # Telling the server about the client library means reading the library's metadata for every new connection,
         # which holds up the event loop for longer than some deadlines; and RESP2 needs no greeting before a lookup.
         driver_info=None,
@@ -353,7 +361,11 @@ async def open_redis_store(url: str, deadline: float) -> AsyncIterator[RedisStor
             except StoreUnavailable as error:
                 log.warning("answers of the last moments were not written to redis: %s", error)
     finally:
-        await store.close_connections()
+        try:
+            async with asyncio.timeout(_BACKGROUND_DEADLINE):
+                await store.close_connections()
+        except (RedisError, TimeoutError, OSError) as error:
+            log.warning("a connection to redis did not end in time: %s", error)
 
 
 async def _greet(client: "redis.asyncio.Redis", store: RedisStore) -> None:

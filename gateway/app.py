@@ -160,6 +160,7 @@ async def _listening(
     assert application_runner.server is not None  # noqa: S101  # setup() has made it
     server = HttpServer(
         application_runner.server,
+        settings.timeouts.client,
         access_log=None,
         handler_cancellation=True,
         keepalive_timeout=_IDLE_CONNECTION_SECONDS,

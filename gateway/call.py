@@ -105,8 +105,9 @@ def _decode_object(body: bytes) -> dict[str, Any]:
         # Decoding holds up everybody, in whatever thread it is done: that is for text, not for millions of brackets.
         raise InvalidRequest(f"The body has more than {_MOST_VALUES} values.", code="too_many_values")
     try:
+        text = body.decode()
         fields = _decode(body)
-        _check_keys(body.decode())
+        _check_keys(text)
     except RecursionError as error:
         raise InvalidRequest("The body is nested too deeply.") from error
     except UnicodeDecodeError as error:

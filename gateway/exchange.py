@@ -21,6 +21,7 @@ _KEPT_ALIVE_SECONDS = 30.0
 _BUFFER_BYTES = 2**18
 _CONTINUE_AND_THE_LIKE = range(100, 200)
 _SWITCHING_PROTOCOLS = 101
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
 class Origin:
@@ -39,8 +40,8 @@ class Connections:
         self._timeout = aiohttp.ClientTimeout(total=None, connect=connect)
         self._used: weakref.WeakSet[ResponseHandler] = weakref.WeakSet()
 
-    async def connection(self, origin: Origin) -> tuple[Connection, bool]:
-        """One that is free or new, and whether it has been used before.
+    async def connection(self, origin: Origin, *, new: bool = False) -> tuple[Connection, bool]:
+        """One that is free or new, and whether it has been used before; with `new`, those that have been are closed.
 
         Raises aiohttp.ClientConnectorError, and aiohttp.ConnectionTimeoutError when there is none in time.
         """
@@ -50,11 +51,11 @@ class Connections:
             except TimeoutError as error:
                 raise aiohttp.ConnectionTimeoutError("no connection in time") from error
             protocol = _protocol(connection)
-            if not protocol.should_close:
-                reused = protocol in self._used
+            reused = protocol in self._used
+            # Where something came while nobody had asked for anything, it must not be taken for an answer.
+            if not protocol.should_close and not (new and reused):
                 self._used.add(protocol)
                 return connection, reused
-            # Something came while nobody had asked for anything: it must not be taken for an answer.
             connection.close()
 
 
@@ -124,8 +125,10 @@ class Exchange:
         is_sent = transport is not None and transport.get_write_buffer_size() == 0
         if is_sent and self._payload is not None and self._payload.at_eof():
             self._connection.release()
-        else:
-            self._connection.close()
+            return
+        if transport is not None and not is_sent:
+            transport.abort()  # to close it would be to go on sending to somebody who does not read
+        self._connection.close()
 
     def _begun(self) -> RawResponseMessage:
         assert self._message is not None  # noqa: S101
@@ -160,6 +163,8 @@ def _protocol(connection: Connection) -> ResponseHandler:
 
 def request_head(method: str, target: str, host: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
     """The head of an HTTP/1.1 request, in which `headers` stand as they are. Raises ValueError for a line break."""
+    if body is None and method in _WITH_BODY:
+        body = b""  # strict servers want to hear its length all the same
     lines = [f"{method} {target} HTTP/1.1", f"Host: {host}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if body is not None:

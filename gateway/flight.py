@@ -29,6 +29,8 @@ from gateway.upstream import USAGE_HEADER, UpstreamAnswer
 log = logging.getLogger(__name__)
 
 _LARGE_BODY = 2**18
+# For the end of a connection after the end of what it carried.
+_REST_SECONDS = 1.0
 
 
 class Piece(bytes):
@@ -123,13 +125,20 @@ class Flight:
         splitter = EventSplitter()
         recorder = StreamRecorder(self._choices)
         usage_was_added = self.headers.pop(USAGE_HEADER, None) == "added"
-        async for data in answer.pieces():
-            for event in splitter.feed(data):
-                is_usage = not self.oversized and recorder.add(event)
-                self.complete = recorder.done
-                await self._add(UsagePiece(event) if is_usage and usage_was_added else Piece(event))
-            if len(splitter) > self._keep_bytes:  # whatever it is, it is not gathered without limit
-                await self._add(Piece(splitter.flush()))
+        try:
+            async with asyncio.timeout(None) as rest:
+                async for data in answer.pieces():
+                    for event in splitter.feed(data):
+                        is_usage = not self.oversized and recorder.add(event)
+                        await self._add(UsagePiece(event) if is_usage and usage_was_added else Piece(event))
+                    if len(splitter) > self._keep_bytes:  # whatever it is, it is not gathered without limit
+                        await self._add(Piece(splitter.flush()))
+                    if recorder.done and not self.complete:
+                        self.complete = True
+                        rest.reschedule(asyncio.get_running_loop().time() + _REST_SECONDS)
+        except (UpstreamError, TimeoutError):
+            if not recorder.done:  # else all has been said, however the connection ends
+                raise
         if splitter.rest:
             await self._add(Piece(splitter.rest))
         if splitter.rest.strip():

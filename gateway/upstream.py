@@ -1,5 +1,6 @@
 """An OpenAI-compatible server, reached over HTTP. Exceptions of the HTTP client become the gateway's own here."""
 
+import time
 from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
@@ -35,6 +36,10 @@ _NOT_SENT_UPSTREAM = HOP_BY_HOP | {
     "x-keepgate-admin-key",
 }
 _NOT_SENT_DOWN = HOP_BY_HOP | {"content-length", "content-encoding", "date", "server"}
+
+# A server that was just closing a kept-alive connection says so within a round trip; one that says it later has failed
+# on the request, which would only fail it again.
+_STALE_SECONDS = 0.5
 
 USAGE_HEADER = "x-keepgate-usage"
 
@@ -134,7 +139,7 @@ class Upstream:
             try:
                 return await self._exchange(head, body, without_body)
             except _StaleConnection:
-                return await self._exchange(head, body, without_body)
+                return await self._exchange(head, body, without_body, new=True)
         except aiohttp.ConnectionTimeoutError as error:
             self.reachable = False
             raise UpstreamUnreachable(f"{self.name}: no connection in {self._timeouts.connect:g} s.") from error
@@ -147,25 +152,31 @@ class Upstream:
             # It has the request, and may have begun to work: another upstream is not asked the same.
             raise UpstreamCut(f"{self.name} gave no answer: {_reason(error)}.") from error
 
-    async def _exchange(self, head: bytes, body: bytes | None, without_body: bool) -> Exchange:
-        connection, reused = await self._connections.connection(self._origin)
+    async def _exchange(self, head: bytes, body: bytes | None, without_body: bool, *, new: bool = False) -> Exchange:
+        connection, reused = await self._connections.connection(self._origin, new=new)
         exchange = Exchange(connection)
+        began = time.monotonic()
         try:
             await exchange.begin(head, body, without_body=without_body, silence=self._timeouts.first_byte)
         except BaseException as error:
             exchange.end()
-            # On a new connection somebody has read the request, and may have begun to work.
-            if reused and isinstance(error, aiohttp.ServerDisconnectedError):
+            # On a new connection, or after a while, somebody has read the request, and may have begun to work.
+            is_early = time.monotonic() - began < _STALE_SECONDS
+            if reused and is_early and isinstance(error, aiohttp.ClientConnectionError | ConnectionError):
                 raise _StaleConnection from error
             raise
         return exchange
 
 
-class _StaleConnection(aiohttp.ServerDisconnectedError):
+class _StaleConnection(Exception):
     """A kept-alive connection ended before an answer: the server was just closing it, most likely, and read nothing."""
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         return str(error.os_error.strerror or error.os_error).lower()
-    return "it closed the connection" if isinstance(error, aiohttp.ServerDisconnectedError) else type(error).__name__
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "it closed the connection"
+    if isinstance(error, HttpProcessingError):
+        return "what it said cannot be read as HTTP"
+    return type(error).__name__

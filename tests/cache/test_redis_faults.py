@@ -11,6 +11,7 @@ import redis.asyncio
 
 from cache.entry import decode_entry, encode_entry
 from cache.errors import StoreUnavailable
+from cache.generations import new_purge
 from cache.redis_store import _CONNECTIONS, RedisStore, open_redis_store
 from tests.cache.conftest import PATIENT
 from tests.cache.entries import entry, until
@@ -287,6 +288,36 @@ async def test_a_crowd_that_is_late_is_no_outage(own_valkey: Valkey) -> None:
         assert not store.breaker.is_open
         own_valkey.thaw()
         assert await asyncio.gather(*waiting) == [None] * _CONNECTIONS
+
+
+async def test_a_lost_connection_of_the_background_is_no_outage(valkey: Valkey, raw: redis.asyncio.Redis) -> None:
+    """The reader of purges goes on with another one, and lookups do not notice."""
+    async with open_redis_store(valkey.url, PATIENT) as store:
+        position, _ = await store.purges_since("")
+        reading = asyncio.create_task(store.purges_since(position or "0-0"))
+
+        async def blocked() -> bool:
+            return any("b" in client["flags"] for client in await raw.client_list())
+
+        await until(blocked)
+        for client in await raw.client_list(_type="normal"):
+            if "b" in client["flags"]:
+                await raw.client_kill_filter(_id=client["id"])
+        await store.purge(new_purge("all", ""))
+        _, events = await reading
+        assert len(events) == 1
+        assert store.breaker.times_opened == 0
+
+
+async def test_what_redis_could_not_give_in_time_is_not_given_to_it(
+    redis_store: RedisStore, raw: redis.asyncio.Redis
+) -> None:
+    """An answer of megabytes stays in memory: fetching it would look like an outage."""
+    await redis_store.put(entry("public.large", body=b"x" * (2**20 + 1)), 60)
+    await redis_store.put(entry("public.small", body=b"x" * 2**20), 60)
+    await redis_store.flush()
+    assert await raw.exists(redis_key("public.large")) == 0
+    assert await raw.exists(redis_key("public.small")) == 1
 
 
 async def test_waiting_writes_are_bounded(folder: Path) -> None:

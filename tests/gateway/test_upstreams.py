@@ -7,7 +7,7 @@ import random
 import re
 import socket
 import zlib
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,7 +16,7 @@ from gateway.mock import MockUpstream, Received, Reply
 from tests.gateway.client import COMPLETIONS, DEADLINE, chat
 from tests.gateway.conftest import Stage
 from tests.gateway.raw_upstream import CHUNKED_EVENT_STREAM, EVENT_STREAM, Connection, chunked, json_reply, saying
-from tests.gateway.wire import request_bytes, wire
+from tests.gateway.wire import Wire, request_bytes, wire
 
 ANSWER = msgspec.json.encode(
     {
@@ -335,7 +335,7 @@ async def test_a_stream_that_ends_early_is_passed_on_and_not_kept(stage: Stage, 
 async def test_a_stream_that_breaks_off_ends_in_an_error_event(stage: Stage, framing: str) -> None:
     """The client is told within the stream, in OpenAI's form; there is no [DONE], and nothing is kept."""
     head = CHUNKED_EVENT_STREAM if framing == "chunked" else EVENT_STREAM[:-2] + b"Content-Length: 9999\r\n\r\n"
-    said = EVENTS[0] + EVENTS[4] + EVENTS[5]
+    said = EVENTS[0] + EVENTS[4]
     raw = await stage.raw(saying(head + (chunked(said) if framing == "chunked" else said)))
     client = await stage.gateway(raw)
     answers = [await client.post(chat(stream=True)) for _ in range(2)]
@@ -345,6 +345,26 @@ async def test_a_stream_that_breaks_off_ends_in_an_error_event(stage: Stage, fra
         error = json.loads(answer.body.removeprefix(said).removeprefix(b"data: "))["error"]
         assert (error["type"], error["code"]) == ("upstream_error", "upstream_cut")
     assert len(raw.connections) == 2
+
+
+@pytest.mark.parametrize("ending", ["cut", "silent"])
+async def test_a_stream_has_ended_when_it_says_so(stage: Stage, ending: str) -> None:
+    """After [DONE] nothing is missing, even if the connection breaks or never ends: no error, and it is kept."""
+    said = EVENTS[0] + EVENTS[4] + EVENTS[5]
+
+    async def serve(connection: Connection) -> None:
+        await connection.send(CHUNKED_EVENT_STREAM + chunked(said))
+        if ending == "cut":
+            connection.cut()
+        else:
+            await connection.closed()
+
+    raw = await stage.raw(serve)
+    client = await stage.gateway(raw)
+    first, second = [await client.post(chat(stream=True)) for _ in range(2)]
+
+    assert first.body == said
+    assert (first.cache, second.cache) == ("miss", "hit")
 
 
 async def test_an_upstream_that_answers_a_stream_request_with_json_is_passed_on(stage: Stage) -> None:
@@ -656,6 +676,101 @@ async def test_a_connection_that_the_upstream_closed_meanwhile_is_no_error(stage
     assert {answer.status for answer in answers} == {200}
 
 
+@pytest.mark.parametrize("ending", ["closed", "reset"])
+async def test_many_connections_that_ended_meanwhile_are_no_error(stage: Stage, ending: str) -> None:
+    """All of them may have ended without anybody having noticed; the request then gets one of its own."""
+    open_connections: list[asyncio.StreamWriter] = []
+    answering = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        open_connections.append(writer)
+        served = 0
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"Content-Length: (\d+)", head)
+            await reader.readexactly(int(length[1]) if length else 0)
+            if served:  # a second request on one connection finds it ended
+                if ending == "reset":
+                    writer.transport.abort()
+                else:
+                    writer.close()
+                return
+            served += 1
+            await answering.wait()
+            writer.write(json_reply(ANSWER).replace(b"Connection: close\r\n", b""))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = await stage.gateway(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    crowd = [asyncio.create_task(client.post(chat(f"{number}"))) for number in range(8)]
+    async with asyncio.timeout(DEADLINE):
+        while len(open_connections) < 8:  # noqa: ASYNC110 (each is a connection that the gateway made)
+            await asyncio.sleep(0.01)
+    answering.set()
+    first = await asyncio.gather(*crowd)
+    second = [await client.post(chat(f"again {number}")) for number in range(8)]
+    server.close()
+
+    assert {answer.status for answer in (*first, *second)} == {200}
+
+
+async def test_a_request_that_fails_the_upstream_is_not_sent_twice(stage: Stage) -> None:
+    """A connection that ends after a while has ended over the request: it is an error, on a kept connection too."""
+    requests = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"Content-Length: (\d+)", head)
+            await reader.readexactly(int(length[1]) if length else 0)
+            requests += head.startswith(b"POST")
+            if requests == 2:
+                await asyncio.sleep(0.6)  # it works on it
+                writer.close()
+                return
+            writer.write(json_reply(ANSWER).replace(b"Connection: close\r\n", b""))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = await stage.gateway(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    answers = [await client.post(chat(f"{number}")) for number in range(2)]
+    server.close()
+
+    assert [answer.status for answer in answers] == [200, 502]
+    assert requests == 2
+
+
+async def test_what_a_frozen_upstream_does_not_take_is_given_up(stage: Stage) -> None:
+    """The connection of a call that is over is over too, with all that was still to be sent."""
+    gone = asyncio.Event()
+
+    class Frozen(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = cast(asyncio.Transport, transport)
+            self.transport.pause_reading()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            gone.set()
+
+    frozen: list[Frozen] = []
+
+    def connect() -> Frozen:
+        frozen.append(Frozen())
+        return frozen[-1]
+
+    server = await asyncio.get_running_loop().create_server(connect, "127.0.0.1", 0)
+    client = await stage.gateway(
+        f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", timeouts={"first_byte": 0.3}, max_body=2**26
+    )
+    refused = await client.post(chat("x" * 2**24))
+    for connection in frozen:
+        connection.transport.resume_reading()
+    async with asyncio.timeout(DEADLINE):
+        await gone.wait()
+    server.close()
+
+    assert refused.status == 504
+
+
 @pytest.mark.parametrize("apart", [False, True], ids=["with the first answer", "later"])
 async def test_an_answer_that_nobody_asked_for_is_answered_to_nobody(stage: Stage, apart: bool) -> None:
     """An upstream that says too much on a connection does not get to answer the next request on it."""
@@ -767,6 +882,23 @@ async def test_other_endpoints_are_relayed(stage: Stage, method: str, path: str)
     assert {(a.status, a.body, a.headers["X-Theirs"], a.cache) for a in answers} == {(201, b'{"x": 1}', "1", "bypass")}
     assert answers[0].cache_status.fwd == "bypass"
     assert [(c.request_line, c.body) for c in raw.connections] == [(f"{method} {path} HTTP/1.1", body or b"")] * 2
+
+
+@pytest.mark.parametrize(("method", "length"), [("POST", b"0"), ("PUT", b"0"), ("GET", None), ("DELETE", None)])
+async def test_a_request_without_a_body_says_so_where_one_is_expected(
+    stage: Stage, method: str, length: bytes | None
+) -> None:
+    """RFC 9110, section 8.6: some servers answer 411 to a POST that leaves it open."""
+    raw = await stage.raw(saying(json_reply(b"{}")))
+    client = await stage.gateway(raw)
+    async with wire(client) as connection:
+        await connection.send(
+            method.encode() + b" /v1/responses/r1/cancel HTTP/1.1\r\nHost: g\r\nContent-Length: 0\r\n\r\n"
+        )
+        assert (await connection.answer()).status == 200
+
+    sent = re.search(rb"content-length: (\d+)", raw.connections[0].head.lower())
+    assert (sent[1] if sent else None) == length
 
 
 async def test_a_relayed_answer_without_a_body_has_none(stage: Stage) -> None:
@@ -972,6 +1104,25 @@ async def test_a_client_that_does_not_read_is_cut_off(stage: Stage, path: str) -
         await connection.send(request_bytes(msgspec.json.encode(chat()), path=path.encode()))
         async with asyncio.timeout(DEADLINE):
             await gone.wait()
+
+
+async def send_until_it_breaks(connection: Wire) -> None:
+    """Line breaks, which HTTP allows between requests: who sends finds out that a connection has ended."""
+    async with asyncio.timeout(DEADLINE):
+        while True:
+            await connection.send(b"\r\n")
+            await asyncio.sleep(0.05)
+
+
+async def test_a_client_that_does_not_read_a_hit_is_cut_off(stage: Stage) -> None:
+    """Nor does one hold the memory of whole answers for longer than timeouts.client."""
+    mock = await stage.mock(Reply(text="x" * 4_000_000))
+    client = await stage.gateway(mock, timeouts={"client": 0.5})
+    assert (await client.post(chat())).cache == "miss"
+    async with wire(client, receive_buffer=4096) as connection:
+        await connection.send(request_bytes(msgspec.json.encode(chat())))
+        with pytest.raises(ConnectionError):
+            await send_until_it_breaks(connection)
 
 
 @pytest.mark.parametrize("status", [b"000 Nothing", b"101 Switching Protocols"])
