@@ -169,7 +169,10 @@ def _fused(parts: tuple[Linear, ...], dtype: torch.dtype) -> Linear:
     if len(parts) == 1:
         weight, bias = parts[0].weight.to(dtype), parts[0].bias
         return Linear(weight, None if bias is None else bias.to(dtype))
-    weight = torch.cat([part.weight.to(dtype) for part in parts])
+    weight = torch.empty(sum(len(part.weight) for part in parts), parts[0].weight.shape[1], dtype=dtype)
+    rows = torch.split(weight, [len(part.weight) for part in parts])
+    for place, part in zip(rows, parts, strict=True):
+        place.copy_(part.weight)  # straight from the file: no part is ever in memory twice
     biases = [part.bias.to(dtype) for part in parts if part.bias is not None]
     return Linear(weight, torch.cat(biases) if biases else None)
 
