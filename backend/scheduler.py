@@ -96,7 +96,7 @@ class Scheduler:
 
         Empty only if there is nothing to do, or if a batch that has not begun waits for more.
         """
-        if self._grow() and self.waiting and self._admission_in(now) == 0.0:
+        if self._grow() and self._has_place() and self._admission_in(now) == 0.0:
             self._admit(now)
         return self._deal()
 
@@ -138,12 +138,19 @@ class Scheduler:
             index += 1
         return preemptions == self.num_preemptions
 
+    def _has_place(self) -> bool:
+        """Whether somebody waits for whom there is a place in the batch, or could be made."""
+        if not self.waiting or len(self.running) < self.max_batch:
+            return bool(self.waiting)
+        return self.running[-1].priority > self.waiting[0].priority
+
     def _admission_in(self, now: float) -> float | None:
         waited = now - min(sequence.queued_at for sequence in self.waiting)
         return self._batching.opens_in(len(self.running), len(self.waiting), waited, self.max_batch)
 
     def _admit(self, now: float) -> None:
-        computing = {key: sequence for sequence in self.running for key in self._keys_to_come(sequence)}
+        prefilling = [sequence for sequence in self.running if _missing(sequence) > 1]
+        computing = {key: sequence for sequence in prefilling for key in self._keys_to_come(sequence)}
         for sequence in tuple(self.waiting):
             shared = self._match(sequence)
             if self._batching.joins_late and self._follows(sequence, shared, computing):

@@ -264,6 +264,17 @@ def test_answers_to_one_prompt_compute_it_once(make: Maker) -> None:
     assert other.num_generated > answers[0].num_generated, "nobody else waits for the first one"
 
 
+def test_an_urgent_sequence_follows_no_less_urgent_one(make: Maker) -> None:
+    """It would wait for chunks that are computed when nobody needs the budget more."""
+    scheduler = Scheduler(BlockPool(100), max_batch=8, step_tokens=64)
+    leader, urgent = make(200, 4, priority=5, family=3), make(200, 4, family=3)
+    scheduler.add(leader)
+    step(scheduler)
+    scheduler.add(urgent)
+    assert counts(step(scheduler))[urgent.id] == 64
+    assert urgent.num_cached == 64
+
+
 def test_a_prompt_that_is_known_to_its_end_still_computes_its_last_token(make: Maker) -> None:
     """Whether it ends with a block or not."""
     for length in (2 * BLOCK_SIZE, 2 * BLOCK_SIZE + 1):
