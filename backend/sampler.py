@@ -63,22 +63,26 @@ def _adjust(row: torch.Tensor, sequence: Sequence) -> None:
     params = sequence.params
     if params.has_penalties:
         if params.repetition_penalty != 1.0:
-            seen = torch.tensor(sorted(set(sequence.tokens)))
+            seen = torch.tensor(sorted(set(sequence.tokens)), device=row.device)
             values = row[seen]
             row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
         if sequence.output_counts:
-            ids = torch.tensor(list(sequence.output_counts))
-            counts = torch.tensor(list(sequence.output_counts.values()), dtype=row.dtype)
+            ids = torch.tensor(list(sequence.output_counts), device=row.device)
+            counts = torch.tensor(list(sequence.output_counts.values()), dtype=row.dtype, device=row.device)
             row[ids] -= params.presence_penalty + params.frequency_penalty * counts
     if params.logit_bias:
-        ids = torch.tensor(list(params.logit_bias))
-        row[ids] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype)
+        ids = torch.tensor(list(params.logit_bias), device=row.device)
+        row[ids] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device)
     # Last, so that no bias brings back what is not allowed.
     if sequence.constraint is not None and (allowed := sequence.constraint.allowed()) is not None:
         row.masked_fill_(~allowed.to(row.device), -torch.inf)
 
 
 def _choose(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+    if logits.is_cuda:
+        from backend.device_sampler import choose_on_device
+
+        return choose_on_device(logits, sequences)
     tokens: list[int] = torch.argmax(logits, dim=-1).tolist()
     drawing = [row for row, sequence in enumerate(sequences) if sequence.params.temperature > 0]
     if not drawing:
