@@ -11,7 +11,7 @@ from backend.grammar import GrammarError, Grammars, json_schema
 from backend.model import ServedModel
 from backend.protocol import ChatRequest
 from backend.response_format import response_rule, schema_field
-from backend.tool_format import ToolFormat, calls_grammar
+from backend.tool_format import ToolFormat, calls_grammar, no_calls_grammar
 from backend.tools import Tool, ToolChoice
 
 
@@ -41,7 +41,7 @@ class FormReader:
         """
         rule = response_rule(request.response_format)
         if rule is None and choice is None:
-            return None
+            return self._without_calls(request)
         field = "response_format" if choice is None else "tools"
         if request.ignore_eos:
             raise InvalidRequest(f"ignore_eos: an answer with {field} ends where its form ends", "ignore_eos")
@@ -62,6 +62,16 @@ class FormReader:
         frame = (form.begin, form.opening, form.between or "", form.closing)
         marks = (token_id for text, token_id in specials.items() if any(text in part for part in frame))
         return AnswerForm(grammar, form, frozenset(marks))
+
+    def _without_calls(self, request: ChatRequest) -> AnswerForm | None:
+        """Where there are tools that may not be called, the habit of calling them is not to show up as text."""
+        template = self._model.text.chat_template
+        if not request.tools or template is None or template.tool_format is None or request.ignore_eos:
+            return None
+        grammar = no_calls_grammar(template.tool_format, self._model.text.token_bytes.special_ids)
+        if grammar is None or not self._model.config.eos_token_ids:
+            return None
+        return AnswerForm(grammar)
 
     def check_template(self) -> ToolFormat:
         """How the model writes calls.

@@ -107,6 +107,15 @@ def calls_grammar(
     return "\n".join([f"start: {start}", *rules])
 
 
+def no_calls_grammar(form: ToolFormat, specials: Mapping[str, int]) -> str | None:
+    """A Lark grammar of texts that cannot be taken for calls; None: the format has no marker to keep out."""
+    if not form.begin:
+        return None
+    # A marker that is a special token is no text, so any text is without it.
+    without = "" if form.begin in specials else f" & ~/(?s:.*){re.escape(form.begin)}(?s:.*)/"
+    return f"start: TEXT\nTEXT: /(?s:.*)/{without}"
+
+
 _HEAD = '{"name": '
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,22 @@ def test_helpers_and_special_tokens(tmp_path: Path) -> None:
     template = ChatTemplate.load(tmp_path)
     assert template is not None
     assert template.render(MESSAGES) == '<s>{"role": "system", "content": "Be <brief> & kind."}'
+
+
+def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
+    """Where a model has two, the one named tool_use is for requests with tools alone."""
+    plain, with_tools = "{{ messages[0].content }}", "{{ tools | length }}<tool_call>"
+    named = [{"name": "default", "template": plain}, {"name": "tool_use", "template": with_tools}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    template = ChatTemplate.load(tmp_path)
+    assert template is not None
+    assert template.takes_tools
+    assert template.tool_format is not None
+    assert template.render(MESSAGES) == MESSAGES[0]["content"]
+    assert template.render(MESSAGES, [{"type": "function"}]) == "1<tool_call>"
+    plain_one = ChatTemplate(plain, {})
+    assert not plain_one.takes_tools
+    assert plain_one.tool_format is None
 
 
 def test_a_base_model_has_none(tmp_path: Path) -> None:

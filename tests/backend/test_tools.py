@@ -101,7 +101,10 @@ async def test_choices_of_tools(start_server: StartServer, name: str) -> None:
         assert json.loads(call["function"]["arguments"]).keys() == schema[call["function"]["name"]]
     answer = await served.post(CHAT, **body(tool_choice="none"))
     assert "tool_calls" not in answer["choices"][0]["message"]
-    assert answer["choices"][0]["message"]["content"]
+    content = answer["choices"][0]["message"]["content"]
+    assert content
+    assert "<tool_call>" not in content
+    assert "[TOOL_CALLS]" not in content
 
 
 async def test_an_answer_without_calls_is_text(start_server: StartServer) -> None:
