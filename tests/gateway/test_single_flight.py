@@ -480,7 +480,7 @@ async def test_a_slow_reader_does_not_hold_up_others(stage: Stage) -> None:
 
 async def test_beyond_its_limit_a_flight_goes_no_faster_than_its_slowest_reader(stage: Stage) -> None:
     """The upstream is held back instead of being remembered; nothing is lost when the reader goes on."""
-    upstream = Flood(megabytes=120)
+    upstream = Flood(megabytes=48)
     upstream.go.clear()
     client = await stage.gateway(await stage.raw(upstream.converse), cache={"max_answer": 2**20})
     body = msgspec.json.encode(chat(stream=True))
