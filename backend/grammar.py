@@ -13,6 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,7 +50,7 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._eos = list(eos_token_ids)
+        self._eos = tuple(eos_token_ids)
         self._known_vocabulary: LLTokenizer | None = None
         self._vocabulary_lock = threading.Lock()
         self._compiled: OrderedDict[str, tuple[LLMatcher, torch.Tensor]] = OrderedDict()
@@ -87,21 +88,15 @@ class Grammars:
 
         # Verbose errors would quote the answer.
         limits = LLParserLimits(verbose_errors=False)
-        matcher = LLMatcher(self._vocabulary(), grammar, log_level=0, limits=limits)
+        with self._vocabulary_lock:
+            if self._known_vocabulary is None:
+                self._known_vocabulary = _vocabulary(self._tokenizer.to_str(), self._vocab_size, self._eos)
+        matcher = LLMatcher(self._known_vocabulary, grammar, log_level=0, limits=limits)
         # Computed here, for the first mask of a grammar builds tables that all of its copies share.
         first = None if matcher.is_error() else _mask(matcher, self._vocab_size)
         if first is None or matcher.is_error():
             raise GrammarError(_reason(matcher))
         return matcher, first
-
-    def _vocabulary(self) -> LLTokenizer:
-        from llguidance import LLTokenizer
-
-        with self._vocabulary_lock:
-            if self._known_vocabulary is None:
-                text = self._tokenizer.to_str()
-                self._known_vocabulary = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos)
-            return self._known_vocabulary
 
 
 class GrammarConstraint:
@@ -159,6 +154,14 @@ def json_schema(schema: dict[str, Any]) -> str:
     References are looked up in the schema itself, so every schema stays a document of its own.
     """
     return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
+
+
+@lru_cache(maxsize=1)
+def _vocabulary(tokenizer: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
+    """The trie of a vocabulary: a second's work, which all that serve the same model in this process share."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(eos_token_ids))
 
 
 def _reason(matcher: LLMatcher) -> str:
