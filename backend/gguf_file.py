@@ -60,7 +60,7 @@ Array = npt.NDArray[np.float32]
 
 
 def convert_gguf(source: Path, target: Path, progress: Progress) -> None:
-    """Writes ``config.json``, ``model-*.safetensors`` (float32), ``tokenizer.json`` and ``tokenizer_config.json``.
+    """Writes ``config.json``, ``model*.safetensors`` (float32), ``tokenizer.json`` and ``tokenizer_config.json``.
 
     Args:
         source: the ``.gguf`` file.
@@ -90,17 +90,19 @@ def convert_gguf(source: Path, target: Path, progress: Progress) -> None:
 def _write_weights(
     tensors: list[Any], metadata: GgufMetadata, config: dict[str, Any], target: Path, progress: Progress
 ) -> None:
-    """One file after the other, so that memory holds little more than one of them."""
+    """One file after the other, so that memory holds little more than one of them; named as transformers wants it."""
     from safetensors.numpy import save_file
 
     shard: dict[str, Array] = {}
-    written = 0
+    names: list[list[str]] = []  # of the tensors of each file
+    sizes = 0
 
     def write() -> None:
-        nonlocal written
-        written += 1
+        nonlocal sizes
         progress("writing safetensors")
-        save_file(shard, target / f"model-{written:05}.safetensors", metadata={"format": "pt"})
+        save_file(shard, target / f"{len(names)}.safetensors", metadata={"format": "pt"})
+        names.append(list(shard))
+        sizes += sum(array.nbytes for array in shard.values())
         shard.clear()
 
     for index, tensor in enumerate(tensors):
@@ -111,6 +113,17 @@ def _write_weights(
             write()
     if shard:
         write()
+    if len(names) == 1:
+        (target / "0.safetensors").rename(target / "model.safetensors")
+        return
+    files = {number: f"model-{number + 1:05}-of-{len(names):05}.safetensors" for number in range(len(names))}
+    for number, file in files.items():
+        (target / f"{number}.safetensors").rename(target / file)
+    index = {
+        "metadata": {"total_size": sizes},
+        "weight_map": {name: files[number] for number, of in enumerate(names) for name in of},
+    }
+    (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _expanded(tensor: Any) -> Array:

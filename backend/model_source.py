@@ -34,7 +34,7 @@ _HUB_FILES = [
 # Copies of the same weights for other programs: in subdirectories, or in one piece beside the parts.
 _NOT_HUB_FILES = ["*/*", "consolidated*"]
 # Part of the directory's name: raise it when the conversion changes, and old conversions are left alone.
-_CONVERSION_VERSION = 2
+_CONVERSION_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)

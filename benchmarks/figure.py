@@ -14,7 +14,7 @@ RATIO = "×"  # noqa: RUF001  # the sign that is meant
 # The table that must be filled: a figure that has no file in results/ is an error of the report, not a gap in it.
 FIGURES = ("exact_hits", "miss_latency", "relay_cpu", "frozen_redis", "decode", "quality", "memory")
 # Figures that need what a machine may not have: in the report where they have been measured.
-OPTIONAL_FIGURES = ("engines",)
+OPTIONAL_FIGURES = ("engines", "gpu")
 
 
 Beside = Mapping[str, float | str]

@@ -156,7 +156,7 @@ def test_missing_and_misshapen_tensors_are_named(tmp_path: Path, cache_home: Pat
     write_gguf(tmp_path / "tiny.gguf")
     directory = resolve_model(str(tmp_path / "tiny.gguf"), quiet).directory
     values = json.loads((directory / "config.json").read_text())
-    file = r"/model-00001\.safetensors: tensor model\.layers\.0\."
+    file = r"/model\.safetensors: tensor model\.layers\.0\."
     for changes, message in (
         ({"num_hidden_layers": 3}, r"tensor model.layers.2.\S+ is missing"),
         ({"intermediate_size": 97}, file + r"mlp\.gate_proj\.weight has shape \[96, 64\], expected \[97, 64\]"),
@@ -165,8 +165,8 @@ def test_missing_and_misshapen_tensors_are_named(tmp_path: Path, cache_home: Pat
         with pytest.raises(ModelError, match=message):
             load_weights(directory, read_config(directory))
     (directory / "config.json").write_text(json.dumps(values))
-    tensors = load_file(directory / "model-00001.safetensors")
+    tensors = load_file(directory / "model.safetensors")
     scaleless = tensors["model.layers.0.self_attn.q_proj.weight"].to(torch.float8_e4m3fn)
-    save_file(tensors | {"model.layers.0.self_attn.q_proj.weight": scaleless}, directory / "model-00001.safetensors")
+    save_file(tensors | {"model.layers.0.self_attn.q_proj.weight": scaleless}, directory / "model.safetensors")
     with pytest.raises(ModelError, match=file + r"self_attn\.q_proj\.weight is torch\.float8_e4m3fn, expected one of"):
         load_weights(directory, read_config(directory))
