@@ -119,11 +119,11 @@ def _write_weights(
     files = {number: f"model-{number + 1:05}-of-{len(names):05}.safetensors" for number in range(len(names))}
     for number, file in files.items():
         (target / f"{number}.safetensors").rename(target / file)
-    index = {
+    contents = {
         "metadata": {"total_size": sizes},
         "weight_map": {name: files[number] for number, of in enumerate(names) for name in of},
     }
-    (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    (target / "model.safetensors.index.json").write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
 
 
 def _expanded(tensor: Any) -> Array:
