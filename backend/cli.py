@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=_port, default=8081, help="port, 0 for any free one (default: %(default)s)")
     parser.add_argument(
         "--kv-memory",
-        type=_size,
+        type=memory_size,
         default=512 * 2**20,
         metavar="SIZE",
         help="memory for keys and values, such as 512MiB (the default); it bounds what runs at the same time",
@@ -174,7 +174,7 @@ def main() -> int:
     return run(parser.parse_args())
 
 
-def _size(text: str) -> int:
+def memory_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None or float(match[1]) <= 0:

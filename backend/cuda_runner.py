@@ -46,6 +46,8 @@ class CudaRunner:
     ) -> None:
         self.config = config
         self.name = f"{device}-{str(dtype).removeprefix('torch.')}"
+        self.weights_precision = self.kv_precision = str(dtype).removeprefix("torch.")
+        self.kv_bytes_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
         where = torch.device(device)
         max_blocks = -(-max_context // BLOCK_SIZE)
         with torch.inference_mode():

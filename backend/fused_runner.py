@@ -85,6 +85,9 @@ class FusedRunner:
         self.config = config
         self.name = f"fused-{precision}" + ("" if kv_precision == "float16" else f"-kv-{kv_precision}")
         self._precision: Precision = precision
+        self.weights_precision: str = precision
+        self.kv_precision: str = kv_precision
+        self.kv_bytes_per_token = self.block_bytes(config, kv_precision) // BLOCK_SIZE
         self.num_blocks = num_blocks
         self._library = library
         self._threads = ThreadChoice(threads)

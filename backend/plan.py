@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from backend.cli import _size as memory_size
+from backend.cli import memory_size
 from backend.config import KvDtype, ModelConfig
 from backend.errors import ModelError
 from backend.json_file import read_json_object

@@ -62,6 +62,10 @@ class ModelRunner(Protocol):
     config: ModelConfig
     name: str
     """Short name for people: which path serves, and in which precision."""
+    weights_precision: str
+    kv_precision: str
+    kv_bytes_per_token: int
+    """Over all layers, scales included."""
     num_blocks: int
     deterministic: bool
     """Whether a row's logits are bitwise the same whatever else is in the step, and however it was chunked."""

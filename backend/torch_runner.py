@@ -8,7 +8,7 @@ from torch.nn import functional
 from backend.config import Activation, Experts, KvDtype, ModelConfig
 from backend.kv_memory import KvMemory
 from backend.rope import rotations
-from backend.runner import StepInput, StepOutput
+from backend.runner import BLOCK_SIZE, StepInput, StepOutput
 from backend.torch_attention import StepAttention
 from backend.weights import LayerWeights, Linear, Mlp, ModelWeights
 
@@ -39,6 +39,9 @@ class TorchRunner:
         self.config = config
         kv_name = "" if kv_dtype == "auto" else f"-kv-{kv_dtype}"
         self.name = f"torch-{str(dtype).removeprefix('torch.')}{kv_name}"
+        self.weights_precision = str(dtype).removeprefix("torch.")
+        self.kv_precision = self.weights_precision if kv_dtype == "auto" else kv_dtype
+        self.kv_bytes_per_token = self.block_bytes(config, dtype, kv_dtype) // BLOCK_SIZE
         self.num_blocks = num_blocks
         self._embedding = weights.embedding.to(dtype)
         self._head = self._embedding if weights.head is weights.embedding else weights.head.to(dtype)

@@ -64,16 +64,26 @@ def test_blocks_with_bad_numbers_are_never_found() -> None:
     assert again.num_cached == 0
 
 
-class Failing:
-    """A runner of which one row's logits have some value while it ``fails``."""
+class Around:
+    """A runner that is another one in all but its steps."""
 
-    def __init__(self, runner: ModelRunner, value: float = torch.nan) -> None:
-        self._value = value
+    def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self.config = runner.config
         self.name = runner.name
         self.num_blocks = runner.num_blocks
         self.deterministic = runner.deterministic
+        self.weights_precision = runner.weights_precision
+        self.kv_precision = runner.kv_precision
+        self.kv_bytes_per_token = runner.kv_bytes_per_token
+
+
+class Failing(Around):
+    """A runner of which one row's logits have some value while it ``fails``."""
+
+    def __init__(self, runner: ModelRunner, value: float = torch.nan) -> None:
+        super().__init__(runner)
+        self._value = value
         self.fails = False
 
     def run(self, step: StepInput) -> StepOutput:
@@ -129,17 +139,13 @@ def test_a_pooled_prompt_with_bad_numbers_fails() -> None:
     assert (reason(talk, 0), reason(talk, 1)) == (FinishReason.FAILED, FinishReason.STOP)
 
 
-class Narrow:
+class Narrow(Around):
     """A runner whose device has memory for ``rows`` tokens a step."""
 
     def __init__(self, runner: ModelRunner, rows: int, error: Exception) -> None:
-        self._runner = runner
+        super().__init__(runner)
         self._rows = rows
         self._error = error
-        self.config = runner.config
-        self.name = runner.name
-        self.num_blocks = runner.num_blocks
-        self.deterministic = runner.deterministic
 
     def run(self, step: StepInput) -> StepOutput:
         if len(step.token_ids) > self._rows:

@@ -63,6 +63,8 @@ async def test_model_info(server: Served, model: ServedModel) -> None:
     assert info["runner"] == model.runner.name
     assert info["deterministic"] is model.runner.deterministic
     assert info["deterministic_because"]
+    assert info["weights_precision"] == info["kv_precision"] == model.runner.weights_precision
+    assert info["kv_bytes_per_token"] == 2 * 30 * 3 * 64 * (2 if info["kv_precision"] == "float16" else 4)
     blocks = info["kv_blocks"]
     assert blocks["total"] == blocks["free"] == model.runner.num_blocks
     assert blocks["held"] == blocks["cached"] == 0
