@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 import time
@@ -56,6 +57,7 @@ _STARTED: web.RequestKey[float | None] = web.RequestKey("_STARTED")
 _LARGE_BODY = 16 * 2**10
 _USAGE_HEADER = "x-keepgate-usage"
 _TIMEOUT_HEADER = "x-request-timeout"
+_CREDENTIALS = ("Authorization", "x-api-key", "api-key")
 _LONGEST_TIMEOUT = 86_400.0
 
 Read = TypeVar("Read")
@@ -210,6 +212,7 @@ async def _answer(
     usage_added = work.stream and not work.include_usage and request.headers.get(_USAGE_HEADER) == "always"
     answer = make_format(work, state.model.name, state.fingerprint, state.model.text.token_bytes, work.include_usage)
     _set_deadline(request, work.sequences)
+    _set_salt(request, work.sequences)
     generation = state.engine.submit(work.sequences)
     # Whatever ends this handler, a client that left included, ends the sequences before the next step.
     try:
@@ -227,6 +230,18 @@ def _set_deadline(request: web.Request, sequences: list[Sequence]) -> None:
         deadline = time.monotonic() + seconds
         for sequence in sequences:
             sequence.deadline = deadline
+
+
+def _set_salt(request: web.Request, sequences: list[Sequence]) -> None:
+    """Keeps the KV blocks of one tenant from others, who could tell by time, and by usage, what has been asked before.
+
+    Tenants are told apart by the credentials that came with the request, as a gateway passes them on.
+    """
+    given = [f"{name}:{value}" for name in _CREDENTIALS for value in request.headers.getall(name, ())]
+    if given:
+        salt = hashlib.blake2b("\0".join(given).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        for sequence in sequences:
+            sequence.salt = salt
 
 
 def _asked_seconds(request: web.Request) -> float:

@@ -63,3 +63,14 @@ async def test_usage_counts_what_was_computed_before(start_server: StartServer) 
             seen.append((answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["text"]))
         assert [tokens for tokens, _ in seen] == [0, cached]
         assert seen[0][1] == seen[1][1]
+
+
+async def test_tenants_do_not_find_each_others_blocks(start_server: StartServer) -> None:
+    """Neither `usage` nor the time of an answer tells one caller what another has asked."""
+    served = await start_server()
+    body = {"model": MODEL, "prompt": "one two three four five six seven eight nine ten " * 4, "max_tokens": 1}
+    cached = []
+    for key in ("Bearer a", "Bearer b", "Bearer a"):
+        async with served.client.post(COMPLETIONS, json=body, headers={"Authorization": key}) as response:
+            cached.append((await response.json())["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert cached == [0, 0, 32]
