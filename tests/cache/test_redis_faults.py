@@ -367,7 +367,7 @@ async def test_a_delete_waits_for_a_write_under_way(own_valkey: Valkey) -> None:
     async with open_redis_store(own_valkey.url, PATIENT) as store:
         for _ in range(3):
             own_valkey.freeze()
-            await store.put(entry("public.aa", body=b"x" * 2_000_000), 60)
+            await store.put(entry("public.aa", body=b"x" * 1_000_000), 60)
             async with asyncio.timeout(5):
                 while not store._writing.locked():  # noqa: ASYNC110 (to look at every turn of the loop)
                     await asyncio.sleep(0)
