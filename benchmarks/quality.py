@@ -36,7 +36,7 @@ of 32 (Q4_1), which flatters int4 here. A round is a window."""
 
 
 async def measure(quick: bool) -> Figure:
-    return await asyncio.to_thread(_measure, 2 if quick else 16)
+    return await asyncio.to_thread(_measure, 1 if quick else 8)
 
 
 def _measure(windows: int) -> Figure:
