@@ -292,13 +292,9 @@ def _command(entry_id: str, write: _Write) -> Command:
     return "SET", _redis_key(entry_id), encode_entry(write.entry), "PX", round(remaining * 1000)
 
 
-def _bytes(reply: Any) -> bytes:
-    """redis-py types every reply as text or bytes; this client asks for bytes."""
-    return cast(bytes, reply)
-
-
 def _text(reply: Any) -> str:
-    return _bytes(reply).decode()
+    """redis-py types every reply as text or bytes; this client asks for bytes."""
+    return cast(bytes, reply).decode()
 
 
 def _event(fields: dict[bytes, bytes]) -> Purge | str | None:

@@ -1,6 +1,7 @@
 """Identical requests in flight share one upstream call, whose whole answer is stored."""
 
 import time
+from collections.abc import Mapping
 
 from multidict import CIMultiDict
 
@@ -53,9 +54,10 @@ class SingleFlight:
 
     async def _compute(self, call: Call, key: Key, flight: Flight, keeps: bool) -> None:
         generation = self._cache.generation(key.namespace, call.model)
-        headers = CIMultiDict(call.headers)
+        headers: Mapping[str, str] = call.headers
         if call.stream and not call.include_usage:
-            headers[USAGE_HEADER] = "always"
+            headers = asking = CIMultiDict(call.headers)
+            asking[USAGE_HEADER] = "always"
         await flight.fly(self._router.request("POST", call.path, headers, call.body, call.model))
         _count(flight)
         if flight.recording is None or not keeps:
