@@ -160,12 +160,12 @@ class Engine:
         self._note_step(chunks)
         step, rows = step_input(chunks, self._notes)
         try:
-            result = self.runner.run(step)
+            sampled, poisoned = self._read(chunks, rows, self.runner.run(step))
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
             return expired + self._shed(chunks)
-        return expired + self._postprocess(chunks, rows, result)
+        return expired + self._postprocess(chunks, sampled, poisoned)
 
     def _expire(self, now: float) -> list[Output]:
         """Ends what nobody waits for any more."""
@@ -186,6 +186,8 @@ class Engine:
         order = sorted((chunk.sequence for chunk in chunks), key=lambda s: (s.priority, s.arrival))
         shed = order[len(order) // 2 :]
         self._totals.shed += len(shed)
+        for sequence in order[: len(order) // 2]:
+            sequence.rewind_random()
         logger.error("a step of %d sequences ran out of memory; %d of them are ended", len(order), len(shed))
         return [
             self._fail(s, FinishReason.SHED, "the engine ran out of memory; try again when it has less to do")
@@ -207,41 +209,54 @@ class Engine:
                 notes.began = True
                 self.timings.queued.append(sequence.started_at - sequence.queued_at)
 
-    def _postprocess(self, chunks: list[Chunk], rows: list[ChunkRows], result: StepOutput) -> list[Output]:
-        outputs: list[Output] = []
-        sampling: list[Sequence] = []
-        sampling_rows: list[int] = []
+    def _read(
+        self, chunks: list[Chunk], rows: list[ChunkRows], result: StepOutput
+    ) -> tuple[dict[int, Sampled], set[int]]:
+        """Next tokens, and the sequences whose numbers are none, by sequence id.
+
+        What can run out of memory after the model is here, and it changes nothing that a second try would miss.
+        """
         # A sum is not a number as soon as one of its terms is not, and is cheaper than a look at each. A logit of
         # minus infinity is a token that never comes, and no fault.
         sound = (result.logits.sum(dim=-1) < torch.inf).tolist()
         sound_hidden = torch.isfinite(result.hidden.sum(dim=-1)).tolist()
+        poisoned: set[int] = set()
+        sampling: list[Sequence] = []
+        sampling_rows: list[int] = []
         for chunk, own in zip(chunks, rows, strict=True):
             sequence = chunk.sequence
             if not (all(sound[own.logits]) and all(sound_hidden[own.hidden])):
+                poisoned.add(sequence.id)
+            elif sequence.pooled:
+                self._notes[sequence.id].pool(result.hidden[own.hidden])
+            else:
+                if sequence.params.prompt_logprobs:
+                    self._note_prompt_logprobs(chunk, result.logits[own.logits])
+                if chunk.reaches_end and sequence.params.max_tokens > 0:
+                    sampling.append(sequence)
+                    sampling_rows.append(own.logits.stop - 1)
+        if not sampling:
+            return {}, poisoned
+        logits = result.logits
+        rows_of_all = logits if len(sampling_rows) == logits.shape[0] else logits[sampling_rows]
+        tokens = sample(rows_of_all, sampling)
+        return {s.id: token for s, token in zip(sampling, tokens, strict=True)}, poisoned
+
+    def _postprocess(self, chunks: list[Chunk], sampled: dict[int, Sampled], poisoned: set[int]) -> list[Output]:
+        now = time.monotonic()
+        outputs: list[Output] = []
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if sequence.id in poisoned:
                 outputs.append(self._fail_poisoned(sequence))
                 continue
             self.scheduler.note_computed(chunk)
-            if sequence.pooled:
-                self._notes[sequence.id].pool(result.hidden[own.hidden])
-            elif sequence.params.prompt_logprobs:
-                self._note_prompt_logprobs(chunk, result.logits[own.logits])
-            if not chunk.reaches_end:
-                continue
-            if sequence.pooled:
-                outputs.append(self._output(sequence, "", [], True, FinishReason.STOP))
-            elif sequence.params.max_tokens == 0:
-                outputs.append(self._output(sequence, "", [], True, FinishReason.LENGTH))
-            else:
-                sampling.append(sequence)
-                sampling_rows.append(own.logits.stop - 1)
-        if not sampling:
-            return outputs
-        logits = result.logits
-        rows_of_all = logits if len(sampling_rows) == logits.shape[0] else logits[sampling_rows]
-        now = time.monotonic()
-        return outputs + [
-            self._advance(s, sampled, now) for s, sampled in zip(sampling, sample(rows_of_all, sampling), strict=True)
-        ]
+            if sequence.id in sampled:
+                outputs.append(self._advance(sequence, sampled[sequence.id], now))
+            elif chunk.reaches_end:
+                reason = FinishReason.STOP if sequence.pooled else FinishReason.LENGTH
+                outputs.append(self._output(sequence, "", [], True, reason))
+        return outputs
 
     def _fail_poisoned(self, sequence: Sequence) -> Output:
         """Ends a sequence whose numbers went wrong; nobody may begin with the blocks that led there."""

@@ -117,6 +117,7 @@ class Sequence:
         self.stop_strings = StopStrings(params.stop)
         # One uniform number for each generated token, from a generator of its own: what the sequence draws does
         # not depend on what runs beside it, and a preemption does not draw again.
+        self._random_seed = random_seed
         self.random = random.Random(random_seed)  # noqa: S311 - reproducible draws are the point
         self.output_counts: Counter[int] = Counter()
         self.prompt_logprobs: list[TokenLogprobs] = []
@@ -157,3 +158,10 @@ class Sequence:
         self.output_counts[token_id] += 1
         if self.constraint is not None:
             self.constraint.accept(token_id)
+
+    def rewind_random(self) -> None:
+        """Takes back what was drawn for tokens that were never appended: the next draw is that of the next token."""
+        self.random.seed(self._random_seed)
+        if self.params.temperature > 0:
+            for _ in range(self.num_generated):
+                self.random.random()
