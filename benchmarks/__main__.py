@@ -12,23 +12,31 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.figure import FIGURES, OPTIONAL_FIGURES, RESULTS, CannotReport, Figure, Measurement, save
+from benchmarks.figure import FIGURES, OPTIONAL_FIGURES, RESULTS, CannotReport, Figure, Measurement, load, save
 from benchmarks.machine import commit, machine, versions
 from benchmarks.processes import ROOT, CannotMeasure, cores
+from benchmarks.regression import regressions
 from benchmarks.report import REPORT, in_words, render
 
 _DESCRIPTION = "Measure Keepgate's figures, each against a reference of the same run."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 when everything asked for was measured, whether or not it met its target."""
+    """Returns the exit status: 0 when everything asked for was measured, whether or not it met its target.
+
+    With ``--gate`` 3 when something has become slower than the saved results.
+    """
     options = _parser().parse_args(arguments)
     try:
         with contextlib.ExitStack() as stack:
-            # What a quick run says is for the terminal only.
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if options.quick else RESULTS
+            # What these say is for the terminal only.
+            passing = options.quick or options.gate
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if passing else RESULTS
+            figures = options.figures or FIGURES
             if not options.render:
-                asyncio.run(_measure(options.figures or FIGURES, options.quick, folder))
+                asyncio.run(_measure(figures, options.quick, folder))
+            if options.gate:
+                return _gate(figures, folder)
             if not options.quick:
                 REPORT.write_text(render(RESULTS), encoding="utf-8")
                 _say(f"Written: {REPORT.relative_to(ROOT)}")
@@ -49,6 +57,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="only see that it runs: few rounds, nothing is kept")
     parser.add_argument("--render", action="store_true", help="measure nothing, write the report anew")
+    parser.add_argument(
+        "--gate",
+        action="store_true",
+        help="compare with the saved results and keep nothing: exit status 3 if a ratio has become worse",
+    )
     return parser
 
 
@@ -79,6 +92,14 @@ async def _measure(figures: Sequence[str], quick: bool, folder: Path) -> None:
             _say(f"  {in_words(figure, row)}")
         save(measurement, folder)
         _say(f"  took {measurement.seconds:.0f} s")
+
+
+def _gate(figures: Sequence[str], folder: Path) -> int:
+    worse = [line for name in figures for line in regressions(load(name, RESULTS).figure, load(name, folder).figure)]
+    for line in worse:
+        print(f"benchmarks: worse: {line}", file=sys.stderr)
+    _say("Worse than the saved results." if worse else "No ratio is worse than in the saved results.")
+    return 3 if worse else 0
 
 
 def _say(line: str) -> None:

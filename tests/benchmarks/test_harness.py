@@ -5,13 +5,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
 
-from benchmarks.figure import FIGURES, CannotReport, Figure, Measurement, Row, Target, load, save
+from benchmarks.figure import FIGURES, RATIO, CannotReport, Figure, Measurement, Row, Target, load, save
 from benchmarks.processes import ROOT
+from benchmarks.regression import regressions
 from benchmarks.report import render
 
 
@@ -90,6 +91,53 @@ def test_an_unknown_figure_is_refused() -> None:
 
     assert done.returncode == 2
     assert "beauty" in done.stderr
+
+
+# The gate
+
+
+def decode(*rows: Row) -> Figure:
+    return Figure(figure="decode", title="Decode", method="By hand.", rows=rows)
+
+
+def ratio(*rounds: float, at: Literal["least", "most"] = "least", what: str = "batch 1") -> Row:
+    return Row(what=what, unit=RATIO, rounds=rounds, target=Target(at, 1.0))
+
+
+def test_what_was_slower_in_every_round_is_named() -> None:
+    """With what it was and what it is."""
+    (line,) = regressions(decode(ratio(2.0, 3.0, 2.5)), decode(ratio(1.0, 1.9, 1.5)))
+
+    assert line == "decode, batch 1: 1.9 at best, 2 at worst before"
+
+
+def test_what_must_be_small_is_worse_when_it_has_grown() -> None:
+    """The smallest round of now is compared with the largest of then."""
+    assert regressions(decode(ratio(0.5, 0.6, at="most")), decode(ratio(0.61, 0.9, at="most")))
+    assert not regressions(decode(ratio(0.5, 0.6, at="most")), decode(ratio(0.59, 0.9, at="most")))
+
+
+def test_rounds_that_overlap_are_no_regression() -> None:
+    """A machine is noisy; nor is a faster one, nor what is not a ratio, nor what has no target."""
+    saved = decode(
+        ratio(2.0, 3.0),
+        Row(what="tokens", unit="tok/s", rounds=(90.0,), target=Target("least", 50.0)),
+        Row(what="to compare", unit=RATIO, rounds=(2.0,)),
+    )
+    now = decode(
+        ratio(1.0, 2.0),
+        Row(what="tokens", unit="tok/s", rounds=(9.0,), target=Target("least", 50.0)),
+        Row(what="to compare", unit=RATIO, rounds=(1.0,)),
+    )
+
+    assert regressions(saved, now) == []
+
+
+def test_a_row_that_is_no_longer_measured_counts_as_worse() -> None:
+    """A figure cannot be kept up by leaving a line out."""
+    assert regressions(decode(ratio(2.0)), decode(ratio(2.0, what="batch one"))) == [
+        "decode, batch 1: not measured any more"
+    ]
 
 
 # The report
