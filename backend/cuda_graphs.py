@@ -89,6 +89,8 @@ class DecodeGraphs:
         tables[:rows] = step.block_tables
         new_rows, new_tables = self._staging.send([packed, tables])
         self._rows[:, :size].copy_(new_rows)
+        if step.device_tokens is not None:
+            self._rows[0, :rows].copy_(step.device_tokens)
         self._tables[:size, :width].copy_(new_tables)
         graph, logits = self._recorded[size]
         graph.replay()

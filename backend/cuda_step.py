@@ -76,6 +76,15 @@ class Staging:
         return self._buffers[self._turn]
 
 
+def to_device(array: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
+    """A copy of the array on the device, ordered before what is launched next; the host does not wait for it.
+
+    torch keeps the pinned memory of such a copy until it is done.
+    """
+    host = torch.from_numpy(array)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.clone()
+
+
 def device_step(step: StepInput, staging: Staging, tile_rows: int) -> DeviceStep:
     """Sends a step; sequences of one row go to the decode kernel, the others to the prefill kernel in tiles."""
     counts = np.diff(step.query_starts)
@@ -94,5 +103,7 @@ def device_step(step: StepInput, staging: Staging, tile_rows: int) -> DeviceStep
         ]
     )
     token_ids, slots, tables, sequences, positions, decode_rows, tiles, logits_rows, hidden_rows = sent
+    if step.device_tokens is not None:
+        token_ids = step.device_tokens.to(torch.int32)
     where = PagedRows(tables, sequences, positions)
     return DeviceStep(token_ids, slots, where, decode_rows, tiles, logits_rows, hidden_rows)

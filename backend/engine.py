@@ -14,12 +14,13 @@ import torch
 from backend.batching import Batching
 from backend.block_pool import BlockPool
 from backend.engine_stats import EngineStats, StepTimings, Totals
-from backend.runner import BLOCK_SIZE, ModelRunner, StepOutput
-from backend.sampler import Sampled, sample, token_logprobs
+from backend.flight import Flight, Landed, TokensOnTheWay, gives_only_tokens, land
+from backend.runner import BLOCK_SIZE, ModelRunner, StepInput
+from backend.sampler import Sampled, draw
 from backend.scheduler import Chunk, Scheduler
 from backend.sequence import FinishReason, Sequence, TokenLogprobs
 from backend.sequence_notes import SequenceNotes
-from backend.step_input import ChunkRows, step_input
+from backend.step_input import ChunkRows, following_step, step_input
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ class Engine:
         self._notes: dict[int, SequenceNotes] = {}
         self._eos = frozenset(runner.config.eos_token_ids)
         self._totals = Totals()
+        self._flight: Flight | None = None
+        """The step that was launched ahead of the last one that was taken over."""
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence.
@@ -95,6 +98,7 @@ class Engine:
 
     def fail_all(self) -> list[Output]:
         """Ends every sequence with ``FAILED`` and frees all blocks."""
+        self._flight = None
         return [self._fail(sequence, FinishReason.FAILED, None) for sequence in list(self._sequences.values())]
 
     @property
@@ -150,22 +154,63 @@ class Engine:
         return found
 
     def step(self) -> list[Output]:
-        """Computes one step and returns what it added, for each sequence that got a token or ended."""
+        """Takes over one step and returns what it added, for each sequence that got a token or ended.
+
+        Where a device computes by itself, the step after it is launched before, on tokens that only the device knows:
+        so there is always something to compute while the host makes text of tokens. A sequence that turns out to have
+        ended has one row too many in that step, which nobody looks at.
+
+            device   │ step 1 │ step 2 │ step 3 │
+            host     │ launches 2      │
+                              │ text of 1, launches 3, …
+        """
         self.timings = StepTimings()
         now = time.monotonic()
         expired = self._expire(now)
-        chunks = self.scheduler.schedule(now)
-        if not chunks:
+        flight = self._flight if self._flight is not None and self._flight.live else self._launch(now)
+        self._flight = None
+        if flight is None:
             return expired
-        self._note_step(chunks)
-        step, rows = step_input(chunks, self._notes)
+        if flight.tokens is not None:
+            self._flight = self._launch_after(flight, flight.tokens, now)
+        self._note_step(flight)
         try:
-            sampled, poisoned = self._read(chunks, rows, self.runner.run(step))
+            landed = land(flight, self._notes)
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
-            return expired + self._shed(chunks)
-        return expired + self._postprocess(chunks, sampled, poisoned)
+            return expired + self._shed(flight)
+        return expired + self._postprocess(flight, landed)
+
+    def _launch(self, now: float) -> Flight | None:
+        """Launches the step that is due; None: there is nothing to compute."""
+        chunks = self.scheduler.schedule(now)
+        if not chunks:
+            return None
+        return self._run(chunks, *step_input(chunks, self._notes), gives_only_tokens(chunks))
+
+    def _launch_after(self, flight: Flight, tokens: TokensOnTheWay, now: float) -> Flight | None:
+        """Launches the step after one whose tokens are not here yet; None: that one has to be taken over first."""
+        live = flight.live
+        chunks = self.scheduler.follow([flight.chunks[index] for index in live], now)
+        if not chunks:
+            return None
+        going_on = {chunk.sequence.id for chunk in chunks}
+        rows = [index for index in live if flight.chunks[index].sequence.id in going_on]
+        return self._run(chunks, *following_step(chunks, tokens.of(rows)), True)
+
+    def _run(self, chunks: list[Chunk], step: StepInput, rows: list[ChunkRows], only_tokens: bool) -> Flight:
+        try:
+            output = self.runner.run(step)
+            tokens = None
+            if output.unfinished and only_tokens:
+                chosen = draw(output.logits, [chunk.sequence for chunk in chunks])
+                tokens = TokensOnTheWay(output.logits, chosen)
+            return Flight(chunks, rows, output, tokens)
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            return Flight(chunks, rows, error)
 
     def _expire(self, now: float) -> list[Output]:
         """Ends what nobody waits for any more."""
@@ -181,9 +226,9 @@ class Engine:
             for s in late
         ]
 
-    def _shed(self, chunks: list[Chunk]) -> list[Output]:
+    def _shed(self, flight: Flight) -> list[Output]:
         """Ends the younger half of a step that did not fit the memory (one at least); the others try again."""
-        order = sorted((chunk.sequence for chunk in chunks), key=lambda s: (s.priority, s.arrival))
+        order = sorted((flight.chunks[index].sequence for index in flight.live), key=lambda s: (s.priority, s.arrival))
         shed = order[len(order) // 2 :]
         self._totals.shed += len(shed)
         for sequence in order[: len(order) // 2]:
@@ -194,14 +239,14 @@ class Engine:
             for s in shed
         ]
 
-    def _note_step(self, chunks: list[Chunk]) -> None:
+    def _note_step(self, flight: Flight) -> None:
         totals = self._totals
         totals.steps += 1
-        totals.batch_slots_used += len(chunks)
-        for chunk in chunks:
+        totals.batch_slots_used += len(flight.chunks)
+        totals.computed_rows += sum(chunk.count for chunk in flight.chunks)
+        for chunk in (flight.chunks[index] for index in flight.live):
             sequence, notes = chunk.sequence, self._notes[chunk.sequence.id]
             end = chunk.start + chunk.count
-            totals.computed_rows += chunk.count
             totals.useful_rows += max(0, end - max(notes.reached, chunk.start))
             notes.reached = max(notes.reached, end)
             totals.prompt_tokens += max(0, min(sequence.num_prompt, end) - chunk.start)
@@ -209,50 +254,17 @@ class Engine:
                 notes.began = True
                 self.timings.queued.append(sequence.started_at - sequence.queued_at)
 
-    def _read(
-        self, chunks: list[Chunk], rows: list[ChunkRows], result: StepOutput
-    ) -> tuple[dict[int, Sampled], set[int]]:
-        """Next tokens, and the sequences whose numbers are none, by sequence id.
-
-        What can run out of memory after the model is here, and it changes nothing that a second try would miss.
-        """
-        # A sum is not a number as soon as one of its terms is not, and is cheaper than a look at each. A logit of
-        # minus infinity is a token that never comes, and no fault.
-        sound = (result.logits.sum(dim=-1) < torch.inf).tolist()
-        sound_hidden = torch.isfinite(result.hidden.sum(dim=-1)).tolist()
-        poisoned: set[int] = set()
-        sampling: list[Sequence] = []
-        sampling_rows: list[int] = []
-        for chunk, own in zip(chunks, rows, strict=True):
-            sequence = chunk.sequence
-            if not (all(sound[own.logits]) and all(sound_hidden[own.hidden])):
-                poisoned.add(sequence.id)
-            elif sequence.pooled:
-                self._notes[sequence.id].pool(result.hidden[own.hidden])
-            else:
-                if sequence.params.prompt_logprobs:
-                    self._note_prompt_logprobs(chunk, result.logits[own.logits])
-                if chunk.reaches_end and sequence.params.max_tokens > 0:
-                    sampling.append(sequence)
-                    sampling_rows.append(own.logits.stop - 1)
-        if not sampling:
-            return {}, poisoned
-        logits = result.logits
-        rows_of_all = logits if len(sampling_rows) == logits.shape[0] else logits[sampling_rows]
-        tokens = sample(rows_of_all, sampling)
-        return {s.id: token for s, token in zip(sampling, tokens, strict=True)}, poisoned
-
-    def _postprocess(self, chunks: list[Chunk], sampled: dict[int, Sampled], poisoned: set[int]) -> list[Output]:
+    def _postprocess(self, flight: Flight, landed: Landed) -> list[Output]:
         now = time.monotonic()
         outputs: list[Output] = []
-        for chunk in chunks:
+        for chunk in [flight.chunks[index] for index in flight.live]:
             sequence = chunk.sequence
-            if sequence.id in poisoned:
+            if sequence.id in landed.poisoned:
                 outputs.append(self._fail_poisoned(sequence))
                 continue
             self.scheduler.note_computed(chunk)
-            if sequence.id in sampled:
-                outputs.append(self._advance(sequence, sampled[sequence.id], now))
+            if sequence.id in landed.sampled:
+                outputs.append(self._advance(sequence, landed.sampled[sequence.id], now))
             elif chunk.reaches_end:
                 reason = FinishReason.STOP if sequence.pooled else FinishReason.LENGTH
                 outputs.append(self._output(sequence, "", [], True, reason))
@@ -272,18 +284,6 @@ class Engine:
     def _fail(self, sequence: Sequence, reason: FinishReason, error: str | None) -> Output:
         self._end(sequence, reason)
         return Output(sequence.id, "", [], [], sequence.num_generated, reason, sequence.num_cached, None, error)
-
-    def _note_prompt_logprobs(self, chunk: Chunk, logits: torch.Tensor) -> None:
-        """Row i of the chunk predicts the token after it. Rows computed again after a preemption are known."""
-        sequence = chunk.sequence
-        known = sequence.prompt_logprobs
-        if not known:
-            known.append(TokenLogprobs(sequence.tokens[0], None, ()))
-        for row in range(logits.shape[0]):
-            predicted = chunk.start + row + 1
-            if predicted == len(known) and predicted < sequence.num_prompt:
-                distribution = torch.log_softmax(logits[row], dim=-1)
-                known.append(token_logprobs(distribution, sequence.tokens[predicted], sequence.params))
 
     def _advance(self, sequence: Sequence, sampled: Sampled, now: float) -> Output:
         """Appends a token, turns it into text, and ends the sequence if it is time."""

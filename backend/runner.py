@@ -44,6 +44,9 @@ class StepInput:
     """[R] rows whose logits are wanted, ascending."""
     hidden_rows: npt.NDArray[np.int32] = field(default_factory=_no_rows)
     """[E] rows whose hidden states are wanted, ascending."""
+    device_tokens: torch.Tensor | None = None
+    """int64 [T] in place of ``token_ids``, where the runner's device alone knows them yet; only for a runner whose last
+    step was ``unfinished``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,9 @@ class StepOutput:
     """float32 [R, vocab_size]"""
     hidden: torch.Tensor
     """float32 [E, hidden_size], after the last norm: what the head would be applied to."""
+    unfinished: bool = False
+    """Whether a device is still computing them. Work on them is then queued behind that, and so is the next step,
+    which may be launched at once: reading them on the host is what waits."""
 
 
 class ModelRunner(Protocol):

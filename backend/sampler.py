@@ -39,12 +39,34 @@ def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[Sampled]:
     raw = torch.log_softmax(logits[wanting], dim=-1) if wanting else None
     for row, sequence in enumerate(sequences):
         _adjust(logits[row], sequence)
-    tokens = _choose(logits, sequences)
+    tokens = _choose(logits, sequences).tolist()
     logprobs = {}
     if raw is not None:
         for index, row in enumerate(wanting):
             logprobs[row] = token_logprobs(raw[index], tokens[row], sequences[row].params)
     return [Sampled(token, logprobs.get(row)) for row, token in enumerate(tokens)]
+
+
+def draws_alone(sequence: Sequence) -> bool:
+    """Whether the next token follows from the logits and the sequence's random number alone.
+
+    Then it can be chosen before the tokens that precede it are known to the host.
+    """
+    params = sequence.params
+    return not (params.has_penalties or params.logit_bias or params.logprobs is not None or sequence.constraint)
+
+
+@torch.inference_mode()
+def draw(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+    """Chooses a token for each sequence, all of which must draw alone; does not wait for a device to do it.
+
+    Args:
+        logits: float32 [len(sequences), vocab_size]; not changed.
+
+    Returns:
+        int64 [len(sequences)], where the logits are.
+    """
+    return _choose(logits, sequences)
 
 
 def token_logprobs(log_probabilities: torch.Tensor, token_id: int, params: SamplingParams) -> TokenLogprobs:
@@ -78,12 +100,12 @@ def _adjust(row: torch.Tensor, sequence: Sequence) -> None:
         row.masked_fill_(~allowed.to(row.device), -torch.inf)
 
 
-def _choose(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+def _choose(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
     if logits.is_cuda:
         from backend.device_sampler import choose_on_device
 
         return choose_on_device(logits, sequences)
-    tokens: list[int] = torch.argmax(logits, dim=-1).tolist()
+    tokens = torch.argmax(logits, dim=-1)
     drawing = [row for row, sequence in enumerate(sequences) if sequence.params.temperature > 0]
     if not drawing:
         return tokens
@@ -96,9 +118,7 @@ def _choose(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
     scaled /= torch.tensor(temperatures, dtype=torch.float64).unsqueeze(1)
     probabilities = torch.softmax(scaled, dim=-1)
     uniform = torch.tensor([sequence.random.random() for sequence in chosen], dtype=torch.float64)
-    picked = _draw(probabilities, uniform, [sequence.params for sequence in chosen])
-    for row, token in zip(drawing, picked, strict=True):
-        tokens[row] = token
+    tokens[drawing] = torch.tensor(_draw(probabilities, uniform, [sequence.params for sequence in chosen]))
     return tokens
 
 

@@ -65,6 +65,8 @@ class Scheduler:
         self._arrivals = 0
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        # Somebody waits for room, and since that was seen nothing was given back and nobody came.
+        self._held_back = False
         self.num_preemptions = 0
         self.prefix_hit_tokens = 0
         self.prefix_asked_tokens = 0
@@ -79,6 +81,7 @@ class Scheduler:
         sequence.arrival = self._arrivals
         sequence.queued_at = now
         insort(self.waiting, sequence, key=_order)
+        self._held_back = False
 
     def remove(self, sequence: Sequence) -> None:
         """Forgets a sequence, waiting or running, and frees its blocks."""
@@ -99,6 +102,31 @@ class Scheduler:
         if self._grow() and self._has_place() and self._admission_in(now) == 0.0:
             self._admit(now)
         return self._deal()
+
+    def follow(self, chunks: list[Chunk], now: float = 0.0) -> list[Chunk]:
+        """The step after one that is still being computed and gives each of its sequences a token.
+
+        It is made without knowing the tokens, so it is as if no answer ended with them, except those whose length says
+        so. Gives the sequences the blocks for it.
+
+        Returns:
+            One row for each sequence that goes on; none if ``schedule`` might let somebody in or would have to take
+            blocks from somebody, which waits until ``chunks`` are noted as computed.
+        """
+        following = [
+            Chunk(chunk.sequence, chunk.start + chunk.count, 1)
+            for chunk in chunks
+            if chunk.sequence.num_generated + 1 < chunk.sequence.params.max_tokens
+        ]
+        may_join = self._has_place() and not self._held_back and self._admission_in(now) == 0.0
+        if len(chunks) != len(self.running) or may_join:
+            return []
+        missing = [max(0, _blocks_for(chunk.start + 1) - len(chunk.sequence.blocks)) for chunk in following]
+        if sum(missing) > self._pool.num_free:
+            return []
+        for chunk, count in zip(following, missing, strict=True):
+            chunk.sequence.blocks += self._pool.allocate(count) or []
+        return following
 
     def note_computed(self, chunk: Chunk) -> None:
         """Takes over what a step has computed, and lets others find the blocks that are full now."""
@@ -151,11 +179,14 @@ class Scheduler:
     def _admit(self, now: float) -> None:
         prefilling = [sequence for sequence in self.running if _missing(sequence) > 1]
         computing = {key: sequence for sequence in prefilling for key in self._keys_to_come(sequence)}
+        follows = False
         for sequence in tuple(self.waiting):
             shared = self._match(sequence)
             if self._batching.joins_late and self._follows(sequence, shared, computing):
+                follows = True
                 continue
             if not self._make_room(sequence, shared):
+                self._held_back = not follows
                 break
             self.waiting.remove(sequence)
             self._start(sequence, shared, now)
@@ -233,6 +264,7 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:
+        self._held_back = False
         self._pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.num_computed = 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from backend import engine as engine_module
+from backend import flight as flight_module
 from backend.engine import Engine
 from backend.sampler import Sampled, sample
 from backend.sequence import FinishReason, Sequence
@@ -45,7 +45,7 @@ def test_sampling_out_of_memory_ends_the_youngest(
         return sample(logits, sequences)
 
     wanted = [words(number) for number in range(2)]
-    monkeypatch.setattr(engine_module, "sample", narrow)
+    monkeypatch.setattr(flight_module, "sample", narrow)
     talk = Talk(Engine(fused(20), max_batch=2, step_tokens=256))
     for number in range(2):
         talk.say(number, [*PROMPT, number + 11], 20, ignore_eos=True, **OPTIONS[number])

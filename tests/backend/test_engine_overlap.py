@@ -1,0 +1,325 @@
+"""The next step is launched before the tokens of the last one are known, and nobody can tell from the answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from backend.batching import Batching, BatchingMode
+from backend.engine import Engine
+from backend.runner import ModelRunner, StepInput, StepOutput
+from backend.sequence import FinishReason
+from tests.backend.test_engine_faults import Around
+from tests.backend.tiny_model import CONTEXT, POISON, Said, Talk, fused
+
+NUM_BLOCKS = 9
+
+
+class Device(Around):
+    """A runner whose results are read late: they are gone when the next step is launched."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner)
+        self.ahead: list[bool] = []
+        """Of each step, whether it was launched on tokens that the host did not know."""
+        self.fails_at: int | None = None
+        self._last: torch.Tensor | None = None
+
+    def run(self, step: StepInput) -> StepOutput:
+        if self._last is not None:
+            self._last.fill_(torch.nan)
+        self.ahead.append(step.device_tokens is not None)
+        if len(self.ahead) == self.fails_at:
+            raise torch.OutOfMemoryError("out of memory")
+        if step.device_tokens is not None:
+            assert not step.token_ids.any(), "the host does not know them"
+            step = dataclasses.replace(step, token_ids=step.device_tokens.int().numpy(), device_tokens=None)
+        output = self._runner.run(step)
+        self._last = output.logits.clone()
+        return StepOutput(self._last, output.hidden, unfinished=True)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request: when it comes, what it asks, and after how many of its outputs its client leaves."""
+
+    arrives: int
+    prompt: tuple[int, ...]
+    answer: int
+    priority: int
+    options: dict[str, Any]
+    leaves_after: int | None
+
+
+# Few beginnings, so that prompts have whole blocks in common. Half of the answers can be drawn ahead.
+PROMPTS = st.builds(
+    lambda family, common, tail: tuple((family * 31 + i * 7) % 90 + 10 for i in range(common)) + tuple(tail),
+    st.integers(0, 1),
+    st.sampled_from([0, 15, 16, 32, 60]),
+    st.lists(st.integers(10, 12), min_size=1, max_size=20),
+)
+OPTIONS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [
+        {},
+        {},
+        {"ignore_eos": True},
+        {"stop": ("a", "cd")},
+        {"temperature": 0.9},
+        {"temperature": 0.8, "top_p": 0.9, "ignore_eos": True},
+        {"logprobs": 1},
+        {"presence_penalty": 1.0},
+        {"logit_bias": {20: 4.0}},
+        {"pooled": True},
+    ]
+)
+ASKS = st.builds(
+    Ask,
+    arrives=st.integers(0, 12),
+    prompt=PROMPTS,
+    answer=st.integers(0, 24),
+    priority=st.integers(0, 1),
+    options=OPTIONS,
+    leaves_after=st.none() | st.integers(1, 6),
+)
+KNOWN: dict[tuple[object, ...], Said] = {}
+
+
+def solo(runner: ModelRunner, number: int, prompt: list[int], answer: int, **options: Any) -> Said:
+    """What the request with this number, and so this seed, gets alone and one step after the other."""
+    talk = Talk(Engine(runner, max_batch=1, step_tokens=CONTEXT, shares_prefixes=False))
+    talk.say(number, prompt, answer, **{"logprobs": None, **options})
+    talk.run()
+    return talk.said[number]
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModelRunner:
+    return fused(NUM_BLOCKS)
+
+
+@pytest.fixture(scope="module")
+def quiet_runner() -> ModelRunner:
+    """Where requests run alone and one step after the other."""
+    return fused(NUM_BLOCKS)
+
+
+def expected(runner: ModelRunner, number: int, ask: Ask) -> Said:
+    key = (number, ask.prompt, ask.answer, repr(ask.options))
+    if key not in KNOWN:
+        KNOWN[key] = solo(runner, number, list(ask.prompt), ask.answer, **ask.options)
+    return KNOWN[key]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    asks=st.lists(ASKS, min_size=1, max_size=8),
+    max_batch=st.integers(1, 5),
+    step_tokens=st.sampled_from([1, 17, 80, 400]),
+    mode=st.sampled_from(BatchingMode),
+)
+def test_no_answer_depends_on_it(
+    asks: list[Ask],
+    max_batch: int,
+    step_tokens: int,
+    mode: BatchingMode,
+    runner: ModelRunner,
+    quiet_runner: ModelRunner,
+) -> None:
+    """Whatever comes, leaves, stops and is preempted: who stays gets what he gets alone, one step after the other."""
+    asks = [dataclasses.replace(ask, answer=0) if ask.options.get("pooled") else ask for ask in asks]
+    talk = Talk(Engine(Device(runner), max_batch, step_tokens, Batching(mode)))
+    outputs_of = dict.fromkeys(range(len(asks)), 0)
+    left: set[int] = set()
+    now = 0
+    while now <= 12 or talk.engine.has_work:
+        for number, ask in enumerate(asks):
+            if ask.arrives == now:
+                talk.say(
+                    number, list(ask.prompt), ask.answer, priority=ask.priority, **{"logprobs": None, **ask.options}
+                )
+        for output in talk.step():
+            number = output.sequence_id
+            outputs_of[number] += 1
+            if outputs_of[number] == asks[number].leaves_after and output.finish_reason is None:
+                talk.engine.abort(number)
+                left.add(number)
+        now += 1
+    assert talk.engine.pool.num_free == NUM_BLOCKS
+    for number, ask in enumerate(asks):
+        said, wanted = talk.said[number], expected(quiet_runner, number, ask)
+        if number in left:
+            assert wanted.text.startswith(said.text)
+        else:
+            assert said.content == wanted.content
+
+
+def plain(talk: Talk, number: int, answer: int = 30, **options: Any) -> None:
+    talk.say(number, [20 + number], answer, **{"logprobs": None, "ignore_eos": True, **options})
+
+
+def test_steps_are_launched_before_the_last_tokens_are_known() -> None:
+    """All but the first; an answer of a known length has no row too many, and the last step nothing after it."""
+    device = Device(fused(20))
+    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    plain(talk, 0, 10)
+    plain(talk, 1, 6)
+    launched = []
+    while talk.engine.has_work:
+        talk.step()
+        launched.append(len(device.ahead) - talk.said[0].sequence.num_generated)
+    assert device.ahead == [False] + [True] * 9
+    assert launched == [1] * 9 + [0]
+    stats = talk.engine.stats()
+    assert (stats.steps, stats.computed_rows, stats.useful_rows) == (10, 16, 16)
+
+
+@pytest.mark.parametrize(
+    "options", [{"logprobs": 0}, {"frequency_penalty": 0.5}, {"logit_bias": {9: 1.0}}, {"prompt_logprobs": True}]
+)
+def test_a_row_that_needs_the_host_keeps_its_batch_waiting(options: dict[str, Any]) -> None:
+    """While it runs no step is launched ahead; when it has ended they are again."""
+    device = Device(fused(20))
+    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    plain(talk, 0, 12)
+    plain(talk, 1, 4, **options)
+    talk.run()
+    assert device.ahead == [False] * 5 + [True] * 7
+
+
+def test_who_comes_waits_for_one_step() -> None:
+    """The step that is under way; then nothing is launched ahead before the newcomer has joined."""
+    device = Device(fused(20))
+    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    plain(talk, 0)
+    for _ in range(3):
+        talk.step()
+    plain(talk, 1)
+    talk.step()
+    assert talk.said[1].sequence.num_computed == 0
+    talk.step()
+    assert talk.said[1].sequence.num_generated == 1
+    assert device.ahead == [False, True, True, True, False, True]
+
+
+def test_who_waits_for_memory_stops_nobody() -> None:
+    """As long as nothing is given back there is nothing to let in, and steps go on ahead of their tokens."""
+    device = Device(fused(4))
+    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    plain(talk, 0, 33)
+    talk.say(1, [*range(20, 69)], 4, logprobs=None)
+    for _ in range(10):
+        talk.step()
+    assert talk.said[1].sequence.started_at is None
+    assert device.ahead[3:] == [True] * len(device.ahead[3:])
+    talk.run()
+    assert talk.said[1].text == solo(fused(4), 0, [*range(20, 69)], 4).text
+
+
+def test_stop_strings_end_one_step_late_and_nobody_sees_it() -> None:
+    """The row too many is computed, thrown away, and not called useful."""
+    full = solo(fused(20), 0, [20], 30, ignore_eos=True).text
+    device = Device(fused(20))
+    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    stop = full[21:25]
+    plain(talk, 0, stop=(stop,))
+    plain(talk, 1, 40)
+    talk.run()
+    last = talk.said[0].last
+    assert talk.said[0].text == full[: full.index(stop)]
+    assert last is not None
+    assert last.finish_reason is FinishReason.STOP
+    stats = talk.engine.stats()
+    assert stats.computed_rows == stats.useful_rows + 1
+    assert talk.said[1].text == solo(fused(20), 0, [21], 40, ignore_eos=True).text
+
+
+def test_a_step_under_way_when_all_have_left() -> None:
+    """Is forgotten: their blocks serve the next ones, who get what they get alone."""
+    device = Device(fused(4))
+    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    for leave in (lambda: talk.engine.abort(0), talk.engine.fail_all):
+        plain(talk, 0)
+        for _ in range(3):
+            talk.step()
+        leave()
+        assert not talk.engine.has_work
+        assert talk.engine.pool.num_free == 4
+        talk.said.clear()
+    talk.say(1, [*range(30, 70)], 12, logprobs=None)
+    talk.run()
+    assert talk.said[1].text == solo(fused(4), 0, [*range(30, 70)], 12).text
+
+
+def test_a_deadline_ends_an_answer_under_way() -> None:
+    """The step that has a row of it gives the others their tokens."""
+    talk = Talk(Engine(Device(fused(20)), max_batch=4, step_tokens=64))
+    plain(talk, 0)
+    plain(talk, 1)
+    for _ in range(3):
+        talk.step()
+    talk.said[0].sequence.deadline = time.monotonic()
+    talk.run()
+    last = talk.said[0].last
+    assert last is not None
+    assert last.finish_reason is FinishReason.EXPIRED
+    assert talk.said[1].text == solo(fused(20), 0, [21], 30, ignore_eos=True).text
+
+
+def test_numbers_that_are_none_end_one_answer() -> None:
+    """Also when they come in a step that was launched ahead, and the step after it is under way."""
+    talk = Talk(Engine(Device(fused(20)), max_batch=4, step_tokens=64))
+    plain(talk, 0)
+    plain(talk, 1)
+    talk.step()
+    talk.step()
+    bad = talk.said[0].sequence
+    bad_from = bad.num_generated
+    talk.engine.runner = Poisoning(talk.engine.runner)
+    talk.run()
+    last = talk.said[0].last
+    assert last is not None
+    assert last.finish_reason is FinishReason.FAILED
+    assert bad.num_generated == bad_from + 1, "the token of the step that was under way, and no other"
+    assert talk.engine.stats().poisoned == 1
+    assert talk.said[1].text == solo(fused(20), 0, [21], 30, ignore_eos=True).text
+
+
+class Poisoning(Around):
+    """Puts a token whose embedding is not a number into the first row, once."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner)
+        self._done = False
+
+    def run(self, step: StepInput) -> StepOutput:
+        if not self._done and step.device_tokens is not None:
+            self._done = True
+            tokens = step.device_tokens.clone()
+            tokens[0] = POISON
+            step = dataclasses.replace(step, device_tokens=tokens)
+        return self._runner.run(step)
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 7])
+def test_out_of_memory_ahead_ends_the_younger_half(fails_at: int) -> None:
+    """In its turn: the tokens before it are delivered, and the others say what they say alone, drawn ones too."""
+    device = Device(fused(20))
+    device.fails_at = fails_at
+    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    for number in range(4):
+        plain(talk, number, temperature=0.9)
+    talk.run()
+    reasons = [said.last and said.last.finish_reason for said in talk.said.values()]
+    assert reasons == [FinishReason.LENGTH] * 2 + [FinishReason.SHED] * 2
+    assert [talk.said[n].sequence.num_generated for n in (2, 3)] == [fails_at - 1] * 2
+    for number in range(2):
+        assert (
+            talk.said[number].text == solo(fused(20), number, [20 + number], 30, ignore_eos=True, temperature=0.9).text
+        )
