@@ -18,12 +18,15 @@ class ChatTemplate:
 
     Args:
         tool_source: the template for requests with tools, if the model has one apart.
+        replaces: whether the operator has put it in the place of the model's own.
 
     Raises:
         ModelError: the template does not compile.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], tool_source: str | None = None) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], tool_source: str | None = None, replaces: bool = False
+    ) -> None:
         from jinja2 import TemplateSyntaxError, ext, meta
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -36,8 +39,9 @@ class ChatTemplate:
             self._tool_template = environment.from_string(tool_source or source)
             names = meta.find_undeclared_variables(environment.parse(tool_source or source))
         except TemplateSyntaxError as error:
-            raise ModelError(f"the model's chat template does not compile: {error}") from error
+            raise ModelError(f"the chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self.replaces = replaces
         self.source = source if tool_source is None else source + tool_source
         self.takes_tools = "tools" in names
         """Whether the prompt can say which tools there are."""
@@ -45,8 +49,11 @@ class ChatTemplate:
         """How the model writes its calls; None: nobody knows."""
 
     @classmethod
-    def load(cls, directory: Path) -> ChatTemplate | None:
+    def load(cls, directory: Path, replacement: str | None = None) -> ChatTemplate | None:
         """The template of a model directory: ``chat_template.jinja`` or a field of ``tokenizer_config.json``.
+
+        Args:
+            replacement: source to use instead, with the special tokens of the directory.
 
         Raises:
             ModelError: a file cannot be read, or the template does not compile; names the file.
@@ -60,6 +67,8 @@ class ChatTemplate:
         }
         file = directory / "chat_template.jinja"
         source, tool_source = _templates(config.get("chat_template"), f"{path}: chat_template")
+        if replacement is not None:
+            return cls(replacement, special, replaces=True)
         if file.is_file():
             path, source, tool_source = file, _read_text(file), None
         try:
@@ -98,10 +107,28 @@ class ChatTemplate:
             ) from error
 
 
+def read_template(path: Path) -> str:
+    """Source of a template that an operator names, checked as far as it can be without a model.
+
+    Raises:
+        ModelError: no such file, no text, or no template for conversations; names the file.
+    """
+    source = _read_text(path)
+    try:
+        ChatTemplate(source, {})
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+    if "messages" not in source:
+        raise ModelError(f"{path}: expected a Jinja template of a conversation, and this one never says 'messages'")
+    return source
+
+
 def _read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise ModelError(f"{path}: cannot be read as UTF-8 ({error})") from error
 
 

@@ -8,14 +8,26 @@ import logging
 import math
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
 
 from backend.errors import ModelError
 from backend.threads import limit_spinning
 
 _UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+class Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, and where the options are listed."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with status 2."""
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        sys.exit(2)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,9 +114,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long a dynamic batch waits to be full (default: %(default)s)",
     )
     parser.add_argument(
-        "--no-prefix-sharing",
-        action="store_true",
-        help="compute every prompt whole, even if it begins like another one",
+        "--prefix-sharing",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether a prompt that begins like another one is computed from where they part",
+    )
+    parser.add_argument(
+        "--chat-template",
+        type=Path,
+        metavar="FILE",
+        help="a Jinja template of conversations, in the place of the model's own",
     )
     parser.add_argument(
         "--exit-with-parent", action="store_true", help="stop when the process that started this one is gone"
@@ -126,6 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
     def progress(sentence: str) -> None:
         print(f"[backend {time.monotonic() - started:5.1f} s] {sentence}", file=sys.stderr, flush=True)
 
+    outlive_readers()
     limit_spinning()
     from backend.batching import Batching, BatchingMode
     from backend.config import EngineConfig
@@ -142,7 +162,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_waiting=arguments.max_waiting,
         max_seconds=arguments.max_seconds,
         batching=Batching(BatchingMode(arguments.batching), arguments.max_wait_ms / 1000),
-        shares_prefixes=not arguments.no_prefix_sharing,
+        shares_prefixes=arguments.prefix_sharing,
         threads=arguments.threads or len(os.sched_getaffinity(0)),
     )
 
@@ -153,6 +173,7 @@ def run(arguments: argparse.Namespace) -> int:
         serve(
             arguments.model,
             engine,
+            chat_template=_chat_template(arguments.chat_template),
             host=arguments.host,
             port=arguments.port,
             exit_with_parent=arguments.exit_with_parent,
@@ -169,9 +190,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def main() -> int:
     """Parses ``sys.argv`` and runs."""
-    parser = argparse.ArgumentParser(prog="keepgate backend", description="The decode engine, served on its own.")
+    end_with_the_reader()
+    parser = Parser(prog="keepgate backend", description="The decode engine, served on its own.", allow_abbrev=False)
     add_arguments(parser)
     return run(parser.parse_args())
+
+
+def end_with_the_reader() -> None:
+    """Lets the process end quietly when nobody reads its output any more (``| head -1``), as other commands do."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
+def outlive_readers() -> None:
+    """Lets the process live on when a pipe or a socket is closed on it, which Python does from the start."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
 def memory_size(text: str) -> int:
@@ -180,6 +212,17 @@ def memory_size(text: str) -> int:
     if match is None or unit is None or float(match[1]) <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no size, expected such as 512MiB or 2GiB")
     return int(float(match[1]) * unit)
+
+
+def _chat_template(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    from backend.chat_template import read_template
+
+    try:
+        return read_template(file)
+    except ModelError as error:
+        raise ModelError(f"--chat-template: {error}") from error
 
 
 def _port(text: str) -> int:

@@ -30,8 +30,8 @@ class TextSide:
     """None: a base model, which only completes."""
 
     @classmethod
-    def load(cls, directory: Path, config: ModelConfig) -> TextSide:
-        """Reads ``tokenizer.json`` and the chat template.
+    def load(cls, directory: Path, config: ModelConfig, chat_template: str | None = None) -> TextSide:
+        """Reads ``tokenizer.json`` and the chat template, or takes ``chat_template`` in its place.
 
         Raises:
             ModelError: a file is missing or not supported.
@@ -48,7 +48,7 @@ class TextSide:
             tokenizer = Tokenizer.from_str(text)
         except Exception as error:  # the library raises nothing narrower
             raise ModelError(f"{path}: not a tokenizer that can be loaded ({error})") from error
-        return cls(tokenizer, TokenBytes(text, config.vocab_size), ChatTemplate.load(directory))
+        return cls(tokenizer, TokenBytes(text, config.vocab_size), ChatTemplate.load(directory, chat_template))
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) ->
     """
     progress(f"loading {source.name}")
     config = read_config(source.directory)
-    text = TextSide.load(source.directory, config)
+    text = TextSide.load(source.directory, config, source.chat_template)
     weights = load_weights(source.directory, config)
     from backend.runner_choice import choose_runner
 

@@ -18,6 +18,7 @@ _PROMISE = {
 def describe(model: ServedModel, stats: EngineStats) -> dict[str, Any]:
     """What the endpoint answers. Memory is in bytes, blocks are of 16 tokens."""
     config, runner = model.config, model.runner
+    template = model.text.chat_template
     lengths = [length for length in _LENGTHS if length < model.max_context] + [model.max_context]
     return {
         "id": model.name,
@@ -35,8 +36,9 @@ def describe(model: ServedModel, stats: EngineStats) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "hidden_size": config.hidden_size,
         "embedding_dimensions": config.hidden_size,
-        "chat": model.text.chat_template is not None,
-        "tools": model.text.chat_template is not None and model.text.chat_template.tool_format is not None,
+        "chat": template is not None,
+        "chat_template": None if template is None else "replaced" if template.replaces else "the model's",
+        "tools": template is not None and template.tool_format is not None,
         "kv_blocks": {
             "total": runner.num_blocks,
             "free": stats.free_blocks,

@@ -43,6 +43,8 @@ class ModelSource:
 
     directory: Path
     name: str
+    chat_template: str | None = None
+    """Jinja source in the place of the directory's own."""
 
 
 def cache_directory() -> Path:

@@ -1,12 +1,13 @@
 """``keepgate plan``: what a model needs of a device's memory, from its ``config.json`` alone.
 
 Keys and values of b sequences of s tokens take ``2 * layers * KV heads * head size * s * b`` numbers: one key and one
-value for each layer, KV head and token. Nothing here computes with tensors, so nothing heavy is imported.
+value for each layer, KV head and token. They are stored as they are computed, so that a number has four bytes beside
+float32 weights and two beside all others, unless ``--kv-dtype`` makes it one. Nothing here computes with tensors, so
+nothing heavy is imported.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from backend.cli import memory_size
+from backend.cli import Parser, end_with_the_reader, memory_size, outlive_readers
 from backend.config import KvDtype, ModelConfig
 from backend.errors import ModelError
 from backend.json_file import read_json_object
@@ -26,6 +27,10 @@ _BITS: dict[Precision, int] = {"float32": 32, "bfloat16": 16, "int8": 8, "int4":
 """Of a weight in a layer's matrices; int4 has a 16-bit scale and minimum for every 32 weights."""
 _TABLE_BITS: dict[Precision, int] = {**_BITS, "int4": 8}
 """Of a weight in the embedding and the head, which do not bear four bits."""
+_KV_NUMBER: dict[Precision, int] = {"float32": 4, "bfloat16": 2, "int8": 2, "int4": 2}
+"""Bytes of a stored number where keys and values are as computed: quantised weights compute in float16."""
+_KV_COLUMNS: dict[str, Precision] = {"2 bytes": "bfloat16", "4 bytes": "float32"}
+"""What the table calls these, and a precision of weights that has them."""
 _SHORTEST = 512
 _GIB = 2**30
 
@@ -52,8 +57,8 @@ class Row:
     """One length of sequences."""
 
     tokens: int
-    kv_bytes: int
-    """Keys and values of one sequence."""
+    kv_bytes: dict[Precision, int]
+    """Keys and values of one sequence, by the weights' precision."""
     batch: dict[Precision, int]
     """Sequences that fit beside the weights, by the weights' precision; 0: not one."""
 
@@ -68,7 +73,10 @@ class Plan:
     parameters: int
     weight_bytes: dict[Precision, int]
     kv_dtype: KvDtype
-    kv_bytes_per_token: int
+    kv_bytes_per_token: dict[Precision, int]
+    """By the weights' precision."""
+    unlike_llama: tuple[str, ...]
+    """What this model does that the fused step, and with it int8 and int4 weights, do not."""
     rows: tuple[Row, ...]
 
 
@@ -97,29 +105,40 @@ def weight_bytes(parameters: Parameters, precision: Precision) -> int:
     return (bits + parameters.vectors * max(16, _BITS[precision])) // 8
 
 
-def kv_bytes_per_token(config: ModelConfig, kv_dtype: KvDtype = "auto") -> int:
+def kv_bytes_per_token(config: ModelConfig, weights: Precision, kv_dtype: KvDtype = "auto") -> int:
     """Bytes of one token's keys and values over all layers.
 
     Args:
-        kv_dtype: auto is two bytes a number; int8 and fp8 are one, and a float32 scale for each key and value.
+        weights: their precision, which says what is computed in.
+        kv_dtype: auto is as computed; int8 and fp8 are one byte a number, and a float32 scale for each key and value.
     """
-    vector = 2 * config.head_dim if kv_dtype == "auto" else config.head_dim + 4
+    vector = _KV_NUMBER[weights] * config.head_dim if kv_dtype == "auto" else config.head_dim + 4
     return 2 * config.num_layers * config.num_kv_heads * vector
 
 
 def make_plan(model: str, config: ModelConfig, memory: int, kv_dtype: KvDtype = "auto") -> Plan:
     """Plans for sequences of powers of two, up to the longest that the model takes."""
     parameters = count_parameters(config)
-    weights = {precision: weight_bytes(parameters, precision) for precision in PRECISIONS}
-    per_token = kv_bytes_per_token(config, kv_dtype)
+    needed = {precision: weight_bytes(parameters, precision) for precision in PRECISIONS}
+    per_token = {precision: kv_bytes_per_token(config, precision, kv_dtype) for precision in PRECISIONS}
     longest = config.max_position_embeddings
     lengths = [_SHORTEST << power for power in range(32) if _SHORTEST << power < longest] + [longest]
     rows = []
     for tokens in lengths:
-        one = -(-tokens // BLOCK_SIZE) * BLOCK_SIZE * per_token
-        batch = {precision: max(0, memory - needed) // one for precision, needed in weights.items()}
-        rows.append(Row(tokens, tokens * per_token, batch))
-    return Plan(model, config.model_type, memory, parameters.total, weights, kv_dtype, per_token, tuple(rows))
+        held = -(-tokens // BLOCK_SIZE) * BLOCK_SIZE
+        batch = {name: max(0, memory - needed[name]) // (held * per_token[name]) for name in PRECISIONS}
+        rows.append(Row(tokens, {name: tokens * per_token[name] for name in PRECISIONS}, batch))
+    return Plan(
+        model,
+        config.model_type,
+        memory,
+        parameters.total,
+        needed,
+        kv_dtype,
+        per_token,
+        config.unlike_llama(),
+        tuple(rows),
+    )
 
 
 def read_model(name: str) -> tuple[str, ModelConfig]:
@@ -153,6 +172,9 @@ def _hub_config(name: str) -> Path:
 def as_text(plan: Plan) -> str:
     """The plan as tables for people."""
     per_token = plan.kv_bytes_per_token
+    # One column of sizes for each KV precision, under the name of a weights' precision that has it.
+    columns = dict(_KV_COLUMNS) if plan.kv_dtype == "auto" else {"sequence": PRECISIONS[0]}
+    above = "KV of one sequence" if len(columns) > 1 else "KV of one"
     lines = [
         f"{plan.model}: {plan.architecture}, {plan.parameters / 1e9:.2f} billion parameters, "
         f"{_size(plan.memory)} of memory",
@@ -161,21 +183,42 @@ def as_text(plan: Plan) -> str:
     ]
     for precision, needed in plan.weight_bytes.items():
         left = plan.memory - needed
-        fits = f"{_size(left):>14}{left // per_token:>12,}" if left > 0 else f"{'does not fit':>14}{0:>12}"
+        fits = f"{_size(left):>14}{left // per_token[precision]:>12,}" if left > 0 else f"{'does not fit':>14}{0:>12}"
         lines.append(f"{precision:<10}{_size(needed):>12}{fits}")
-    number = "2 bytes a number" if plan.kv_dtype == "auto" else f"{plan.kv_dtype} with a scale for each vector"
     lines += [
         "",
-        f"keys and values: {per_token / 2**10:,.1f} KiB a token ({number})",
+        f"keys and values: {_kv_in_words(plan)}",
         "",
-        f"{'':<10}{'KV of one':>12}  sequences at the same time, by the weights' precision",
-        f"{'tokens':<10}{'sequence':>12}" + "".join(f"{precision:>10}" for precision in plan.weight_bytes),
+        f"{'':<10}{above:>{12 * len(columns)}}  sequences at the same time, by the weights' precision",
+        f"{'tokens':<10}" + "".join(f"{name:>12}" for name in columns) + "".join(f"{name:>10}" for name in PRECISIONS),
     ]
     for row in plan.rows:
-        counts = "".join(f"{row.batch[precision] or '-':>10}" for precision in plan.weight_bytes)
-        lines.append(f"{row.tokens:<10}{_size(row.kv_bytes):>12}{counts}")
-    lines += ["", "A step needs some memory beside these, a few per cent; leave it room."]
+        sizes = "".join(f"{_size(row.kv_bytes[name]):>12}" for name in columns.values())
+        counts = "".join(f"{row.batch[name] or '-':>10}" for name in PRECISIONS)
+        lines.append(f"{row.tokens:<10}{sizes}{counts}")
+    lines += ["", *_notes(plan)]
     return "\n".join(lines)
+
+
+def _kv_in_words(plan: Plan) -> str:
+    per_token = plan.kv_bytes_per_token
+    wide, narrow = per_token["float32"] / 2**10, per_token["bfloat16"] / 2**10
+    if plan.kv_dtype == "auto":
+        return f"{narrow:,.1f} KiB a token (2 bytes a number); beside float32 weights {wide:,.1f} KiB (4 bytes)"
+    return f"{narrow:,.1f} KiB a token ({plan.kv_dtype} with a scale for each vector)"
+
+
+def _notes(plan: Plan) -> list[str]:
+    notes = [
+        "float16 takes what bfloat16 takes.",
+        "A step needs some memory beside these, a few per cent; leave it room.",
+    ]
+    if plan.unlike_llama:
+        notes += [
+            f"int8 and int4 weights are not for this model, which has {', '.join(plan.unlike_llama)}.",
+            "On a CPU it runs in float32, unless --dtype says bfloat16.",
+        ]
+    return notes
 
 
 def _size(size: int) -> str:
@@ -184,7 +227,8 @@ def _size(size: int) -> str:
 
 def run(words: Sequence[str]) -> int:
     """The command; returns the exit status."""
-    parser = argparse.ArgumentParser(
+    end_with_the_reader()
+    parser = Parser(
         prog="keepgate plan",
         description="What fits a device's memory: weights, KV memory and batch.",
         allow_abbrev=False,
@@ -196,16 +240,22 @@ def run(words: Sequence[str]) -> int:
     )
     parser.add_argument("--memory", type=memory_size, required=True, metavar="SIZE", help="such as 24GB or 80GiB")
     parser.add_argument(
-        "--kv-dtype", choices=get_args(KvDtype), default="auto", help="how keys and values are stored (%(default)s)"
+        "--kv-dtype",
+        choices=get_args(KvDtype),
+        default="auto",
+        help="how keys and values are stored; auto is as computed, in two bytes a number beside 16-bit and "
+        "quantised weights, in four beside float32 (%(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     arguments = parser.parse_args(words)
+    outlive_readers()  # while the hub is asked
     try:
         name, config = read_model(arguments.model)
     except ModelError as error:
         print(f"keepgate plan: {error}", file=sys.stderr)
         return 1
     plan = make_plan(name, config, arguments.memory, arguments.kv_dtype)
+    end_with_the_reader()
     shown: dict[str, Any] = asdict(plan)
     print(json.dumps(shown, indent=2) if arguments.json else as_text(plan))
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import dataclasses
 import os
 import signal
 import socket
@@ -28,6 +29,7 @@ def serve(
     model_name: str,
     engine: EngineConfig,
     *,
+    chat_template: str | None,
     host: str,
     port: int,
     exit_with_parent: bool,
@@ -37,6 +39,7 @@ def serve(
     """Serves one model until SIGTERM or SIGINT, or until the parent is gone.
 
     Args:
+        chat_template: Jinja source in the place of the model's own.
         announce: called once with URL and model name, when the model is warm and the port listens.
 
     Raises:
@@ -48,7 +51,8 @@ def serve(
         _die_with_parent()
     # The address is claimed before the model is loaded, so that a taken port is known at once.
     with _bound_socket(host, port) as sock:
-        model = load_model(resolve_model(model_name, progress), engine, progress)
+        source = dataclasses.replace(resolve_model(model_name, progress), chat_template=chat_template)
+        model = load_model(source, engine, progress)
         progress("warming up")
         warm_up(model.runner)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

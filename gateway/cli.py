@@ -5,6 +5,7 @@ import difflib
 import importlib.util
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,9 +37,11 @@ Every setting may also stand in a YAML file or in the environment; the command l
   upstreams: [URL, URL]   KEEPGATE_UPSTREAMS=URL,URL
   cache: {ttl: 3600}      KEEPGATE_CACHE_TTL=3600      how long an answer is fresh, in seconds
   admin_key: ...          KEEPGATE_ADMIN_KEY=...       asked for by /v1/cache/*; needed beyond loopback
+  backend: {threads: 4}   KEEPGATE_BACKEND_THREADS=4   the options of `keepgate backend`, for the one it runs
 
 examples:
   keepgate serve --port 9000
+  keepgate serve --model ./Qwen3-1.7B --quantization int4 --kv-memory 4GiB
   keepgate serve --upstream http://gpu-1:8000/v1 --upstream http://gpu-2:8000/v1 --redis redis://cache:6379/0
   keepgate serve --config keepgate.yaml --workers 4"""
 
@@ -53,6 +56,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
+    # Whoever reads the output may stop reading (`keepgate --help | head -1`): end quietly then, as commands do.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] in (["backend"], ["plan"]):
         return _run_backend(words[0], words[1:])
@@ -68,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _refuse(serve, rest[0])
     if parsed.command is None:
         parser.error("a command is missing")
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a server outlives the sockets that are closed on it
     try:
         return _serve(parsed)
     except KeyboardInterrupt:  # before the gateway had taken over the signal
@@ -111,9 +117,21 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     serve.add_argument(
         "--state-dir", metavar="FOLDER", help="where the embedded Valkey keeps its data (~/.local/state/keepgate)"
     )
-    serve.add_argument("--model", metavar="PATH_OR_ID", help="what the in-repo backend serves (SmolLM2-135M-Instruct)")
     serve.add_argument("--config", metavar="FILE", help="settings in YAML (none)")
     serve.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (info)")
+    engine = serve.add_argument_group("the in-repo backend, which runs where no --upstream is given")
+    engine.add_argument(
+        "--model", metavar="PATH_OR_ID", help="a folder, a .gguf file or a hub id (SmolLM2-135M-Instruct)"
+    )
+    engine.add_argument(
+        "--quantization", metavar="FORM", dest="backend.quantization", help="of weights: none, int8 or int4 (none)"
+    )
+    engine.add_argument(
+        "--kv-memory", metavar="SIZE", dest="backend.kv_memory", help="for keys and values, such as 4GiB (512MiB)"
+    )
+    engine.add_argument(
+        "--max-batch", metavar="N", dest="backend.max_batch", help="answers that are computed at the same time (32)"
+    )
     backend = commands.add_parser("backend", help="run the decode engine alone; see `keepgate backend --help`")
     plan = commands.add_parser("plan", help="print what of a model fits a device's memory; see `keepgate plan --help`")
     return parser, {"serve": serve, "backend": backend, "plan": plan}

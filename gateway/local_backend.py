@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 from gateway.app import Gateway
 from gateway.child import running
-from gateway.settings import SettingsError, TimeoutSettings
+from gateway.settings import Settings, SettingsError, TimeoutSettings
 from gateway.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
-# The status with which it ends after it has said itself what is wrong.
-_SAID_WHY = 1
+# The statuses with which it ends after it has said itself what is wrong: with the model, or with an option.
+_SAID_WHY = (1, 2)
 
 
 class BackendFailed(Exception):
@@ -36,9 +36,16 @@ def require_backend() -> None:
 class LocalBackend:
     """Keeps one backend running. `came` is called with its URL and model when it is ready, `went` when it is gone."""
 
-    def __init__(self, model: str, came: Callable[[str, str], None], went: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, came: Callable[[str, str], None], went: Callable[[], None]) -> None:
         # -P: the backend is the installed package, whatever lies in the current directory.
-        self._command = (sys.executable, "-P", "-m", "backend", "--model", model, "--port", "0", "--exit-with-parent")
+        program = (sys.executable, "-P", "-m", "backend")
+        self._command = (
+            *program,
+            f"--model={settings.model}",
+            "--port=0",
+            "--exit-with-parent",
+            *settings.backend.options(),
+        )
         self._came = came
         self._went = went
         self._was_ready = False
@@ -49,7 +56,7 @@ class LocalBackend:
         while True:
             ready, status = await self._run_once()
             if not self._was_ready:
-                reason = "" if status == _SAID_WHY else f"the backend could not start: it {_ended(status)}"
+                reason = "" if status in _SAID_WHY else f"the backend could not start: it {_ended(status)}"
                 raise BackendFailed(reason)
             pause = _FIRST_PAUSE if ready else min(pause * 2, _LONGEST_PAUSE)
             log.error("the backend %s; starting it again in %g s", _ended(status), pause)

@@ -90,7 +90,7 @@ async def _serve(settings: Settings) -> None:
                 place.came(url, model)
                 _invite(gateway.url, model)
 
-            tasks.start(LocalBackend(settings.model, came, place.went).supervise())
+            tasks.start(LocalBackend(settings, came, place.went).supervise())
         await _forever()
 
 
@@ -122,7 +122,7 @@ async def _serve_with_workers(settings: Settings) -> None:
                 place.went()
                 workers.tell(Backend())
 
-            backend_tasks.start(LocalBackend(settings.model, came, went).supervise())
+            backend_tasks.start(LocalBackend(settings, came, went).supervise())
         await _forever()
 
 

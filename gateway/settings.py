@@ -110,6 +110,9 @@ def masked(url: str) -> str:
     return re.sub(r"^(\w+:/*)?.*@", r"\1***@", without_options)
 
 
+Count = Annotated[
+    Annotated[int, Meta(ge=1, lt=2**31)] | None, Meta(description="a whole number, 1 or more and below 2147483648")
+]
 AnySize = Annotated[Size, Meta(description="a size such as 256MiB")]
 SomeSize = Annotated[PositiveSize, Meta(description="a size such as 256MiB, at least 1KiB")]
 
@@ -152,8 +155,51 @@ class TimeoutSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     shutdown: Seconds = 10.0
 
 
+class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the in-repo backend runs: each field is the option of `keepgate backend` of that name, None its default."""
+
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"] | None,
+        Meta(description="one of auto, float32, bfloat16 and float16"),
+    ] = None
+    quantization: Annotated[Literal["none", "int8", "int4"] | None, Meta(description="one of none, int8 and int4")] = (
+        None
+    )
+    kv_dtype: Annotated[Literal["auto", "int8", "fp8"] | None, Meta(description="one of auto, int8 and fp8")] = None
+    kv_memory: Annotated[PositiveSize | None, Meta(description="a size such as 512MiB, at least 1KiB")] = None
+    max_batch: Count = None
+    max_context: Count = None
+    max_waiting: Count = None
+    max_seconds: Annotated[
+        Annotated[float, Meta(gt=0, le=_TEN_YEARS)] | None,
+        Meta(description="seconds, more than 0 and at most ten years"),
+    ] = None
+    step_tokens: Count = None
+    batching: Annotated[
+        Literal["continuous", "dynamic", "static"] | None, Meta(description="one of continuous, dynamic and static")
+    ] = None
+    max_wait_ms: Annotated[
+        Annotated[float, Meta(ge=0, le=_TEN_YEARS)] | None, Meta(description="milliseconds, 0 or more")
+    ] = None
+    threads: Count = None
+    prefix_sharing: Annotated[bool | None, Meta(description="true or false")] = None
+    chat_template: Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="the path of a file")] = None
+
+    def options(self) -> list[str]:
+        """The words of the command line that say the same."""
+        words: list[str] = []
+        for name, value in msgspec.structs.asdict(self).items():
+            option = name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{option}" if value else f"--no-{option}")
+            elif value is not None:
+                words.append(f"--{option}={value}")
+        return words
+
+
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`upstreams` are base URLs of OpenAI-compatible servers; with none, the in-repo backend is started on `model`.
+    """`upstreams` are base URLs of OpenAI-compatible servers; with none, the in-repo backend is started on `model`,
+    as `backend` says.
 
     `redis` is `embedded`, `none`, or a URL.
     """
@@ -163,6 +209,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     workers: Annotated[int, Meta(ge=1, le=256, description="a whole number from 1 to 256")] = 1
     upstreams: Annotated[tuple[str, ...], Meta(description="URLs such as http://127.0.0.1:8000/v1, or mock:")] = ()
     model: Text = "default"
+    backend: BackendSettings = BackendSettings()
     redis: Annotated[
         str,
         Meta(description="embedded, none, or a URL such as redis://127.0.0.1:6379/0 or unix:///run/redis.sock"),

@@ -28,7 +28,8 @@ Keys = tuple[str, ...]
 def load(file: Path | None, environment: Mapping[str, str], arguments: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     """The settings, and warnings about variables that look meant for Keepgate but are none of its settings.
 
-    `arguments` holds what the command line said, None for what it did not. Raises SettingsError.
+    `arguments` holds what the command line said, None for what it did not; a dot in a name leads into a group. Raises
+    SettingsError.
     """
     warnings: list[str] = []
     layers: list[tuple[str, dict[str, Any]]] = []
@@ -37,12 +38,20 @@ def load(file: Path | None, environment: Mapping[str, str], arguments: Mapping[s
 
         layers.append((str(file), read_yaml(file, example="port: 8080")))
     layers.append((_ENVIRONMENT, _from_environment(environment, warnings)))
-    layers.append((_COMMAND_LINE, {key: value for key, value in arguments.items() if value is not None}))
+    layers.append((_COMMAND_LINE, _from_command_line(arguments)))
     merged: dict[str, Any] = {}
     for source, layer in layers:
         _check(source, layer)  # each on its own, so that the message can say who said it
         merged = _merge(merged, layer)
-    return _check("settings", merged), warnings
+    settings = _check("settings", merged)
+    if settings.upstreams:
+        warnings += [
+            f"{source}: {_key(source, path)} is not used: it is for the in-repo backend, and upstreams are named"
+            for source, layer in layers
+            for path in _said(layer)
+            if path[0] in ("model", "backend")
+        ]
+    return settings, warnings
 
 
 def _check(source: str, values: dict[str, Any]) -> Settings:
@@ -115,7 +124,7 @@ def _key(source: str, path: Keys) -> str:
     if source == _ENVIRONMENT:
         return _variable(tuple(names))
     if source == _COMMAND_LINE:
-        return "--" + _OPTIONS.get(names[0], names[0]).replace("_", "-")
+        return "--" + _OPTIONS.get(names[-1], names[-1]).replace("_", "-")
     return ".".join(names) or "settings"
 
 
@@ -144,11 +153,30 @@ def _from_environment(environment: Mapping[str, str], warnings: list[str]) -> di
             words = _expectation(path)[1]
             raise SettingsError(f"{_ENVIRONMENT}: {variable}: expected {words}, got nothing; unset it for the default")
         value: Any = [item.strip() for item in text.split(",") if item.strip()] if path == ("upstreams",) else text
-        target = values
-        for key in path[:-1]:
-            target = target.setdefault(key, {})
-        target[path[-1]] = value
+        _put(values, path, value)
     return values
+
+
+def _from_command_line(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if value is not None:
+            _put(values, tuple(name.split(".")), value)
+    return values
+
+
+def _put(values: dict[str, Any], path: Keys, value: Any) -> None:
+    for key in path[:-1]:
+        values = values.setdefault(key, {})
+    values[path[-1]] = value
+
+
+def _said(values: Mapping[str, Any]) -> list[Keys]:
+    """The settings that a source names."""
+    paths: list[Keys] = []
+    for key, value in values.items():
+        paths += [(key, *path) for path in _said(value)] if isinstance(value, dict) else [(key,)]
+    return paths
 
 
 def _variable(path: Keys) -> str:

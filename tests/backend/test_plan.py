@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from safetensors import safe_open
 
-from backend.config import ModelConfig
+from backend.config import ComputeDtype, EngineConfig, KvDtype, ModelConfig
 from backend.model_source import ModelSource
-from backend.plan import as_text, count_parameters, kv_bytes_per_token, make_plan, weight_bytes
+from backend.plan import Precision, as_text, count_parameters, kv_bytes_per_token, make_plan, weight_bytes
+from backend.runner_choice import choose_runner
+from backend.weights import ModelWeights
+from tests.backend.conftest import quiet
 
 _LLAMA2 = {
     "model_type": "llama",
@@ -59,15 +64,17 @@ def test_the_textbook_cases(
     config = ModelConfig.from_hf(values, "config.json")
     assert count_parameters(config).total == parameters
     by_formula = 2 * values["num_hidden_layers"] * values["num_key_value_heads"] * config.head_dim * 2
-    assert kv_bytes_per_token(config) == by_formula == kv_per_token
+    assert kv_bytes_per_token(config, "bfloat16") == by_formula == kv_per_token
     plan = make_plan("llama", config, 80 * 2**30)
     last = plan.rows[-1]
-    assert (last.tokens, last.kv_bytes) == (4096, kv_of_a_sequence)
+    assert (last.tokens, last.kv_bytes["bfloat16"]) == (4096, kv_of_a_sequence)
     assert plan.weight_bytes["bfloat16"] == 2 * parameters
     assert plan.weight_bytes["float32"] == 4 * parameters
     for precision, batch in last.batch.items():
         left = 80 * 2**30 - plan.weight_bytes[precision]
-        assert batch == max(0, int(left // kv_of_a_sequence))
+        kv = kv_of_a_sequence * (2 if precision == "float32" else 1)
+        assert last.kv_bytes[precision] == kv
+        assert batch == max(0, int(left // kv))
 
 
 def test_a_seven_billion_model_on_24_gb() -> None:
@@ -78,11 +85,49 @@ def test_a_seven_billion_model_on_24_gb() -> None:
     assert plan.rows[-1].batch["bfloat16"] == 4
     assert plan.rows[0].batch["bfloat16"] == 39
     assert make_plan("llama", config, 24 * 10**9, "int8").rows[-1].batch["bfloat16"] == 9
-    assert kv_bytes_per_token(config, "fp8") == 2 * 32 * 32 * (128 + 4)
+    assert kv_bytes_per_token(config, "float32", "fp8") == 2 * 32 * 32 * (128 + 4)
     text = as_text(plan)
     assert "6.74 billion" in text
-    assert "512.0 KiB a token" in text
+    assert "512.0 KiB a token (2 bytes a number); beside float32 weights 1,024.0 KiB (4 bytes)" in text
     assert "does not fit" in text
+    assert max(map(len, text.splitlines())) <= 100
+    text = as_text(make_plan("llama", config, 24 * 10**9, "int8"))
+    assert "264.0 KiB a token (int8 with a scale for each vector)" in text
+    assert "4 bytes" not in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "kv_dtype", "precision"),
+    [
+        ("auto", "none", "auto", "bfloat16"),
+        ("auto", "int8", "int8", "int8"),
+        ("float32", "none", "auto", "float32"),
+        ("bfloat16", "none", "auto", "bfloat16"),
+        ("float32", "none", "fp8", "float32"),
+    ],
+)
+def test_the_kv_memory_is_what_the_runner_takes(
+    config: ModelConfig,
+    weights: ModelWeights,
+    dtype: ComputeDtype,
+    quantization: Literal["none", "int8", "int4"],
+    kv_dtype: KvDtype,
+    precision: Precision,
+) -> None:
+    """Bytes a token of the runner that the engine would choose on a CPU, beside weights of that precision."""
+    engine = EngineConfig(kv_memory=2**23, dtype=dtype, quantization=quantization, kv_dtype=kv_dtype, threads=1)
+    runner = choose_runner(config, weights, engine, 64, quiet)
+    if dtype == "auto" and not runner.name.startswith("fused"):
+        pytest.skip(f"the fused step is not to be had here: {runner.name} serves")
+    assert kv_bytes_per_token(config, precision, kv_dtype) == runner.kv_bytes_per_token
+
+
+def test_a_model_that_only_torch_computes_says_so() -> None:
+    """Whoever plans four-bit weights for it learns that there will be none."""
+    values = {**SEVEN, "model_type": "mistral", "sliding_window": 1024}
+    text = as_text(make_plan("m", ModelConfig.from_hf(values, "config.json"), 24 * 10**9))
+    assert "int8 and int4 weights are not for this model, which has sliding-window attention." in text
+    assert "int8 and int4 weights" not in as_text(make_plan("m", ModelConfig.from_hf(SEVEN, "c"), 24 * 10**9))
 
 
 def test_quantised_weights() -> None:
@@ -141,7 +186,7 @@ async def test_the_command(tmp_path: Path) -> None:
     status, out, _ = await command(str(tmp_path / "config.json"), "--memory", "80GiB", "--kv-dtype", "int8", "--json")
     assert status == 0
     plan = json.loads(out)
-    assert plan["kv_bytes_per_token"] == 2 * 80 * 8 * (128 + 4)
+    assert set(plan["kv_bytes_per_token"].values()) == {2 * 80 * 8 * (128 + 4)}
     assert plan["rows"][-1]["tokens"] == 4096
 
 
@@ -160,6 +205,24 @@ async def test_wrong_words(words: list[str], status: int, message: str) -> None:
     assert seen[0] == status
     assert message in seen[2]
     assert "Traceback" not in seen[2]
+
+
+async def test_a_reader_that_stops_reading(tmp_path: Path) -> None:
+    """As with `| head -1`: the command ends by the signal that ends others, and says nothing."""
+    (tmp_path / "config.json").write_text(json.dumps(SEVENTY))
+    for words in ([str(tmp_path), "--memory", "80GiB"], ["--help"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        process = await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).with_name("keepgate")),
+            "plan",
+            *words,
+            stdout=writer,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        os.close(writer)
+        _, err = await process.communicate()
+        assert (process.returncode, err) == (-signal.SIGPIPE, b"")
 
 
 async def test_it_needs_no_torch() -> None:

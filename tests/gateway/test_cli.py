@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -43,7 +44,11 @@ def test_help_of_serve_names_every_option_with_its_default_and_its_other_sources
     text = keepgate("serve", "--help").stdout
     for words in ("--upstream URL", "mock:", "--port N", "(8080)", "--workers N", "--redis URL", "--config FILE"):
         assert words in text
+    for words in ("--model PATH_OR_ID", "--quantization FORM", "--kv-memory SIZE", "--max-batch N"):
+        assert words in text
     assert "KEEPGATE_CACHE_TTL" in text
+    assert "KEEPGATE_BACKEND_THREADS" in text
+    assert max(map(len, text.splitlines())) <= 120
     assert "http://HOST:PORT/v1" in text
 
 
@@ -53,6 +58,16 @@ def test_the_backend_answers_for_its_own_help() -> None:
     assert done.returncode == 0
     assert "keepgate backend" in done.stdout
     assert "--kv-memory" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["backend", "--help"], ["--version"], []])
+def test_a_reader_that_stops_reading_ends_it_quietly(words: list[str]) -> None:
+    """As with `keepgate --help | head -1`: by the signal that ends other commands, without a word."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([KEEPGATE, *words], stdout=writer, stderr=subprocess.PIPE, timeout=30)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
 def test_without_a_word_the_help_is_shown() -> None:
@@ -120,6 +135,14 @@ except SystemExit:
         (
             ["serve", "--port", "http"],
             "keepgate: command line: --port: expected a port from 1 to 65535, or 0 for any free one, got 'http'",
+        ),
+        (
+            ["serve", "--quantization", "int3"],
+            "keepgate: command line: --quantization: expected one of none, int8 and int4, got 'int3'",
+        ),
+        (
+            ["serve", "--quantisation", "int4"],
+            "keepgate serve: --quantisation is not an option; did you mean --quantization? (see keepgate serve --help)",
         ),
         (
             ["serve", "--config", "no.yaml"],

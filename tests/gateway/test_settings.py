@@ -4,11 +4,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.settings import Settings, SettingsError, Size
+from backend.cli import Parser, add_arguments
+from gateway.settings import BackendSettings, Settings, SettingsError, Size
 from gateway.settings_sources import load
 
 
@@ -138,6 +140,15 @@ def test_a_size_in_bytes_is_itself(size: int) -> None:
         ("CACHE_NAMESPACE", "cookie", "expected authorization, shared, or header:NAME, got 'cookie'"),
         ("CACHE_SAMPLED", "never", "expected one of reuse, variants and bypass, got 'never'"),
         ("CACHE_VARIANTS", "1", "expected a whole number from 2 to 64, got '1'"),
+        ("BACKEND_DTYPE", "half", "expected one of auto, float32, bfloat16 and float16, got 'half'"),
+        ("BACKEND_KV_DTYPE", "int4", "expected one of auto, int8 and fp8, got 'int4'"),
+        ("BACKEND_KV_MEMORY", "lots", "expected a size such as 512MiB, at least 1KiB, got 'lots'"),
+        ("BACKEND_MAX_BATCH", "0", "expected a whole number, 1 or more and below 2147483648, got '0'"),
+        ("BACKEND_MAX_SECONDS", "0", "expected seconds, more than 0 and at most ten years, got '0'"),
+        ("BACKEND_MAX_WAIT_MS", "-1", "expected milliseconds, 0 or more, got '-1'"),
+        ("BACKEND_PREFIX_SHARING", "maybe", "expected true or false, got 'maybe'"),
+        ("BACKEND_BATCHING", "greedy", "expected one of continuous, dynamic and static, got 'greedy'"),
+        ("BACKEND_CHAT_TEMPLATE", "", "expected the path of a file, got nothing; unset it for the default"),
         ("TIMEOUTS_IDLE", "0", "expected seconds, more than 0 and at most ten years, got '0'"),
     ],
 )
@@ -164,6 +175,11 @@ def test_a_bad_variable_is_named_with_what_would_be_right(variable: str, text: s
         ("prot: 1", "prot is not a setting; did you mean port?"),
         ("ttl: 1", "ttl is not a setting; did you mean cache.ttl?"),
         ("cache: {tll: 1}", "cache.tll is not a setting; did you mean cache.ttl?"),
+        ("quantization: int4", "quantization is not a setting; did you mean backend.quantization?"),
+        ("backend: {quantisation: int4}", "backend.quantisation is not a setting; did you mean backend.quantization?"),
+        ("backend: {model: x}", "backend.model is not a setting; did you mean model?"),
+        ("backend: {threads: two}", "backend.threads: expected a whole number, 1 or more and below 2147483648, got 't"),
+        ("backend: int4", "backend: expected keys and values, got 'int4'"),
         ("timeouts: {zzz: 1}", "timeouts.zzz is not a setting"),
         ("port: 1\nport: 2", "not valid YAML: port is said twice (line 2, column 1)"),
         ("8080: 1", "not valid YAML: a key must be text (line 1, column 1)"),
@@ -202,6 +218,7 @@ def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
         ({"upstreams": ["http://a", "b"]}, "--upstream: expected URLs such as http://127.0.0.1:8000/v1, or mock:"),
         ({"log_level": "loud"}, "--log-level: expected one of debug, info, warning and error, got 'loud'"),
         ({"state_dir": ""}, "--state-dir: expected the path of a folder, got nothing"),
+        ({"backend.kv_memory": "much"}, "--kv-memory: expected a size such as 512MiB, at least 1KiB, got 'much'"),
         ({"model": ""}, "--model: expected text that is not empty, got nothing"),
     ],
 )
@@ -264,3 +281,68 @@ def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert Settings(state_dir="~/kept").state_path() == tmp_path / "kept"
     monkeypatch.chdir(tmp_path)
     assert Settings(state_dir="here").state_path() == tmp_path / "here"
+
+
+def test_the_backend_gets_its_options_from_every_source(tmp_path: Path) -> None:
+    """Later sources win key by key, and what nobody said stays the backend's own default."""
+    file = tmp_path / "k.yaml"
+    file.write_text("backend: {quantization: int8, kv_memory: 1GiB, prefix_sharing: false, max_wait_ms: 20}\n")
+    settings, warnings = load(
+        file, {"KEEPGATE_BACKEND_QUANTIZATION": "int4"}, {"backend.max_batch": "64", "backend.kv_memory": None}
+    )
+    assert warnings == []
+    assert settings.backend.options() == [
+        "--quantization=int4",
+        "--kv-memory=1073741824",
+        "--max-batch=64",
+        "--max-wait-ms=20.0",
+        "--no-prefix-sharing",
+    ]
+    assert Settings().backend.options() == []
+
+
+def test_options_of_a_backend_that_does_not_run_are_a_warning(tmp_path: Path) -> None:
+    """Where upstreams are named, whoever said them learns that they do nothing."""
+    file = tmp_path / "k.yaml"
+    file.write_text("backend: {threads: 2}\n")
+    words = {"upstreams": ["mock:"], "backend.quantization": "int4"}
+    not_used = "is not used: it is for the in-repo backend, and upstreams are named"
+    assert load(file, {"KEEPGATE_MODEL": "m"}, words)[1] == [
+        f"{file}: backend.threads {not_used}",
+        f"environment: KEEPGATE_MODEL {not_used}",
+        f"command line: --quantization {not_used}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("dtype", ["auto", "float32", "bfloat16", "float16"]),
+        ("quantization", ["none", "int8", "int4"]),
+        ("kv_dtype", ["auto", "int8", "fp8"]),
+        ("batching", ["continuous", "dynamic", "static"]),
+        ("kv_memory", ["4KiB", "1.5GiB", "1048576"]),
+        ("max_batch", ["1", "2147483647"]),
+        ("max_context", ["4096"]),
+        ("max_waiting", ["7"]),
+        ("step_tokens", ["512"]),
+        ("threads", ["3"]),
+        ("max_seconds", ["0.5", "1e8"]),
+        ("max_wait_ms", ["0", "12.5"]),
+        ("prefix_sharing", ["true", "false"]),
+        ("chat_template", ["chat.jinja", "-odd name.jinja"]),
+    ],
+)
+def test_the_backend_understands_what_it_is_told(name: str, values: list[str]) -> None:
+    """Each setting is an option of the backend's own command line, with the same values; there are no others."""
+    parser = Parser()
+    add_arguments(parser)
+    known = {action.dest: action for action in parser._actions}
+    for value in values:
+        settings = from_environment(**{f"BACKEND_{name.upper()}": value}).backend
+        understood = getattr(parser.parse_args(settings.options()), name)
+        assert str(understood) == str(getattr(settings, name))
+    if known[name].choices is not None:
+        assert values == list(known[name].choices or ())
+    theirs = known.keys() - {"help", "model", "host", "port", "exit_with_parent"}
+    assert theirs == {field.name for field in msgspec.structs.fields(BackendSettings)}
