@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
@@ -32,6 +32,8 @@ class _Content:
     parent: int | None
     token_ids: list[int]
     salt: str
+    children: set[int] = field(default_factory=set)
+    """Blocks whose contents follow this one."""
 
 
 class BlockPool:
@@ -41,9 +43,10 @@ class BlockPool:
       ▲                  │ last release                  │ last release
       └──────────────────┘            reuse ◄── cached (count 0, content kept, least recently used first)
 
-    Invariants: every block is blank, cached or held. A block with content has a parent with content (or none at all),
-    and whoever holds it holds the parent too; so a chain is let go from its end and never has holes. A key is only a
-    way to find a block: tokens and parents are compared before it is believed.
+    Invariants: every block is blank, cached or held. A block with content has a parent with content (or none at all):
+    a sequence is let go from its end, and what loses its parent all the same, because windows let go of beginnings,
+    loses its content with it. So a chain never has holes. A key is only a way to find a block: tokens and parents are
+    compared before it is believed.
 
     One thread uses it.
     """
@@ -142,6 +145,9 @@ class BlockPool:
                 return None
             self._contents[block] = _Content(key, parent, list(token_ids), salt)
             self._by_key[key] = block
+            before = None if parent is None else self._contents[parent]
+            if before is not None:
+                before.children.add(block)
             return block
         if other == block or not self._contains(other, parent, token_ids, salt):
             return block if other == block else None
@@ -151,17 +157,8 @@ class BlockPool:
 
     def forget(self, blocks: list[int]) -> None:
         """Makes what these blocks contain, and all that follows on them, impossible to find."""
-        lost = {block for block in blocks if self._contents[block] is not None}
-        grown = True
-        while grown:
-            children = {b for b, c in enumerate(self._contents) if c is not None and c.parent in lost}
-            grown = not children <= lost
-            lost |= children
-        for block in lost:
+        for block in blocks:
             self._drop_content(block)
-            if block in self._cached:
-                del self._cached[block]
-                self._blank.append(block)
 
     def problems(self, holders: Counter[int]) -> list[str]:
         """What is wrong with the books, in sentences; empty if all is well.
@@ -205,7 +202,18 @@ class BlockPool:
         return block
 
     def _drop_content(self, block: int) -> None:
+        """Lets nobody find a block any more, nor what follows on it."""
         content = self._contents[block]
-        if content is not None:
-            del self._by_key[content.key]
-            self._contents[block] = None
+        before = None if content is None or content.parent is None else self._contents[content.parent]
+        if before is not None:
+            before.children.discard(block)
+        lost = [block]
+        while lost:
+            block = lost.pop()
+            content, self._contents[block] = self._contents[block], None
+            if content is not None:
+                del self._by_key[content.key]
+                lost += content.children
+            if block in self._cached:
+                del self._cached[block]
+                self._blank.append(block)

@@ -111,6 +111,12 @@ class ModelConfig:
         """Tokens that a token of this layer sees, itself included; None: all before it."""
         return self.windows[layer] if self.windows else None
 
+    @property
+    def sight(self) -> int | None:
+        """Tokens that a token sees in the layer that sees most, itself included; None: all before it."""
+        widest = max(window or 0 for window in self.windows) if self.windows and all(self.windows) else 0
+        return widest or None
+
     def rope(self, layer: int) -> Rope | None:
         """Rotary embedding of a layer; None: the layer has none."""
         return self.ropes[layer] if self.ropes else Rope(self.rope_theta, self.rope_scaling)

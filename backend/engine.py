@@ -67,7 +67,8 @@ class Engine:
     ) -> None:
         self.runner = runner
         self.pool = BlockPool(runner.num_blocks)
-        self.scheduler = Scheduler(self.pool, max_batch, step_tokens, batching, shares_prefixes)
+        sight = runner.config.sight
+        self.scheduler = Scheduler(self.pool, max_batch, step_tokens, batching, shares_prefixes, sight)
         self.timings = StepTimings()
         """Of the last step."""
         self._sequences: dict[int, Sequence] = {}
@@ -120,7 +121,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counts for metrics."""
         held = self.pool.num_held * BLOCK_SIZE
-        unused = sum(len(s.blocks) * BLOCK_SIZE - s.num_tokens for s in self.scheduler.running)
+        unused = sum(max(0, s.room - s.num_tokens) for s in self.scheduler.running)
         return EngineStats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -129,7 +130,7 @@ class Engine:
             free_blocks=self.pool.num_free,
             cached_blocks=self.pool.num_cached,
             held_blocks=self.pool.num_held,
-            fragmentation=max(0, unused) / held if held else 0.0,
+            fragmentation=unused / held if held else 0.0,
             prefix_asked_tokens=self.scheduler.prefix_asked_tokens,
             prefix_hit_tokens=self.scheduler.prefix_hit_tokens,
             preemptions=self.scheduler.num_preemptions,
@@ -148,7 +149,7 @@ class Engine:
             f"sequence {s.id} has {len(s.blocks)} blocks for {s.num_tokens} tokens, {s.num_computed} of them computed"
             for s in running
             if len(set(s.blocks)) != len(s.blocks)
-            or s.num_computed > min(len(s.blocks) * BLOCK_SIZE, s.num_tokens)
+            or s.num_computed > min(s.room, s.num_tokens)
             or s.num_registered * BLOCK_SIZE > s.num_computed
         ]
         return found

@@ -43,10 +43,14 @@ class Scheduler:
     first that does not fit holds back those after it, or it might wait for ever. A sequence whose next block is being
     computed by another one waits for it, and shares it; so the answers to one prompt compute it once.
 
+    Where every layer is windowed, a sequence holds only the blocks that some row still to come can see, and those of
+    the tokens that the next step may compute: what leaves the window is given back, and what is far ahead not taken.
+
     Args:
         max_batch: sequences that run at the same time.
         step_tokens: tokens computed in one step at most; ``max_batch`` if that is more.
         shares_prefixes: whether sequences may use blocks that others have computed.
+        window: tokens that a token sees at most, itself included; None: there is a layer in which it sees all.
     """
 
     def __init__(
@@ -56,12 +60,14 @@ class Scheduler:
         step_tokens: int,
         batching: Batching = Batching(),  # noqa: B008 - frozen
         shares_prefixes: bool = True,
+        window: int | None = None,
     ) -> None:
         self._pool = pool
         self.max_batch = max_batch
         self._step_tokens = max(step_tokens, max_batch)
         self._batching = batching
         self._shares_prefixes = shares_prefixes
+        self._window = window
         self._arrivals = 0
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -132,25 +138,53 @@ class Scheduler:
         """Takes over what a step has computed, and lets others find the blocks that are full now."""
         sequence = chunk.sequence
         sequence.num_computed += chunk.count
-        if not self._may_share(sequence):
-            return
+        if self._may_share(sequence):
+            self._register(sequence)
+        self._leave_behind(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Lets nobody find the sequence's blocks any more: what they contain is not to be trusted."""
+        self._pool.forget(sequence.blocks)
+
+    def _register(self, sequence: Sequence) -> None:
         while (sequence.num_registered + 1) * BLOCK_SIZE <= sequence.num_computed:
-            index = sequence.num_registered
+            index, at = sequence.num_registered, sequence.num_registered - sequence.first_block
+            if at < 0 or (at == 0 and index > 0):
+                return  # what it would follow on has been given back: only windows shorter than a block do that
             block = self._pool.register(
-                sequence.blocks[index],
+                sequence.blocks[at],
                 self._keys(sequence, index + 1)[index],
-                sequence.blocks[index - 1] if index else None,
+                sequence.blocks[at - 1] if index else None,
                 sequence.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE],
                 sequence.salt,
             )
             if block is None:
                 return
-            sequence.blocks[index] = block
+            sequence.blocks[at] = block
             sequence.num_registered += 1
 
-    def forget(self, sequence: Sequence) -> None:
-        """Lets nobody find the sequence's blocks any more: what they contain is not to be trusted."""
-        self._pool.forget(sequence.blocks)
+    def _leave_behind(self, sequence: Sequence) -> None:
+        """Gives back the blocks that no row still to come can see; whoever begins alike may find them for a while."""
+        past = self._first_seen(sequence.num_computed) - sequence.first_block
+        if past > 0:
+            self._pool.release(sequence.blocks[:past])
+            del sequence.blocks[:past]
+            sequence.first_block += past
+
+    def _first_seen(self, position: int) -> int:
+        """First block that a row at this position or after it can see."""
+        return 0 if self._window is None else max(0, position + 1 - self._window) // BLOCK_SIZE
+
+    def _blocks_until(self, num_tokens: int, num_computed: int) -> int:
+        """Blocks from the sequence's start that it has to have room for at this point."""
+        if self._window is not None:
+            # What it will hold once the window is full, so that it does not have to fight for it on the way.
+            num_tokens = min(num_tokens, max(num_computed, self._window) + self._step_tokens)
+        return -(-num_tokens // BLOCK_SIZE)
+
+    def _lacking(self, sequence: Sequence) -> int:
+        until = self._blocks_until(sequence.num_tokens, sequence.num_computed)
+        return until - sequence.first_block - len(sequence.blocks)
 
     def _grow(self) -> bool:
         """Gives running sequences the blocks for their next token; False if that took a preemption."""
@@ -158,7 +192,7 @@ class Scheduler:
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
-            missing = _blocks_for(sequence.num_tokens) - len(sequence.blocks)
+            missing = self._lacking(sequence)
             while missing > self._pool.num_free and sequence in self.running:
                 self._preempt(self.running[-1])
             if missing > 0 and sequence in self.running:
@@ -222,18 +256,22 @@ class Scheduler:
 
     def _wanted(self, sequence: Sequence, shared: list[int]) -> int:
         """Free blocks that must be there for the sequence to join."""
-        revived = sum(not self._pool.references(block) for block in shared)
-        return _blocks_for(sequence.num_tokens) - len(shared) + revived + (1 if self.running else 0)
+        computed = len(shared) * BLOCK_SIZE
+        revived = sum(not self._pool.references(block) for block in shared[self._first_seen(computed) :])
+        own = self._blocks_until(sequence.num_tokens, computed) - len(shared)
+        return own + revived + (1 if self.running else 0)
 
     def _start(self, sequence: Sequence, shared: list[int], now: float) -> None:
         for block in shared:
             self._pool.share(block)
-        own = self._pool.allocate(_blocks_for(sequence.num_tokens) - len(shared))
-        if own is None:
-            raise RuntimeError("an admitted sequence found no blocks")
-        sequence.blocks = shared + own
+        sequence.blocks = list(shared)
         sequence.num_registered = len(shared)
         sequence.num_computed = len(shared) * BLOCK_SIZE
+        self._leave_behind(sequence)
+        own = self._pool.allocate(self._lacking(sequence))
+        if own is None:
+            raise RuntimeError("an admitted sequence found no blocks")
+        sequence.blocks += own
         self.prefix_asked_tokens += sequence.num_tokens
         self.prefix_hit_tokens += sequence.num_computed
         if sequence.started_at is None:
@@ -267,6 +305,7 @@ class Scheduler:
         self._held_back = False
         self._pool.release(sequence.blocks)
         sequence.blocks = []
+        sequence.first_block = 0
         sequence.num_computed = 0
         sequence.num_registered = 0
 
@@ -294,7 +333,3 @@ def _order(sequence: Sequence) -> tuple[int, int]:
 
 def _missing(sequence: Sequence) -> int:
     return sequence.num_tokens - sequence.num_computed
-
-
-def _blocks_for(tokens: int) -> int:
-    return -(-tokens // BLOCK_SIZE)

@@ -9,6 +9,7 @@ import numpy as np
 
 from backend.config import ModelConfig
 from backend.runner import BLOCK_SIZE, ModelRunner, StepInput
+from backend.step_input import SequenceRows, pack
 from backend.torch_runner import TorchRunner
 from backend.weights import ModelWeights
 
@@ -56,7 +57,7 @@ def disagreement(
 
 
 def _steps(vocabulary: int) -> list[StepInput]:
-    tokens = np.random.default_rng(0).integers(0, vocabulary, 64).astype(np.int32)
+    tokens = np.random.default_rng(0).integers(0, vocabulary, 64).tolist()
     first, second = [5, 2, 7], [1, 4]
     return [
         _step(tokens, [(first, 0, BLOCK_SIZE + 3)]),
@@ -66,21 +67,8 @@ def _steps(vocabulary: int) -> list[StepInput]:
     ]
 
 
-def _step(tokens: np.typing.NDArray[np.int32], chunks: list[tuple[list[int], int, int]]) -> StepInput:
-    """A step of some (blocks, start, count); all rows' logits are wanted."""
-    positions = np.concatenate([np.arange(start, start + count) for _, start, count in chunks])
-    tables = np.zeros((len(chunks), max(len(blocks) for blocks, _, _ in chunks)), dtype=np.int32)
-    for row, (blocks, _, _) in enumerate(chunks):
-        tables[row, : len(blocks)] = blocks
-    starts = np.cumsum([0, *(count for _, _, count in chunks)])
-    rows = np.repeat(np.arange(len(chunks)), np.diff(starts))
-    slots = tables[rows, positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
-    return StepInput(
-        token_ids=tokens[: len(positions)],
-        positions=positions.astype(np.int32),
-        slot_mapping=slots,
-        query_starts=starts.astype(np.int32),
-        block_tables=tables,
-        logits_rows=np.arange(len(positions), dtype=np.int32),
-        hidden_rows=np.arange(len(positions), dtype=np.int32),
-    )
+def _step(tokens: list[int], chunks: list[tuple[list[int], int, int]]) -> StepInput:
+    """A step of some (blocks, start, count); all rows are wanted."""
+    sequences = [SequenceRows(tokens[:count], start, blocks) for blocks, start, count in chunks]
+    rows = range(sum(count for _, _, count in chunks))
+    return pack(sequences, rows, rows)

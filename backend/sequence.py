@@ -10,6 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from backend.detokenizer import Detokenizer
+from backend.runner import BLOCK_SIZE
 from backend.stop_strings import StopStrings
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class Sequence:
     tokens:    p p p p p p p p g g g        p prompt, g generated
                └ num_computed ┘└ rest ┘     their keys and values are in ``blocks``
 
+    Of a model all of whose layers are windowed, ``first_block`` blocks have been given back at the front.
+
     Args:
         constraint: what the answer must look like, if anything.
         priority: smaller numbers go first.
@@ -112,6 +115,7 @@ class Sequence:
         self.num_prompt = len(prompt_ids)
         self.num_computed = 0
         self.blocks: list[int] = []
+        self.first_block = 0
         self.params = params
         self.detokenizer = detokenizer
         self.stop_strings = StopStrings(params.stop)
@@ -146,6 +150,11 @@ class Sequence:
     def num_tokens(self) -> int:
         """Tokens of prompt and answer so far."""
         return len(self.tokens)
+
+    @property
+    def room(self) -> int:
+        """Tokens up to which there are blocks, those that were given back included."""
+        return (self.first_block + len(self.blocks)) * BLOCK_SIZE
 
     @property
     def num_generated(self) -> int:

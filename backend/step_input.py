@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,40 +25,57 @@ class ChunkRows:
     hidden: slice
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """Consecutive tokens of one sequence, to be computed in one step."""
+
+    token_ids: Many[int]
+    start: int
+    """Position of the first."""
+    blocks: Many[int]
+    """Of the sequence, in order."""
+    first_block: int = 0
+    """Which block of the sequence the first of ``blocks`` is; those before it are in no layer's sight."""
+
+
+def pack(sequences: Many[SequenceRows], logits_rows: Iterable[int], hidden_rows: Iterable[int] = ()) -> StepInput:
+    """A step of these rows: where each lies, and where its keys and values go."""
+    counts = [len(rows.token_ids) for rows in sequences]
+    starts = np.cumsum([0, *counts])
+    tables = np.zeros((len(sequences), max(r.first_block + len(r.blocks) for r in sequences)), dtype=np.int32)
+    for table, rows in zip(tables, sequences, strict=True):
+        table[rows.first_block : rows.first_block + len(rows.blocks)] = rows.blocks
+    owner = np.repeat(np.arange(len(sequences)), counts)
+    positions = np.arange(starts[-1]) + np.array([r.start for r in sequences])[owner] - starts[owner]
+    return StepInput(
+        token_ids=np.array([token for rows in sequences for token in rows.token_ids], dtype=np.int32),
+        positions=positions.astype(np.int32),
+        slot_mapping=tables[owner, positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE,
+        query_starts=starts.astype(np.int32),
+        block_tables=tables,
+        logits_rows=np.array(list(logits_rows), dtype=np.int32),
+        hidden_rows=np.array(list(hidden_rows), dtype=np.int32),
+    )
+
+
 def step_input(chunks: list[Chunk], notes: Mapping[int, SequenceNotes]) -> tuple[StepInput, list[ChunkRows]]:
     """One step of these chunks, and where each will find its output; ``notes`` by sequence id."""
-    tokens: list[int] = []
-    starts = [0]
+    sequences: list[SequenceRows] = []
     logits_rows: list[int] = []
     hidden_rows: list[int] = []
     outputs: list[ChunkRows] = []
-    widest = max(len(chunk.sequence.blocks) for chunk in chunks)
-    tables = np.zeros((len(chunks), widest), dtype=np.int32)
-    for index, chunk in enumerate(chunks):
-        sequence = chunk.sequence
-        tokens += sequence.tokens[chunk.start : chunk.start + chunk.count]
-        tables[index, : len(sequence.blocks)] = sequence.blocks
+    begin = 0
+    for chunk in chunks:
+        sequence, end = chunk.sequence, begin + chunk.count
+        tokens = sequence.tokens[chunk.start : chunk.start + chunk.count]
+        sequences.append(SequenceRows(tokens, chunk.start, sequence.blocks, sequence.first_block))
         logits_from, hidden_from = _first_wanted(chunk, notes[sequence.id])
         first_logits, first_hidden = len(logits_rows), len(hidden_rows)
-        logits_rows += range(starts[-1] + logits_from, starts[-1] + chunk.count)
-        hidden_rows += range(starts[-1] + hidden_from, starts[-1] + chunk.count)
+        logits_rows += range(begin + logits_from, end)
+        hidden_rows += range(begin + hidden_from, end)
         outputs.append(ChunkRows(slice(first_logits, len(logits_rows)), slice(first_hidden, len(hidden_rows))))
-        starts.append(starts[-1] + chunk.count)
-    counts = np.diff(starts)
-    rows = np.repeat(np.arange(len(chunks)), counts)
-    first_positions = np.array([chunk.start for chunk in chunks])
-    positions = np.arange(len(tokens)) - np.repeat(starts[:-1], counts) + first_positions[rows]
-    slots = tables[rows, positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
-    step = StepInput(
-        token_ids=np.array(tokens, dtype=np.int32),
-        positions=positions.astype(np.int32),
-        slot_mapping=slots,
-        query_starts=np.array(starts, dtype=np.int32),
-        block_tables=tables,
-        logits_rows=np.array(logits_rows, dtype=np.int32),
-        hidden_rows=np.array(hidden_rows, dtype=np.int32),
-    )
-    return step, outputs
+        begin = end
+    return pack(sequences, logits_rows, hidden_rows), outputs
 
 
 def following_step(chunks: list[Chunk], tokens: torch.Tensor) -> tuple[StepInput, list[ChunkRows]]:

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from backend.runner import BLOCK_SIZE, StepInput
+from backend.step_input import SequenceRows, pack
 
 VOCABULARY = 300
 SIZES: dict[str, Any] = {
@@ -140,26 +141,14 @@ class Paged:
 
 def step_of(chunks: list[tuple[Paged, int]]) -> StepInput:
     """The next tokens of some sequences, so many of each, as one step; logits and states of every row are wanted."""
-    spans = [(sequence, sequence.computed, sequence.computed + count) for sequence, count in chunks]
-    positions = np.concatenate([np.arange(start, end) for _, start, end in spans])
-    tables = np.zeros((len(spans), max(-(-end // BLOCK_SIZE) for _, _, end in spans)), dtype=np.int32)
-    for row, (sequence, _, end) in enumerate(spans):
+    sequences = []
+    for sequence, count in chunks:
+        start, end = sequence.computed, sequence.computed + count
         held = sequence.blocks[: -(-end // BLOCK_SIZE)]
-        tables[row, : len(held)] = held
+        sequences.append(SequenceRows(sequence.tokens[start:end].tolist(), start, held))
         sequence.computed = end
-    counts = [end - start for _, start, end in spans]
-    owner = np.repeat(np.arange(len(spans)), counts)
-    slots = tables[owner, positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
-    rows = np.arange(len(positions), dtype=np.int32)
-    return StepInput(
-        token_ids=np.concatenate([sequence.tokens[start:end] for sequence, start, end in spans]),
-        positions=positions.astype(np.int32),
-        slot_mapping=slots,
-        query_starts=np.cumsum([0, *counts]).astype(np.int32),
-        block_tables=tables,
-        logits_rows=rows,
-        hidden_rows=rows,
-    )
+    rows = range(sum(count for _, count in chunks))
+    return pack(sequences, rows, rows)
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:

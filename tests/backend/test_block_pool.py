@@ -33,6 +33,7 @@ class Holder:
         self.salt = salt
         self.blocks = blocks
         self.computed = computed
+        self.left_behind = False
 
 
 class Pool(RuleBasedStateMachine):
@@ -75,7 +76,7 @@ class Pool(RuleBasedStateMachine):
         """Computes a sequence's next full block and offers it."""
         holder = data.draw(st.sampled_from(self.holders))
         index = holder.computed
-        if (index + 1) * SIZE > len(holder.tokens):
+        if (index + 1) * SIZE > len(holder.tokens) or holder.left_behind:
             return
         content = (holder.salt, tuple(holder.tokens[: (index + 1) * SIZE]))
         self.written[holder.blocks[index]] = content
@@ -94,6 +95,15 @@ class Pool(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         self.holders.remove(holder)
         self.pool.release(holder.blocks)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def leave_behind(self, data: st.DataObject) -> None:
+        """A sequence gives its first blocks back and keeps the others, as windows do."""
+        holder = data.draw(st.sampled_from(self.holders))
+        past = data.draw(st.integers(0, len(holder.blocks)))
+        self.pool.release(holder.blocks[:past])
+        holder.blocks, holder.left_behind = holder.blocks[past:], True
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())

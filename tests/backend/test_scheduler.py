@@ -10,37 +10,31 @@ from hypothesis import strategies as st
 
 from backend.batching import Batching, BatchingMode
 from backend.block_pool import BlockPool
-from backend.detokenizer import Detokenizer, TokenBytes
-from backend.model import ServedModel
+from backend.detokenizer import Detokenizer
 from backend.runner import BLOCK_SIZE
 from backend.scheduler import Chunk, Scheduler
 from backend.sequence import SamplingParams, Sequence
+from tests.backend.tiny_model import token_bytes
 
 NUM_BLOCKS = 12
-
-
-@pytest.fixture(scope="module")
-def token_bytes(model: ServedModel) -> TokenBytes:
-    return model.text.token_bytes
 
 
 class Maker:
     """Makes sequences; ``family`` chooses the token that a prompt repeats, so that prompts begin alike or not."""
 
-    def __init__(self, token_bytes: TokenBytes) -> None:
-        self._token_bytes = token_bytes
+    def __init__(self) -> None:
         self._number = 0
 
     def __call__(self, prompt: int, answer: int = 50, priority: int = 0, family: int | None = None) -> Sequence:
         self._number += 1
         token = 1000 + self._number if family is None else family
         params = SamplingParams(max_tokens=answer)
-        return Sequence(self._number, [token] * prompt, params, Detokenizer(self._token_bytes), 0, priority=priority)
+        return Sequence(self._number, [token] * prompt, params, Detokenizer(token_bytes()), 0, priority=priority)
 
 
 @pytest.fixture
-def make(token_bytes: TokenBytes) -> Maker:
-    return Maker(token_bytes)
+def make() -> Maker:
+    return Maker()
 
 
 def step(scheduler: Scheduler, now: float = 0.0) -> list[Chunk]:
@@ -78,6 +72,7 @@ MODES = st.sampled_from([Batching(), Batching(BatchingMode.STATIC), Batching(Bat
     step_tokens=st.integers(1, 64),
     batching=MODES,
     shares=st.booleans(),
+    window=st.sampled_from([None, None, 1, 16, 40]),
     data=st.data(),
 )
 def test_every_sequence_ends_and_every_block_comes_back(
@@ -86,13 +81,13 @@ def test_every_sequence_ends_and_every_block_comes_back(
     step_tokens: int,
     batching: Batching,
     shares: bool,
+    window: int | None,
     data: st.DataObject,
-    token_bytes: TokenBytes,
 ) -> None:
     """With too few blocks for all, preemption and admission still bring every sequence to its last token."""
-    make = Maker(token_bytes)
+    make = Maker()
     pool = BlockPool(NUM_BLOCKS)
-    scheduler = Scheduler(pool, max_batch, step_tokens, batching, shares)
+    scheduler = Scheduler(pool, max_batch, step_tokens, batching, shares, window)
     left = set()
     for prompt, answer, priority, family in shapes:
         sequence = make(prompt, answer, priority, family)
@@ -110,9 +105,11 @@ def test_every_sequence_ends_and_every_block_comes_back(
             sequence = chunk.sequence
             assert chunk.start == sequence.num_computed
             assert 1 <= chunk.count <= sequence.num_tokens - chunk.start
-            assert len(sequence.blocks) >= blocks_of(chunk.start + chunk.count)
+            assert sequence.room >= chunk.start + chunk.count
+            assert sequence.first_block * BLOCK_SIZE <= max(0, chunk.start + 1 - (window or 10**6))
             # What is about to be written belongs to nobody else.
-            written = sequence.blocks[chunk.start // BLOCK_SIZE : blocks_of(chunk.start + chunk.count)]
+            first, end = chunk.start // BLOCK_SIZE, blocks_of(chunk.start + chunk.count)
+            written = sequence.blocks[first - sequence.first_block : end - sequence.first_block]
             assert all(pool.references(block) == 1 for block in written)
         for chunk in chunks:
             sequence, ended = chunk.sequence, chunk.reaches_end

@@ -21,6 +21,8 @@ from backend.weights import LayerWeights, Linear, Mlp, ModelWeights
 from tests.backend.conftest import built_library
 
 VOCABULARY = 160
+SPELLED = 320
+"""Tokens that have a text: those of this model, and of the others that tests make."""
 CONTEXT = 256
 END = 3
 POISON = 5
@@ -92,8 +94,8 @@ def reference(num_blocks: int) -> ModelRunner:
 def token_bytes() -> TokenBytes:
     """Two letters for each token."""
     letters = string.ascii_letters
-    vocabulary = {letters[n // 40] + letters[n % 40]: n for n in range(VOCABULARY)}
-    return TokenBytes(json.dumps({"model": {"vocab": vocabulary}, "decoder": {"type": "ByteLevel"}}), VOCABULARY)
+    vocabulary = {letters[n // 40] + letters[n % 40]: n for n in range(SPELLED)}
+    return TokenBytes(json.dumps({"model": {"vocab": vocabulary}, "decoder": {"type": "ByteLevel"}}), SPELLED)
 
 
 @dataclass
