@@ -127,7 +127,7 @@ class Scheduler:
         may_join = self._has_place() and not self._held_back and self._admission_in(now) == 0.0
         if len(chunks) != len(self.running) or may_join:
             return []
-        missing = [max(0, _blocks_for(chunk.start + 1) - len(chunk.sequence.blocks)) for chunk in following]
+        missing = [max(0, -(-(chunk.start + 1 - chunk.sequence.room) // BLOCK_SIZE)) for chunk in following]
         if sum(missing) > self._pool.num_free:
             return []
         for chunk, count in zip(following, missing, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,22 +80,13 @@ def step_input(chunks: list[Chunk], notes: Mapping[int, SequenceNotes]) -> tuple
 
 def following_step(chunks: list[Chunk], tokens: torch.Tensor) -> tuple[StepInput, list[ChunkRows]]:
     """A step of one row for each chunk, whose tokens int64 [len(chunks)] are on the runner's device."""
-    widest = max(len(chunk.sequence.blocks) for chunk in chunks)
-    tables = np.zeros((len(chunks), widest), dtype=np.int32)
-    for index, chunk in enumerate(chunks):
-        tables[index, : len(chunk.sequence.blocks)] = chunk.sequence.blocks
-    rows = np.arange(len(chunks), dtype=np.int32)
-    positions = np.array([chunk.start for chunk in chunks], dtype=np.int32)
-    step = StepInput(
-        token_ids=np.zeros(len(chunks), dtype=np.int32),
-        positions=positions,
-        slot_mapping=tables[rows, positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE,
-        query_starts=np.arange(len(chunks) + 1, dtype=np.int32),
-        block_tables=tables,
-        logits_rows=rows,
-        device_tokens=tokens,
+    placeholder = [0]
+    step = pack(
+        [SequenceRows(placeholder, c.start, c.sequence.blocks, c.sequence.first_block) for c in chunks],
+        range(len(chunks)),
     )
-    return step, [ChunkRows(slice(row, row + 1), slice(0, 0)) for row in range(len(chunks))]
+    rows = [ChunkRows(slice(row, row + 1), slice(0, 0)) for row in range(len(chunks))]
+    return replace(step, device_tokens=tokens), rows
 
 
 def _first_wanted(chunk: Chunk, notes: SequenceNotes) -> tuple[int, int]:
