@@ -6,8 +6,6 @@ and write a block of their own, which no sequence ever owns.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 import numpy as np
 import torch
 
@@ -75,13 +73,16 @@ class DecodeGraphs:
                 raise CudaUnavailable(f"the recorded step for a batch of {size} does not compute what it recorded")
             self._recorded[size] = graph, logits
 
+    def size_for(self, rows: int) -> int | None:
+        """Rows of the smallest recording that takes so many; None: there is none."""
+        return next((size for size in self._sizes if size >= rows), None)
+
     def run(self, step: StepInput) -> torch.Tensor | None:
         """Logits float32 [rows, vocab_size], valid until the next run; None: no recording is large enough."""
         rows, width = step.block_tables.shape
-        place = bisect_left(self._sizes, rows)
-        if place == len(self._sizes) or width > self._max_blocks:
+        size = self.size_for(rows)
+        if size is None or width > self._max_blocks:
             return None
-        size = self._sizes[place]
         packed = np.zeros((3, size), dtype=np.int32)
         packed[2] = self._spare * BLOCK_SIZE
         packed[:, :rows] = step.token_ids, step.positions, step.slot_mapping

@@ -65,7 +65,9 @@ class CudaRunner:
     def run(self, step: StepInput) -> StepOutput:
         """See ``ModelRunner.run``; the tensors stay on the device."""
         if self._graphs is not None and is_pure_decode(step) and (logits := self._graphs.run(step)) is not None:
-            return StepOutput(logits, self._no_hidden, unfinished=True)
+            rows = len(step.token_ids)
+            padding = (self._graphs.size_for(rows) or rows) - rows
+            return StepOutput(logits, self._no_hidden, unfinished=True, padding_rows=padding)
         logits, hidden = self._decoder(device_step(step, self._staging, self._decoder.tile_rows))
         return StepOutput(logits, hidden, unfinished=True)
 

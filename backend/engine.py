@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from backend.batching import Batching
 from backend.block_pool import BlockPool
 from backend.engine_stats import EngineStats, StepTimings, Totals
 from backend.flight import Flight, Landed, TokensOnTheWay, gives_only_tokens, land
-from backend.runner import BLOCK_SIZE, ModelRunner, StepInput
+from backend.runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
 from backend.sampler import Sampled, draw
 from backend.scheduler import Chunk, Scheduler
 from backend.sequence import FinishReason, Sequence, TokenLogprobs
@@ -134,7 +134,7 @@ class Engine:
             prefix_asked_tokens=self.scheduler.prefix_asked_tokens,
             prefix_hit_tokens=self.scheduler.prefix_hit_tokens,
             preemptions=self.scheduler.num_preemptions,
-            **{name.name: getattr(self._totals, name.name) for name in fields(Totals)},
+            **asdict(self._totals),
         )
 
     def problems(self) -> list[str]:
@@ -245,6 +245,8 @@ class Engine:
         totals.steps += 1
         totals.batch_slots_used += len(flight.chunks)
         totals.computed_rows += sum(chunk.count for chunk in flight.chunks)
+        if isinstance(flight.output, StepOutput):
+            totals.padding_rows += flight.output.padding_rows
         for chunk in (flight.chunks[index] for index in flight.live):
             sequence, notes = chunk.sequence, self._notes[chunk.sequence.id]
             end = chunk.start + chunk.count

@@ -17,9 +17,32 @@ class StepTimings:
     """Tokens per second after the first token, for each answer of at least two tokens that ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A picture of the engine after a step. Counts of tokens and sequences are totals since the start."""
+@dataclass(slots=True)
+class Totals:
+    """Counts since the start."""
+
+    prompt_tokens: int = 0
+    """Prompt tokens computed, recomputation after a preemption included."""
+    generated_tokens: int = 0
+    steps: int = 0
+    batch_slots_used: int = 0
+    """Sequences that got a chunk, summed over the steps; at most ``steps * max_batch``."""
+    computed_rows: int = 0
+    """Tokens given to the runner."""
+    useful_rows: int = 0
+    """Computed rows without those that a preemption had thrown away."""
+    padding_rows: int = 0
+    """Rows that the runner computed beside those, to fill up a shape that it has prepared."""
+    expired: int = 0
+    poisoned: int = 0
+    """Sequences ended because the model produced values that are not numbers."""
+    shed: int = 0
+    """Sequences ended because a step ran out of memory."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineStats(Totals):
+    """A picture of the engine after a step: its totals, and what is there now."""
 
     running: int
     waiting: int
@@ -32,37 +55,8 @@ class EngineStats:
     held_blocks: int
     fragmentation: float
     """Share of the slots in held blocks that belong to no token."""
-    prompt_tokens: int
-    """Prompt tokens computed, recomputation after a preemption included."""
-    generated_tokens: int
     prefix_asked_tokens: int
     """Tokens that sequences had when they joined the batch."""
     prefix_hit_tokens: int
     """Those of them that were computed already."""
-    steps: int
-    batch_slots_used: int
-    """Sequences that got a chunk, summed over the steps; at most ``steps * max_batch``."""
-    computed_rows: int
-    useful_rows: int
-    """Computed rows without those that a preemption had thrown away."""
     preemptions: int
-    expired: int
-    poisoned: int
-    """Sequences ended because the model produced values that are not numbers."""
-    shed: int
-    """Sequences ended because a step ran out of memory."""
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counts since the start, as in ``EngineStats``."""
-
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    steps: int = 0
-    batch_slots_used: int = 0
-    computed_rows: int = 0
-    useful_rows: int = 0
-    expired: int = 0
-    poisoned: int = 0
-    shed: int = 0

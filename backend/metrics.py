@@ -22,6 +22,7 @@ _TOTALS = {
     "prefix_hit_tokens": "Those of them whose keys and values were there already.",
     "batch_slots_used": "Sequences that got a chunk, summed over the steps.",
     "computed_rows": "Tokens computed.",
+    "padding_rows": "Rows computed beside them, to fill up a shape that the runner has prepared.",
     "useful_rows": "Tokens computed for the first time, not again after a preemption.",
     "preemptions": "Sequences that gave their KV blocks back.",
     "expired": "Sequences whose deadline passed.",
@@ -76,15 +77,16 @@ class Metrics:
         self._fragmentation = gauge("kv_fragmentation_ratio", "Share of slots in held blocks that hold no token.")
         utilisation = gauge("batch_utilisation_ratio", "Share of the batch's places used, over recent steps.")
         utilisation.set_function(lambda: self._recent_share(0, 1))
-        efficiency = gauge(
-            "padding_efficiency_ratio", "Share of computed rows that had not been computed before, over recent steps."
-        )
-        efficiency.set_function(lambda: self._recent_share(3, 2))
+        efficiency = gauge("padding_efficiency_ratio", "Share of rows computed that are tokens, over recent steps.")
+        efficiency.set_function(lambda: self._recent_share(2, 3))
+        fresh = gauge("fresh_rows_ratio", "Share of tokens computed for the first time, over recent steps.")
+        fresh.set_function(lambda: self._recent_share(4, 2))
         gauge("tokens_per_second", "What the device generates, over the last 10 s.").set_function(self._device_rate)
         gauge("kv_blocks", "KV blocks in all.").set(num_blocks)
         self._free_blocks.set(num_blocks)
-        # Of recent steps: sequences, places, rows, useful rows. Of recent seconds: when, and how many tokens.
-        self._recent: deque[tuple[int, int, int, int]] = deque(maxlen=_RECENT_STEPS)
+        # Of recent steps: sequences, places, rows, rows with padding, useful rows.
+        self._recent: deque[tuple[int, int, int, int, int]] = deque(maxlen=_RECENT_STEPS)
+        # Of recent seconds: when, and how many tokens.
         self._generated: deque[tuple[float, int]] = deque()
 
     def note_step(self, report: StepReport) -> None:
@@ -96,8 +98,9 @@ class Metrics:
             self._seen[name] += amount
         if report.computed:
             self._step_seconds.observe(report.seconds)
-            rows, useful = grown["computed_rows"], grown["useful_rows"]
-            self._recent.append((grown["batch_slots_used"], stats.max_batch, rows, useful))
+            rows = grown["computed_rows"]
+            padded, useful = rows + grown["padding_rows"], grown["useful_rows"]
+            self._recent.append((grown["batch_slots_used"], stats.max_batch, rows, padded, useful))
         if grown["generated_tokens"]:
             self._generated.append((time.monotonic(), grown["generated_tokens"]))
             self._drop_old()

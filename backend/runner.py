@@ -60,6 +60,8 @@ class StepOutput:
     unfinished: bool = False
     """Whether a device is still computing them. Work on them is then queued behind that, and so is the next step,
     which may be launched at once: reading them on the host is what waits."""
+    padding_rows: int = 0
+    """Rows computed beside those that were asked for, to fill up a shape that was prepared."""
 
 
 class ModelRunner(Protocol):

@@ -144,16 +144,18 @@ class _Mlp:
 
 
 def _mixture(x: torch.Tensor, router: torch.Tensor, mlps: list[_Mlp], experts: Experts) -> torch.Tensor:
-    """Each row is the weighted sum of its best experts; an expert computes only the rows that chose it."""
+    """Each row is the weighted sum of its best experts; an expert computes the rows that chose it, in one product."""
     shares = functional.linear(x, router).float().softmax(-1)
     best, chosen = shares.topk(experts.per_token, dim=-1)
     if experts.normalise:
         best = best / best.sum(-1, keepdim=True)
-    mixed = torch.zeros_like(x)
-    for expert in torch.unique(chosen).tolist():
-        rows, place = torch.where(chosen == expert)
-        mixed.index_add_(0, rows, mlps[expert](x[rows]) * best[rows, place, None].to(x.dtype))
-    return mixed
+    # (row, choice) pairs in the order of their experts; the sum of a row is in that of its choices, whoever is beside.
+    pairs = chosen.flatten().argsort(stable=True)
+    counts = torch.bincount(chosen.flatten(), minlength=experts.count).tolist()
+    groups = torch.split(x[pairs // experts.per_token], counts)
+    computed = torch.cat([mlp(rows) for mlp, rows in zip(mlps, groups, strict=True) if len(rows)])
+    answers = torch.empty_like(computed).index_copy_(0, pairs, computed)
+    return (answers.view(*chosen.shape, -1) * best.unsqueeze(-1).to(x.dtype)).sum(1)
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

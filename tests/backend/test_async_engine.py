@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +20,9 @@ from backend.engine import Engine, Output
 from backend.errors import QueueFull
 from backend.metrics import Metrics
 from backend.pace import Pace
+from backend.runner import StepInput, StepOutput
 from backend.sequence import FinishReason, SamplingParams, Sequence
+from tests.backend.test_engine_faults import Around
 from tests.backend.tiny_model import fused, token_bytes
 
 numbers = itertools.count()
@@ -160,10 +163,36 @@ async def test_metrics_say_what_the_engine_did() -> None:
     assert value["inter_token_seconds_count"] == 18
     assert value["answer_tokens_per_second_count"] == 2
     assert value["tokens_per_second"] == pytest.approx(2.1)
-    assert value["padding_efficiency_ratio"] == 1.0
+    assert value["padding_efficiency_ratio"] == value["fresh_rows_ratio"] == 1.0
+    assert value["padding_rows_total"] == 0
     assert value["batch_utilisation_ratio"] == pytest.approx(
         value["batch_slots_used_total"] / (4 * value["step_seconds_count"])
     )
     assert value["kv_blocks_free"] == value["kv_blocks"] == 40
     assert value["kv_blocks_cached"] == 3, "two of the prompt, and one with the first tokens of an answer"
     assert value["kv_blocks_held"] == value["kv_fragmentation_ratio"] == 0
+
+
+class Padded(Around):
+    """A runner that has prepared steps of eight rows."""
+
+    def run(self, step: StepInput) -> StepOutput:
+        return dataclasses.replace(self._runner.run(step), padding_rows=-len(step.token_ids) % 8)
+
+
+async def test_padding_is_what_the_runner_computes_for_nobody() -> None:
+    """Its rows count in the efficiency and not as tokens; nor does what is computed again after a preemption."""
+    engine = Engine(Padded(fused(4)), 2, 64)
+    metrics = Metrics(engine.pool.num_blocks)
+    async with running(engine, metrics.note_step) as served:
+        await answers(served, sequence([*range(20, 36)], 30), sequence([*range(40, 56)], 30))
+    stats = engine.stats()
+    assert stats.preemptions == 1
+    shares = {}
+    for line in metrics.exposition().decode().splitlines():
+        if "_ratio " in line and not line.startswith("#"):
+            name, number = line.removeprefix("keepgate_backend_").split(" ")
+            shares[name] = float(number)
+    assert (stats.computed_rows + stats.padding_rows) % 8 == 0
+    assert shares["padding_efficiency_ratio"] == stats.computed_rows / (stats.computed_rows + stats.padding_rows) < 0.5
+    assert shares["fresh_rows_ratio"] == stats.useful_rows / stats.computed_rows < 1
