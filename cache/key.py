@@ -50,8 +50,8 @@ def request_key(namespace: str, family: str, body: Mapping[str, Any]) -> Key:
     """The key of a decoded JSON request.
 
     `family` is the endpoint family ("chat.completions", "completions"). Every field of `body` counts, known or
-    unknown, except TRANSPORT_FIELDS. Raises RecursionError for a body nested deeper than the interpreter can walk,
-    ValueError for a namespace with a dot.
+    unknown, except TRANSPORT_FIELDS and `priority` (see priority_of). Raises RecursionError for a body nested deeper
+    than the interpreter can walk, ValueError for a namespace with a dot.
     """
     if "." in namespace:
         raise ValueError(f"namespace {namespace!r}: a dot ends a namespace, so none can stand in it")
@@ -66,11 +66,22 @@ def canonical_body(body: Mapping[str, Any]) -> dict[str, Any]:
     Null fields of the body and of a message are as good as absent. Deeper down null is kept, for in a JSON schema
     `{"const": null}` and `{}` are two things. MessagePack types, sorts and length-delimits the rest.
     """
+    left_out = TRANSPORT_FIELDS if priority_of(body) is None else TRANSPORT_FIELDS | {"priority"}
     return {
         field: [_message(item) for item in value] if field == "messages" and type(value) is list else _value(value)
         for field, value in body.items()
-        if value is not None and field not in TRANSPORT_FIELDS
+        if value is not None and field not in left_out
     }
+
+
+def priority_of(body: Mapping[str, Any]) -> int | None:
+    """The `priority` of a request, as vLLM, SGLang and the in-repo engine have it.
+
+    It says when the answer is computed and changes nothing about it. What is no whole number of 64 bits is somebody
+    else's field of that name, or an error: that counts as every field does.
+    """
+    value = body.get("priority")
+    return value if type(value) is int and -(2**63) <= value < 2**63 else None
 
 
 def _message(message: Any) -> Any:

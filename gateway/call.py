@@ -9,7 +9,7 @@ import msgspec
 from multidict import CIMultiDictProxy
 
 from cache.entry import Family
-from cache.key import Key, namespace_for, request_key
+from cache.key import Key, namespace_for, priority_of, request_key
 from gateway.directives import Directives, parse_cache_control
 from gateway.errors import InvalidRequest
 
@@ -35,6 +35,7 @@ class Call:
     include_usage: bool
     sampled: bool
     choices: int
+    priority: int
     directives: Directives
 
     @property
@@ -96,6 +97,7 @@ def read_call(path: str, query: str, body: bytes, headers: CIMultiDictProxy[str]
         include_usage=_boolean(options or {}, "include_usage", "stream_options.include_usage"),
         sampled=fields.get("seed") is None and fields.get("temperature") != 0,
         choices=_choices(fields),
+        priority=priority_of(fields) or 0,
         directives=parse_cache_control(", ".join(headers.getall("Cache-Control", ()))),
     )
 

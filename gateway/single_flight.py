@@ -34,18 +34,20 @@ class SingleFlight:
         if isinstance(outcome, Bypass):
             # Nobody else's answer will do; one that was only to be fresh is still worth keeping.
             return self._launch(call, key, name=None, keeps=outcome.reason == "no-cache"), False
-        wanted = (_with_usage(key),) if call.needs_usage else (_with_usage(key), _without_usage(key))
+        with_usage, without_usage = _names(call, key)
+        wanted = (with_usage,) if call.needs_usage else (with_usage, without_usage)
         if flight := self._flights.find(wanted):
             metrics.collapsed.inc()
             return flight, True
         # A stream that was not asked for usage may bring none: it does not serve those who did ask.
         may_lack_usage = call.stream and not call.include_usage
-        return self._launch(call, key, _without_usage(key) if may_lack_usage else _with_usage(key)), False
+        return self._launch(call, key, without_usage if may_lack_usage else with_usage), False
 
     def revalidate(self, call: Call, key: Key) -> None:
         """Compute the answer again with nobody waiting for it, unless that is being done."""
-        if not self._flights.find((_with_usage(key), _without_usage(key))):
-            self._launch(call, key, _without_usage(key)).background = True
+        names = _names(call, key)
+        if not self._flights.find(names):
+            self._launch(call, key, names[1]).background = True
 
     def _launch(self, call: Call, key: Key, name: str | None, keeps: bool = True) -> Flight:
         flight = Flight(self._settings.max_answer, call.choices)
@@ -89,12 +91,14 @@ class SingleFlight:
         )
 
 
-def _with_usage(key: Key) -> str:
-    return f"{key.id} with usage"
+def _names(call: Call, key: Key) -> tuple[str, str]:
+    """What a flight for this call is called, if it brings usage for certain and if it may not.
 
-
-def _without_usage(key: Key) -> str:
-    return f"{key.id} without usage"
+    The answer is the same at any priority, but the flight is not: who is in a hurry does not wait for one that is
+    not, and an upstream that knows no priorities refuses only those who have one.
+    """
+    name = f"{key.id} at {call.priority}"
+    return f"{name} with usage", f"{name} without usage"
 
 
 def _count(flight: Flight) -> None:

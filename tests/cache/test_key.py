@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from cache.key import Key, namespace_for, namespace_of, request_key
+from cache.key import Key, namespace_for, namespace_of, priority_of, request_key
 
 Json = dict[str, Any]
 
@@ -26,7 +26,8 @@ scalars = (
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=12
 )
-bodies = st.dictionaries(texts.filter(lambda name: name not in ("stream", "stream_options", "messages")), values)
+read_otherwise = ("stream", "stream_options", "messages", "priority")
+bodies = st.dictionaries(texts.filter(lambda name: name not in read_otherwise), values)
 
 # So few that two draws are often alike.
 few_values = st.sampled_from([None, 0, 0.0, -0.0, 1, True, False, "0", "1", "", [], {}, [0], [None], [0.0], {"a": 0}])
@@ -86,7 +87,7 @@ def test_requests_that_say_different_things_have_different_keys(one: Json, other
 @quick
 def test_every_field_counts(body: Json, name: str, value: Any, other: Any) -> None:
     """A field nobody has heard of makes two requests of one, when its value differs."""
-    assume(name not in ("stream", "stream_options", "messages"))
+    assume(name not in read_otherwise)
     nothing = {"value": None}
     assume(one_number(value) != one_number(other))
     assume(without_nulls({"value": value}) != nothing)
@@ -130,6 +131,27 @@ def test_a_request_is_not_changed_by_asking_for_its_key(body: Json) -> None:
 def test_a_parameter_of_any_server_counts(field: str, value: Any) -> None:
     """No parameter is missing from the key, whichever server invented it."""
     assert key(chat(**{field: value})) != key(chat())
+
+
+@given(bodies, st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
+@quick
+def test_when_an_answer_is_computed_is_no_part_of_the_question(body: Json, one: int, other: int) -> None:
+    """A whole number called priority orders the work of vLLM, SGLang and the in-repo engine, and changes no answer."""
+    assert key({**body, "priority": one}) == key({**body, "priority": other}) == key({**body, "priority": None})
+    assert priority_of({**body, "priority": one}) == one
+    assert priority_of({**body, "priority": None}) is None
+
+
+@pytest.mark.parametrize("value", ["high", 1.5, 1.0, True, 2**63, [1], {"level": 1}])
+def test_a_priority_of_another_kind_counts(value: Any) -> None:
+    """Nobody knows what it means to the server that has it."""
+    assert key(chat(priority=value)) != key(chat())
+    assert priority_of(chat(priority=value)) is None
+
+
+def test_a_priority_counts_below_the_body() -> None:
+    """Only the field of the request itself orders work; one in a tool's schema is the tool's."""
+    assert key(chat(tools=[{"priority": 1}])) != key(chat(tools=[{"priority": 2}]))
 
 
 def test_text_cannot_pose_as_a_field() -> None:

@@ -89,6 +89,45 @@ class Live:
 # One call
 
 
+async def test_priorities_share_answers_but_no_flight(stage: Stage) -> None:
+    """Who is in a hurry does not wait for one that is not; when an answer is there, it is everybody's."""
+    mock = await stage.mock(Reply(text="the one answer"))
+    client = await stage.gateway(mock)
+    mock.hold.clear()
+    patient = await together(client, [chat(priority=9), chat(priority=9)])
+    urgent = asyncio.create_task(client.post(chat(priority=-1)))
+    await client.until("flights", 2)
+    mock.hold.set()
+    answers = await asyncio.gather(*patient, urgent)
+    assert {answer.text for answer in answers} == {"the one answer"}
+    assert [msgspec.json.decode(received.body)["priority"] for received in mock.received] == [9, -1]
+    for later in (chat(), chat(priority=0), chat(priority=9), chat(priority=3, stream=True)):
+        assert (await client.post(later)).cache == "hit"
+    assert len(mock.received) == 2
+
+
+async def test_a_refused_priority_is_refused_to_nobody_else(stage: Stage) -> None:
+    """An upstream that knows no priorities answers those who have none, though both ask at the same time."""
+    both_are_here = asyncio.Event()
+
+    async def converse(connection: Connection) -> None:
+        await both_are_here.wait()
+        if "priority" in msgspec.json.decode(connection.body):
+            error = {"message": "none here", "type": "invalid_request_error", "param": "priority", "code": None}
+            await connection.send(json_reply(msgspec.json.encode({"error": error}), status=b"400 Bad Request"))
+        else:
+            choice = {"index": 0, "message": {"role": "assistant", "content": "fine"}, "finish_reason": "stop"}
+            await connection.send(json_reply(msgspec.json.encode({"choices": [choice]})))
+
+    client = await stage.gateway(await stage.raw(converse))
+    asking = [asyncio.create_task(client.post(chat(priority=5))), asyncio.create_task(client.post(chat()))]
+    await client.until("flights", 2)
+    both_are_here.set()
+    refused, answered = await asyncio.gather(*asking)
+    assert (refused.status, refused.error["message"]) == (400, "none here")
+    assert (answered.status, answered.text) == (200, "fine")
+
+
 @pytest.mark.parametrize("count", [2, 40])
 @pytest.mark.parametrize(
     "shapes",
