@@ -59,8 +59,7 @@ class FormReader:
             self._grammars.constraint(grammar := write(choice.tools))
         except GrammarError:
             self._compile(grammar := write([self._supported(tool) for tool in choice.tools]), "tools")
-        frame = (form.begin, form.opening, form.between or "", form.closing)
-        marks = (token_id for text, token_id in specials.items() if any(text in part for part in frame))
+        marks = (token_id for text, token_id in specials.items() if form.marked_by(text))
         return AnswerForm(grammar, form, frozenset(marks))
 
     def _without_calls(self, request: ChatRequest) -> AnswerForm | None:

@@ -34,6 +34,9 @@ class ToolParser:
 
     text text <tool_call> \\n {"name": "f", "arguments": {...} } \\n</tool_call>
     └ content┘└─ between ──┘└──── head ─────────────────┘└args┘└─ between ───┘
+
+    text text [TOOL_CALLS] f[ARGS] {...} [TOOL_CALLS] g[ARGS] {...}
+    └ content┘└─ between ─┘└ head ┘└args┘└─ between ─┘└ head ┘└args┘
     """
 
     def __init__(self, form: ToolFormat) -> None:
@@ -73,10 +76,11 @@ class ToolParser:
             return self._opens_with_a_brace()
         at = text.find(begin)
         if at >= 0:
-            self._state, self._held = "between", text[at + len(begin) :]
+            self._state = "head" if self._form.name_end else "between"
+            self._held = text[at + len(begin) :]
             # A line break before the marker is the frame's, not an answer.
             return "" if self._blank and not text[:at].strip() else text[:at]
-        keep = next(n for n in range(min(len(begin) - 1, len(text)), -1, -1) if text.endswith(begin[:n]))
+        keep = _begun(begin, text)
         content = text[: len(text) - keep]
         if self._blank and not content.strip():
             return ""
@@ -96,16 +100,13 @@ class ToolParser:
     def _advance(self, pieces: Pieces) -> bool:
         """One step through the calls; False: more text is needed."""
         if self._state == "between":
-            at = self._held.find("{")
-            self._held = self._held[at:] if at >= 0 else ""
-            self._state = "head" if at >= 0 else "between"
-            return at >= 0
+            return self._begin_call()
         if self._state == "head":
             head = self._head.match(self._held)
             if head is None:
                 return False
             self._index += 1
-            pieces.calls.append(CallPiece(self._index, "", self._form.new_id(), json.loads(head[1])))
+            pieces.calls.append(CallPiece(self._index, "", self._form.new_id(), self._name(head[1])))
             self._held, self._state = self._held[head.end() :], "arguments"
             return True
         if self._depth == 0:
@@ -120,6 +121,22 @@ class ToolParser:
         self._state = "between"
         self.num_calls += 1
         return True
+
+    def _begin_call(self) -> bool:
+        """Drops what stands before the next call, and its marker; False: more text is needed."""
+        begin = self._form.begin if self._form.name_end else "{"
+        at = self._held.find(begin)
+        if at < 0:
+            self._held = self._held[len(self._held) - _begun(begin, self._held) :]
+            return False
+        # A brace is of the call itself.
+        self._held = self._held[at + len(begin) :] if self._form.name_end else self._held[at:]
+        self._state = "head"
+        return True
+
+    def _name(self, written: str) -> str:
+        name: str = written.strip() if self._form.name_end else json.loads(written)
+        return name
 
     def _end_of_arguments(self) -> int | None:
         """Where in the held text the arguments' last brace has just passed."""
@@ -140,3 +157,8 @@ class ToolParser:
                 if self._depth == 0:
                     return position + 1
         return None
+
+
+def _begun(marker: str, text: str) -> int:
+    """How many characters at the end of ``text`` may be the start of ``marker``."""
+    return next(n for n in range(min(len(marker) - 1, len(text)), -1, -1) if text.endswith(marker[:n]))

@@ -36,7 +36,7 @@ def exchange(city: str, weather: str, call_id: str) -> list[dict[str, Any]]:
 TOOLS = [function("weather", "city", description="Weather of a city"), function("clock", "zone", strict=True)]
 TAUGHT = [*exchange("Rome", "sunny", "c1"), *exchange("Oslo", "cold", "c2")]
 ASKING = [*TAUGHT, {"role": "user", "content": "Weather in Paris?"}]
-FORMATS = ["HERMES", "LIST", "MISTRAL", "LLAMA3"]
+FORMATS = ["HERMES", "LIST", "MISTRAL", "NAMED", "LLAMA3"]
 
 
 def body(**fields: Any) -> dict[str, Any]:
