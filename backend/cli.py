@@ -44,12 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-memory",
         type=memory_size,
-        default=512 * 2**20,
         metavar="SIZE",
-        help="memory for keys and values, such as 512MiB (the default); it bounds what runs at the same time",
+        help="memory for keys and values, such as 4GiB; it bounds what runs at the same time (default: 512MiB on a "
+        "CPU, most of what the weights leave free on a CUDA device)",
     )
     parser.add_argument(
-        "--max-batch", type=_positive, default=32, help="sequences that run at the same time (default: %(default)s)"
+        "--max-batch",
+        type=_positive,
+        help="sequences that run at the same time (default: 32 on a CPU, 256 on a CUDA device)",
     )
     parser.add_argument(
         "--max-context",
@@ -84,9 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--step-tokens",
         type=_positive,
-        default=128,
         help="tokens computed in one step at most; more is faster for long prompts and makes running answers wait "
-        "longer for each token (default: %(default)s)",
+        "longer for each token (default: 128 on a CPU, 2048 on a CUDA device)",
     )
     parser.add_argument(
         "--max-waiting",

@@ -168,12 +168,15 @@ class ModelConfig:
 class EngineConfig:
     """Limits of one engine. Memory is in bytes, the rest in tokens, sequences or threads."""
 
-    kv_memory: int = 512 * 2**20
-    max_batch: int = 32
+    kv_memory: int | None = None
+    """None: 512 MiB on a CPU, most of what the weights leave free on a CUDA device."""
+    max_batch: int | None = None
+    """None: what suits the runner."""
     max_context: int | None = None
     """None: what the model was made for, or what the KV memory holds if that is less."""
-    step_tokens: int = 128
-    """Tokens computed in one step at most. Small, so that a long prompt delays running answers little."""
+    step_tokens: int | None = None
+    """Tokens computed in one step at most: the fewer, the less a long prompt delays running answers. None: what suits
+    the runner."""
     max_waiting: int = 256
     """Sequences admitted to the queue beyond ``max_batch``."""
     max_seconds: float | None = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from backend.config import EngineConfig, ModelConfig
+from backend.gguf_file import Progress
 from backend.runner import ModelRunner
 from backend.self_test import disagreement
 from backend.weights import ModelWeights
@@ -29,11 +30,14 @@ class CudaUnavailable(Exception):
     """The CUDA runner cannot serve here; says why."""
 
 
-def choose_cuda(config: ModelConfig, weights: ModelWeights, engine: EngineConfig, max_context: int) -> ModelRunner:
-    """Tests the kernels on the model's first layers, then loads all of it and takes the free memory for KV blocks.
+def choose_cuda(
+    config: ModelConfig, weights: ModelWeights, engine: EngineConfig, max_context: int, progress: Progress
+) -> ModelRunner:
+    """Tests the kernels on the model's first layers, then loads all of it and records its decode steps.
 
     Raises:
         CudaUnavailable: the CUDA runner cannot serve this model as it is asked for, or is wrong here.
+        ModelError: the device has not the memory that ``--kv-memory`` asks for.
     """
     if engine.kv_dtype != "auto":
         raise CudaUnavailable(f"the CUDA kernels do not keep keys and values in {engine.kv_dtype}")
@@ -42,19 +46,32 @@ def choose_cuda(config: ModelConfig, weights: ModelWeights, engine: EngineConfig
     try:
         from triton.runtime.errors import TritonError
 
-        from backend.cuda_runner import CudaRunner
+        from backend.cuda_runner import CUDA_BATCH, CUDA_STEP_TOKENS, CudaRunner
     except ImportError as error:
         raise CudaUnavailable("Triton is not installed") from error
     dtype = _DTYPES[engine.dtype]
 
     def make(small: ModelConfig, its_weights: ModelWeights, num_blocks: int, context: int) -> CudaRunner:
-        return CudaRunner(small, its_weights, num_blocks, context, _SELF_TEST_BATCH, dtype)
+        runner = CudaRunner(small, its_weights, num_blocks, context, _SELF_TEST_BATCH, dtype)
+        runner.record(lambda sentence: None)
+        return runner
 
     try:
         distance = disagreement(config, weights, make)
         if distance > _MOST_DISAGREEMENT[dtype]:
             raise CudaUnavailable(f"the kernels failed their self-test (relative error {distance:.3g})")
-        return CudaRunner(config, weights, None, max_context, engine.max_batch, dtype)
+        runner = CudaRunner(
+            config,
+            weights,
+            None,
+            max_context,
+            engine.max_batch or CUDA_BATCH,
+            dtype,
+            kv_memory=engine.kv_memory,
+            step_tokens=engine.step_tokens or CUDA_STEP_TOKENS,
+        )
+        runner.record(progress)
+        return runner
     except torch.cuda.OutOfMemoryError as error:
         raise CudaUnavailable("the device has too little memory for the weights") from error
     except (TritonError, RuntimeError) as error:  # what a compiler, a driver or cuBLAS raises

@@ -66,7 +66,7 @@ class CudaDecoder:
             if (rope := config.rope(index)) is not None
         ]
         self.tile_rows = prefill_tile_rows(self._layers[0].shape, dtype)
-        self._memory = torch.empty(0)
+        self.memory = torch.empty(0)
         self._processors = (
             torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
         )
@@ -80,7 +80,7 @@ class CudaDecoder:
         """Makes the KV memory."""
         c = self.config
         shape = (c.num_layers, 2, num_blocks, c.num_kv_heads, BLOCK_SIZE, c.head_dim)
-        self._memory = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.memory = torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def __call__(self, step: DeviceStep) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits float32 [R, vocab_size] and hidden states float32 [E, hidden_size] of the rows that want them."""
@@ -88,7 +88,7 @@ class CudaDecoder:
         delta: torch.Tensor | None = None
         splits = self._splits(step.decode_rows.shape[0])
         for index, layer in enumerate(self._layers):
-            keys, values = self._memory[index]
+            keys, values = self.memory[index]
             mixed = layer.attend(add_rms_norm(residual, delta, layer.input_norm, layer.eps), step, keys, values, splits)
             delta = functional.linear(mixed, layer.output.weight, layer.output.bias)
             normed = add_rms_norm(residual, delta, layer.mlp_norm, layer.eps)

@@ -7,6 +7,7 @@ and write a block of their own, which no sequence ever owns.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from backend.cuda_choice import CudaUnavailable
@@ -32,6 +33,22 @@ def is_pure_decode(step: StepInput) -> bool:
     return rows == len(step.query_starts) - 1 == len(step.logits_rows) and not len(step.hidden_rows)
 
 
+def filled_up(step: StepInput, size: int, spare_block: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """A step in which everybody decodes, with as many rows as a recording has.
+
+    Returns:
+        int32 [3, size]: token, position and slot of each row; int32 [size, B]: block tables. A row that fills up is
+        the first token of a context in ``spare_block``: it reads and writes nothing else.
+    """
+    rows, width = step.block_tables.shape
+    packed = np.zeros((3, size), dtype=np.int32)
+    packed[2] = spare_block * BLOCK_SIZE
+    packed[:, :rows] = step.token_ids, step.positions, step.slot_mapping
+    tables = np.full((size, width), spare_block, dtype=np.int32)
+    tables[:rows] = step.block_tables
+    return packed, tables
+
+
 class DecodeGraphs:
     """Records the decoder at every batch size; the recordings share their memory, largest first.
 
@@ -47,7 +64,7 @@ class DecodeGraphs:
         self, decoder: CudaDecoder, staging: Staging, max_batch: int, max_blocks: int, spare_block: int
     ) -> None:
         self._staging = staging
-        self._sizes = bucket_sizes(max_batch)
+        self.sizes = bucket_sizes(max_batch)
         self._max_blocks = max_blocks
         self._spare = spare_block
         device = decoder.device
@@ -59,7 +76,7 @@ class DecodeGraphs:
         self._no_tiles = torch.empty(0, 2, dtype=torch.int32, device=device)
         self._recorded: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         pool = None
-        for size in reversed(self._sizes):
+        for size in reversed(self.sizes):
             step = self._step(size)
             # Kernels are compiled and cuBLAS makes its choices before the recording, in which neither can happen.
             expected, _ = decoder(step)
@@ -75,7 +92,7 @@ class DecodeGraphs:
 
     def size_for(self, rows: int) -> int | None:
         """Rows of the smallest recording that takes so many; None: there is none."""
-        return next((size for size in self._sizes if size >= rows), None)
+        return next((size for size in self.sizes if size >= rows), None)
 
     def run(self, step: StepInput) -> torch.Tensor | None:
         """Logits float32 [rows, vocab_size], valid until the next run; None: no recording is large enough."""
@@ -83,12 +100,7 @@ class DecodeGraphs:
         size = self.size_for(rows)
         if size is None or width > self._max_blocks:
             return None
-        packed = np.zeros((3, size), dtype=np.int32)
-        packed[2] = self._spare * BLOCK_SIZE
-        packed[:, :rows] = step.token_ids, step.positions, step.slot_mapping
-        tables = np.full((size, width), self._spare, dtype=np.int32)
-        tables[:rows] = step.block_tables
-        new_rows, new_tables = self._staging.send([packed, tables])
+        new_rows, new_tables = self._staging.send(filled_up(step, size, self._spare))
         self._rows[:, :size].copy_(new_rows)
         if step.device_tokens is not None:
             self._rows[0, :rows].copy_(step.device_tokens)

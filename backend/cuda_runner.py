@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import time
+
+import numpy as np
 import torch
 
 from backend.config import ModelConfig
 from backend.cuda_choice import CudaUnavailable
 from backend.cuda_decoder import CudaDecoder
 from backend.cuda_graphs import DecodeGraphs, is_pure_decode
+from backend.cuda_memory import blocks_that_fit
 from backend.cuda_step import Staging, device_step
+from backend.gguf_file import Progress
 from backend.runner import BLOCK_SIZE, StepInput, StepOutput
+from backend.warm_up import single_sequence_step
 from backend.weights import ModelWeights
 
-_SHARE_OF_FREE_MEMORY = 0.9
-"""For KV blocks; the rest is for activations and recordings."""
+CUDA_BATCH = 256
+"""Decoding reads every weight once a step, so a device earns more with each sequence that shares the reading."""
+CUDA_STEP_TOKENS = 2048
+"""A device with 200 operations for each byte it reads (H200: 206) is busy with some 200 rows of 16-bit weights; ten
+times as many leave launches and attention little of the time, and still take less than a tenth of a second with an
+8B model."""
 
 
 class CudaRunner:
@@ -22,14 +32,17 @@ class CudaRunner:
     cuBLAS chooses its kernels by the number of rows, and contexts are split by it, so ``deterministic`` is False.
 
     Args:
-        num_blocks: KV blocks to own; None: as many as the device's free memory holds.
+        num_blocks: KV blocks to own; None: as many as ``kv_memory`` holds.
         max_context: positions the rotary table covers.
-        max_batch: the most sequences of a step in which all decode; larger ones are computed without a recording.
+        max_batch: the most sequences of a recorded step; larger ones are computed without a recording.
         dtype: of weights, activations and KV.
         device: where to compute. On "cpu" the kernels must be interpreted, and nothing is recorded.
+        kv_memory: bytes for KV blocks; None: most of what is free beside the weights and the largest step.
+        step_tokens: rows of the largest step.
 
     Raises:
         CudaUnavailable: the kernels do not cover the model, or no block fits.
+        ModelError: ``kv_memory`` is more than there is.
     """
 
     deterministic = False
@@ -43,23 +56,44 @@ class CudaRunner:
         max_batch: int,
         dtype: torch.dtype = torch.bfloat16,
         device: str = "cuda",
+        *,
+        kv_memory: int | None = None,
+        step_tokens: int = CUDA_STEP_TOKENS,
     ) -> None:
         self.config = config
         self.name = f"{device}-{str(dtype).removeprefix('torch.')}"
         self.weights_precision = self.kv_precision = str(dtype).removeprefix("torch.")
         self.kv_bytes_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
-        where = torch.device(device)
-        max_blocks = -(-max_context // BLOCK_SIZE)
+        self.max_batch = max_batch
+        self.step_tokens = step_tokens
+        self._device = torch.device(device)
+        self._max_context = max_context
+        self._graphs: DecodeGraphs | None = None
         with torch.inference_mode():
-            self._decoder = CudaDecoder(config, weights, max_context, dtype, where)
-            self.num_blocks = num_blocks or self._blocks_that_fit(max_batch * max_blocks)
+            self._decoder = CudaDecoder(config, weights, max_context, dtype, self._device)
+            self._staging = Staging(self._device)
+            self._no_hidden = torch.empty(0, config.hidden_size, device=self._device)
+            if num_blocks is None:
+                num_blocks = blocks_that_fit(self._free_memory(), self._decoder.block_bytes(), kv_memory)
+            self.num_blocks = num_blocks
             # One more, which the engine does not know: see DecodeGraphs.
-            self._decoder.allocate(self.num_blocks + 1)
-            self._staging = Staging(where)
-            self._no_hidden = torch.empty(0, config.hidden_size, device=where)
-            self._graphs: DecodeGraphs | None = None
-            if where.type == "cuda":
-                self._graphs = DecodeGraphs(self._decoder, self._staging, max_batch, max_blocks, self.num_blocks)
+            self._decoder.allocate(num_blocks + 1)
+
+    @torch.inference_mode()
+    def record(self, progress: Progress) -> None:
+        """Records the steps in which everybody decodes. Where that fails they are launched kernel by kernel."""
+        if self._device.type != "cuda":
+            return
+        began, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
+        try:
+            max_blocks = -(-self._max_context // BLOCK_SIZE)
+            self._graphs = DecodeGraphs(self._decoder, self._staging, self.max_batch, max_blocks, self.num_blocks)
+        except (CudaUnavailable, RuntimeError) as reason:  # a lack of memory is a RuntimeError too
+            progress(f"decoding without recorded steps, which is slower in small batches: {reason}")
+            return
+        taken = (free - torch.cuda.mem_get_info(self._device)[0]) >> 20
+        seconds = time.monotonic() - began
+        progress(f"recorded decode steps for {len(self._graphs.sizes)} batch sizes in {seconds:.1f} s and {taken} MiB")
 
     @torch.inference_mode()
     def run(self, step: StepInput) -> StepOutput:
@@ -71,14 +105,19 @@ class CudaRunner:
         logits, hidden = self._decoder(device_step(step, self._staging, self._decoder.tile_rows))
         return StepOutput(logits, hidden, unfinished=True)
 
-    def _blocks_that_fit(self, useful: int) -> int:
-        if self._decoder.device.type != "cuda":
-            return useful
-        free, _ = torch.cuda.mem_get_info(self._decoder.device)
-        block_bytes = self._decoder.block_bytes()
-        held = int(free * _SHARE_OF_FREE_MEMORY) // block_bytes - 1
-        if held < 1:
-            raise CudaUnavailable(
-                f"the device has {free} bytes left beside the weights, and a KV block has {block_bytes}"
-            )
-        return min(useful, held)
+    def _free_memory(self) -> int:
+        """Bytes that are free beside the weights and what the largest step needs while it runs, which is tried out.
+
+        All of its logits are asked for, as log-probabilities of a prompt do.
+        """
+        rows = min(self.step_tokens, self._max_context)
+        self._decoder.allocate(-(-rows // BLOCK_SIZE))
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        self.run(single_sequence_step(np.zeros(rows, dtype=np.int32), 0))
+        torch.cuda.synchronize(self._device)
+        needed = torch.cuda.max_memory_allocated(self._device) - before
+        self._decoder.allocate(0)
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return free - needed * self.step_tokens // rows

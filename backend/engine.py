@@ -51,8 +51,8 @@ class Engine:
 
     Args:
         runner: what computes; its ``num_blocks`` bound the memory.
-        max_batch: sequences that run at the same time.
-        step_tokens: tokens computed in one step at most.
+        max_batch: sequences that run at the same time; None: as many as suit the runner.
+        step_tokens: tokens computed in one step at most; None likewise.
         batching: when waiting sequences may join.
         shares_prefixes: whether sequences use blocks that others have computed.
     """
@@ -60,14 +60,15 @@ class Engine:
     def __init__(
         self,
         runner: ModelRunner,
-        max_batch: int,
-        step_tokens: int,
+        max_batch: int | None,
+        step_tokens: int | None,
         batching: Batching = Batching(),  # noqa: B008 - frozen
         shares_prefixes: bool = True,
     ) -> None:
         self.runner = runner
         self.pool = BlockPool(runner.num_blocks)
         sight = runner.config.sight
+        max_batch, step_tokens = max_batch or runner.max_batch, step_tokens or runner.step_tokens
         self.scheduler = Scheduler(self.pool, max_batch, step_tokens, batching, shares_prefixes, sight)
         self.timings = StepTimings()
         """Of the last step."""

@@ -13,7 +13,7 @@ from backend.config import ModelConfig
 from backend.fused_build import FusedUnavailable
 from backend.fused_layout import GROUP, KVPrecision, Precision, in_groups, pack_bytes, pack_halves, pack_nibbles
 from backend.rope import rope_table
-from backend.runner import BLOCK_SIZE, StepInput, StepOutput
+from backend.runner import BLOCK_SIZE, CPU_BATCH, CPU_STEP_TOKENS, StepInput, StepOutput
 from backend.thread_choice import ThreadChoice
 from backend.weights import LayerWeights, Linear, ModelWeights
 
@@ -68,6 +68,7 @@ class FusedRunner:
     """
 
     deterministic = True
+    max_batch, step_tokens = CPU_BATCH, CPU_STEP_TOKENS
 
     def __init__(
         self,

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE = 16
 """Tokens in one KV block."""
+CPU_BATCH, CPU_STEP_TOKENS = 32, 128
+"""What suits processor cores: a step of 128 tokens is long enough there to make running answers wait."""
 
 
 def _no_rows() -> npt.NDArray[np.int32]:
@@ -75,6 +77,9 @@ class ModelRunner(Protocol):
     kv_bytes_per_token: int
     """Over all layers, scales included."""
     num_blocks: int
+    max_batch: int
+    """Sequences at a time, and tokens in a step, that suit it best; whoever runs the engine may say otherwise."""
+    step_tokens: int
     deterministic: bool
     """Whether a row's logits are bitwise the same whatever else is in the step, and however it was chunked."""
 

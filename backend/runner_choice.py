@@ -11,7 +11,7 @@ from backend.fused_build import FusedUnavailable, load_fused_library
 from backend.fused_layout import KVPrecision, Precision, as_kept
 from backend.fused_runner import FusedRunner, check_precision, check_shape
 from backend.gguf_file import Progress
-from backend.runner import BLOCK_SIZE, ModelRunner
+from backend.runner import ModelRunner
 from backend.self_test import disagreement
 from backend.torch_runner import TorchRunner
 from backend.weights import ModelWeights
@@ -22,6 +22,7 @@ _TORCH_DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_CPU_KV_MEMORY = 512 * 2**20
 _FUSED_KV: dict[KvDtype, KVPrecision] = {"auto": "float16", "int8": "int8"}
 
 MOST_DISAGREEMENT = 0.01
@@ -33,7 +34,8 @@ _MOST_WITH_INTEGERS = 0.06
 def choose_runner(
     config: ModelConfig, weights: ModelWeights, engine: EngineConfig, max_context: int, progress: Progress
 ) -> ModelRunner:
-    """Builds the runner and gives it as many KV blocks as fit the configured memory and can be of use.
+    """Builds the runner and gives it as many KV blocks as fit the configured memory: what sequences leave of them keeps
+    beginnings that others may have in common.
 
     Raises:
         ModelError: the KV memory does not hold a single block, or the weights cannot be quantised as asked for.
@@ -42,7 +44,7 @@ def choose_runner(
     config = config.served_up_to(max_context)
     if torch.cuda.is_available():
         try:
-            return choose_cuda(config, weights, engine, max_context)
+            return choose_cuda(config, weights, engine, max_context, progress)
         except CudaUnavailable as reason:
             progress(f"serving on the CPU, although there is a CUDA device: {reason}")
     try:
@@ -52,7 +54,7 @@ def choose_runner(
             raise ModelError(f"--quantization {engine.quantization}: {reason}; expected none") from reason
         progress(f"serving with torch, which is slower: {reason}")
     dtype = _TORCH_DTYPES[engine.dtype]
-    num_blocks = _num_blocks(engine, TorchRunner.block_bytes(config, dtype, engine.kv_dtype), max_context)
+    num_blocks = _num_blocks(engine, TorchRunner.block_bytes(config, dtype, engine.kv_dtype))
     return TorchRunner(config, weights, num_blocks, max_context, dtype, engine.kv_dtype)
 
 
@@ -76,13 +78,12 @@ def _fused(
     most = MOST_DISAGREEMENT if precision == kv_precision == "float16" else _MOST_WITH_INTEGERS
     if error > most:
         raise FusedUnavailable(f"the fused step failed its self-test (relative error {error:.3g})")
-    num_blocks = _num_blocks(engine, FusedRunner.block_bytes(config, kv_precision), max_context)
+    num_blocks = _num_blocks(engine, FusedRunner.block_bytes(config, kv_precision))
     return make(config, weights, num_blocks, max_context)
 
 
-def _num_blocks(engine: EngineConfig, block_bytes: int, max_context: int) -> int:
-    held = engine.kv_memory // block_bytes
-    if held < 1:
-        raise ModelError(f"--kv-memory: {engine.kv_memory} bytes hold no KV block, expected at least {block_bytes}")
-    useful = engine.max_batch * (-(-max_context // BLOCK_SIZE))
-    return min(held, useful)
+def _num_blocks(engine: EngineConfig, block_bytes: int) -> int:
+    memory = _CPU_KV_MEMORY if engine.kv_memory is None else engine.kv_memory
+    if memory < block_bytes:
+        raise ModelError(f"--kv-memory: {memory} bytes hold no KV block, expected at least {block_bytes}")
+    return memory // block_bytes

@@ -71,7 +71,7 @@ class ServerState:
     def __init__(self, model: ServedModel, engine_config: EngineConfig) -> None:
         self.model = model
         self.metrics = Metrics(model.runner.num_blocks)
-        most_sequences = engine_config.max_batch + engine_config.max_waiting
+        most_sequences = (engine_config.max_batch or model.runner.max_batch) + engine_config.max_waiting
         self.max_seconds = engine_config.max_seconds
         engine = Engine(
             model.runner,

@@ -8,7 +8,7 @@ from torch.nn import functional
 from backend.config import Activation, Experts, KvDtype, ModelConfig
 from backend.kv_memory import KvMemory
 from backend.rope import rotations
-from backend.runner import BLOCK_SIZE, StepInput, StepOutput
+from backend.runner import BLOCK_SIZE, CPU_BATCH, CPU_STEP_TOKENS, StepInput, StepOutput
 from backend.torch_attention import StepAttention
 from backend.weights import LayerWeights, Linear, Mlp, ModelWeights
 
@@ -26,6 +26,7 @@ class TorchRunner:
     """
 
     deterministic = False
+    max_batch, step_tokens = CPU_BATCH, CPU_STEP_TOKENS
 
     def __init__(
         self,

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import numpy as np
 
+from backend.detokenizer import Detokenizer, TokenBytes
+from backend.engine import Engine
 from backend.runner import BLOCK_SIZE, ModelRunner, StepInput
+from backend.sequence import SamplingParams, Sequence
+from backend.step_input import SequenceRows, pack
+
+_PARAMS = (
+    SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True),
+    SamplingParams(max_tokens=3, temperature=1.0, top_p=0.9, top_k=50, min_p=0.01, ignore_eos=True),
+    SamplingParams(max_tokens=3, temperature=1.0, presence_penalty=1.0, logprobs=1, ignore_eos=True),
+)
 
 
-def warm_up(runner: ModelRunner) -> None:
-    """Runs a short prefill and a decode on the first blocks; what they hold is never read again."""
-    prompt = min(2 * BLOCK_SIZE, runner.num_blocks * BLOCK_SIZE - 1)
-    runner.run(single_sequence_step(np.zeros(prompt, dtype=np.int32), 0))
-    runner.run(single_sequence_step(np.zeros(1, dtype=np.int32), prompt))
+def warm_up(runner: ModelRunner, token_bytes: TokenBytes) -> None:
+    """Answers a few short prompts with an engine of its own: prefill, decode, and every way to choose a token.
+
+    What that leaves in the KV blocks is never read: the engine that comes after it knows of none of them.
+    """
+    prompt = [0] * min(2 * BLOCK_SIZE, runner.num_blocks * BLOCK_SIZE - max(p.max_tokens for p in _PARAMS))
+    engine = Engine(runner, len(_PARAMS), None, shares_prefixes=False)
+    for index, params in enumerate(_PARAMS):
+        engine.add(Sequence(index, prompt, params, Detokenizer(token_bytes), index))
+    while engine.has_work:
+        engine.step()
 
 
 def single_sequence_step(token_ids: np.typing.NDArray[np.int32], start: int) -> StepInput:
     """A step of one sequence that owns the first blocks; logits of every row are wanted."""
     count = len(token_ids)
-    positions = np.arange(start, start + count)
-    return StepInput(
-        token_ids=token_ids,
-        positions=positions.astype(np.int32),
-        slot_mapping=positions.astype(np.int64),
-        query_starts=np.array([0, count], dtype=np.int32),
-        block_tables=np.arange((start + count - 1) // BLOCK_SIZE + 1, dtype=np.int32)[None],
-        logits_rows=np.arange(count, dtype=np.int32),
-    )
+    blocks = range((start + count - 1) // BLOCK_SIZE + 1)
+    return pack([SequenceRows(token_ids.tolist(), start, blocks)], range(count))

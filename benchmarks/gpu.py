@@ -101,7 +101,7 @@ def measure(config: ModelConfig, with_transformers: bool) -> list[Row]:
     torch.cuda.empty_cache()
     num_blocks = max(BATCHES) * -(-(PROMPT + ANSWER) // BLOCK_SIZE) + 4 * CONTEXT // BLOCK_SIZE
     runner = CudaRunner(config, weights_of(peer), num_blocks, 4 * CONTEXT, max(BATCHES))
-    say("runner made, steps recorded")
+    runner.record(say)
     error = disagreement_with(peer, runner)
     say(f"logits differ from transformers' by {error:.2%}")
     rows = [

@@ -72,6 +72,8 @@ class Around:
         self.config = runner.config
         self.name = runner.name
         self.num_blocks = runner.num_blocks
+        self.max_batch = runner.max_batch
+        self.step_tokens = runner.step_tokens
         self.deterministic = runner.deterministic
         self.weights_precision = runner.weights_precision
         self.kv_precision = runner.kv_precision

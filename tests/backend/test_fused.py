@@ -21,7 +21,8 @@ from backend.weights import ModelWeights
 from tests.backend.conftest import built_library, quiet
 from tests.backend.test_parity import TOKENS, chunked
 
-ENGINE = EngineConfig(kv_memory=8 * 2**20, threads=2)
+KV_MEMORY = 8 * 2**20
+ENGINE = EngineConfig(kv_memory=KV_MEMORY, threads=2)
 
 
 def make_fused(config: ModelConfig, weights: ModelWeights, num_blocks: int, context: int) -> ModelRunner:
@@ -100,10 +101,10 @@ def test_shapes_that_the_kernels_do_not_cover(config: ModelConfig) -> None:
 
 
 def test_kv_memory_bounds_the_blocks(config: ModelConfig, weights: ModelWeights) -> None:
-    """Not one byte more than configured, and not more blocks than can be of use."""
+    """Not one byte more than configured; a small batch leaves the rest to prefixes that may come again."""
     built_library()
     small_config, small_weights = small(config, weights)
     runner = choose_runner(small_config, small_weights, ENGINE, 8192, quiet)
-    assert runner.num_blocks == ENGINE.kv_memory // FusedRunner.block_bytes(small_config)
-    roomy = dataclasses.replace(ENGINE, kv_memory=2**30, max_batch=2)
-    assert choose_runner(small_config, small_weights, roomy, 100, quiet).num_blocks == 2 * 7
+    assert runner.num_blocks == KV_MEMORY // FusedRunner.block_bytes(small_config)
+    few = dataclasses.replace(ENGINE, max_batch=1)
+    assert choose_runner(small_config, small_weights, few, 100, quiet).num_blocks == runner.num_blocks

@@ -12,6 +12,8 @@ import torch
 from backend.config import EngineConfig
 from backend.cuda_choice import choose_cuda
 from backend.cuda_runner import CudaRunner
+from backend.errors import ModelError
+from backend.runner import BLOCK_SIZE
 from backend.self_test import disagreement
 from backend.torch_runner import TorchRunner
 from tests.backend.kernels.random_model import CONFIG, STEPS, VARIANTS, random_weights, step_of
@@ -23,13 +25,21 @@ pytestmark = [
 ]
 
 
+def recorded(runner: CudaRunner) -> CudaRunner:
+    """With its decode steps recorded, which must not fail here."""
+    said: list[str] = []
+    runner.record(said.append)
+    assert "recorded decode steps" in said[-1]
+    return runner
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.float16, 5e-3), (torch.bfloat16, 4e-2)])
 def test_logits_agree_with_the_reference(variant: str, dtype: torch.dtype, limit: float) -> None:
     """Prefill, chunks, mixed steps and recorded decode, in every dtype."""
     config = VARIANTS[variant]
     weights = random_weights(config)
-    runner = CudaRunner(config, weights, 8, 64, 4, dtype)
+    runner = recorded(CudaRunner(config, weights, 8, 64, 4, dtype))
     reference = TorchRunner(config, weights, 8, 64)
     for step in STEPS:
         assert relative_error(runner.run(step).logits.cpu(), reference.run(step).logits) < limit
@@ -38,7 +48,7 @@ def test_logits_agree_with_the_reference(variant: str, dtype: torch.dtype, limit
 def test_a_recorded_step_is_the_step_that_it_replaces() -> None:
     """Asking for hidden states keeps a step from being replayed: both ways write and compute the same."""
     weights = random_weights(CONFIG)
-    runner = CudaRunner(CONFIG, weights, 64, 256, 24, torch.bfloat16)
+    runner = recorded(CudaRunner(CONFIG, weights, 64, 256, 24, torch.bfloat16))
     prompts = [(list(range(4 * row, 4 * row + 4)), 0, 5 + 2 * row) for row in range(11)]
     runner.run(step_of(prompts))
     decode = step_of([(blocks, count, 1) for blocks, _, count in prompts])
@@ -52,7 +62,7 @@ def test_a_recorded_step_is_the_step_that_it_replaces() -> None:
 def test_recorded_rows_do_not_disturb_each_other() -> None:
     """A long run of batches of changing size: the reference's argmax nearly always, its logits always."""
     weights = random_weights(CONFIG)
-    runner = CudaRunner(CONFIG, weights, 64, 256, 16, torch.float32)
+    runner = recorded(CudaRunner(CONFIG, weights, 64, 256, 16, torch.float32))
     reference = TorchRunner(CONFIG, weights, 64, 256)
     lengths = {row: 3 + row for row in range(13)}
     first = step_of([([4 * row, 4 * row + 1, 4 * row + 2, 4 * row + 3], 0, count) for row, count in lengths.items()])
@@ -76,14 +86,20 @@ def test_the_self_test_would_notice() -> None:
         return CudaRunner(other, some, num_blocks, context, 4, torch.bfloat16)  # type: ignore[arg-type]
 
     assert disagreement(CONFIG, weights, wrong) > 0.1
-    runner = choose_cuda(CONFIG, weights, EngineConfig(max_batch=8), 128)
+    said: list[str] = []
+    asked = 64 * BLOCK_SIZE * 2 * 2 * CONFIG.num_layers * CONFIG.num_kv_heads * CONFIG.head_dim
+    runner = choose_cuda(CONFIG, weights, EngineConfig(max_batch=8, kv_memory=asked), 128, said.append)
     assert isinstance(runner, CudaRunner)
-    assert runner.num_blocks == 8 * 8
+    assert runner.num_blocks == 64
+    assert runner.max_batch == 8
+    assert "recorded decode steps for 4 batch sizes" in said[-1]
+    with pytest.raises(ModelError, match=r"--kv-memory: .* do not fit the device"):
+        choose_cuda(CONFIG, weights, EngineConfig(kv_memory=2**50), 128, said.append)
 
 
 def test_a_step_does_not_wait_for_the_device() -> None:
     """The host is free while the device computes: a replay returns before its end event has happened."""
-    runner = CudaRunner(CONFIG, random_weights(CONFIG), 8, 64, 4, torch.bfloat16)
+    runner = recorded(CudaRunner(CONFIG, random_weights(CONFIG), 8, 64, 4, torch.bfloat16))
     for step in STEPS:
         runner.run(step)
     torch.cuda.synchronize()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import pairwise
 
 import pytest
 import torch
 
 from backend.cuda_choice import CudaUnavailable
 from backend.cuda_decoder import check_model
-from backend.cuda_graphs import bucket_sizes, is_pure_decode
 from backend.cuda_runner import CudaRunner
 from backend.torch_runner import TorchRunner
 from tests.backend.kernels.random_model import CONFIG, STEPS, VARIANTS, random_weights
@@ -46,17 +44,3 @@ def test_models_that_the_kernels_do_not_cover() -> None:
     other = dataclasses.replace(CONFIG, activation="gelu_tanh", output_norms=True, head_dim=72)
     with pytest.raises(CudaUnavailable, match=r"gelu_tanh activation, norms on the outputs .*, a head_dim of 72"):
         check_model(other)
-
-
-def test_batch_sizes_that_are_recorded() -> None:
-    """Every batch fits one, none wastes more than half of its rows, and the largest is the largest batch."""
-    for largest in (1, 3, 32, 100, 256):
-        sizes = bucket_sizes(largest)
-        assert sizes[0] == 1
-        assert sizes[-1] == largest
-        assert all(after <= 2 * before for before, after in pairwise(sizes))
-
-
-def test_which_steps_are_replayed() -> None:
-    """Those in which every sequence has one row and only logits are wanted."""
-    assert [is_pure_decode(step) for step in STEPS] == [False, False, False, True, True]
