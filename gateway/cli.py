@@ -127,10 +127,16 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         "--quantization", metavar="FORM", dest="backend.quantization", help="of weights: none, int8 or int4 (none)"
     )
     engine.add_argument(
-        "--kv-memory", metavar="SIZE", dest="backend.kv_memory", help="for keys and values, such as 4GiB (512MiB)"
+        "--kv-memory",
+        metavar="SIZE",
+        dest="backend.kv_memory",
+        help="for keys and values, such as 4GiB (512MiB on a CPU)",
     )
     engine.add_argument(
-        "--max-batch", metavar="N", dest="backend.max_batch", help="answers that are computed at the same time (32)"
+        "--max-batch",
+        metavar="N",
+        dest="backend.max_batch",
+        help="answers that are computed at the same time (32 on a CPU)",
     )
     backend = commands.add_parser("backend", help="run the decode engine alone; see `keepgate backend --help`")
     plan = commands.add_parser("plan", help="print what of a model fits a device's memory; see `keepgate plan --help`")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from backend.chat_template import ChatTemplate
+from backend.chat_template import ChatTemplate, read_template
 from backend.errors import InvalidRequest, ModelError
 from backend.model import ServedModel
 from backend.model_source import ModelSource
@@ -79,6 +79,40 @@ def test_a_base_model_has_none(tmp_path: Path) -> None:
     assert ChatTemplate.load(tmp_path) is None
     with pytest.raises(ModelError, match="does not compile"):
         ChatTemplate("{% for %}", {})
+
+
+def test_an_operators_template_replaces_the_models(tmp_path: Path) -> None:
+    """All of it, the one for tools included; the directory's special tokens stay."""
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>", "chat_template": "old"}')
+    (tmp_path / "chat_template.jinja").write_text("older")
+    template = ChatTemplate.load(tmp_path, "{{ bos_token }}{{ messages[0].content }}{{ tools }}<tool_call>")
+    assert template is not None
+    assert template.render(MESSAGES[1:2]) == f"<s>{MESSAGES[1]['content']}None<tool_call>"
+    assert template.replaces
+    assert template.tool_format is not None
+    plain = ChatTemplate.load(tmp_path)
+    assert plain is not None
+    assert not plain.replaces
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{% for m in messages %}", "the chat template does not compile"),
+        (b"{{ messages | no_such_filter }}", "the chat template does not compile"),
+        (b"{{ messages }}\xff", "cannot be read as UTF-8"),
+        (b"", "never says 'messages'"),
+        (b"# Notes\nNot a template.", "never says 'messages'"),
+    ],
+)
+def test_a_file_that_is_no_template_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    """In one line that names the file, before any model is looked at."""
+    file = tmp_path / "chat.jinja"
+    file.write_bytes(content)
+    with pytest.raises(ModelError, match=message) as caught:
+        read_template(file)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession
@@ -86,6 +87,9 @@ async def test_it_ends_with_its_parent() -> None:
         (("--max-seconds", "0"), "expected seconds, more than 0"),
         (("--max-wait-ms", "soon"), "expected milliseconds, 0 or more"),
         (("--batching", "greedy"), "choose from 'continuous', 'dynamic', 'static'"),
+        (("--kv-mem", "1GiB"), "unrecognized arguments: --kv-mem"),
+        (("--chat-template", "/nowhere.jinja"), "--chat-template: /nowhere.jinja: cannot be read: No such file"),
+        (("--chat-template", "/"), "--chat-template: /: cannot be read: Is a directory"),
     ],
 )
 async def test_a_wrong_argument_is_one_clear_message(arguments: tuple[str, ...], message: str) -> None:
@@ -93,8 +97,26 @@ async def test_a_wrong_argument_is_one_clear_message(arguments: tuple[str, ...],
     async with process("-m", "backend", "--port", "0", *arguments) as backend:
         _, stderr = await backend.communicate()
         assert backend.returncode
-    assert message in stderr.decode()
-    assert b"Traceback" not in stderr
+    said = [line for line in stderr.decode().splitlines() if not line.startswith("[backend ")]
+    assert len(said) == 1
+    assert message in said[0]
+
+
+async def test_a_template_in_place_of_the_models_own(tmp_path: Path) -> None:
+    """``--chat-template`` is what conversations become, special tokens of the model included; the info says so."""
+    file = tmp_path / "shout.jinja"
+    file.write_text("{{ bos_token }}{% for m in messages %}{{ m.role | upper }}: {{ m.content }}\n{% endfor %}")
+    async with process(*BACKEND, "--chat-template", str(file)) as backend:
+        assert backend.stdout is not None
+        ready = json.loads(await backend.stdout.readline())
+        async with ClientSession(ready["url"]) as client:
+            async with client.post("/tokenize", json={"messages": [{"role": "user", "content": "Hé"}]}) as response:
+                tokens = (await response.json())["tokens"]
+            async with client.post("/detokenize", json={"tokens": tokens}) as response:
+                assert await response.json() == {"prompt": "<|im_start|>USER: Hé\n"}
+            async with client.get("/v1/model/info") as response:
+                info = await response.json()
+        assert (info["chat"], info["chat_template"], info["tools"]) == (True, "replaced", False)
 
 
 async def test_a_taken_port_is_known_at_once() -> None:

@@ -107,3 +107,44 @@ async def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path) -> No
         assert reason.startswith("keepgate backend: model ")
         assert gateway.lines[-1] == reason
         assert "Traceback" not in gateway.said
+
+
+async def test_the_backend_runs_as_it_is_told(tmp_path: Path) -> None:
+    """Options from the command line, the environment and the file reach it, and its answers are those of its form."""
+    file = tmp_path / "keepgate.yaml"
+    file.write_text("backend: {max_batch: 3, max_context: 512, batching: dynamic}\n")
+    words = ("--config", str(file), "--kv-memory", "8MiB")
+    async with serving(tmp_path, *words, KEEPGATE_BACKEND_QUANTIZATION="int4", KEEPGATE_BACKEND_THREADS="1") as gateway:
+        command = gateway.children()[gateway.child("-m backend")]
+        assert "--batching=dynamic" in command
+        assert "--threads=1" in command
+        info = (await gateway.send("GET", "/v1/model/info")).json
+        assert info["max_context"] <= 512
+        assert max(info["feasible_batch"].values()) <= 3
+        assert info["kv_blocks"]["total"] * 16 * info["kv_bytes_per_token"] <= 8 * 2**20
+        assert info["weights_precision"] == "int4"
+        assert (await ask(gateway)).status == 200
+
+
+async def test_an_option_that_the_model_cannot_have_is_the_backends_own_line(tmp_path: Path) -> None:
+    """What only the backend can know it says itself; nothing is added, and the status is 1."""
+    template = tmp_path / "broken.jinja"
+    template.write_text("{% for m in messages %}")
+    for variables, message in (
+        ({"KEEPGATE_BACKEND_CHAT_TEMPLATE": str(template)}, f"--chat-template: {template}: the chat template does not"),
+        ({"KEEPGATE_BACKEND_KV_MEMORY": "1KiB"}, "--kv-memory: 1024 bytes hold no KV block"),
+    ):
+        async with serving(tmp_path, ready=False, **variables) as gateway:
+            assert await gateway.ended() == 1
+            assert gateway.lines[-1].startswith(f"keepgate backend: {message}")
+            assert "Traceback" not in gateway.said
+
+
+async def test_a_wrong_option_starts_nothing(tmp_path: Path) -> None:
+    """One line that names it, before there is any child."""
+    async with serving(tmp_path, "--max-batch", "many", ready=False) as gateway:
+        assert await gateway.ended() == 2
+        assert gateway.lines == [
+            "keepgate: command line: --max-batch: expected a whole number, 1 or more and below 2147483648, got 'many'"
+        ]
+    assert not (tmp_path / "valkey").exists()
