@@ -17,7 +17,7 @@ from backend.engine_stats import EngineStats, StepTimings, Totals
 from backend.flight import Flight, Landed, TokensOnTheWay, gives_only_tokens, land
 from backend.runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
 from backend.sampler import Sampled, draw
-from backend.scheduler import Chunk, Scheduler
+from backend.scheduler import Chunk, Scheduler, blocks_at_most
 from backend.sequence import FinishReason, Sequence, TokenLogprobs
 from backend.sequence_notes import SequenceNotes
 from backend.step_input import ChunkRows, following_step, step_input
@@ -86,7 +86,8 @@ class Engine:
             ValueError: prompt and answer cannot fit the KV memory even alone.
         """
         longest = sequence.num_prompt + sequence.params.max_tokens
-        if sequence.num_prompt < 1 or longest > self.pool.num_blocks * BLOCK_SIZE:
+        most = blocks_at_most(longest, self.runner.config.sight, self.scheduler.step_tokens)
+        if sequence.num_prompt < 1 or most > self.pool.num_blocks:
             raise ValueError(f"a sequence of up to {longest} tokens does not fit {self.pool.num_blocks} KV blocks")
         self._sequences[sequence.id] = sequence
         self._notes[sequence.id] = SequenceNotes()
@@ -127,6 +128,7 @@ class Engine:
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             max_batch=self.scheduler.max_batch,
+            step_tokens=self.scheduler.step_tokens,
             deterministic=self.runner.deterministic,
             free_blocks=self.pool.num_free,
             cached_blocks=self.pool.num_cached,

@@ -47,6 +47,7 @@ class EngineStats(Totals):
     running: int
     waiting: int
     max_batch: int
+    step_tokens: int
     deterministic: bool
     """Whether a greedy answer is bitwise the same in any schedule; the runner's promise."""
     free_blocks: int

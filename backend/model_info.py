@@ -6,7 +6,8 @@ from typing import Any
 
 from backend.engine_stats import EngineStats
 from backend.model import ServedModel
-from backend.runner import BLOCK_SIZE
+from backend.runner import BLOCK_SIZE, ModelRunner
+from backend.scheduler import blocks_at_most
 
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _PROMISE = {
@@ -29,6 +30,8 @@ def describe(model: ServedModel, stats: EngineStats) -> dict[str, Any]:
         "weights_precision": runner.weights_precision,
         "kv_precision": runner.kv_precision,
         "kv_bytes_per_token": runner.kv_bytes_per_token,
+        "kv_bytes_per_token_out_of_sight": _out_of_sight(runner),
+        "attention_window": runner.config.sight,
         "max_context": model.max_context,
         "vocab_size": config.vocab_size,
         "num_layers": config.num_layers,
@@ -47,6 +50,20 @@ def describe(model: ServedModel, stats: EngineStats) -> dict[str, Any]:
             "tokens_per_block": BLOCK_SIZE,
         },
         "feasible_batch": {
-            str(length): min(stats.max_batch, runner.num_blocks // -(-length // BLOCK_SIZE)) for length in lengths
+            str(length): min(
+                stats.max_batch,
+                runner.num_blocks // blocks_at_most(length, runner.config.sight, stats.step_tokens),
+            )
+            for length in lengths
         },
     }
+
+
+def _out_of_sight(runner: ModelRunner) -> int:
+    """Bytes kept of a token that has left the windows of some layers, for those layers.
+
+    A block is of all layers: as long as one of them sees it, the others keep theirs. Where none does, it is given back.
+    """
+    config = runner.config
+    windowed = sum(window is not None for window in config.windows)
+    return 0 if config.sight is not None else runner.kv_bytes_per_token * windowed // config.num_layers

@@ -25,6 +25,17 @@ class Chunk:
         return self.start + self.count == self.sequence.num_tokens
 
 
+def blocks_at_most(num_tokens: int, window: int | None, step_tokens: int) -> int:
+    """Blocks that a sequence that grows to so many tokens holds at any time, alone.
+
+    Args:
+        window: tokens that a token sees at most, itself included; None: all.
+    """
+    blocks = -(-num_tokens // BLOCK_SIZE)
+    # Wherever in a block the window begins, and wherever in another the step ends.
+    return blocks if window is None else min(blocks, (window + step_tokens + 2 * BLOCK_SIZE - 3) // BLOCK_SIZE)
+
+
 class Scheduler:
     """One rule: a sequence has ``num_computed`` of ``num_tokens``, and a step computes at most ``step_tokens``.
 
@@ -64,7 +75,7 @@ class Scheduler:
     ) -> None:
         self._pool = pool
         self.max_batch = max_batch
-        self._step_tokens = max(step_tokens, max_batch)
+        self.step_tokens = max(step_tokens, max_batch)
         self._batching = batching
         self._shares_prefixes = shares_prefixes
         self._window = window
@@ -78,7 +89,7 @@ class Scheduler:
         self.prefix_asked_tokens = 0
 
     def add(self, sequence: Sequence, now: float = 0.0) -> None:
-        """Queues a sequence. The caller has checked that it can fit the pool on its own.
+        """Queues a sequence. The caller has checked that it can fit the pool on its own, see ``blocks_at_most``.
 
         Args:
             now: ``time.monotonic()``, in seconds.
@@ -179,7 +190,7 @@ class Scheduler:
         """Blocks from the sequence's start that it has to have room for at this point."""
         if self._window is not None:
             # What it will hold once the window is full, so that it does not have to fight for it on the way.
-            num_tokens = min(num_tokens, max(num_computed, self._window) + self._step_tokens)
+            num_tokens = min(num_tokens, max(num_computed, self._window) + self.step_tokens)
         return -(-num_tokens // BLOCK_SIZE)
 
     def _lacking(self, sequence: Sequence) -> int:
@@ -282,7 +293,7 @@ class Scheduler:
         """Divides the budget; see the class for the rule."""
         decoding = [sequence for sequence in self.running if _missing(sequence) == 1]
         prefilling = [sequence for sequence in self.running if _missing(sequence) > 1]
-        budget = self._step_tokens - len(decoding)
+        budget = self.step_tokens - len(decoding)
         counts = dict.fromkeys(prefilling, 0)
         if prefilling:
             first = prefilling[0]

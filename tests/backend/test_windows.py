@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from backend.config import ModelConfig
 from backend.engine import Engine
+from backend.model import ServedModel
+from backend.model_info import describe
 from backend.runner import BLOCK_SIZE, ModelRunner
 from backend.torch_runner import TorchRunner
 from backend.weights import load_weights, read_config
@@ -34,6 +36,8 @@ class Pair:
 
     reference: Any
     runner: ModelRunner
+    small: ModelRunner
+    """With memory for 80 tokens."""
 
 
 @pytest.fixture(scope="module", params=WINDOWED)
@@ -42,7 +46,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     kind = KINDS[request.param]
     reference = save(Kind(kind.family, {**kind.changes, "num_hidden_layers": 2}), directory)
     config = dataclasses.replace(read_config(directory), eos_token_ids=())
-    return Pair(reference, TorchRunner(config, load_weights(directory, config), NUM_BLOCKS, 256))
+    weights = load_weights(directory, config)
+    runner, small = (TorchRunner(config, weights, blocks, 256) for blocks in (NUM_BLOCKS, 5))
+    return Pair(reference, runner, small)
 
 
 PROMPTS = st.builds(
@@ -110,6 +116,38 @@ def test_a_second_turn_past_the_window_finds_the_first(pair: Pair) -> None:
     second = talk.say(1, [*first.tokens, 11, 12, 13], 5)
     talk.run()
     assert second.num_cached == (first.num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
+
+
+def test_the_model_says_what_windows_save_and_what_they_do_not(pair: Pair, model: ServedModel) -> None:
+    """With windows everywhere a long sequence takes few blocks; with some, it says what the others keep for nothing."""
+    runner = pair.runner
+    served = dataclasses.replace(model, config=runner.config, runner=runner, max_context=256)
+    info = describe(served, Engine(runner, max_batch=8, step_tokens=STEP).stats())
+    per_token = runner.kv_bytes_per_token
+    if runner.config.sight is None:
+        assert (info["attention_window"], info["kv_bytes_per_token_out_of_sight"]) == (None, per_token // 2)
+        assert info["feasible_batch"] == {"256": 1}
+    else:
+        assert (info["attention_window"], info["kv_bytes_per_token_out_of_sight"]) == (WINDOW, 0)
+        assert info["feasible_batch"] == {"256": NUM_BLOCKS // 4}
+
+
+def test_a_sequence_longer_than_the_memory_is_served(pair: Pair) -> None:
+    """By windows, if those of one step fit; the others refuse it at once."""
+    talk = Talk(Engine(pair.small, max_batch=2, step_tokens=12))
+    prompts = [random_tokens(120, seed).tolist() for seed in range(2)]
+    if pair.small.config.sight is None:
+        with pytest.raises(ValueError, match="a sequence of up to 150 tokens does not fit 5 KV blocks"):
+            talk.say(0, prompts[0], 30)
+        return
+    for number, prompt in enumerate(prompts):
+        talk.say(number, prompt, 30)
+    talk.run()
+    wanted = Talk(Engine(pair.runner, max_batch=2, step_tokens=STEP))
+    for number, prompt in enumerate(prompts):
+        wanted.say(number, prompt, 30)
+    wanted.run()
+    assert [said.text for said in talk.said.values()] == [said.text for said in wanted.said.values()]
 
 
 def test_more_sequences_fit_at_the_same_time(pair: Pair) -> None:
