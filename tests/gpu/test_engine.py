@@ -1,0 +1,83 @@
+"""The engine on a device: it launches ahead, and says what it says one step after the other."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from backend.cuda_runner import CudaRunner
+from backend.detokenizer import Detokenizer, TokenBytes
+from backend.engine import Engine
+from backend.flight import Flight
+from backend.sequence import SamplingParams, Sequence
+from backend.warm_up import warm_up
+from tests.backend.kernels.random_model import CONFIG, random_weights
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+TABLE = TokenBytes(
+    json.dumps({"model": {"vocab": {}}, "decoder": {"type": "ByteLevel"}, "added_tokens": []}), CONFIG.vocab_size
+)
+PARAMS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_k": 20},
+    {"temperature": 1.0, "top_p": 0.9},
+]
+
+
+def runner() -> CudaRunner:
+    made = CudaRunner(CONFIG, random_weights(CONFIG), 64, 256, 8, torch.float32)
+    made.record(lambda sentence: None)
+    warm_up(made, TABLE)
+    return made
+
+
+def answers(engine: Engine, **options: Any) -> list[list[int]]:
+    """Tokens of eight requests of different lengths in one batch."""
+    sequences = []
+    for index in range(8):
+        params = SamplingParams(max_tokens=20 + index, ignore_eos=True, **PARAMS[index % len(PARAMS)], **options)
+        sequences.append(Sequence(index, [11 + index] * (3 + 5 * index), params, Detokenizer(TABLE), index))
+        engine.add(sequences[-1])
+    while engine.has_work:
+        engine.step()
+    assert engine.problems() == []
+    return [sequence.tokens[sequence.num_prompt :] for sequence in sequences]
+
+
+def test_launching_ahead_changes_no_token() -> None:
+    """Log-probabilities keep an engine from launching ahead, and change nothing else; drawn tokens are the same too."""
+    made = runner()
+    assert answers(Engine(made, 8, 512)) == answers(Engine(made, 8, 512, shares_prefixes=False), logprobs=0)
+
+
+def test_the_host_is_free_while_the_device_computes() -> None:
+    """A step hands over its tokens while the next one is still being computed."""
+    made = runner()
+    engine = Engine(made, 4, 512)
+    params = SamplingParams(max_tokens=50, temperature=0.0, ignore_eos=True)
+    engine.add(Sequence(0, [1, 2, 3], params, Detokenizer(TABLE), 0))
+    engine.step()
+    torch.cuda.synchronize()
+    launch = made.run
+    cuda: Any = torch.cuda  # its events have no types
+    ended: list[Any] = []
+
+    def slow(step: Any) -> Any:
+        output = launch(step)
+        cuda._sleep(100_000_000)  # cycles: some 50 ms
+        event = cuda.Event()
+        event.record()
+        ended.append(event)
+        return output
+
+    made.run = slow  # type: ignore[method-assign]
+    assert engine.step()
+    assert isinstance(engine._flight, Flight)
+    assert len(ended) == 1
+    assert not ended[0].query(), "the tokens of the step before came without waiting for this one"
