@@ -186,7 +186,8 @@ struct Rows {
   std::vector<float> floats;
   std::vector<int8_t> rounded;  // [row][in]
   std::vector<float> scales;    // [row][in / GROUP]
-  std::vector<int32_t> sums;    // [row][in / GROUP], of the rounded ones
+  std::vector<float> sums;      // [row][in / GROUP], of the rounded ones times their scale
+  std::vector<int32_t> shifts;  // [row][in / GROUP], what the 128 that is added to a byte adds to a product, to be taken off
 
   void reserve(int rows, int width) {
     if (floats.size() >= (size_t)rows * width) return;
@@ -194,6 +195,7 @@ struct Rows {
     rounded.resize((size_t)rows * width);
     scales.resize((size_t)rows * width / GROUP);
     sums.resize((size_t)rows * width / GROUP);
+    shifts.resize((size_t)rows * width / GROUP);
   }
 };
 
@@ -265,8 +267,8 @@ struct Operand {
   const float* x;
   long stride;
   const int8_t* rounded;
-  const float* scales;
-  const int32_t* sums;
+  const float *scales, *sums;
+  const int32_t* shifts;
 };
 using PanelKernel = void (*)(const uint8_t* panel, const float* column_scales, int in, const Operand& rows, float* out);
 
@@ -312,7 +314,7 @@ __attribute__((noinline)) void multiply_bytes(
   for (int g = 0; g < groups; g++) {
     Integers acc[ROWS][2];
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = broadcast_word(-128 * rows.sums[r * groups + g]);
+    for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = broadcast_word(rows.shifts[r * groups + g]);
 #pragma GCC unroll 8
     for (int i = 0; i < GROUP / 4; i++, panel += 4 * PANEL) {
       const Integers w0 = load_bytes(panel), w1 = load_bytes(panel + 4 * LANES);
@@ -337,48 +339,53 @@ __attribute__((noinline)) void multiply_bytes(
   }
 }
 
-// One half of a panel, LANES columns, over all groups.
+// Rows follow each other within a group, whose weights stay in registers: a word of a row is read once for both halves
+// of the panel, and the weights are unpacked once for all rows.
 template <int ROWS>
-__attribute__((noinline)) void multiply_nibbles_half(
-    const uint8_t* panel, int part, int in, const Operand& rows, float* out) {
+__attribute__((noinline)) void multiply_nibbles(
+    const uint8_t* panel, const float*, int in, const Operand& rows, float* out) {
   constexpr int WORDS = GROUP / 4;
   constexpr size_t GROUP_BYTES = (GROUP / 2 + 2 * sizeof(half)) * PANEL;
   const int groups = in / GROUP;
-  Vector total[ROWS];
+  Vector total[ROWS][2];
 #pragma GCC unroll 8
-  for (int r = 0; r < ROWS; r++) total[r] = broadcast(0.f);
+  for (int r = 0; r < ROWS; r++) total[r][0] = total[r][1] = broadcast(0.f);
   for (int g = 0; g < groups; g++, panel += GROUP_BYTES) {
-    const uint8_t* nibbles = panel + part * (GROUP / 2) * LANES;
-    const half* scales = (const half*)(panel + (GROUP / 2) * PANEL) + part * LANES;
-    Integers w[WORDS];
+    Integers w[2][WORDS];
+#pragma GCC unroll 2
+    for (int part = 0; part < 2; part++)
 #pragma GCC unroll 4
-    for (int i = 0; i < WORDS / 2; i++) {
-      const Integers both = load_bytes(nibbles + i * 4 * LANES);
-      w[i] = low_nibbles(both);
-      w[i + WORDS / 2] = high_nibbles(both);
-    }
-    const Vector scale = load_half(scales), minimum = load_half(scales + PANEL);
+      for (int i = 0; i < WORDS / 2; i++) {
+        const Integers both = load_bytes(panel + (part * (GROUP / 2) + i * 4) * LANES);
+        w[part][i] = low_nibbles(both);
+        w[part][i + WORDS / 2] = high_nibbles(both);
+      }
+    const half* numbers = (const half*)(panel + (GROUP / 2) * PANEL);
+    const Vector scale[2] = {load_half(numbers), load_half(numbers + LANES)};
+    const Vector minimum[2] = {load_half(numbers + PANEL), load_half(numbers + PANEL + LANES)};
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++) {
       const int8_t* x = rows.rounded + (long)r * in + g * GROUP;
-      Integers first = broadcast_word(0), second = first;  // two chains: one alone would wait for itself
-#pragma GCC unroll 4
-      for (int i = 0; i < WORDS; i += 2) {
-        first = dot4(first, w[i], word_of(x + 4 * i));
-        second = dot4(second, w[i + 1], word_of(x + 4 * i + 4));
+      Integers acc[2] = {broadcast_word(0), broadcast_word(0)};
+#pragma GCC unroll 8
+      for (int i = 0; i < WORDS; i++) {
+        const Integers v = word_of(x + 4 * i);
+        acc[0] = dot4(acc[0], w[0][i], v);
+        acc[1] = dot4(acc[1], w[1][i], v);
       }
-      const float row_scale = rows.scales[r * groups + g];
-      total[r] = fma(scale * broadcast(row_scale), to_float(add(first, second)), total[r]);
-      total[r] = fma(minimum, broadcast(row_scale * (float)rows.sums[r * groups + g]), total[r]);
+      const Vector row_scale = broadcast(rows.scales[r * groups + g]), sum = broadcast(rows.sums[r * groups + g]);
+#pragma GCC unroll 2
+      for (int part = 0; part < 2; part++) {
+        total[r][part] = fma(scale[part] * row_scale, to_float(acc[part]), total[r][part]);
+        total[r][part] = fma(minimum[part], sum, total[r][part]);
+      }
     }
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < ROWS; r++) store(out + r * PANEL + part * LANES, total[r]);
-}
-
-template <int ROWS>
-void multiply_nibbles(const uint8_t* panel, const float*, int in, const Operand& rows, float* out) {
-  for (int part = 0; part < 2; part++) multiply_nibbles_half<ROWS>(panel, part, in, rows, out);
+  for (int r = 0; r < ROWS; r++) {
+    store(out + r * PANEL, total[r][0]);
+    store(out + r * PANEL + LANES, total[r][1]);
+  }
 }
 
 struct Kernels {
@@ -424,8 +431,13 @@ void linear(const Linear& weights, const Rows& input, const float* x, long x_str
     const int columns = std::min(PANEL, weights.out - p * PANEL);
     for (int t = 0; t < tiles; t++) {
       const int first = (long)rows * t / tiles, count = (long)rows * (t + 1) / tiles - first;
-      const Operand operand{x + first * x_stride, x_stride, input.rounded.data() + (long)first * weights.in,
-                            input.scales.data() + (long)first * groups, input.sums.data() + (long)first * groups};
+      const long first_group = (long)first * groups;
+      const Operand operand{x + first * x_stride,
+                            x_stride,
+                            input.rounded.data() + (long)first * weights.in,
+                            input.scales.data() + first_group,
+                            input.sums.data() + first_group,
+                            input.shifts.data() + first_group};
       alignas(64) float out[ROW_TILE * PANEL];
       kernels.of[count](panel, scales, weights.in, operand, out);
       for (int r = 0; r < count; r++) {
@@ -473,7 +485,8 @@ void each_row(int rows, Do&& work) {
 void round_row(const float* x, int in, int row, Rows& to) {
   int8_t* rounded = to.rounded.data() + (long)row * in;
   float* scales = to.scales.data() + (long)row * (in / GROUP);
-  int32_t* sums = to.sums.data() + (long)row * (in / GROUP);
+  float* sums = to.sums.data() + (long)row * (in / GROUP);
+  int32_t* shifts = to.shifts.data() + (long)row * (in / GROUP);
   for (int g = 0; g < in / GROUP; g++, x += GROUP, rounded += GROUP) {
     Vector top = broadcast(0.f), nothing = broadcast(0.f);
     for (int i = 0; i < GROUP; i += LANES) {
@@ -489,8 +502,10 @@ void round_row(const float* x, int in, int row, Rows& to) {
       store_int8(rounded + i, whole);
       total = total + whole;
     }
+    const float whole = sum(total);
     scales[g] = most / 127.f + sum(nothing);
-    sums[g] = (int32_t)sum(total);
+    sums[g] = scales[g] * whole;
+    shifts[g] = -128 * (int32_t)whole;
   }
 }
 
