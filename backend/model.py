@@ -14,6 +14,7 @@ from backend.errors import ModelError
 from backend.gguf_file import Progress
 from backend.model_source import ModelSource
 from backend.runner import BLOCK_SIZE, ModelRunner
+from backend.scheduler import blocks_at_most
 from backend.weights import load_weights, read_config
 
 if TYPE_CHECKING:
@@ -77,7 +78,15 @@ def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) ->
 
     wanted = min(engine.max_context or config.max_position_embeddings, config.max_position_embeddings)
     runner = choose_runner(config, weights, engine, wanted, progress)
-    held = runner.num_blocks * BLOCK_SIZE
-    if held < wanted:
-        progress(f"the KV memory holds {held} tokens, so that is the longest context")
-    return ServedModel(source.name, config, text, runner, min(wanted, held))
+    longest = _longest_context(runner, engine, wanted)
+    if longest < wanted:
+        progress(f"the KV memory holds {longest} tokens, so that is the longest context")
+    return ServedModel(source.name, config, text, runner, longest)
+
+
+def _longest_context(runner: ModelRunner, engine: EngineConfig, wanted: int) -> int:
+    """What the KV memory holds of one sequence; all that is wanted, if it holds the windows of all layers."""
+    step_tokens = max(engine.step_tokens or runner.step_tokens, engine.max_batch or runner.max_batch)
+    if blocks_at_most(wanted, runner.config.sight, step_tokens) <= runner.num_blocks:
+        return wanted
+    return min(wanted, runner.num_blocks * BLOCK_SIZE)

@@ -43,7 +43,8 @@ class Faulty(Around):
 
     def run(self, step: StepInput) -> StepOutput:
         output = self._runner.run(self._given(step))
-        self._said(output)
+        with torch.inference_mode():
+            self._said(output)
         return output
 
 

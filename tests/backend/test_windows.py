@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backend.config import ModelConfig
+from backend.config import EngineConfig, ModelConfig
 from backend.engine import Engine
-from backend.model import ServedModel
+from backend.model import ServedModel, load_model
 from backend.model_info import describe
+from backend.model_source import ModelSource
 from backend.runner import BLOCK_SIZE, ModelRunner
 from backend.torch_runner import TorchRunner
 from backend.weights import load_weights, read_config
@@ -148,6 +150,21 @@ def test_a_sequence_longer_than_the_memory_is_served(pair: Pair) -> None:
         wanted.say(number, prompt, 30)
     wanted.run()
     assert [said.text for said in talk.said.values()] == [said.text for said in wanted.said.values()]
+
+
+def test_the_longest_context_is_what_windows_allow(tmp_path: Path, source: ModelSource) -> None:
+    """All that is asked for, if the memory holds the windows and a step; else what it holds, with a sentence."""
+    save(KINDS["mistral"], tmp_path)
+    shutil.copy(source.directory / "tokenizer.json", tmp_path)
+    memory = 5 * TorchRunner.block_bytes(read_config(tmp_path))
+    said: list[str] = []
+    for step_tokens, longest in ((STEP, 200), (64, 80)):
+        limits = EngineConfig(kv_memory=memory, max_batch=2, max_context=200, step_tokens=step_tokens)
+        model = load_model(dataclasses.replace(source, directory=tmp_path), limits, said.append)
+        assert model.max_context == longest
+    assert [sentence for sentence in said if "longest context" in sentence] == [
+        "the KV memory holds 80 tokens, so that is the longest context"
+    ]
 
 
 def test_more_sequences_fit_at_the_same_time(pair: Pair) -> None:
