@@ -169,6 +169,15 @@ def test_a_long_prompt_does_not_starve_behind_a_stream_of_short_ones(make: Maker
     assert steps <= 1000 // 32 + 1
 
 
+def test_what_is_left_of_a_step_goes_to_the_more_urgent(make: Maker) -> None:
+    """However short the others are."""
+    scheduler = Scheduler(BlockPool(100), max_batch=4, step_tokens=64)
+    first, second, short = make(200), make(60), make(20, priority=5)
+    for sequence in (first, second, short):
+        scheduler.add(sequence)
+    assert counts(step(scheduler)) == {first.id: 32, second.id: 32}
+
+
 def test_equal_prompts_are_computed_one_after_the_other(make: Maker) -> None:
     """Dividing a step among equals would let all of them end late."""
     scheduler = Scheduler(BlockPool(100), max_batch=4, step_tokens=64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import string
@@ -17,8 +18,9 @@ from backend.fused_runner import FusedRunner
 from backend.runner import ModelRunner
 from backend.sequence import SamplingParams, Sequence, TokenLogprobs
 from backend.torch_runner import TorchRunner
-from backend.weights import LayerWeights, Linear, Mlp, ModelWeights
+from backend.weights import ModelWeights
 from tests.backend.conftest import built_library
+from tests.backend.kernels.random_model import random_weights
 
 VOCABULARY = 160
 SPELLED = 320
@@ -51,33 +53,10 @@ CONFIG = ModelConfig(
 
 @functools.cache
 def weights() -> ModelWeights:
-    """The same random numbers in each run."""
-    generator = torch.Generator().manual_seed(11)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator) * 0.3
-
-    def linear(rows: int, columns: int) -> Linear:
-        return Linear(random(rows, columns), None)
-
-    hidden, heads, kv_heads, inner = 128, 128, 64, 160
-    layers = tuple(
-        LayerWeights(
-            input_norm=1 + random(hidden),
-            query=linear(heads, hidden),
-            key=linear(kv_heads, hidden),
-            value=linear(kv_heads, hidden),
-            query_norm=None,
-            key_norm=None,
-            output=linear(hidden, heads),
-            post_attention_norm=1 + random(hidden),
-            mlps=(Mlp(linear(inner, hidden), linear(inner, hidden), linear(hidden, inner)),),
-        )
-        for _ in range(CONFIG.num_layers)
-    )
-    embedding = random(VOCABULARY, hidden)
-    embedding[POISON] = torch.nan
-    return ModelWeights(embedding, layers, 1 + random(hidden), random(VOCABULARY, hidden))
+    """The same random numbers in each run, with a head that makes up its mind."""
+    made = random_weights(CONFIG, seed=11)
+    made.embedding[POISON] = torch.nan
+    return dataclasses.replace(made, head=4 * made.head)
 
 
 def fused(num_blocks: int) -> ModelRunner:
