@@ -101,7 +101,6 @@ class Engine:
 
     def fail_all(self) -> list[Output]:
         """Ends every sequence with ``FAILED`` and frees all blocks."""
-        self._flight = None
         return [self._fail(sequence, FinishReason.FAILED, None) for sequence in list(self._sequences.values())]
 
     @property

@@ -17,7 +17,7 @@ from backend.engine import Engine
 from backend.runner import ModelRunner, StepInput, StepOutput
 from backend.sequence import FinishReason
 from tests.backend.test_engine_faults import Around
-from tests.backend.tiny_model import CONTEXT, POISON, Said, Talk, fused
+from tests.backend.tiny_model import CONTEXT, POISON, VOCABULARY, Said, Talk, fused
 
 NUM_BLOCKS = 9
 
@@ -220,6 +220,85 @@ def test_who_waits_for_memory_stops_nobody() -> None:
     assert device.ahead[3:] == [True] * len(device.ahead[3:])
     talk.run()
     assert talk.said[1].text == solo(fused(4), 0, [*range(20, 69)], 4).text
+
+
+def test_who_waited_for_memory_joins_when_there_is_some() -> None:
+    """While others still run, and at the latest in the step after the next."""
+    talk = Talk(Engine(Device(fused(6)), max_batch=4, step_tokens=64))
+    plain(talk, 0, 40)
+    plain(talk, 1, 12)
+    talk.say(2, [*range(20, 69)], 4, logprobs=None)
+    while talk.said[1].last is None or talk.said[1].last.finish_reason is None:
+        talk.step()
+        assert talk.said[2].sequence.started_at is None
+    talk.step()
+    talk.step()
+    assert talk.said[2].sequence.started_at is not None
+    assert talk.said[0].sequence.num_generated < 20
+    talk.run()
+
+
+def test_rows_that_go_on_keep_their_own_tokens() -> None:
+    """When one drops out in front of them and between them."""
+    talk = Talk(Engine(Device(fused(20)), max_batch=8, step_tokens=64))
+    lengths = [3, 20, 9, 15, 4]
+    for number, length in enumerate(lengths):
+        plain(talk, number, length)
+    talk.run()
+    for number, length in enumerate(lengths):
+        assert talk.said[number].text == solo(fused(20), number, [20 + number], length, ignore_eos=True).text
+
+
+def test_a_prompt_that_got_nothing_is_not_passed_over() -> None:
+    """All of a step's rows give tokens, but a longer prompt still waits for its part of the budget."""
+    talk = Talk(Engine(Device(fused(20)), max_batch=2, step_tokens=2))
+    talk.say(0, [20, 21], 30, logprobs=None, ignore_eos=True)
+    talk.say(1, [*range(30, 60)], 4, logprobs=None)
+    talk.step()
+    assert (talk.said[0].sequence.num_generated, talk.said[1].sequence.num_computed) == (1, 0)
+    talk.step()
+    talk.step()
+    assert talk.said[1].sequence.num_computed > 0
+    talk.run()
+
+
+def test_blocks_are_taken_from_nobody_for_a_step_ahead() -> None:
+    """When there are none left, the steps before are taken over first, and somebody gives his own back."""
+    talk = Talk(Engine(Device(fused(4)), max_batch=2, step_tokens=64))
+    for number in range(2):
+        talk.say(number, [20 + number] * 14, 40, logprobs=None, ignore_eos=True)
+    talk.run()
+    assert talk.engine.stats().preemptions > 0
+    for number in range(2):
+        wanted = solo(fused(4), number, [20 + number] * 14, 40, ignore_eos=True)
+        assert talk.said[number].text == wanted.text
+
+
+class Even:
+    """An answer of even tokens."""
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+
+    def allowed(self) -> torch.Tensor:
+        return torch.arange(VOCABULARY) % 2 == 0
+
+    def accept(self, token_id: int) -> None:
+        self.accepted.append(token_id)
+
+
+def test_an_answer_with_a_form_follows_it() -> None:
+    """What may come next depends on the last token, so nothing is launched ahead of it."""
+    device = Device(fused(20))
+    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    plain(talk, 0, 12)
+    plain(talk, 1, 12)
+    form = Even()
+    talk.said[1].sequence.constraint = form
+    talk.run()
+    assert len(form.accepted) == 12
+    assert not any(token % 2 for token in form.accepted)
+    assert not any(device.ahead)
 
 
 def test_stop_strings_end_one_step_late_and_nobody_sees_it() -> None:
