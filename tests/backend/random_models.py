@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import transformers
 
-from backend.runner import BLOCK_SIZE, StepInput
+from backend.runner import BLOCK_SIZE, ModelRunner, StepInput
 from backend.step_input import SequenceRows, pack
 
 VOCABULARY = 300
@@ -56,6 +57,12 @@ class Kind:
                 elif name.endswith("mlp.gate.weight"):
                     parameter.copy_(torch.randn_like(parameter) * 0.3)
         return reference
+
+
+def of_vectors(kind: Kind, **shape: int) -> Kind:
+    """The same in sizes that the kernels of a CPU take: heads of 64, and no size a power of two."""
+    sizes = {"hidden_size": 192, "intermediate_size": 304, "num_attention_heads": 6, "num_key_value_heads": 2}
+    return Kind(kind.family, {**kind.changes, **sizes, "head_dim": 64, **shape})
 
 
 LLAMA3_SCALING = {
@@ -125,7 +132,7 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def random_tokens(count: int, seed: int = 1) -> np.typing.NDArray[np.int32]:
+def random_tokens(count: int, seed: int = 1) -> npt.NDArray[np.int32]:
     """Token ids of the small vocabulary."""
     return np.random.default_rng(seed).integers(0, VOCABULARY, count).astype(np.int32)
 
@@ -134,7 +141,7 @@ def random_tokens(count: int, seed: int = 1) -> np.typing.NDArray[np.int32]:
 class Paged:
     """A sequence on blocks of its own choosing, and how far it has been computed."""
 
-    tokens: np.typing.NDArray[np.int32]
+    tokens: npt.NDArray[np.int32]
     blocks: list[int]
     computed: int = 0
 
@@ -149,6 +156,14 @@ def step_of(chunks: list[tuple[Paged, int]]) -> StepInput:
         sequence.computed = end
     rows = range(sum(count for _, count in chunks))
     return pack(sequences, rows, rows)
+
+
+def chunked(runner: ModelRunner, tokens: npt.NDArray[np.int32], *sizes: int) -> torch.Tensor:
+    """Logits of every token of one sequence, computed in chunks of the given sizes."""
+    sequence = Paged(tokens, list(range(-(-len(tokens) // BLOCK_SIZE))))
+    parts = [runner.run(step_of([(sequence, size)])).logits.clone() for size in sizes]
+    assert sequence.computed == len(tokens)
+    return torch.cat(parts)
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:

@@ -13,20 +13,40 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from backend.config import EngineConfig
+from backend import torch_runner
+from backend.config import EngineConfig, ModelConfig
 from backend.fused_build import FusedUnavailable
 from backend.fused_runner import FusedRunner, check_shape
+from backend.model_source import ModelSource
 from backend.runner_choice import choose_runner
 from backend.torch_runner import TorchRunner
-from backend.weights import load_weights, read_config
+from backend.weights import ModelWeights, load_weights, read_config
 from tests.backend.conftest import built_library
-from tests.backend.random_models import KINDS, WINDOW, Kind, Paged, random_tokens, relative_error, save, step_of
+from tests.backend.random_models import (
+    KINDS,
+    WINDOW,
+    Kind,
+    Paged,
+    chunked,
+    of_vectors,
+    random_tokens,
+    relative_error,
+    save,
+    step_of,
+)
 
 LENGTHS = (83, 70, 30)
 """The first two are several windows long, the last is about one."""
 
 
 LIKE_LLAMA = {"llama", "llama-3.1", "llama-linear", "mistral-unlimited", "qwen2", "qwen3", "smollm2"}
+FUSED = {
+    **{name: of_vectors(KINDS[name]) for name in sorted(LIKE_LLAMA)},
+    "heads without groups": of_vectors(KINDS["llama"], num_key_value_heads=6),
+    "one group of heads": of_vectors(KINDS["qwen2"], num_key_value_heads=1),
+    "heads of 128": of_vectors(KINDS["qwen3"], num_attention_heads=4, head_dim=128),
+}
+"""What the fused step computes: each kind like Llama, and the shapes of attention."""
 
 
 @pytest.fixture(params=KINDS)
@@ -73,6 +93,69 @@ def test_logits_and_states_agree_with_transformers(pair: tuple[Any, TorchRunner]
             expected = reference(torch.from_numpy(sequence.tokens).long()[None], output_hidden_states=True)
         assert relative_error(torch.cat(logits[id(sequence)]), expected.logits[0]) < 1e-4
         assert relative_error(torch.cat(states[id(sequence)]), expected.hidden_states[-1][0]) < 1e-4
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_the_fused_step_agrees_with_transformers(name: str, tmp_path: Path) -> None:
+    """Half floats to 5e-3, and in chunks to the last bit with itself; the reference to 1e-4 in these sizes too."""
+    reference = save(FUSED[name], tmp_path)
+    config = read_config(tmp_path)
+    weights = load_weights(tmp_path, config)
+    tokens = random_tokens(90)
+    with torch.inference_mode():
+        expected = reference(torch.from_numpy(tokens).long()[None]).logits[0]
+    plain = TorchRunner(config, weights, num_blocks=8, max_context=128)
+    assert relative_error(chunked(plain, tokens, 17, 1, 40, 32), expected) < 1e-4
+    fused = FusedRunner(built_library(), config, weights, num_blocks=8, max_context=128, threads=2)
+    whole = chunked(fused, tokens, 90)
+    assert relative_error(whole, expected) < 5e-3
+    assert torch.equal(chunked(fused, tokens, 17, 1, 40, 32), whole)
+
+
+def test_the_real_model_agrees_with_transformers(
+    source: ModelSource, config: ModelConfig, weights: ModelWeights
+) -> None:
+    """SmolLM2: the reference to 1e-4; what is served stays within a KL divergence of 0.001 nats and its top choice."""
+    text = (
+        "The sea is old. In 1492 three ships crossed it; later, engineers measured its currents with great care. "
+        "def area(r): return 3.14159 * r ** 2\nPoets wrote of salt, and children asked why the water is blue."
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source.directory)
+    tokens = np.array(tokenizer(text)["input_ids"], dtype=np.int32)
+    reference: Any = transformers.AutoModelForCausalLM.from_pretrained(source.directory, dtype=torch.float32)
+    reference.eval()
+    with torch.inference_mode():
+        expected = reference(torch.from_numpy(tokens).long()[None]).logits[0]
+    plain = TorchRunner(config, weights, num_blocks=8, max_context=128)
+    assert relative_error(chunked(plain, tokens, len(tokens)), expected) < 1e-4
+    fused = FusedRunner(built_library(), config, weights, num_blocks=8, max_context=128, threads=2)
+    served = chunked(fused, tokens, len(tokens))
+    wanted, got = expected.log_softmax(-1), served.log_softmax(-1)
+    assert float((wanted.exp() * (wanted - got)).sum(-1).mean()) < 1e-3
+    assert float((served.argmax(-1) == expected.argmax(-1)).float().mean()) >= 0.99
+
+
+def test_an_expert_computes_its_rows_in_one_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rows chose it; and one that nobody chose computes nothing."""
+    save(KINDS["mixtral"], tmp_path)
+    config = read_config(tmp_path)
+    runner = TorchRunner(config, load_weights(tmp_path, config), num_blocks=8, max_context=128)
+    calls: list[int] = []
+    product = torch_runner._Mlp.__call__
+
+    def counted(mlp: torch_runner._Mlp, rows: torch.Tensor) -> torch.Tensor:
+        calls.append(len(rows))
+        return product(mlp, rows)
+
+    monkeypatch.setattr(torch_runner._Mlp, "__call__", counted)
+    chunked(runner, random_tokens(90), 90)
+    experts = config.experts
+    assert experts is not None
+    assert len(calls) <= config.num_layers * experts.count
+    assert sum(calls) == config.num_layers * experts.per_token * 90
+    calls.clear()
+    chunked(runner, random_tokens(1), 1)
+    assert calls == [1] * config.num_layers * experts.per_token
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -19,9 +19,10 @@ from backend.torch_runner import TorchRunner
 from backend.warm_up import single_sequence_step
 from backend.weights import ModelWeights
 from tests.backend.conftest import built_library, quiet
-from tests.backend.test_parity import TOKENS, chunked
+from tests.backend.random_models import chunked, random_tokens
 
 KV_MEMORY = 8 * 2**20
+TOKENS = random_tokens(90)
 ENGINE = EngineConfig(kv_memory=KV_MEMORY, threads=2)
 
 

@@ -30,9 +30,10 @@ from backend.torch_runner import TorchRunner
 from backend.warm_up import single_sequence_step
 from backend.weights import ModelWeights
 from tests.backend.conftest import built_library, quiet
+from tests.backend.random_models import chunked, random_tokens, relative_error
 from tests.backend.test_fused import ENGINE, small
-from tests.backend.test_parity import TOKENS, chunked, relative_error
 
+TOKENS = random_tokens(90)
 LANES = (8, 16)
 FORMATS: list[tuple[Precision, KVPrecision]] = [
     (precision, kv) for precision in ("float16", "int8", "int4") for kv in ("float16", "int8")
