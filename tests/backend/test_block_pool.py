@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import settings
@@ -204,6 +205,39 @@ def test_the_check_finds_what_is_wrong() -> None:
     assert pool.problems(Counter([0, 1])) == []
     assert pool.problems(Counter([0])) == ["block 1 counts 1 references, sequences hold it 0 times"]
     assert len(pool.problems(Counter([0, 1, 2, 1]))) == 2
+
+
+def test_the_check_knows_every_way_to_be_wrong() -> None:
+    """Each fault, put into the books by hand, has its sentence, and nothing is said without one."""
+    sentences = []
+    faults: list[Callable[[BlockPool, list[int]], object]] = [
+        lambda pool, _: None,
+        lambda pool, _: pool._blank.append(pool._blank[0]),
+        lambda pool, held: pool._blank.append(held[0]),
+        lambda pool, held: pool._contents.__setitem__(pool._blank[0], pool._contents[held[0]]),
+        lambda pool, held: (pool.release(held), pool._contents.__setitem__(held[1], None)),
+        lambda pool, _: pool._by_key.update(strange=0),  # type: ignore[call-arg]
+        lambda pool, held: pool._contents.__setitem__(held[0], None),
+    ]
+    for fault in faults:
+        pool = BlockPool(4)
+        held = chain(pool, [1, 2, 3, 4])
+        fault(pool, held)
+        counts = Counter({block: pool.references(block) for block in range(4)})
+        sentences.append(set(pool.problems(counts)))
+    assert sentences == [
+        set(),
+        {"a block is free twice"},
+        {"block 0 is both held and free, or neither", "block 0 is blank and has a content"},
+        {
+            "block 2 is blank and has a content",
+            "block 2 is not found by its key",
+            "there are more keys than contents",
+        },
+        {"block 1 is cached without a content", "there are more keys than contents"},
+        {"there are more keys than contents"},
+        {"block 1 follows block 0, which has no content", "there are more keys than contents"},
+    ]
 
 
 def test_misuse_is_an_error() -> None:

@@ -230,6 +230,21 @@ def test_smaller_priorities_go_first(make: Maker) -> None:
     assert scheduler.waiting == [sooner, later]
 
 
+def test_one_block_is_left_for_those_who_run(make: Maker) -> None:
+    """Else the one that joins would soon have to give its blocks back; who is alone may take the last one."""
+    for blocks, joins in ((4, False), (5, True)):
+        scheduler = Scheduler(BlockPool(blocks), max_batch=2, step_tokens=64)
+        scheduler.add(make(20))
+        step(scheduler)
+        second = make(20)
+        scheduler.add(second)
+        step(scheduler)
+        assert (second in scheduler.running) == joins
+    scheduler = Scheduler(BlockPool(4), max_batch=2, step_tokens=64)
+    scheduler.add(make(64))
+    assert len(step(scheduler)) == 1
+
+
 def test_nobody_is_preempted_for_what_does_not_fit_anyway(make: Maker) -> None:
     """An urgent one that needs more than the less urgent ones could give waits without harming them."""
     scheduler = Scheduler(BlockPool(8), max_batch=4, step_tokens=128)
@@ -320,6 +335,13 @@ def test_a_static_batch_ends_before_the_next_begins(make: Maker) -> None:
         seen.append(sorted(counts(step(scheduler))))
     one, two, three = (sequence.id for sequence in sequences)
     assert seen == [[one, two]] * 2 + [[two]] * 4 + [[three]] * 3
+
+
+def test_a_static_batch_begins_with_those_who_are_there(make: Maker) -> None:
+    """Whatever a dynamic one would wait for."""
+    scheduler = Scheduler(BlockPool(100), 3, 64, Batching(BatchingMode.STATIC, max_wait=2.0))
+    scheduler.add(make(5, 2), now=10.0)
+    assert len(step(scheduler, 10.0)) == 1
 
 
 def test_a_dynamic_batch_waits_to_be_full_but_not_for_ever(make: Maker) -> None:
