@@ -216,7 +216,7 @@ def test_the_check_knows_every_way_to_be_wrong() -> None:
         lambda pool, held: pool._blank.append(held[0]),
         lambda pool, held: pool._contents.__setitem__(pool._blank[0], pool._contents[held[0]]),
         lambda pool, held: (pool.release(held), pool._contents.__setitem__(held[1], None)),
-        lambda pool, _: pool._by_key.update(strange=0),  # type: ignore[call-arg]
+        lambda pool, _: pool._by_key.update({b"strange": 0}),
         lambda pool, held: pool._contents.__setitem__(held[0], None),
     ]
     for fault in faults:
