@@ -7,16 +7,12 @@ allows, temperature, top-k, top-p, min-p.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 import torch
 
+from backend.host_sampler import choose_on_host
 from backend.sequence import SamplingParams, Sequence, TokenLogprobs
-
-# Sorting a whole vocabulary costs milliseconds a row; nearly always the tokens that survive the filters are among
-# the first few. Rows for which they are not (checked, never assumed) are sorted whole.
-_CANDIDATES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,72 +101,4 @@ def _choose(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
         from backend.device_sampler import choose_on_device
 
         return choose_on_device(logits, sequences)
-    tokens = torch.argmax(logits, dim=-1)
-    drawing = [row for row, sequence in enumerate(sequences) if sequence.params.temperature > 0]
-    if not drawing:
-        return tokens
-    chosen = [sequences[row] for row in drawing]
-    # float64 holds every temperature that a request can name. The maximum is subtracted before the division, so the
-    # smallest ones give 0 and -inf, which is greedy. Below normal numbers a processor may read 0 (flush to zero).
-    temperatures = [max(sequence.params.temperature, sys.float_info.min) for sequence in chosen]
-    scaled = logits[drawing].double()
-    scaled -= scaled.max(dim=-1, keepdim=True).values
-    scaled /= torch.tensor(temperatures, dtype=torch.float64).unsqueeze(1)
-    probabilities = torch.softmax(scaled, dim=-1)
-    uniform = torch.tensor([sequence.random.random() for sequence in chosen], dtype=torch.float64)
-    tokens[drawing] = torch.tensor(_draw(probabilities, uniform, [sequence.params for sequence in chosen]))
-    return tokens
-
-
-def _draw(probabilities: torch.Tensor, uniform: torch.Tensor, params: list[SamplingParams]) -> list[int]:
-    """Draws one token from each row [R, V] by inverting its distribution at ``uniform`` [R]."""
-    filtered = [index for index, p in enumerate(params) if p.top_k or p.top_p < 1 or p.min_p]
-    plain = [index for index in range(len(params)) if index not in set(filtered)]
-    tokens = [0] * len(params)
-    if plain:
-        for index, token in zip(plain, _invert(probabilities[plain], uniform[plain]).tolist(), strict=True):
-            tokens[index] = token
-    if filtered:
-        rows = probabilities[filtered]
-        best, ids = torch.topk(rows, min(_CANDIDATES, rows.shape[-1]))
-        masses = best.cumsum(dim=-1)
-        for at, index in enumerate(filtered):
-            p = params[index]
-            if _covers(best[at], masses[at], p, rows.shape[-1]):
-                candidates, candidate_ids = best[at], ids[at]
-            else:
-                candidates, candidate_ids = torch.sort(rows[at], descending=True, stable=True)
-            kept = _filter(candidates, p)
-            tokens[index] = int(candidate_ids[_invert(kept.unsqueeze(0), uniform[index : index + 1])])
-    return tokens
-
-
-def _covers(best: torch.Tensor, masses: torch.Tensor, params: SamplingParams, vocab_size: int) -> bool:
-    """Whether every token that the filters keep is among the best ones."""
-    return bool(
-        best.shape[0] == vocab_size
-        or 0 < params.top_k <= best.shape[0]
-        or (params.top_k == 0 and params.top_p < 1 and masses[-1] >= params.top_p)
-        or (params.min_p and best[-1] < params.min_p * best[0])
-    )
-
-
-def _filter(descending: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Zeroes what top-k, top-p (arXiv 1904.09751) and min-p (arXiv 2407.01082) leave out; never the first."""
-    kept = descending[: params.top_k] if params.top_k else descending
-    if params.top_p < 1:
-        # A token stays if the mass before it has not reached top_p yet; the mass is that of what top-k left.
-        before = kept.cumsum(dim=-1) - kept
-        total = kept.sum() if params.top_k else 1.0
-        kept = kept[: max(1, int((before < params.top_p * total).sum()))]
-    if params.min_p:
-        kept = kept[: max(1, int((kept >= params.min_p * kept[0]).sum()))]
-    return kept
-
-
-def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """First index at which the running sum exceeds ``uniform`` of the total; weights [R, K], uniform [R]."""
-    running = weights.cumsum(dim=-1)
-    threshold = (uniform * running[:, -1]).unsqueeze(1)
-    index = torch.searchsorted(running, threshold, right=True).squeeze(1)
-    return index.clamp(max=weights.shape[-1] - 1)
+    return torch.tensor(choose_on_host(logits.numpy(), sequences))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.detokenizer import Detokenizer
+from backend.host_sampler import _invert
 from backend.model import ServedModel
 from backend.sampler import sample
 from backend.sequence import SamplingParams, Sequence
@@ -74,12 +76,12 @@ def allowed(row: torch.Tensor, temperature: float, top_p: float, top_k: int, min
     nucleus: list[int] = []
     mass = 0.0
     for token in kept:
-        # A hair of room for sums that run in another order.
-        if nucleus and mass >= top_p * total * (1 + 1e-12) and top_p < 1:
+        # A hair of room for sums that run in another order, of float32 numbers.
+        if nucleus and mass >= top_p * total * (1 + 1e-6) and top_p < 1:
             break
         nucleus.append(token)
         mass += float(weights[token])
-    return {token for token in nucleus if weights[token] >= min_p * weights[order[0]] * (1 - 1e-12)}
+    return {token for token in nucleus if weights[token] >= min_p * weights[order[0]] * (1 - 1e-6)}
 
 
 def test_draws_follow_the_distribution(model: ServedModel) -> None:
@@ -163,3 +165,30 @@ def test_rows_computed_in_inference_mode_can_be_adjusted(model: ServedModel) -> 
         rows, [make(model, 0, [7, 7], logit_bias={9: 100.0}, frequency_penalty=1.0, repetition_penalty=1.2)]
     )
     assert sampled[0].token_id == 9
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_none_choose_some_token(value: float, filters: dict[str, Any], model: ServedModel) -> None:
+    """Who asks for it throws it away; what matters is that the other rows of the batch get theirs."""
+    matrix = logits(2)
+    matrix[0, 7] = value
+    good = sample(matrix[1:].clone(), [make(model, seed=1, temperature=1.0, **filters)])[0]
+    rows = [make(model, temperature=1.0, **filters), make(model, seed=1, temperature=1.0, **filters)]
+    assert sample(matrix.clone(), rows)[1] == good
+
+
+@NO_DEADLINE
+@given(
+    weights=st.lists(st.sampled_from([0.0, 1e-30, 0.1, 0.3, 1.0]), min_size=1, max_size=900).filter(any),
+    uniform=st.floats(0, 1, exclude_max=True),
+)
+def test_a_draw_is_where_the_running_sum_passes_the_number(weights: list[float], uniform: float) -> None:
+    """Whatever block it is in; and a token without weight, which a grammar has ruled out, is never drawn."""
+    array = np.array(weights, dtype=np.float32)
+    running = array.cumsum(dtype=np.float64)
+    token = _invert(array, uniform)
+    assert array[token] > 0
+    room = 1e-5 * running[-1]
+    assert running[token] >= uniform * running[-1] - room
+    assert running[token] - array[token] <= uniform * running[-1] + room
