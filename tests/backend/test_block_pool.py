@@ -207,6 +207,11 @@ def test_the_check_finds_what_is_wrong() -> None:
     assert len(pool.problems(Counter([0, 1, 2, 1]))) == 2
 
 
+def release_and_blank(pool: BlockPool, held: list[int]) -> None:
+    pool.release(held)
+    pool._contents[held[1]] = None
+
+
 def test_the_check_knows_every_way_to_be_wrong() -> None:
     """Each fault, put into the books by hand, has its sentence, and nothing is said without one."""
     sentences = []
@@ -215,7 +220,7 @@ def test_the_check_knows_every_way_to_be_wrong() -> None:
         lambda pool, _: pool._blank.append(pool._blank[0]),
         lambda pool, held: pool._blank.append(held[0]),
         lambda pool, held: pool._contents.__setitem__(pool._blank[0], pool._contents[held[0]]),
-        lambda pool, held: (pool.release(held), pool._contents.__setitem__(held[1], None)),
+        release_and_blank,
         lambda pool, _: pool._by_key.update({b"strange": 0}),
         lambda pool, held: pool._contents.__setitem__(held[0], None),
     ]
