@@ -21,6 +21,7 @@ def run(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
         text, stopped = watcher.add(piece)
         released += text
         if stopped:
+            assert watcher.finish() == "", "what follows is gone too"
             return released, True
     return released + watcher.finish(), False
 
@@ -57,6 +58,15 @@ def test_only_a_possible_start_is_held_back(text: str, stops: list[str]) -> None
             return
         held = text[len(released) : end + 1]
         assert not held or any(stop.startswith(held) for stop in stops)
+
+
+def test_every_short_stop_string_is_found_in_every_text() -> None:
+    """All of two letters up to five long, in all texts of eight: those too that begin again within themselves."""
+    texts = ["".join(letters) for letters in itertools.product("ab", repeat=8)]
+    for length in range(1, 6):
+        for stop in map("".join, itertools.product("ab", repeat=length)):
+            for text in texts:
+                assert run(list(text), [stop]) == (text.partition(stop)[0], stop in text)
 
 
 def test_a_stop_string_over_three_pieces() -> None:
