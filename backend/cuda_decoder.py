@@ -1,4 +1,4 @@
-"""The llama-family decoder on a device: cuBLAS for the matrix products, Triton for everything between them."""
+"""The llama-family decoder on a device: cuBLAS for most matrix products, Triton for everything between them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch.nn import functional
 from backend.config import ModelConfig
 from backend.cuda_choice import CudaUnavailable
 from backend.cuda_step import DeviceStep
+from backend.few_rows import FewRows
 from backend.kernels.add_rms_norm import add_rms_norm
 from backend.kernels.paged_decode import AttentionShape, paged_decode
 from backend.kernels.paged_prefill import paged_prefill, prefill_tile_rows
@@ -56,7 +57,8 @@ class CudaDecoder:
         self.dtype = dtype
         self.device = device
         self._embedding = weights.embedding.to(device, dtype)
-        self._head = self._embedding if weights.head is weights.embedding else weights.head.to(device, dtype)
+        tied = weights.head is weights.embedding
+        self._head = Linear(self._embedding if tied else weights.head.to(device, dtype), None)
         self._norm = weights.norm.to(device, torch.float32)
         tables = {config.rope(index) for index in range(config.num_layers)}
         angles = {rope: rotations(rope, config.head_dim, max_context).to(device) for rope in tables if rope is not None}
@@ -67,9 +69,15 @@ class CudaDecoder:
         ]
         self.tile_rows = prefill_tile_rows(self._layers[0].shape, dtype)
         self.memory = torch.empty(0)
+        self.product = FewRows()
         self._processors = (
             torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
         )
+
+    def linears(self) -> list[Linear]:
+        """Every matrix that a step multiplies with."""
+        layers = [(layer.qkv, layer.output, layer.gate_up, layer.down) for layer in self._layers]
+        return [self._head, *(linear for each in layers for linear in each)]
 
     def block_bytes(self) -> int:
         """Bytes of one KV block over all layers."""
@@ -89,11 +97,12 @@ class CudaDecoder:
         splits = self._splits(step.decode_rows.shape[0])
         for index, layer in enumerate(self._layers):
             keys, values = self.memory[index]
-            mixed = layer.attend(add_rms_norm(residual, delta, layer.input_norm, layer.eps), step, keys, values, splits)
-            delta = functional.linear(mixed, layer.output.weight, layer.output.bias)
+            normed = add_rms_norm(residual, delta, layer.input_norm, layer.eps)
+            mixed = layer.attend(self.product(normed, layer.qkv), step, keys, values, splits)
+            delta = self.product(mixed, layer.output)
             normed = add_rms_norm(residual, delta, layer.mlp_norm, layer.eps)
-            delta = functional.linear(silu_mul(layer.gate_up(normed)), layer.down.weight, layer.down.bias)
-        logits = functional.linear(self._last_norm(residual, delta, step.logits_rows), self._head)
+            delta = self.product(silu_mul(self.product(normed, layer.gate_up)), layer.down)
+        logits = self.product(self._last_norm(residual, delta, step.logits_rows), self._head)
         return logits.float(), self._last_norm(residual, delta, step.hidden_rows).float()
 
     def _last_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
@@ -134,21 +143,16 @@ class _Layer:
         self.output = _fused((weights.output,), dtype, device)
         self.down = _fused((weights.down,), dtype, device)
         self._rope = rope
-        self._qkv = _fused((weights.query, weights.key, weights.value), dtype, device)
-        self._gate_up = _fused((weights.gate, weights.up), dtype, device)
+        self.qkv = _fused((weights.query, weights.key, weights.value), dtype, device)
+        self.gate_up = _fused((weights.gate, weights.up), dtype, device)
         self._head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
         if weights.query_norm is not None and weights.key_norm is not None:
             self._head_norms = (weights.query_norm.to(device, dtype), weights.key_norm.to(device, dtype))
 
-    def gate_up(self, normed: torch.Tensor) -> torch.Tensor:
-        """[T, 2 * intermediate], gate first."""
-        return functional.linear(normed, self._gate_up.weight, self._gate_up.bias)
-
     def attend(
-        self, normed: torch.Tensor, step: DeviceStep, keys: torch.Tensor, values: torch.Tensor, splits: int
+        self, qkv: torch.Tensor, step: DeviceStep, keys: torch.Tensor, values: torch.Tensor, splits: int
     ) -> torch.Tensor:
         """Writes the rows' keys and values and attends; [T, heads * head_dim]."""
-        qkv = functional.linear(normed, self._qkv.weight, self._qkv.bias)
         where, shape = step.where, self.shape
         rotary_write(qkv, self._rope, where.positions, step.slots, self._head_norms, self.eps, keys, values)
         if not step.tiles.shape[0]:

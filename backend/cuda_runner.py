@@ -13,6 +13,7 @@ from backend.cuda_decoder import CudaDecoder
 from backend.cuda_graphs import DecodeGraphs, is_pure_decode
 from backend.cuda_memory import blocks_that_fit
 from backend.cuda_step import Staging, device_step
+from backend.few_rows import FewRows
 from backend.gguf_file import Progress
 from backend.runner import BLOCK_SIZE, StepInput, StepOutput
 from backend.warm_up import single_sequence_step
@@ -70,30 +71,37 @@ class CudaRunner:
         self._max_context = max_context
         self._graphs: DecodeGraphs | None = None
         with torch.inference_mode():
-            self._decoder = CudaDecoder(config, weights, max_context, dtype, self._device)
+            self.decoder = CudaDecoder(config, weights, max_context, dtype, self._device)
             self._staging = Staging(self._device)
             self._no_hidden = torch.empty(0, config.hidden_size, device=self._device)
             if num_blocks is None:
-                num_blocks = blocks_that_fit(self._free_memory(), self._decoder.block_bytes(), kv_memory)
+                num_blocks = blocks_that_fit(self._free_memory(), self.decoder.block_bytes(), kv_memory)
             self.num_blocks = num_blocks
             # One more, which the engine does not know: see DecodeGraphs.
-            self._decoder.allocate(num_blocks + 1)
+            self.decoder.allocate(num_blocks + 1)
 
     @torch.inference_mode()
     def record(self, progress: Progress) -> None:
-        """Records the steps in which everybody decodes. Where that fails they are launched kernel by kernel."""
+        """Chooses what computes products with few rows, and records the steps in which everybody decodes.
+
+        Where that fails they are launched kernel by kernel.
+        """
         if self._device.type != "cuda":
             return
         began, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
         try:
+            self.decoder.product = FewRows.measured(self.decoder.linears())
             max_blocks = -(-self._max_context // BLOCK_SIZE)
-            self._graphs = DecodeGraphs(self._decoder, self._staging, self.max_batch, max_blocks, self.num_blocks)
+            self._graphs = DecodeGraphs(self.decoder, self._staging, self.max_batch, max_blocks, self.num_blocks)
         except (CudaUnavailable, RuntimeError) as reason:  # a lack of memory is a RuntimeError too
             progress(f"decoding without recorded steps, which is slower in small batches: {reason}")
             return
         taken = (free - torch.cuda.mem_get_info(self._device)[0]) >> 20
         seconds = time.monotonic() - began
-        progress(f"recorded decode steps for {len(self._graphs.sizes)} batch sizes in {seconds:.1f} s and {taken} MiB")
+        progress(
+            f"recorded decode steps for {len(self._graphs.sizes)} batch sizes in {seconds:.1f} s and {taken} MiB; "
+            f"{len(self.decoder.product.ours)} kinds of products with few rows are faster in our kernel than in cuBLAS"
+        )
 
     @torch.inference_mode()
     def run(self, step: StepInput) -> StepOutput:
@@ -102,7 +110,7 @@ class CudaRunner:
             rows = len(step.token_ids)
             padding = (self._graphs.size_for(rows) or rows) - rows
             return StepOutput(logits, self._no_hidden, unfinished=True, padding_rows=padding)
-        logits, hidden = self._decoder(device_step(step, self._staging, self._decoder.tile_rows))
+        logits, hidden = self.decoder(device_step(step, self._staging, self.decoder.tile_rows))
         return StepOutput(logits, hidden, unfinished=True)
 
     def _free_memory(self) -> int:
@@ -111,13 +119,13 @@ class CudaRunner:
         All of its logits are asked for, as log-probabilities of a prompt do.
         """
         rows = min(self.step_tokens, self._max_context)
-        self._decoder.allocate(-(-rows // BLOCK_SIZE))
+        self.decoder.allocate(-(-rows // BLOCK_SIZE))
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         self.run(single_sequence_step(np.zeros(rows, dtype=np.int32), 0))
         torch.cuda.synchronize(self._device)
         needed = torch.cuda.max_memory_allocated(self._device) - before
-        self._decoder.allocate(0)
+        self.decoder.allocate(0)
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self._device)
         return free - needed * self.step_tokens // rows
