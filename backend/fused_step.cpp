@@ -5,10 +5,10 @@
 // at the end of each `omp for`.
 //
 // Numbers: weights are half floats (11 bits of mantissa, half the traffic of float), bytes or nibbles; KV are half
-// floats, or bytes with a scale for each token and head; activations and every sum are float. Where weights are integers, a row of activations is rounded to int8 in
-// groups of GROUP with a scale each, and products within a group are summed as integers. Each sum runs in an order that
-// depends on nothing but its own row's position, so a row's result is bitwise the same alone, in any batch, in any chunk
-// of a prefill and with any number of threads.
+// floats, or bytes with a scale for each token and head; activations and every sum are float. Where weights are
+// integers, a row of activations is rounded to int8 in groups of GROUP with a scale each, and products within a group
+// are summed as integers. Each sum runs in an order that depends on nothing but its own row's position, so a row's
+// result is bitwise the same alone, in any batch, in any chunk of a prefill and with any number of threads.
 //
 // Layouts of a weight matrix: panels of PANEL output columns, so that a kernel reads one stream
 //   half floats [panel][in][PANEL]
@@ -58,7 +58,9 @@ using Integers = __m512i;
 inline Integers load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Integers broadcast_word(int32_t x) { return _mm512_set1_epi32(x); }
 inline Vector to_float(Integers v) { return _mm512_cvtepi32_ps(v); }
-inline void store_int8(int8_t* p, Vector v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v))); }
+inline void store_int8(int8_t* p, Vector v) {
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
+}
 inline Integers low_nibbles(Integers v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 inline Integers high_nibbles(Integers v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15)); }
 inline Integers add(Integers a, Integers b) { return _mm512_add_epi32(a, b); }
@@ -116,7 +118,9 @@ inline Integers low_nibbles(Integers v) { return _mm256_and_si256(v, _mm256_set1
 inline Integers high_nibbles(Integers v) { return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15)); }
 inline Integers add(Integers a, Integers b) { return _mm256_add_epi32(a, b); }
 #if defined(__AVXVNNI__)
-inline Integers dot4(Integers total, Integers bytes, Integers word) { return _mm256_dpbusd_avx_epi32(total, bytes, word); }
+inline Integers dot4(Integers total, Integers bytes, Integers word) {
+  return _mm256_dpbusd_avx_epi32(total, bytes, word);
+}
 #else
 inline Integers even(Integers s) { return _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8); }
 inline Integers dot4(Integers total, Integers bytes, Integers word) {
@@ -187,7 +191,7 @@ struct Rows {
   std::vector<int8_t> rounded;  // [row][in]
   std::vector<float> scales;    // [row][in / GROUP]
   std::vector<float> sums;      // [row][in / GROUP], of the rounded ones times their scale
-  std::vector<int32_t> shifts;  // [row][in / GROUP], what the 128 that is added to a byte adds to a product, to be taken off
+  std::vector<int32_t> shifts;  // [row][in / GROUP], minus what the 128 in every byte adds to a group's product
 
   void reserve(int rows, int width) {
     if (floats.size() >= (size_t)rows * width) return;
@@ -419,7 +423,8 @@ enum class Then { store, add, silu_times };
 
 // y = x · weights + bias, added to y or gated where asked for. Work is shared out by panels; ends with a barrier.
 template <Then THEN>
-void linear(const Linear& weights, const Rows& input, const float* x, long x_stride, int rows, float* y, long y_stride) {
+void linear(
+    const Linear& weights, const Rows& input, const float* x, long x_stride, int rows, float* y, long y_stride) {
   const Kernels& kernels = KERNELS[weights.format];
   const int panels = (weights.out + PANEL - 1) / PANEL;
   const int tiles = (rows + kernels.tile - 1) / kernels.tile;
@@ -809,7 +814,8 @@ void* fused_create(const FusedShape* shape, const FusedLayer* layers, const Fuse
   Model* m = new Model{};
   m->layers = shape->layers, m->hidden = shape->hidden, m->heads = shape->heads, m->kv_heads = shape->kv_heads;
   m->head_dim = shape->head_dim, m->intermediate = shape->intermediate, m->vocab = shape->vocab;
-  m->max_context = shape->max_context, m->blocks = shape->blocks, m->eps = shape->eps, m->kv_is_bytes = shape->kv_is_bytes;
+  m->max_context = shape->max_context, m->blocks = shape->blocks, m->eps = shape->eps;
+  m->kv_is_bytes = shape->kv_is_bytes;
   for (int i = 0; i < shape->layers; i++) {
     const FusedLayer& l = layers[i];
     m->layer.push_back({l.input_norm, l.post_attention_norm, l.query_norm, l.key_norm, convert(l.qkv),
@@ -846,8 +852,10 @@ void fused_step(void* model, int rows, const int32_t* tokens, const int32_t* pos
       linear<Then::store>(m.head, input, input.floats.data(), m.hidden, wanted, logits, m.vocab);
     }
 #pragma omp for schedule(static)
-    for (int row = 0; row < wanted_hidden; row++)
-      rms_norm(m.residual.data() + (long)hidden_rows[row] * m.hidden, m.norm, m.hidden, m.eps, hidden + (long)row * m.hidden);
+    for (int row = 0; row < wanted_hidden; row++) {
+      const float* x = m.residual.data() + (long)hidden_rows[row] * m.hidden;
+      rms_norm(x, m.norm, m.hidden, m.eps, hidden + (long)row * m.hidden);
+    }
   }
 }
 }
