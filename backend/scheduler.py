@@ -155,7 +155,9 @@ class Scheduler:
 
     def forget(self, sequence: Sequence) -> None:
         """Lets nobody find the sequence's blocks any more: what they contain is not to be trusted."""
-        self._pool.forget(sequence.blocks)
+        keys = sequence.block_keys[: sequence.first_block]
+        left_behind = self._pool.match(keys, sequence.tokens, BLOCK_SIZE, sequence.salt)
+        self._pool.forget(left_behind + sequence.blocks)
 
     def _register(self, sequence: Sequence) -> None:
         while (sequence.num_registered + 1) * BLOCK_SIZE <= sequence.num_computed:

@@ -23,7 +23,9 @@ def run(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
         if stopped:
             assert watcher.finish() == "", "what follows is gone too"
             return released, True
-    return released + watcher.finish(), False
+    rest = watcher.finish()
+    assert watcher.finish() == "", "it is sent once"
+    return released + rest, False
 
 
 @given(text=TEXT, stops=STOPS, data=st.data())

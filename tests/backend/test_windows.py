@@ -17,11 +17,13 @@ from backend.engine import Engine
 from backend.model import ServedModel, load_model
 from backend.model_info import describe
 from backend.model_source import ModelSource
-from backend.runner import BLOCK_SIZE, ModelRunner
+from backend.runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
+from backend.sequence import FinishReason
 from backend.torch_runner import TorchRunner
 from backend.weights import load_weights, read_config
 from tests.backend.random_models import KINDS, WINDOW, Kind, random_tokens, save
 from tests.backend.test_config import read
+from tests.backend.test_engine_faults import Around
 from tests.backend.tiny_model import Talk
 
 NUM_BLOCKS = 16
@@ -118,6 +120,33 @@ def test_a_second_turn_past_the_window_finds_the_first(pair: Pair) -> None:
     second = talk.say(1, [*first.tokens, 11, 12, 13], 5)
     talk.run()
     assert second.num_cached == (first.num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
+
+
+class Failing(Around):
+    """A runner whose logits are none while it ``fails``."""
+
+    fails = False
+
+    def run(self, step: StepInput) -> StepOutput:
+        output = self._runner.run(step)
+        return dataclasses.replace(output, logits=output.logits * torch.nan) if self.fails else output
+
+
+def test_what_was_left_behind_is_not_trusted_either(pair: Pair) -> None:
+    """When a sequence goes wrong past its window, nobody begins with the blocks before it."""
+    runner = Failing(pair.runner)
+    talk = Talk(Engine(runner, max_batch=1, step_tokens=STEP))
+    first = talk.say(0, random_tokens(100).tolist(), 20)
+    while first.num_generated < 5:
+        talk.step()
+    runner.fails = True
+    talk.step()
+    runner.fails = False
+    assert first.finish_reason is FinishReason.FAILED
+    assert talk.engine.pool.num_cached == 0
+    again = talk.say(1, first.tokens[:100], 5)
+    talk.run()
+    assert again.num_cached == 0
 
 
 def test_the_model_says_what_windows_save_and_what_they_do_not(pair: Pair, model: ServedModel) -> None:
