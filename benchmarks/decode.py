@@ -6,7 +6,9 @@ A sample is the median time of decode steps of a batch whose prompts have been c
 row has the median over the rounds. `generate` is measured in float32 and bfloat16 and the better one is compared. All
 workers have the same setting of OpenMP's spinning (backend/threads.py), which on busy machines helps both.
 
-    python benchmarks/decode.py [--batches 1 8 32] [--rounds 5] [--out FILE]
+    python benchmarks/decode.py [--batches 1 8 32] [--sampled 8 32] [--rounds 5] [--out FILE]
+
+Greedy, and at `--sampled` batches drawn at the temperature and top-p that chat applications send.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Any
 CONTEXT = 112
 """Tokens of each prompt; with the tokens generated the context is about 128."""
 STEPS = 16
+TEMPERATURE, TOP_P = 0.7, 0.9
 WORKERS = ("keepgate", "transformers-float32", "transformers-bfloat16")
 
 
@@ -35,6 +38,7 @@ def main() -> int:
     """Runs the comparison and writes JSON to stdout, and to ``--out``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--sampled", type=int, nargs="*", default=[8, 32])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path)
@@ -42,7 +46,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.worker:
         return work(arguments.worker, arguments.threads)
-    report = compare(arguments.batches, arguments.rounds, arguments.threads)
+    loads = [(batch, False) for batch in arguments.batches] + [(batch, True) for batch in arguments.sampled]
+    report = compare(loads, arguments.rounds, arguments.threads)
     text = json.dumps(report, indent=2)
     print(text)
     if arguments.out:
@@ -50,24 +55,25 @@ def main() -> int:
     return 0
 
 
-def compare(batches: list[int], rounds: int, threads: int) -> dict[str, Any]:
-    """Asks the workers in turn and sums up."""
+def compare(loads: list[tuple[int, bool]], rounds: int, threads: int) -> dict[str, Any]:
+    """Asks the workers in turn and sums up. A load is a batch, and whether its tokens are drawn."""
     workers = {name: Worker(name, threads) for name in WORKERS}
     rows = []
     given_up: set[str] = set()
     try:
-        for batch in batches:
+        for batch, sampled in loads:
             samples: dict[str, list[float]] = {name: [] for name in WORKERS}
             for round_number in range(rounds):
                 for name, worker in workers.items():
                     if round_number and name in given_up:
                         continue
-                    samples[name].append(worker.measure(batch))
-                    print(f"batch {batch}, round {round_number + 1}: {name} {samples[name][-1]:.1f}", file=sys.stderr)
+                    samples[name].append(worker.measure(batch, sampled))
+                    load = f"batch {batch}, sampled" if sampled else f"batch {batch}"
+                    print(f"{load}, round {round_number + 1}: {name} {samples[name][-1]:.1f}", file=sys.stderr)
                 # Without hardware for it bfloat16 is many times slower: one round is enough to see that.
                 if samples["transformers-bfloat16"][0] < 0.7 * samples["transformers-float32"][0]:
                     given_up.add("transformers-bfloat16")
-            rows.append(_row(batch, samples))
+            rows.append(_row(batch, sampled, samples))
     finally:
         for worker in workers.values():
             worker.close()
@@ -83,11 +89,12 @@ def compare(batches: list[int], rounds: int, threads: int) -> dict[str, Any]:
     }
 
 
-def _row(batch: int, samples: dict[str, list[float]]) -> dict[str, Any]:
+def _row(batch: int, sampled: bool, samples: dict[str, list[float]]) -> dict[str, Any]:
     medians = {name: statistics.median(values) for name, values in samples.items()}
     best = max(value for name, value in medians.items() if name != "keepgate")
     return {
         "batch": batch,
+        "sampled": sampled,
         "keepgate_tokens_per_second": round(medians["keepgate"], 1),
         "transformers_float32_tokens_per_second": round(medians["transformers-float32"], 1),
         "transformers_bfloat16_tokens_per_second": round(medians["transformers-bfloat16"], 1),
@@ -108,10 +115,10 @@ class Worker:
         )
         self.description = self._answer()
 
-    def measure(self, batch: int) -> float:
+    def measure(self, batch: int, sampled: bool) -> float:
         """Decode tokens per second at a batch size."""
         assert self._process.stdin is not None  # noqa: S101 - it was opened above
-        self._process.stdin.write(f"{batch}\n")
+        self._process.stdin.write(f"{batch} {int(sampled)}\n")
         self._process.stdin.flush()
         return float(self._answer())
 
@@ -128,16 +135,17 @@ class Worker:
 
 
 def work(name: str, threads: int) -> int:
-    """Body of a worker process: loads, says what it is, then answers a batch size with tokens per second."""
+    """Body of a worker process: loads, says what it is, then answers a load with tokens per second."""
     measure, description = _engine(threads) if name == "keepgate" else _transformers(name.split("-")[1], threads)
-    measure(1)
+    measure(1, False)
     print(description, flush=True)
     for line in sys.stdin:
-        print(measure(int(line)), flush=True)
+        batch, sampled = line.split()
+        print(measure(int(batch), sampled == "1"), flush=True)
     return 0
 
 
-def _engine(threads: int) -> tuple[Callable[[int], float], str]:
+def _engine(threads: int) -> tuple[Callable[[int, bool], float], str]:
     from backend.threads import limit_spinning
 
     limit_spinning()
@@ -151,9 +159,11 @@ def _engine(threads: int) -> tuple[Callable[[int], float], str]:
     config = EngineConfig(threads=threads, max_context=1024)
     model = load_model(resolve_model("default", _quiet), config, _quiet)
 
-    def measure(batch: int) -> float:
+    def measure(batch: int, sampled: bool) -> float:
         engine = Engine(model.runner, max_batch=batch, step_tokens=config.step_tokens)
-        params = SamplingParams(max_tokens=4 * STEPS * batch, temperature=0.0, ignore_eos=True)
+        temperature, top_p = (TEMPERATURE, TOP_P) if sampled else (0.0, 1.0)
+        length = 4 * STEPS * batch
+        params = SamplingParams(max_tokens=length, temperature=temperature, top_p=top_p, ignore_eos=True)
         sequences = [
             Sequence(index, _prompt(index), params, Detokenizer(model.text.token_bytes), index)
             for index in range(batch)
@@ -172,7 +182,7 @@ def _engine(threads: int) -> tuple[Callable[[int], float], str]:
     return measure, model.runner.name
 
 
-def _transformers(dtype: str, threads: int) -> tuple[Callable[[int], float], str]:
+def _transformers(dtype: str, threads: int) -> tuple[Callable[[int, bool], float], str]:
     from backend.threads import limit_spinning
 
     limit_spinning()
@@ -186,10 +196,11 @@ def _transformers(dtype: str, threads: int) -> tuple[Callable[[int], float], str
     # In evaluation mode as it comes. Any: the library's own types refuse the call of generate that it documents.
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
 
-    def measure(batch: int) -> float:
+    def measure(batch: int, sampled: bool) -> float:
         # Emulated, bfloat16 takes minutes for a long prefill: it gets short prompts, which can only help it.
         length, steps = (CONTEXT, STEPS) if dtype == "float32" else (CONTEXT // 7, STEPS // 4)
         ids = torch.tensor([_prompt(index)[:length] for index in range(batch)])
+        drawn = {"do_sample": True, "temperature": TEMPERATURE, "top_p": TOP_P, "top_k": 0}
         ends: list[float] = []
 
         def note(*_: Any, **__: Any) -> torch.Tensor:
@@ -203,7 +214,7 @@ def _transformers(dtype: str, threads: int) -> tuple[Callable[[int], float], str
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=steps + 1,
                 min_new_tokens=steps + 1,
-                do_sample=False,
+                **(drawn if sampled else {"do_sample": False}),
                 pad_token_id=0,
                 stopping_criteria=StoppingCriteriaList([note]),
             )

@@ -59,7 +59,7 @@ class Comparison:
 
 
 async def measure(quick: bool) -> Figure:
-    rounds = 1 if quick else 5
+    rounds = 1 if quick else 3
     found: dict[tuple[str, str, str], list[float]] = {}
     async with engines() as servers, aiohttp.ClientSession() as session:
         for load in _LOADS[:1] if quick else _LOADS:

@@ -253,7 +253,7 @@ def engine_tokens_per_second(runner: CudaRunner, batch: int) -> list[float]:
     params = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
     results = []
     for attempt in range(ROUNDS + 1):
-        engine = Engine(runner, batch, 8192)
+        engine = Engine(runner, batch, None)
         for index, tokens in enumerate(prompts_for(runner.config, batch, attempt)):
             engine.add(Sequence(index, tokens, params, Detokenizer(table), index))
         began = time.monotonic()
