@@ -30,8 +30,11 @@ _MOST_COMPILED = 64
 # write white space for ever.
 _JSON_OPTIONS = {"whitespace_pattern": r"[ \n\t]{0,20}"}
 
-# Where in our grammar a schema stood tells the caller nothing.
-_AROUND = re.compile(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?|\s*<non-verbose/>")
+# Where in our grammar a schema stood, and how it reads there, tells the caller nothing.
+_POSITION = re.compile(r'^(at )?(\d+\(\d+\): )?(failed to compile JSON schema: |failed to parse "%json": )?')
+_QUOTED_LINE = re.compile(r"\n +\d+ \| [^\n]*\n[ ^]*\n?\Z|\s*<non-verbose/>")
+# Of a pattern that cannot be read, why: the pattern itself may be very long.
+_PATTERN = re.compile(r"regex parse error:\n.*\nerror: ", re.DOTALL)
 
 
 class GrammarError(BackendError):
@@ -165,7 +168,10 @@ def _vocabulary(tokenizer: str, vocab_size: int, eos_token_ids: tuple[int, ...])
 
 
 def _reason(matcher: LLMatcher) -> str:
-    return _AROUND.sub("", " ".join(matcher.get_error().split()))
+    error: str = matcher.get_error()
+    if error.startswith("NoExtension"):
+        return "nothing can be an answer, or go on from here; a $ref that only leads back to itself is one cause"
+    return " ".join(_PATTERN.sub("a pattern cannot be read: ", _QUOTED_LINE.sub("", _POSITION.sub("", error))).split())
 
 
 def _mask(matcher: LLMatcher, vocab_size: int) -> torch.Tensor:

@@ -54,8 +54,15 @@ class PromptEncoder:
         """Token ids of the prompt.
 
         Raises:
-            InvalidRequest: the template refuses the conversation, or the tokenizer cannot tell text from control.
+            InvalidRequest: the template refuses the conversation, its values are nested too deeply, or the tokenizer
+                cannot tell text from control.
         """
+        try:
+            return self._encode(messages, tools, add_generation_prompt)
+        except RecursionError as error:
+            raise InvalidRequest("messages: they, or the tools, are nested too deeply", "messages") from error
+
+    def _encode(self, messages: Values, tools: Values | None, add_generation_prompt: bool) -> list[int]:
         if not self.spells_control(messages, tools):
             prompt = self._template.render(messages, tools, add_generation_prompt)
             ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False).ids

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
+import re
 import secrets
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import xxhash
 
 from backend.answer_form import AnswerForm, FormReader
@@ -36,6 +37,8 @@ _DEFAULT_COMPLETION_TOKENS = 16
 _SEED_RANGE = 2**63
 _PRIORITY_RANGE = 2**31
 _MOST_EMBEDDINGS = 2048
+# One spelling of each number, and none that is too long to be one.
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 _sequence_ids = itertools.count()
 
@@ -306,7 +309,7 @@ class RequestReader:
     def _logit_bias(self, values: dict[str, float] | None) -> dict[int, float]:
         biases: dict[int, float] = {}
         for key, bias in (values or {}).items():
-            if not (key.isascii() and key.isdecimal()) or int(key) >= self._model.config.vocab_size:
+            if not _TOKEN_ID.fullmatch(key) or int(key) >= self._model.config.vocab_size:
                 raise InvalidRequest(
                     f"logit_bias: keys must be token ids from 0 to {self._model.config.vocab_size - 1}", "logit_bias"
                 )
@@ -398,6 +401,14 @@ def _plain(message: Message, where: str, template: str) -> dict[str, Any]:
     for field in ("tool_calls", "function_call", "audio", "refusal", "annotations"):
         if getattr(message, field) and not (field == "tool_calls" and field in template):
             raise InvalidRequest(f"{where}.{field}: this model's prompt has no place for it", f"{where}.{field}")
+    if message.tool_calls and role != "assistant":
+        raise InvalidRequest(f"{where}.tool_calls: only the assistant calls tools", f"{where}.tool_calls")
+    if role == "tool" and not message.tool_call_id:
+        at = f"{where}.tool_call_id"
+        raise InvalidRequest(f"{at}: expected the id of the call that this is the result of", at)
+    if role != "tool" and message.tool_call_id is not None:
+        at = f"{where}.tool_call_id"
+        raise InvalidRequest(f"{at}: only in messages whose role is 'tool'", at)
     plain: dict[str, Any] = {"role": role, "content": _content(message, where)}
     if message.name is not None:
         if ".name" not in template and "['name']" not in template:
@@ -413,14 +424,20 @@ def _plain(message: Message, where: str, template: str) -> dict[str, Any]:
 def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
     """A call as templates see it: the arguments are an object, not its text."""
     function = call.get("function")
-    if call.get("type", "function") != "function" or not isinstance(function, dict):
+    if call.get("type") not in (None, "function"):
+        raise InvalidRequest(f"{where}.type: expected 'function'", f"{where}.type")
+    if not isinstance(call.get("id"), str | None):
+        raise InvalidRequest(f"{where}.id: expected a string", f"{where}.id")
+    if not isinstance(function, dict):
         raise InvalidRequest(f"{where}.function: expected an object with 'name' and 'arguments'", f"{where}.function")
-    if not isinstance(function.get("name"), str):
-        raise InvalidRequest(f"{where}.function.name: expected a string", f"{where}.function.name")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise InvalidRequest(f"{where}.function.name: expected a name", f"{where}.function.name")
     arguments = function.get("arguments")
     try:
-        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
+        # Strict: neither NaN nor half a surrogate pair, which no tokenizer takes. Nothing is what some clients make
+        # of a call without arguments.
+        parsed = msgspec.json.decode(arguments or "{}") if isinstance(arguments, str) else arguments
+    except (msgspec.DecodeError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
         at = f"{where}.function.arguments"

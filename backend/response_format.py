@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from backend.errors import InvalidRequest
 from backend.grammar import json_schema
 
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FIELDS = frozenset({"name", "description", "schema", "strict"})
 
 
@@ -48,8 +50,11 @@ def _schema(value: Any) -> dict[str, Any]:
     if unknown := set(value) - _FIELDS:
         field = f"{at}.{min(unknown)[:64]}"
         raise InvalidRequest(f"{field}: unknown field", field)
-    if not isinstance(value.get("name"), str) or not value["name"]:
-        raise InvalidRequest(f"{at}.name: expected a name", f"{at}.name")
+    name = value.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequest(f"{at}.name: expected 1 to 64 letters, digits, '_' or '-'", f"{at}.name")
+    if not isinstance(value.get("description"), str | None):
+        raise InvalidRequest(f"{at}.description: expected a string", f"{at}.description")
     if not isinstance(value.get("strict"), bool | None):
         raise InvalidRequest(f"{at}.strict: expected true or false", f"{at}.strict")
     if not isinstance(value.get("schema"), dict):

@@ -57,9 +57,10 @@ async def test_several_calls_of_names_that_begin_alike(model: ServedModel, start
     """Each of them is one of the tools, and its arguments are that tool's; whole and streamed alike."""
     served = await start_server()
     tools = [function("get", "a"), function("get_x", "b"), function("get_x.y", "c")]
-    fields = {"messages": [{"role": "user", "content": "Go."}], "tools": tools, "tool_choice": "required"}
+    asked = [{"role": "user", "content": "Go."}]
     another = {str(model.text.token_bytes.special_ids["[TOOL_CALLS]"]): 100}  # rather than the end
-    fields = body(**fields, n=3, temperature=1.0, seed=11, max_tokens=120, logit_bias=another)
+    drawn = {"n": 3, "temperature": 1.0, "seed": 11, "max_tokens": 120, "logit_bias": another}
+    fields = body(messages=asked, tools=tools, tool_choice="required", **drawn)
     whole = await served.post(CHAT, **fields)
     *chunks, _ = await events(served, CHAT, **fields)
     streamed = assembled(chunks)
