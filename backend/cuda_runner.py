@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import torch
+from triton.runtime.errors import TritonError
 
 from backend.config import ModelConfig
 from backend.cuda_choice import CudaUnavailable
@@ -80,28 +81,35 @@ class CudaRunner:
             # One more, which the engine does not know: see DecodeGraphs.
             self.decoder.allocate(num_blocks + 1)
 
-    @torch.inference_mode()
     def record(self, progress: Progress) -> None:
-        """Chooses what computes products with few rows, and records the steps in which everybody decodes.
+        """Finds the fastest way to decode on this device; where one of them fails there, the plain one remains."""
+        if self._device.type == "cuda":
+            self._choose_products(progress)
+            self._record_steps(progress)
 
-        Where that fails they are launched kernel by kernel.
-        """
-        if self._device.type != "cuda":
-            return
-        began, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
+    @torch.inference_mode()
+    def _choose_products(self, progress: Progress) -> None:
         try:
             self.decoder.product = FewRows.measured(self.decoder.linears())
-            max_blocks = -(-self._max_context // BLOCK_SIZE)
+        except (TritonError, RuntimeError) as reason:
+            progress(f"multiplying few rows with cuBLAS: {reason}")
+            return
+        count = len(self.decoder.product.ours)
+        progress(f"{count} kinds of products with few rows are faster in our kernel than in cuBLAS")
+
+    @torch.inference_mode()
+    def _record_steps(self, progress: Progress) -> None:
+        began, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
+        max_blocks = -(-self._max_context // BLOCK_SIZE)
+        progress(f"recording decode steps for batches of up to {self.max_batch}")
+        try:
             self._graphs = DecodeGraphs(self.decoder, self._staging, self.max_batch, max_blocks, self.num_blocks)
-        except (CudaUnavailable, RuntimeError) as reason:  # a lack of memory is a RuntimeError too
-            progress(f"decoding without recorded steps, which is slower in small batches: {reason}")
+        except (CudaUnavailable, TritonError, RuntimeError) as reason:  # a lack of memory is a RuntimeError too
+            progress(f"launching decode steps kernel by kernel, which is slower in small batches: {reason}")
             return
         taken = (free - torch.cuda.mem_get_info(self._device)[0]) >> 20
         seconds = time.monotonic() - began
-        progress(
-            f"recorded decode steps for {len(self._graphs.sizes)} batch sizes in {seconds:.1f} s and {taken} MiB; "
-            f"{len(self.decoder.product.ours)} kinds of products with few rows are faster in our kernel than in cuBLAS"
-        )
+        progress(f"recorded decode steps for {len(self._graphs.sizes)} batch sizes in {seconds:.1f} s and {taken} MiB")
 
     @torch.inference_mode()
     def run(self, step: StepInput) -> StepOutput:

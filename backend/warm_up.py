@@ -10,10 +10,11 @@ from backend.runner import BLOCK_SIZE, ModelRunner, StepInput
 from backend.sequence import SamplingParams, Sequence
 from backend.step_input import SequenceRows, pack
 
+# The last one keeps the others from being launched ahead, and ends first.
 _PARAMS = (
     SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True),
     SamplingParams(max_tokens=3, temperature=1.0, top_p=0.9, top_k=50, min_p=0.01, ignore_eos=True),
-    SamplingParams(max_tokens=3, temperature=1.0, presence_penalty=1.0, logprobs=1, ignore_eos=True),
+    SamplingParams(max_tokens=1, temperature=1.0, presence_penalty=1.0, logprobs=1, ignore_eos=True),
 )
 
 
