@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.config import EngineConfig, KvDtype, ModelConfig
+from backend.engine import Engine
 from backend.kv_memory import KvMemory
 from backend.runner import BLOCK_SIZE
 from backend.runner_choice import choose_runner
@@ -19,6 +20,7 @@ from backend.weights import ModelWeights, load_weights, read_config
 from tests.backend.conftest import quiet
 from tests.backend.random_models import KINDS, Paged, random_tokens, relative_error, save, step_of
 from tests.backend.test_config import read
+from tests.backend.tiny_model import Talk
 
 CONFIG = read(num_attention_heads=4, num_key_value_heads=2, head_dim=8)
 
@@ -97,8 +99,8 @@ def test_quantised_memory_changes_logits_little(
 
 
 def test_the_options_reach_the_runner(small: tuple[ModelConfig, ModelWeights]) -> None:
-    """dtype and kv_dtype decide what serves, in how many blocks; what the fused step lacks is said."""
-    engine = EngineConfig(kv_memory=2**20, max_batch=2**10, threads=1, dtype="bfloat16", kv_dtype="int8")
+    """dtype and kv_dtype decide what serves, the memory alone in how many blocks; what the fused step lacks is said."""
+    engine = EngineConfig(kv_memory=2**20, max_batch=1, threads=1, dtype="bfloat16", kv_dtype="int8")
     said: list[str] = []
     runner = choose_runner(*small, engine, 128, said.append)
     assert runner.name == "torch-bfloat16-kv-int8"
@@ -108,3 +110,14 @@ def test_the_options_reach_the_runner(small: tuple[ModelConfig, ModelWeights]) -
     assert fp8.name == "torch-float32-kv-fp8"
     output = fp8.run(step_of([(Paged(random_tokens(20), [0, 1]), 20)]))
     assert bool(output.logits.isfinite().all())
+
+
+def test_a_small_batch_leaves_its_memory_to_prefixes(small: tuple[ModelConfig, ModelWeights]) -> None:
+    """One sequence at a time, of 8 blocks at most: what five of them began with is all found again."""
+    limits = EngineConfig(kv_memory=2**20, max_batch=1, threads=1, dtype="float32", kv_dtype="int8")
+    talk = Talk(Engine(choose_runner(*small, limits, 8 * BLOCK_SIZE, quiet), max_batch=1, step_tokens=128))
+    prompts = [random_tokens(100, seed).tolist() for seed in range(5)]
+    for turn in range(2):
+        asked = [talk.say(5 * turn + number, prompt, 1) for number, prompt in enumerate(prompts)]
+        talk.run()
+    assert [sequence.num_cached for sequence in asked] == [96] * 5

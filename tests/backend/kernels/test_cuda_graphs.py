@@ -46,7 +46,7 @@ def test_rows_that_fill_up_touch_the_spare_block_alone() -> None:
 
 def test_batch_sizes_that_are_recorded() -> None:
     """Every batch fits one, none wastes more than half of its rows, and the largest is the largest batch."""
-    for largest in (1, 3, 32, 100, 256):
+    for largest in (1, 3, 20, 32, 100, 256):
         sizes = bucket_sizes(largest)
         assert sizes[0] == 1
         assert sizes[-1] == largest
