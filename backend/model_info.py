@@ -40,7 +40,7 @@ def describe(model: ServedModel, stats: EngineStats) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "embedding_dimensions": config.hidden_size,
         "chat": template is not None,
-        "chat_template": None if template is None else "replaced" if template.replaces else "the model's",
+        "chat_template": None if template is None else "replaced" if template.replaces else "model",
         "tools": template is not None and template.tool_format is not None,
         "kv_blocks": {
             "total": runner.num_blocks,
