@@ -16,8 +16,10 @@ from backend.batching import Batching, BatchingMode
 from backend.engine import Engine
 from backend.runner import ModelRunner, StepInput, StepOutput
 from backend.sequence import FinishReason
+from backend.torch_runner import TorchRunner
+from tests.backend import soak as soak_module
 from tests.backend.test_engine_faults import Around
-from tests.backend.tiny_model import CONTEXT, POISON, VOCABULARY, Said, Talk, fused
+from tests.backend.tiny_model import CONFIG, CONTEXT, POISON, VOCABULARY, Said, Talk, fused, weights
 
 NUM_BLOCKS = 9
 
@@ -402,3 +404,31 @@ def test_out_of_memory_ahead_ends_the_younger_half(fails_at: int) -> None:
         assert (
             talk.said[number].text == solo(fused(20), number, [20 + number], 30, ignore_eos=True, temperature=0.9).text
         )
+
+
+def test_blocks_that_windows_have_left_are_given_back_under_a_step_ahead() -> None:
+    """What the step under way still sees is not among them."""
+    config = dataclasses.replace(CONFIG, windows=(24, 24))
+    talk = Talk(Engine(Device(TorchRunner(config, weights(), 14, CONTEXT)), max_batch=3, step_tokens=32))
+    for number in range(3):
+        plain(talk, number, 100)
+    talk.run()
+    assert talk.engine.stats().preemptions == 0, "whole contexts would not have fitted"
+    for number in range(3):
+        alone = solo(TorchRunner(config, weights(), 14, CONTEXT), number, [20 + number], 100, ignore_eos=True)
+        assert talk.said[number].text == alone.text
+
+
+async def test_random_requests_with_random_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that come and leave as they like, in front of the engine's own thread: see ``soak``."""
+    devices: list[Device] = []
+
+    def make(num_blocks: int) -> Device:
+        devices.append(Device(fused(num_blocks)))
+        return devices[0]
+
+    monkeypatch.setattr(soak_module, "fused", make)
+    tally = await soak_module.soak(5.0, seed=2)
+    assert tally.engine is not None
+    assert tally.engine.stats().preemptions > 0
+    assert sum(devices[0].ahead) > len(devices[0].ahead) // 4
