@@ -60,6 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest prompt plus answer in tokens (default: the model's)",
     )
     parser.add_argument(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="what computes; auto is a CUDA device that can, else the CPU (default: %(default)s)",
+    )
+    parser.add_argument(
         "--dtype",
         choices=["auto", "float32", "bfloat16", "float16"],
         default="auto",
@@ -156,6 +162,7 @@ def run(arguments: argparse.Namespace) -> int:
         kv_memory=arguments.kv_memory,
         max_batch=arguments.max_batch,
         max_context=arguments.max_context,
+        device=arguments.device,
         dtype=arguments.dtype,
         quantization=arguments.quantization,
         kv_dtype=arguments.kv_dtype,

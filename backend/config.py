@@ -10,6 +10,7 @@ from backend.batching import Batching, BatchingMode
 
 Activation = Literal["silu", "gelu_tanh"]
 KvDtype = Literal["auto", "int8", "fp8"]
+Device = Literal["auto", "cpu", "cuda"]
 ComputeDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -191,3 +192,5 @@ class EngineConfig:
     """What the weights are rounded to: int8 with a scale for each column, int4 with one for each 32 inputs of it."""
     dtype: ComputeDtype = "auto"
     """What is computed in; auto: the runner's own choice."""
+    device: Device = "auto"
+    """What computes; auto: a CUDA device that can, else the CPU."""

@@ -38,14 +38,19 @@ def choose_runner(
     beginnings that others may have in common.
 
     Raises:
-        ModelError: the KV memory does not hold a single block, or the weights cannot be quantised as asked for.
+        ModelError: the KV memory does not hold a single block, the weights cannot be quantised as asked for, or the
+            device that was asked for cannot serve.
     """
     torch.set_num_threads(engine.threads)
     config = config.served_up_to(max_context)
-    if torch.cuda.is_available():
+    if engine.device == "cuda" and not torch.cuda.is_available():
+        raise ModelError("--device cuda: torch sees no CUDA device; expected auto or cpu")
+    if engine.device != "cpu" and torch.cuda.is_available():
         try:
             return choose_cuda(config, weights, engine, max_context, progress)
         except CudaUnavailable as reason:
+            if engine.device == "cuda":
+                raise ModelError(f"--device cuda: {reason}; expected auto or cpu") from reason
             progress(f"serving on the CPU, although there is a CUDA device: {reason}")
     try:
         return _fused(config, weights, engine, max_context, progress)

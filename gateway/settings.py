@@ -158,6 +158,7 @@ class TimeoutSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How the in-repo backend runs: each field is the option of `keepgate backend` of that name, None its default."""
 
+    device: Annotated[Literal["auto", "cpu", "cuda"] | None, Meta(description="one of auto, cpu and cuda")] = None
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"] | None,
         Meta(description="one of auto, float32, bfloat16 and float16"),

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from aiohttp import ClientSession
 
 from tests.backend.conftest import COMPLETIONS, MODEL
@@ -89,6 +90,12 @@ async def test_it_ends_with_its_parent() -> None:
         (("--batching", "greedy"), "choose from 'continuous', 'dynamic', 'static'"),
         (("--kv-mem", "1GiB"), "unrecognized arguments: --kv-mem"),
         (("--chat-template", "/nowhere.jinja"), "--chat-template: /nowhere.jinja: cannot be read: No such file"),
+        (("--device", "gpu"), "choose from 'auto', 'cpu', 'cuda'"),
+        pytest.param(
+            ("--device", "cuda"),
+            "--device cuda: torch sees no CUDA device; expected auto or cpu",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+        ),
         (("--chat-template", "/"), "--chat-template: /: cannot be read: Is a directory"),
     ],
 )
@@ -106,7 +113,7 @@ async def test_a_template_in_place_of_the_models_own(tmp_path: Path) -> None:
     """``--chat-template`` is what conversations become, special tokens of the model included; the info says so."""
     file = tmp_path / "shout.jinja"
     file.write_text("{{ bos_token }}{% for m in messages %}{{ m.role | upper }}: {{ m.content }}\n{% endfor %}")
-    async with process(*BACKEND, "--chat-template", str(file)) as backend:
+    async with process(*BACKEND, "--device", "cpu", "--chat-template", str(file)) as backend:
         assert backend.stdout is not None
         ready = json.loads(await backend.stdout.readline())
         async with ClientSession(ready["url"]) as client:

@@ -140,6 +140,7 @@ def test_a_size_in_bytes_is_itself(size: int) -> None:
         ("CACHE_NAMESPACE", "cookie", "expected authorization, shared, or header:NAME, got 'cookie'"),
         ("CACHE_SAMPLED", "never", "expected one of reuse, variants and bypass, got 'never'"),
         ("CACHE_VARIANTS", "1", "expected a whole number from 2 to 64, got '1'"),
+        ("BACKEND_DEVICE", "gpu", "expected one of auto, cpu and cuda, got 'gpu'"),
         ("BACKEND_DTYPE", "half", "expected one of auto, float32, bfloat16 and float16, got 'half'"),
         ("BACKEND_KV_DTYPE", "int4", "expected one of auto, int8 and fp8, got 'int4'"),
         ("BACKEND_KV_MEMORY", "lots", "expected a size such as 512MiB, at least 1KiB, got 'lots'"),
@@ -317,6 +318,7 @@ def test_options_of_a_backend_that_does_not_run_are_a_warning(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "values"),
     [
+        ("device", ["auto", "cpu", "cuda"]),
         ("dtype", ["auto", "float32", "bfloat16", "float16"]),
         ("quantization", ["none", "int8", "int4"]),
         ("kv_dtype", ["auto", "int8", "fp8"]),
