@@ -64,8 +64,11 @@ inline void store_int8(int8_t* p, Vector v) {
 inline Integers low_nibbles(Integers v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 inline Integers high_nibbles(Integers v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15)); }
 inline Integers add(Integers a, Integers b) { return _mm512_add_epi32(a, b); }
+inline Integers begin_dot(int32_t shift) { return broadcast_word(shift); }
 #if defined(__AVX512VNNI__)
 inline Integers dot4(Integers total, Integers bytes, Integers word) { return _mm512_dpbusd_epi32(total, bytes, word); }
+inline Integers dot4_small(Integers total, Integers nibbles, Integers word) { return dot4(total, nibbles, word); }
+inline Integers total_of_small(Integers total) { return total; }
 #else
 inline Integers even(Integers s) { return _mm512_srai_epi16(_mm512_slli_epi16(s, 8), 8); }
 inline Integers dot4(Integers total, Integers bytes, Integers word) {
@@ -73,6 +76,10 @@ inline Integers dot4(Integers total, Integers bytes, Integers word) {
   const Integers odds = _mm512_madd_epi16(_mm512_srli_epi16(bytes, 8), _mm512_srai_epi16(word, 8));
   return add(total, add(evens, odds));
 }
+inline Integers dot4_small(Integers total, Integers nibbles, Integers word) {
+  return _mm512_add_epi16(total, _mm512_maddubs_epi16(nibbles, word));
+}
+inline Integers total_of_small(Integers total) { return _mm512_madd_epi16(total, _mm512_set1_epi16(1)); }
 #endif
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 constexpr int LANES = 8;
@@ -118,24 +125,36 @@ inline Integers low_nibbles(Integers v) { return _mm256_and_si256(v, _mm256_set1
 inline Integers high_nibbles(Integers v) { return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15)); }
 inline Integers add(Integers a, Integers b) { return _mm256_add_epi32(a, b); }
 #if defined(__AVXVNNI__)
+inline Integers begin_dot(int32_t shift) { return broadcast_word(shift); }
 inline Integers dot4(Integers total, Integers bytes, Integers word) {
   return _mm256_dpbusd_avx_epi32(total, bytes, word);
 }
+inline Integers dot4_small(Integers total, Integers nibbles, Integers word) { return dot4(total, nibbles, word); }
+inline Integers total_of_small(Integers total) { return total; }
 #else
-inline Integers even(Integers s) { return _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8); }
+inline Integers begin_dot(int32_t) { return _mm256_setzero_si256(); }
 inline Integers dot4(Integers total, Integers bytes, Integers word) {
-  const Integers evens = _mm256_madd_epi16(_mm256_and_si256(bytes, _mm256_set1_epi16(255)), even(word));
-  const Integers odds = _mm256_madd_epi16(_mm256_srli_epi16(bytes, 8), _mm256_srai_epi16(word, 8));
-  return add(total, add(evens, odds));
+  // The instruction multiplies an unsigned byte with a signed one: the word's signs move over to the weights.
+  const Integers weights = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
+  const Integers pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(word), _mm256_sign_epi8(weights, word));
+  return add(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
+inline Integers dot4_small(Integers total, Integers nibbles, Integers word) {
+  return _mm256_add_epi16(total, _mm256_maddubs_epi16(nibbles, word));
+}
+inline Integers total_of_small(Integers total) { return _mm256_madd_epi16(total, _mm256_set1_epi16(1)); }
 #endif
 #else
 #error "needs AVX-512 F and BW, or AVX2 with FMA and F16C"
 #endif
-// dot4: total + the sum of four products of an unsigned byte with a signed one, in every 32-bit lane, exactly.
+// begin_dot, dot4: what was begun + the sum of four products of (byte - 128) with a signed byte, in every 32-bit lane,
+// exactly. `shift` is -128 times the sum of all signed bytes that will follow, none of which is -128.
+// dot4_small: total + the sum of four products of a nibble with a signed byte, for the words of one GROUP;
+// total_of_small gives their total. Without VNNI the products of a group fit 16 bits, which saves a widening a word.
 
 constexpr int PANEL = 2 * LANES;
 constexpr int GROUP = 32;  // inputs that share a scale where weights are integers
+static_assert(GROUP / 2 * 15 * 127 <= 32767, "dot4_small adds up GROUP / 2 products in 16 bits");
 constexpr int BLOCK = 16;  // tokens of a KV block
 constexpr int BLOCK_VECTORS = BLOCK / LANES;
 constexpr float HALF_MAX = 65504.f;
@@ -318,7 +337,7 @@ __attribute__((noinline)) void multiply_bytes(
   for (int g = 0; g < groups; g++) {
     Integers acc[ROWS][2];
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = broadcast_word(rows.shifts[r * groups + g]);
+    for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = begin_dot(rows.shifts[r * groups + g]);
 #pragma GCC unroll 8
     for (int i = 0; i < GROUP / 4; i++, panel += 4 * PANEL) {
       const Integers w0 = load_bytes(panel), w1 = load_bytes(panel + 4 * LANES);
@@ -374,13 +393,13 @@ __attribute__((noinline)) void multiply_nibbles(
 #pragma GCC unroll 8
       for (int i = 0; i < WORDS; i++) {
         const Integers v = word_of(x + 4 * i);
-        acc[0] = dot4(acc[0], w[0][i], v);
-        acc[1] = dot4(acc[1], w[1][i], v);
+        acc[0] = dot4_small(acc[0], w[0][i], v);
+        acc[1] = dot4_small(acc[1], w[1][i], v);
       }
       const Vector row_scale = broadcast(rows.scales[r * groups + g]), sum = broadcast(rows.sums[r * groups + g]);
 #pragma GCC unroll 2
       for (int part = 0; part < 2; part++) {
-        total[r][part] = fma(scale[part] * row_scale, to_float(acc[part]), total[r][part]);
+        total[r][part] = fma(scale[part] * row_scale, to_float(total_of_small(acc[part])), total[r][part]);
         total[r][part] = fma(minimum[part], sum, total[r][part]);
       }
     }
