@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 
 from backend.cuda_runner import CudaRunner
 from backend.detokenizer import Detokenizer, TokenBytes
@@ -81,3 +82,17 @@ def test_the_host_is_free_while_the_device_computes() -> None:
     assert isinstance(engine._flight, Flight)
     assert len(ended) == 1
     assert not ended[0].query(), "the tokens of the step before came without waiting for this one"
+
+
+def test_requests_after_the_warm_up_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever they ask for, in prompts and batches of any size."""
+    engine = Engine(runner(), 8, 100)
+    compiled: list[str] = []
+
+    def note(*, repr: str, **_: Any) -> None:
+        compiled.append(repr)
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", note)
+    answers(engine)
+    answers(engine, presence_penalty=0.5)
+    assert compiled == []
