@@ -21,6 +21,7 @@ from backend.scheduler import Chunk, Scheduler, blocks_at_most
 from backend.sequence import FinishReason, Sequence, TokenLogprobs
 from backend.sequence_notes import SequenceNotes
 from backend.step_input import ChunkRows, following_step, step_input
+from backend.token_text import say
 
 logger = logging.getLogger(__name__)
 
@@ -299,27 +300,9 @@ class Engine:
         if not first:
             self.timings.between_tokens.append(now - notes.last_token_at)
         notes.note_token(now)
-        pending = notes.logprobs
-        reason: FinishReason | None = None
-        if sampled.token_id in self._eos and not sequence.params.ignore_eos:
-            reason, text = FinishReason.STOP, ""
-        else:
-            piece = sequence.detokenizer.add(sampled.token_id)
-            pending.add(sampled.logprobs, piece)
-            text, stopped = sequence.stop_strings.add(piece)
-            if stopped:
-                reason = FinishReason.STOP
-            elif sequence.num_generated >= sequence.params.max_tokens:
-                reason = FinishReason.LENGTH
-            if stopped:
-                logprobs = pending.release(len(text))
-                return self._output(sequence, text, logprobs, first, reason)
-        if reason is not None:
-            tail, stopped = sequence.stop_strings.add(sequence.detokenizer.finish())
-            text += tail if stopped else tail + sequence.stop_strings.finish()
-            reason = FinishReason.STOP if stopped else reason
-        logprobs = pending.release(len(text) if reason is None else None)
-        return self._output(sequence, text, logprobs, first, reason)
+        ends = sampled.token_id in self._eos and not sequence.params.ignore_eos
+        said = say(sequence, sampled, notes.logprobs, ends)
+        return self._output(sequence, said.text, said.logprobs, first, said.reason)
 
     def _output(
         self,
