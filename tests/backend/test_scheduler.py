@@ -230,6 +230,23 @@ def test_smaller_priorities_go_first(make: Maker) -> None:
     assert scheduler.waiting == [sooner, later]
 
 
+def test_nobody_passes_one_that_does_not_fit_yet(make: Maker) -> None:
+    """Small ones that come later wait too, or a large one might wait for ever; it is the first to join."""
+    scheduler = Scheduler(BlockPool(10), max_batch=4, step_tokens=128)
+    first, large, small = make(60, 3), make(100, 3), make(10, 3)
+    scheduler.add(first)
+    step(scheduler)
+    scheduler.add(large)
+    scheduler.add(small)
+    step(scheduler)
+    assert scheduler.running == [first]
+    assert scheduler.waiting == [large, small]
+    while first in scheduler.running:
+        step(scheduler)
+    step(scheduler)
+    assert scheduler.running == [large, small]
+
+
 def test_one_block_is_left_for_those_who_run(make: Maker) -> None:
     """Else the one that joins would soon have to give its blocks back; who is alone may take the last one."""
     for blocks, joins in ((4, False), (5, True)):
