@@ -274,6 +274,19 @@ def test_nobody_is_preempted_for_what_does_not_fit_anyway(make: Maker) -> None:
     assert len(scheduler.running) == 2
 
 
+def test_nobody_is_preempted_for_blocks_that_others_hold_too(make: Maker) -> None:
+    """Of the less urgent one's three blocks two are shared: with the last there would still be one too few."""
+    scheduler = Scheduler(BlockPool(8), max_batch=4, step_tokens=128)
+    for priority in (-5, 5):
+        scheduler.add(make(40, priority=priority, family=3))
+        step(scheduler)
+    assert [sequence.num_cached for sequence in scheduler.running] == [0, 2 * BLOCK_SIZE]
+    scheduler.add(make(80, priority=0))
+    step(scheduler)
+    assert scheduler.num_preemptions == 0
+    assert len(scheduler.running) == 2
+
+
 def test_prompts_join_only_with_room_for_all_their_tokens(make: Maker) -> None:
     """Two long prompts that do not fit together are computed one after the other, not both in part."""
     scheduler = Scheduler(BlockPool(10), max_batch=4, step_tokens=16)
