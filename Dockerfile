@@ -64,6 +64,8 @@ RUN apt-get update -qq \
     && rm -rf /var/lib/apt/lists/*
 USER keepgate
 COPY --from=backend-environment /opt/keepgate /opt/keepgate
+# Kernels compiled for a GPU are kept with the models.
+ENV TRITON_CACHE_DIR=/home/keepgate/.cache/triton
 EXPOSE 8081
 HEALTHCHECK --interval=5s --timeout=5s --start-period=180s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8081/health', timeout=4)"]
