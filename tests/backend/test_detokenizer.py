@@ -78,6 +78,14 @@ def test_special_tokens_have_no_text_but_can_be_shown(tokens: TokenBytes, tokeni
     assert tokens.shown(end) == b"<|im_end|>"
 
 
+def test_special_tokens_that_are_part_of_the_text(tokens: TokenBytes, tokenizer: Tokenizer) -> None:
+    """Those that are named, such as the marker of a tool call, and no others."""
+    start, end = (tokens.special_ids[name] for name in ("<|im_start|>", "<|im_end|>"))
+    ids = [start, *tokenizer.encode("call", add_special_tokens=False).ids, end]
+    assert Detokenizer(tokens).decode(ids) == "call"
+    assert Detokenizer(tokens, visible=frozenset({end})).decode(ids) == "call<|im_end|>"
+
+
 def test_work_does_not_grow_with_the_text(tokens: TokenBytes) -> None:
     """The last thousand tokens of a long answer cost what the first did, even if none of them is a character."""
     lead = next(i for i in range(49152) if tokens[i] == b"\x80")
