@@ -1,0 +1,61 @@
+"""What of a request may be fuzzy: the text of its last turn. Everything else is its context, and that is exact."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cache.key import canonical_body
+
+# MessagePack extension type that stands where the text was; JSON text can never produce one.
+_BLANK = msgspec.msgpack.Ext(2, b"")
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+
+
+class Question(NamedTuple):
+    """The last turn of a request, and what it was asked in.
+
+    Only answers to questions of one partition are compared. `partition` is `<namespace>.<BLAKE2b-128, hex>` of the
+    canonical request without the text: tenant, endpoint, query string, model, every parameter, system prompt, tools
+    and all earlier turns.
+    """
+
+    partition: str
+    text: str
+
+
+def question_of(namespace: str, family: str, body: Mapping[str, Any]) -> Question | None:
+    """The question of a decoded JSON request; None where its last turn is not the plain text of one user.
+
+    Such are images and other parts, the result of a tool, a prefilled answer, a batch of prompts, tokens.
+    `family` is as in `request_key`. Raises RecursionError as it does.
+    """
+    canonical = canonical_body(body)
+    is_chat = family.partition("?")[0] != "completions"
+    text = _take_last_message(canonical) if is_chat else _take_prompt(canonical)
+    if text is None:
+        return None
+    digest = hashlib.blake2b(_encoder.encode((family, canonical)), digest_size=16).hexdigest()
+    return Question(f"{namespace}.{digest}", text)
+
+
+def _take_last_message(body: dict[str, Any]) -> str | None:
+    messages = body.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if not isinstance(last, dict) or last.get("role") != "user":
+        return None
+    return _take(last, "content")
+
+
+def _take_prompt(body: dict[str, Any]) -> str | None:
+    # What follows the gap that is to be filled is part of the question.
+    return None if "suffix" in body else _take(body, "prompt")
+
+
+def _take(of: dict[str, Any], field: str) -> str | None:
+    text = of.get(field)
+    if not isinstance(text, str) or not text.strip():
+        return None
+    of[field] = _BLANK
+    return text
