@@ -140,6 +140,16 @@ def test_decoding_goes_on_while_a_long_prompt_is_computed(make: Maker) -> None:
     assert starts == [0, 31, 62, 93]
 
 
+def test_a_budget_below_the_batch_is_the_batch(make: Maker) -> None:
+    """Whoever runs gets a token, and a prompt goes on all the same."""
+    scheduler = Scheduler(BlockPool(20), max_batch=3, step_tokens=1)
+    first, second, prompt = make(1), make(1), make(20)
+    for sequence in (first, second, prompt):
+        scheduler.add(sequence)
+    step(scheduler)
+    assert counts(step(scheduler)) == {first.id: 1, second.id: 1, prompt.id: 1}
+
+
 def test_short_prompts_do_not_starve_behind_a_stream_of_long_ones(make: Maker) -> None:
     """Each step brings another long prompt; a short one is through in the step in which it came."""
     scheduler = Scheduler(BlockPool(10_000), max_batch=64, step_tokens=64)
