@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from backend.errors import InvalidRequest
-from backend.grammar import json_schema
+from backend.grammar import GrammarError, json_schema
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FIELDS = frozenset({"name", "description", "schema", "strict"})
@@ -31,7 +31,12 @@ def response_rule(response_format: dict[str, Any] | None) -> str | None:
             return json_schema({"type": "object"})
         case "json_schema":
             _only(response_format, {"type", "json_schema"})
-            return json_schema(_schema(response_format.get("json_schema")))
+            schema = _schema(response_format.get("json_schema"))
+            try:
+                return json_schema(schema)
+            except GrammarError as error:
+                field = schema_field(response_format)
+                raise InvalidRequest(f"{field}: {error}", field) from error
     raise InvalidRequest(
         "response_format.type: expected 'text', 'json_object' or 'json_schema'", "response_format.type"
     )

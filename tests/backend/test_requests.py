@@ -82,6 +82,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("a schema of the network", schema({"$ref": "https://example.org/schema.json"}), AT_SCHEMA),
     ("a schema of the disk", schema({"$ref": "file:///etc/passwd"}), AT_SCHEMA),
     ("a pattern that is none", schema({"type": "string", "pattern": "a" * 500 + "("}), AT_SCHEMA),
+    ("a divisor too large to follow", schema({"type": "integer", "multipleOf": 99_999_989}), AT_SCHEMA),
+    ("a divisor that is no number", schema({"type": "integer", "multipleOf": True}), AT_SCHEMA),
+    ("divisors too large together", schema({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}), AT_SCHEMA),
+    ("too many divisors", schema({"anyOf": [{"multipleOf": 9999}] * 3}), AT_SCHEMA),
+    (
+        "a strict tool with such a divisor",
+        tool({"properties": {"a": {"multipleOf": 0.99999989}}}, strict=True),
+        "tools",
+    ),
     ("a strict tool that nothing fits", tool({"required": ["a"], "properties": {"a": False}}, strict=True), "tools[0]"),
 ]
 ANSWERED: list[tuple[str, dict[str, Any]]] = [
@@ -97,6 +106,8 @@ ANSWERED: list[tuple[str, dict[str, Any]]] = [
     ("a tool with a loop", tool({"properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": LOOP})),
     ("a tool that nothing fits", tool({"required": ["a"], "properties": {"a": False}})),
     ("a tool whose schema is none", tool({"properties": [1]})),
+    ("a tool with a divisor too large", tool({"properties": {"a": {"multipleOf": 1e9 + 7}}})),
+    ("small divisors", schema({"anyOf": [{"multipleOf": 0.01}, {"multipleOf": 5}, {"multipleOf": 1000}]})),
     ("a schema of a tree", schema({"type": "object", "properties": {"kids": {"items": {"$ref": "#"}}}})),
     ("a schema with many values", schema({"enum": [f"v{number}" for number in range(5000)]})),
     ("what must never be", chat(logit_bias={str(token): -100 for token in range(49152)})),
