@@ -187,6 +187,21 @@ def test_equal_blocks_become_one() -> None:
     assert pool.num_free == 1
 
 
+def test_a_key_alone_is_not_believed() -> None:
+    """The same tokens after others are another content, even if the keys were the same."""
+    pool = BlockPool(4)
+    blocks = pool.allocate(4)
+    assert blocks is not None
+    one, after_one, two, after_two = blocks
+    assert pool.register(one, b"one", None, [1, 2], "") == one
+    assert pool.register(after_one, b"same", one, [9, 9], "") == after_one
+    assert pool.register(two, b"two", None, [3, 4], "") == two
+    assert pool.match([b"one", b"same"], [1, 2, 9, 9], SIZE, "") == [one, after_one]
+    assert pool.match([b"two", b"same"], [3, 4, 9, 9], SIZE, "") == [two]
+    assert pool.match([b"one", b"same"], [1, 2, 9, 8], SIZE, "") == [one]
+    assert pool.register(after_two, b"same", two, [9, 9], "") is None
+
+
 def test_salts_separate() -> None:
     """The same tokens under another salt are another prefix."""
     pool = BlockPool(2)
