@@ -12,6 +12,7 @@ import torch
 from backend.config import ModelConfig
 from backend.fused_build import FusedUnavailable
 from backend.fused_layout import GROUP, KVPrecision, Precision, in_groups, pack_bytes, pack_halves, pack_nibbles
+from backend.huge_pages import Arena, zeros
 from backend.rope import rope_table
 from backend.runner import BLOCK_SIZE, CPU_BATCH, CPU_STEP_TOKENS, StepInput, StepOutput
 from backend.thread_choice import ThreadChoice
@@ -93,10 +94,10 @@ class FusedRunner:
         self._library = library
         self._threads = ThreadChoice(threads)
         self._lanes: int = library.fused_lanes()
-        # Everything the library points to stays referenced here.
-        self._kept: list[torch.Tensor] = []
+        # Everything the library points to stays here.
+        self._arena = Arena()
         self._kv_precision = kv_precision
-        self._kv = torch.zeros(num_blocks * self.block_bytes(config, kv_precision), dtype=torch.uint8)
+        self._kv = zeros(num_blocks * self.block_bytes(config, kv_precision))
         self._logits = torch.empty(0)
         self._model = self._create(weights, max_context)
 
@@ -206,11 +207,7 @@ class FusedRunner:
         )
 
     def _keep(self, tensor: torch.Tensor | None) -> ctypes.c_void_p:
-        if tensor is None:
-            return _POINTER(None)
-        contiguous = tensor.contiguous()
-        self._kept.append(contiguous)
-        return _POINTER(contiguous.data_ptr())
+        return _POINTER(None if tensor is None else self._arena.keep(tensor))
 
 
 def check_shape(config: ModelConfig) -> None:

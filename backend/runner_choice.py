@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from backend.config import EngineConfig, KvDtype, ModelConfig
@@ -91,4 +93,8 @@ def _num_blocks(engine: EngineConfig, block_bytes: int) -> int:
     memory = _CPU_KV_MEMORY if engine.kv_memory is None else engine.kv_memory
     if memory < block_bytes:
         raise ModelError(f"--kv-memory: {memory} bytes hold no KV block, expected at least {block_bytes}")
+    # A system that overcommits would let the first long answers find out.
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if memory > there:
+        raise ModelError(f"--kv-memory: {memory} bytes are more than the {there} bytes that this machine has")
     return memory // block_bytes

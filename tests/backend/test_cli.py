@@ -83,6 +83,7 @@ async def test_it_ends_with_its_parent() -> None:
         (("--model", "/nowhere"), "a directory with config.json and safetensors"),
         (("--kv-memory", "much"), "expected such as 512MiB"),
         (("--kv-memory", "1KiB"), "hold no KV block"),
+        (("--kv-memory", "9000GiB"), "--kv-memory: 9663676416000 bytes are more than the"),
         (("--port", "70000"), "expected 0 to 65535"),
         (("--max-batch", "0"), "expected 1 or more"),
         (("--max-seconds", "0"), "expected seconds, more than 0"),
