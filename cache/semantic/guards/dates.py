@@ -1,0 +1,8 @@
+"""Dates and times."""
+
+from cache.semantic.text import Text
+
+
+def dates_differ(asked: Text, cached: Text) -> bool:
+    """Whether the two name different moments: days, months, times of day, time zones, "last week" and "next week"."""
+    return asked.moments != cached.moments

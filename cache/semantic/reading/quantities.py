@@ -1,0 +1,27 @@
+"""Quantities of a prompt: its numbers with their units, and the units it asks for."""
+
+from collections.abc import Iterable
+
+from cache.semantic.lexicon.measures import AMBIGUOUS_UNITS, AMOUNT_WORDS, UNITS
+from cache.semantic.token import Kind, Token
+
+
+def quantities(tokens: Iterable[Token]) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The sorted quantities ("#5 milligram", "#20", "half") and the units named with or without a number.
+
+    `tokens` are measured and dated: what is a time of day or a date is no quantity.
+    """
+    found: list[str] = []
+    units: set[str] = set()
+    for token in tokens:
+        if token.kind is Kind.NUMBER:
+            found.append(token.stem)
+            _, _, unit = token.stem.partition(" ")
+            if unit:
+                units.add(unit)
+        elif token.form in AMOUNT_WORDS:
+            found.append(token.form)
+        elif token.kind is Kind.CONTENT and token.form in UNITS and token.form not in AMBIGUOUS_UNITS:
+            units.add(token.stem)
+    found.sort()
+    return tuple(found), frozenset(units)

@@ -1,0 +1,36 @@
+"""What a prompt quotes or carries: quotations, code, a text to work on, addresses, symbols. Letter for letter."""
+
+import re
+from collections.abc import Sequence
+
+from cache.semantic.token import Kind, Token
+
+_QUOTED = re.compile(r"\"([^\"]*)\"|“([^“”]*)”|«([^«»]*)»|„([^„“”]*)[“”]|`([^`]*)`|(?<!\w)'([^'\n]*)'(?!\w)")
+_QUOTE_SIGNS = re.compile(r"[\"“«„`]|(?<!\w)'")
+# Any of these, and the whole prompt is taken for code.
+_CODE = re.compile(
+    r"```|~~~|[{};]\s*\n|\{\s*\}|=>|->|==|!=|<=|>=|:=|&&|\|\||</|/>|#include|\w\(\)|\bdef \w{1,64}\(|\bfunction\s?\w{0,64}\(|"
+    r"\bSELECT\s.{0,200}\sFROM\b|\bimport \w{1,64}\n|\bclass \w{1,64}[:(]|\n(?: {4}|\t)\S|^\s*[$>] \S|\w\[\w{0,20}\]|\w\+\+[;)]"
+)
+
+
+def verbatim(prompt: str, tokens: Sequence[Token]) -> tuple[str, ...]:
+    """The parts of `prompt` that must be equal, in their order; all of it where it is code."""
+    if _CODE.search(prompt):
+        return (prompt.strip(),)
+    parts = [token.form for token in tokens if token.kind in (Kind.OPAQUE, Kind.SYMBOL)]
+    if _QUOTE_SIGNS.search(prompt):
+        parts += [part.strip() for match in _QUOTED.finditer(prompt) for part in match.groups() if part]
+    payload = _payload(prompt)
+    if payload:
+        parts.append(payload)
+    return tuple(parts)
+
+
+def _payload(prompt: str) -> str:
+    """What follows the first line or the first ": ", as "Summarize:" and "Translate to French: good night" have it."""
+    head, newline, body = prompt.strip().partition("\n")
+    lead, colon, rest = head.partition(": ")
+    if colon:
+        return " ".join((rest + newline + body).split()).casefold().rstrip(" .?!")
+    return " ".join(body.split()).casefold().rstrip(" .?!")

@@ -1,0 +1,99 @@
+"""The normal form of a prompt."""
+
+import pytest
+
+from cache.semantic.normalize import normalized
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "What is the capital of Peru?",
+        "what is the capital of peru",
+        "  WHAT is  the capital\tof Peru ??",
+        "What is the capital of Peru!",
+        "what is the capital of Peru…",
+    ],
+)
+def test_case_white_space_and_end_punctuation_do_not_matter(written: str) -> None:
+    """Five ways of writing one question have one form."""
+    assert normalized(written) == "what is the capital of peru"
+
+
+def test_an_apostrophe_is_one_sign_however_it_is_typed() -> None:
+    """Phones write it curly, keyboards straight."""
+    assert normalized("What’s new?") == normalized("what's new") == "what's new"
+
+
+def test_letters_of_european_languages_are_folded() -> None:
+    """Accents are letters; composed or not, they are the same."""
+    assert normalized("Où est la GARE ?") == "où est la gare"
+    assert normalized("Cafe\u0301 ouvert") == normalized("café OUVERT")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "   ",
+        "?!",
+        "What is 2 plus 2",
+        "Was it in 1917?",
+        "print(x)",
+        "a = b",
+        "Say 'hello'",
+        'Say "hello"',
+        "Use `map`",
+        "See example.com",
+        "Mail bob@example.com",
+        "Open /etc/hosts",
+        "first line\nsecond line",
+        "- milk\n- bread",
+        "Translate: good night",
+        "Is node.js fast?",
+        "İstanbul nerede",
+        "ışık nedir",
+        "Wie heißt die Straße?",
+        "東京の天気は?",
+        "Как дела?",
+        "Τι κάνεις;",
+        "Is it 😀?",
+        "x² is what",
+        "C++ or C#",
+        "Does the US export oil?",
+        "word " * 41,
+        "a" * 241,
+    ],
+    ids=ascii,
+)
+def test_what_is_no_short_sentence_of_plain_words_has_no_form(written: str) -> None:
+    """Where a letter's case, a space or a sign may matter, only the exact prompt is the same."""
+    assert normalized(written) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("How do I polish shoes?", "How do I Polish shoes?"),
+        ("Where is Turkey cheap?", "Where is turkey cheap?"),
+        ("Does apple sell well?", "Does Apple sell well?"),
+    ],
+)
+def test_a_capital_that_makes_another_word_is_kept(one: str, other: str) -> None:
+    """A polish is not Polish."""
+    assert normalized(one) != normalized(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("its new", "it's new"),
+        ("recover the file", "re-cover the file"),
+        ("who is there", "who, is there"),
+        ("resume the job", "résumé the job"),
+        ("everyday life", "every day life"),
+    ],
+)
+def test_what_changes_words_changes_the_form(one: str, other: str) -> None:
+    """Apostrophes, hyphens, commas, accents and spaces inside a sentence stay."""
+    assert normalized(one) != normalized(other)
