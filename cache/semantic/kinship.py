@@ -3,6 +3,7 @@
 from functools import lru_cache
 
 from cache.semantic.lemma import lemma
+from cache.semantic.lexicon import words
 from cache.semantic.lexicon.antonyms import (
     OPPOSING_PREFIXES,
     SAME_IN_SPITE_OF_PREFIX,
@@ -16,25 +17,26 @@ _MIN_ROOT = 3
 # A slip in a shorter word is too often another word.
 _MIN_SWAPPED, _MIN_DROPPED = 5, 7
 # Endings that make a noun of the same verb, or of the same adjective.
-_DERIVING = frozenset("ment ation ion ness ance ence ity ing".split())
+_DERIVING = words("ment ation ion ness ance ence ity ing")
 _NOT_DERIVED = frozenset(
     {"depart", "apart", "compart", "ment", "percent", "univers", "commun", "just", "human", "matur"}
 )
 # One letter doubled, dropped or swapped, and yet two words.
 _TWO_WORDS = frozenset(
     frozenset(map(lemma, pair.split("/")))
-    for pair in (
-        "trial/trail angel/angle dairy/diary quiet/quite casual/causal martial/marital untied/united calvary/cavalry "
-        "sacred/scared exist/exits being/begin bread/beard barley/barely minute/minuet discrete/discreet silver/sliver "
-        "tired/tried field/filed reserve/reverse except/expect desert/dessert later/latter diner/dinner loose/lose "
-        "super/supper bitter/biter striped/stripped furry/fury comma/coma canon/cannon carer/career below/bellow "
-        "planning/planing adverse/averse country/county through/thorough morning/mourning statue/statute patient/patent "
-        "insulin/inulin contact/contract friend/fiend convert/covert conversation/conservation simulate/stimulate "
-        "genetic/generic location/allocation reaction/creation reactive/creative breath/breathe prostate/prostrate "
-        "mediation/medication mediation/meditation infection/inflection finance/fiance deletion/depletion "
-        "ingestion/indigestion corporation/cooperation planet/plane clothes/cloth minister/mister altitude/latitude "
-        "auction/action section/secretion dictation/citation irritation/irrigation"
-    ).split()
+    for pair in words(
+        "trial/trail angel/angle dairy/diary quiet/quite casual/causal martial/marital untied/united "
+        "calvary/cavalry sacred/scared exist/exits being/begin bread/beard barley/barely minute/minuet "
+        "discrete/discreet silver/sliver tired/tried field/filed reserve/reverse except/expect desert/dessert "
+        "later/latter diner/dinner loose/lose super/supper bitter/biter striped/stripped furry/fury comma/coma "
+        "canon/cannon carer/career below/bellow planning/planing adverse/averse country/county through/thorough "
+        "morning/mourning statue/statute patient/patent insulin/inulin contact/contract friend/fiend "
+        "convert/covert conversation/conservation simulate/stimulate genetic/generic location/allocation "
+        "reaction/creation reactive/creative breath/breathe prostate/prostrate mediation/medication "
+        "mediation/meditation infection/inflection finance/fiance deletion/depletion ingestion/indigestion "
+        "corporation/cooperation planet/plane clothes/cloth minister/mister altitude/latitude auction/action "
+        "section/secretion dictation/citation irritation/irrigation"
+    )
 )
 
 
@@ -97,7 +99,7 @@ def roots(stem: str) -> tuple[tuple[str, str], ...]:
 
 
 def are_opposed(some: frozenset[str], others: frozenset[str]) -> bool:
-    """Whether a word of `some` and one of `others` are opposites by their affixes: lock and unlock, pre- and postpaid."""
+    """Whether a word of `some` and one of `others` are opposites by affix: lock and unlock, pre- and postpaid."""
     by_root: dict[str, list[str]] = {}
     for stem in some:
         for root, affix in roots(stem):

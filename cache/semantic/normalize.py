@@ -7,13 +7,13 @@ from cache.semantic.lexicon.names import CAPITAL_NAMES, PLAIN_WORDS_TOO
 MAX_CHARACTERS = 240
 MAX_WORDS = 40
 
-_APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'"})
+_APOSTROPHES = str.maketrans({"\u2019": "'", "\u2018": "'", "\u02bc": "'"})
 _END_PUNCTUATION = " .?!…"
 # Besides letters and white space, what a plain sentence has.
 _SENTENCE_SIGNS = frozenset("'-,.?!…")
 _LATIN_END = "\u017f"
 # Letters whose case or folding depends on the language: Turkish i, German sharp s, long s, and ŉ.
-_SUBTLE_LETTERS = frozenset("İıßſŉ")
+_SUBTLE_LETTERS = frozenset("İ\u0131ß\u017fŉ")
 # Words that a capital turns into another word: their case is kept.
 _CASE_SENSITIVE = PLAIN_WORDS_TOO | {
     "march",

@@ -10,7 +10,7 @@ from cache.semantic.reading.measures import measured
 from cache.semantic.reading.moments import dated, moments
 from cache.semantic.reading.negation import negations
 from cache.semantic.reading.numerals import with_numerals
-from cache.semantic.reading.order import roles, sequence
+from cache.semantic.reading.order import Order, order_of
 from cache.semantic.reading.persons import persons
 from cache.semantic.reading.phrases import rewritten
 from cache.semantic.reading.quantities import quantities
@@ -19,7 +19,9 @@ from cache.semantic.reading.verbatim import verbatim
 from cache.semantic.token import Kind, Token, tokens_of
 
 # One sign for what keyboards and phones write in several ways.
-_PLAIN_SIGNS = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "′": "'", "\u00ad": None, "\u200b": None, "\ufeff": None})
+_PLAIN_SIGNS = str.maketrans(
+    {"\u2019": "'", "\u2018": "'", "\u02bc": "'", "\u2032": "'", "\u00ad": None, "\u200b": None, "\ufeff": None}
+)
 _STRIPPED = ".,;:!?\"'()[]…“”«»"
 _SUBJECTS = frozenset({Kind.CONTENT, Kind.NAME, Kind.OPAQUE})
 
@@ -29,9 +31,9 @@ class Text:
     """A prompt as the guards see it.
 
     `words` are its words as written, casefolded. `stems` is the set of its content words, names and addresses, each by
-    one word for all inflections and synonyms; `sequence` has them with the numbers and dates, in order. `left` and
-    `right` are bit sets of the polarity axes on whose one or other side the text stands. `denied` holds the stems after
-    a negator, `trouble` says that it reports a fault. Everything else is described where it is read
+    one word for all inflections and synonyms; `order` says how they stand to each other. `left` and `right` are
+    bit sets of the polarity axes on whose one or other side the text stands. `denied` holds the stems after a negator,
+    `trouble` says that it reports a fault. Everything else is described where it is read
     (`cache/semantic/reading`).
     """
 
@@ -50,8 +52,7 @@ class Text:
     questions: frozenset[str]
     instructions: frozenset[str]
     verbatim: tuple[str, ...]
-    sequence: tuple[str, ...]
-    roles: frozenset[tuple[str, str]]
+    order: Order
 
     @classmethod
     def of(cls, prompt: str) -> "Text":
@@ -79,8 +80,7 @@ class Text:
             questions=questions(tokens),
             instructions=instructions(tokens),
             verbatim=verbatim(plain, raw),
-            sequence=sequence(tokens),
-            roles=roles(tokens),
+            order=order_of(tokens),
         )
 
 

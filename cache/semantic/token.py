@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from cache.semantic.lemma import lemma
+from cache.semantic.lexicon import words
 from cache.semantic.lexicon.antonyms import AXES
 from cache.semantic.lexicon.forms import FORMS
 from cache.semantic.lexicon.grammar import CONTRACTED, CONTRACTIONS, FUNCTION_WORDS, LIGHT_WORDS, NEGATORS
@@ -67,19 +68,19 @@ _PIECE = re.compile(r"[^\W\d_]+(?:['&][^\W\d_]+)*|\d+(?:[.,:]\d+)*|[^\w\s]|_")
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _PARENTHESISED = re.compile(r"(?<=\d)\(([a-z])\)", re.IGNORECASE)
 _ADDRESS = re.compile(r"://|^www\.|[^@\s]@[^@\s]+\.|^[~.]{0,2}/[^/]+/|^[a-z]:\\|\\\w", re.IGNORECASE)
-_SENTENCE_ENDS = frozenset(".?!…。？！")
-_CLAUSE_ENDS = frozenset(",;:()–—，；：、")
-_SILENT = frozenset("'\"`-“”‘«»„‚*_~¿¡\N{VARIATION SELECTOR-16}")
+_SENTENCE_ENDS = frozenset(".?!…。\uff1f\uff01")
+_CLAUSE_ENDS = frozenset(",;:()\u2013—\uff0c\uff1b\uff1a、")
+_SILENT = frozenset("'\"`-“”\u2018«»„\u201a*_~¿¡\N{VARIATION SELECTOR-16}")
 _CURRENCY_SIGNS = frozenset("$£€¥₹₩₽₿%°")
-_IS_CONTRACTED = frozenset("what where who how that there it he she when why here".split())
+_IS_CONTRACTED = words("what where who how that there it he she when why here")
 
 
 def _sides() -> dict[str, tuple[int, int]]:
     sides: dict[str, tuple[int, int]] = {}
     for axis, (left, right) in enumerate(AXES):
-        for words, to_left in ((left, True), (right, False)):
+        for side, to_left in ((left, True), (right, False)):
             # The word itself and what stands for it: whichever the text's token turns out to carry.
-            for stem in {form for word in words for form in (word, lemma(word), STEMS.get(lemma(word), word))}:
+            for stem in {form for word in side for form in (word, lemma(word), STEMS.get(lemma(word), word))}:
                 before = sides.get(stem, (0, 0))
                 bit = 1 << axis
                 sides[stem] = (before[0] | bit, before[1]) if to_left else (before[0], before[1] | bit)
@@ -155,7 +156,7 @@ def _pieces(chunk: str) -> list[Token]:
             continue
         if piece[0].isdecimal():
             number = plain_number(piece)
-            if start and chunk[start - 1] in "-−" and (start == 1 or not chunk[start - 2].isalnum()):
+            if start and chunk[start - 1] in "-\u2212" and (start == 1 or not chunk[start - 2].isalnum()):
                 number = f"-{number}"
             tokens.append(Token(number, f"#{number}", Kind.NUMBER, glued=glued))
         elif piece[0].isalnum():

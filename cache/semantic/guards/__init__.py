@@ -15,8 +15,8 @@ from cache.semantic.guards.negation import negations_differ
 from cache.semantic.guards.numbers import numbers_differ
 from cache.semantic.guards.person import persons_differ
 from cache.semantic.guards.polarity import polarities_differ
-from cache.semantic.guards.quotation import quotations_differ
 from cache.semantic.guards.question import questions_differ
+from cache.semantic.guards.quotation import quotations_differ
 from cache.semantic.guards.roles import roles_differ
 from cache.semantic.guards.subject import subjects_differ
 from cache.semantic.text import Text
@@ -42,7 +42,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
 
 
 def refusal(asked: Text, cached: Text) -> str | None:
-    """The name of the first guard for which the answer to `cached` may be a wrong answer to `asked`; None if all agree."""
+    """The name of the first guard that refuses to answer `asked` with the answer to `cached`; None if all agree."""
     for name, refuses in GUARDS:
         if refuses(asked, cached):
             return name

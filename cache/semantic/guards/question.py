@@ -9,10 +9,11 @@ _NOT_WHAT = frozenset({"how", "why", "yes or no"})
 
 
 def questions_differ(asked: Text, cached: Text) -> bool:
-    """Whether the two ask for different kinds of answer: a person, a place, a time, a reason, a way, a number, yes or no.
+    """Whether the two ask for different kinds of answer: a person, place, time, reason, way, number, yes or no.
 
     Whether one may, should or must are three questions, and so are who is and who was. A statement or an instruction
-    ("activate my card") is of no type and agrees with each; "what is the population" may ask what "how many people" asks.
+    ("activate my card") is of no type and agrees with each; "what is the population" may ask what "how
+    many people" asks.
     """
     if asked.questions == cached.questions or not asked.questions or not cached.questions:
         return False

@@ -7,9 +7,11 @@ from cache.semantic.reading.order import DIRECTIONS, OPENERS
 from cache.semantic.text import Text
 
 # From this share of common words on, the longer text's being the whole, two texts say the same words in some order.
-_SAME_WORDS = 0.6
-# Of more words than these no reordering is tried: it would take quadratic time.
+SAME_WORDS = 0.6
+# Of more words than these no single one is sought that moved: it would take quadratic time.
 _MAX_WORDS = 64
+# Their answer is one side of a verb, so that which side the other stands on decides.
+_ASKING_FOR_A_SIDE = frozenset({"who", "what"})
 
 Roles = Iterable[tuple[str, str]]
 
@@ -18,37 +20,45 @@ def roles_differ(asked: Text, cached: Text) -> bool:
     """Whether the two give their words different roles.
 
     That is so where a word follows "from" in one and "to" in the other (than, against, by, before, after alike), where
-    names that both mention change places, and where nearly the same words come in another order, as in the word swaps
-    of PAWS (Zhang et al., arXiv 1904.01130). Of reorderings only a prepositional phrase moved as a whole passes: "in
-    Python, how do I sort a list".
+    a word in a prepositional phrase and one outside change places, where names that both mention do, and where nearly
+    the same words come in another order, as in the word swaps of PAWS (Zhang et al., arXiv 1904.01130). Of reorderings
+    only those pass that Order undoes, and one verb that moved: "activate my card", "get my card activated".
     """
-    if asked.roles != cached.roles and _directions_clash(asked.roles, cached.roles):
-        return True
-    if asked.sequence == cached.sequence:
+    if asked.order == cached.order:
         return False
-    ours, theirs = _common(asked.sequence, cached.sequence), _common(cached.sequence, asked.sequence)
-    if ours == theirs:
+    ours, theirs = asked.order, cached.order
+    if ours.roles != theirs.roles and _roles_clash(ours.roles, theirs.roles):
+        return True
+    if not (ours.aside.isdisjoint(theirs.sequence) or theirs.aside.isdisjoint(ours.sequence)):
+        return True
+    one, other = _common(ours.sequence, theirs.sequence), _common(theirs.sequence, ours.sequence)
+    if one == other:
         return False
     names = asked.names & cached.names
-    if len(names) > 1 and [stem for stem in ours if stem in names] != [stem for stem in theirs if stem in names]:
+    if len(names) > 1 and [stem for stem in one if stem in names] != [stem for stem in other if stem in names]:
         return True
-    if len(ours) < _SAME_WORDS * max(len(asked.sequence), len(cached.sequence)):
+    if len(one) < SAME_WORDS * max(len(ours.sequence), len(theirs.sequence)):
         return False
-    movable = {stem for stem, role in asked.roles & cached.roles if role in OPENERS}
-    return not (_is_moved_phrase(ours, theirs, movable) or _is_moved_phrase(theirs, ours, movable))
+    return not _is_one_verb_moved(one, other, asked, cached)
 
 
-def _directions_clash(asked: Roles, cached: Roles) -> bool:
-    ours, theirs = _directions(asked), _directions(cached)
-    return any(stem in theirs and directions.isdisjoint(theirs[stem]) for stem, directions in ours.items())
+def _roles_clash(ours: Roles, theirs: Roles) -> bool:
+    """Whether a word has other directions in the other text, or two words other prepositions."""
+    if _of(ours, DIRECTIONS) and _of(theirs, DIRECTIONS) and _differing(_of(ours, DIRECTIONS), _of(theirs, DIRECTIONS)):
+        return True
+    return _differing(_of(ours, OPENERS), _of(theirs, OPENERS)) > 1
 
 
-def _directions(roles: Roles) -> dict[str, set[str]]:
-    directions: dict[str, set[str]] = {}
+def _of(roles: Roles, prepositions: frozenset[str]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
     for stem, role in roles:
-        if role in DIRECTIONS:
-            directions.setdefault(stem, set()).add(role)
-    return directions
+        if role in prepositions:
+            found.setdefault(stem, set()).add(role)
+    return found
+
+
+def _differing(ours: dict[str, set[str]], theirs: dict[str, set[str]]) -> int:
+    return sum(stem in theirs and roles.isdisjoint(theirs[stem]) for stem, roles in ours.items())
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> list[str]:
@@ -62,8 +72,22 @@ def _common(one: Sequence[str], other: Sequence[str]) -> list[str]:
     return common
 
 
-def _is_moved_phrase(one: list[str], other: list[str], movable: set[str]) -> bool:
-    """Whether `other` is `one` with its end moved to the front, and that end begins with a word of `movable`."""
-    if len(one) > _MAX_WORDS:
+def _is_one_verb_moved(one: list[str], other: list[str], asked: Text, cached: Text) -> bool:
+    """Whether `one` is `other` but for a word that is a verb, or said of another, in one of the texts.
+
+    Not so where it and the word it passed are a compound in both texts, as in chocolate milk and milk chocolate, nor
+    where one of the moved words has a direction.
+    """
+    if len(one) > _MAX_WORDS or not _ASKING_FOR_A_SIDE.isdisjoint(
+        question.partition(",")[0] for question in asked.questions | cached.questions
+    ):
         return False
-    return any(one[cut] in movable and one[cut:] + one[:cut] == other for cut in range(1, len(one)))
+    differing = [position for position in range(len(one)) if one[position] != other[position]]
+    first, last = differing[0], differing[-1]
+    span, moved = one[first : last + 1], other[first : last + 1]
+    if any(stem in span and role in DIRECTIONS for stem, role in asked.order.roles | cached.order.roles):
+        return False
+    if any((a, b) in asked.order.compounds and (b, a) in cached.order.compounds for a in span for b in span):
+        return False
+    verbs = asked.order.verbs | cached.order.verbs
+    return (span[0] in verbs and moved == span[1:] + span[:1]) or (span[-1] in verbs and moved == span[-1:] + span[:-1])

@@ -1,20 +1,24 @@
 """The subject: sentences alike but for the word that matters."""
 
 from cache.semantic.kinship import are_opposed, is_derived, is_slip
+from cache.semantic.lexicon import words
 from cache.semantic.text import Text
 from cache.semantic.token import word
 
 # The share of common content words, the longer text's being the whole, from which on two texts are one sentence with
 # something exchanged or added. Below it they are two ways of saying something, for the similarity to judge.
-SUBSTITUTION_SHARE = 0.5
-INSERTION_SHARE = 0.5
+SAME_SENTENCE = 0.5
+# From this share on a word more is an elaboration, unless a preposition introduces it: "… in India", "… for beginners".
+LONG_SENTENCE = 0.8
 # More words than these that one text has alone are not searched for kin.
 _MAX_SEARCHED = 8
 # One text may say them and the other not.
 _MODIFIERS = frozenset(
     word(form).stem
-    for form in "current good easy quick own full personal common main certain specific different various generic usual "
-    "normal recent ever official actual exact".split()
+    for form in words(
+        "current good easy quick own full personal common main certain specific different various generic usual normal "
+        "recent ever official actual exact"
+    )
 )
 
 
@@ -38,13 +42,20 @@ def subjects_differ(asked: Text, cached: Text) -> bool:
     common = min(len(asked.stems) - len(only_asked), len(cached.stems) - len(only_cached))
     if common == 0:
         return True
-    limit = SUBSTITUTION_SHARE if only_asked and only_cached else INSERTION_SHARE
-    return common >= limit * max(len(asked.stems), len(cached.stems))
+    share = common / max(len(asked.stems), len(cached.stems))
+    if only_asked and only_cached:
+        return share >= SAME_SENTENCE
+    return share >= SAME_SENTENCE and (share < LONG_SENTENCE or _restrict(only_asked or only_cached, asked, cached))
 
 
 def _has_nothing(text: Text) -> bool:
     """Whether `text` is of function words alone ("who are you"), each of which then matters."""
     return not (text.instructions or text.moments or text.quantities)
+
+
+def _restrict(added: frozenset[str], asked: Text, cached: Text) -> bool:
+    """Whether a preposition stands before one of the `added` words."""
+    return any(stem in added for stem, _ in asked.order.roles | cached.order.roles)
 
 
 def _without_kin(some: frozenset[str], others: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:

@@ -3,6 +3,8 @@
 A row is an axis, its sides are divided by a bar. A word may lie on several axes. Words are base forms.
 """
 
+from cache.semantic.lexicon import in_order
+
 _AXES = """
     enable activate unlock unfreeze | disable deactivate lock freeze
     unblock | block
@@ -237,6 +239,11 @@ _AXES = """
     with | without
 """
 
+
+def _pairs(listed: str) -> tuple[tuple[str, str], ...]:
+    return tuple((one, other) for one, _, other in (pair.partition("/") for pair in listed.split()))
+
+
 # Each axis: the words of its one side and of its other.
 AXES: tuple[tuple[frozenset[str], frozenset[str]], ...] = tuple(
     (frozenset(left.split()), frozenset(right.split()))
@@ -244,25 +251,17 @@ AXES: tuple[tuple[frozenset[str], frozenset[str]], ...] = tuple(
 )
 
 # Where one word is the other with one of these before it, they are opposites, or of different degree or kind.
-OPPOSING_PREFIXES = (
-    "un in im il ir dis non de mis anti counter contra under over pre post hyper hypo intra inter extra macro micro mono poly "
-    "bi tri multi semi sub super ex out up down off on re pro trans cis endo exo ante maxi mini self vice"
-).split()
-# Pairs of prefixes that swap with each other: prepaid and postpaid.
-SWAPPED_PREFIXES = (
-    ("pre", "post"), ("hyper", "hypo"), ("intra", "inter"), ("macro", "micro"), ("mono", "poly"), ("over", "under"),
-    ("in", "out"), ("in", "ex"), ("im", "ex"), ("up", "down"), ("en", "dis"), ("in", "de"), ("maxi", "mini"), ("endo", "exo"),
-    ("pro", "anti"), ("em", "dis"), ("con", "di"), ("as", "des"), ("for", "back"), ("ab", "ad"), ("sym", "asym"),
-)  # fmt: skip
-# Pairs of suffixes: careful and careless, lender and lendee.
-SWAPPED_SUFFIXES = (("ful", "less"), ("er", "ee"), ("or", "ee"), ("itis", "osis"), ("ate", "ite"), ("ide", "ate"), ("ate", "ic"))  # fmt: skip
-# Look like opposites and are not.
-SAME_IN_SPITE_OF_PREFIX = frozenset(
-    {
-        ("flammable", "inflammable"),
-        ("habit", "inhabit"),
-        ("valuable", "invaluable"),
-        ("ravel", "unravel"),
-        ("press", "depress"),
-    }
+OPPOSING_PREFIXES = in_order(
+    "un in im il ir dis non de mis anti counter contra under over pre post hyper hypo intra inter extra macro "
+    "micro mono poly bi tri multi semi sub super ex out up down off on re pro trans cis endo exo ante maxi "
+    "mini self vice"
 )
+# Pairs of prefixes that swap with each other: prepaid and postpaid.
+SWAPPED_PREFIXES = _pairs(
+    "pre/post hyper/hypo intra/inter macro/micro mono/poly over/under in/out in/ex im/ex up/down en/dis in/de "
+    "maxi/mini endo/exo pro/anti em/dis con/di as/des for/back ab/ad sym/asym"
+)
+# Pairs of suffixes: careful and careless, lender and lendee.
+SWAPPED_SUFFIXES = _pairs("ful/less er/ee or/ee itis/osis ate/ite ide/ate ate/ic")
+# Look like opposites and are not.
+SAME_IN_SPITE_OF_PREFIX = _pairs("flammable/inflammable habit/inhabit valuable/invaluable ravel/unravel press/depress")

@@ -1,5 +1,7 @@
 """Names of times: months, weekdays, parts of the day, relative days, holidays, time zones."""
 
+from cache.semantic.lexicon import words
+
 
 def _names(rows: str) -> dict[str, str]:
     return {form: row.split()[0] for row in rows.strip().splitlines() for form in row.split()}
@@ -29,10 +31,8 @@ WEEKDAYS = _names("""
     sunday sun sundays
 """)
 # Other words too: a time only beside a number, or after one of the words below.
-AMBIGUOUS_NAMES = frozenset("may march mar mon sun sat wed dec jan fall spring august".split())
-BEFORE_NAMES = frozenset(
-    "in on since until till by last next this every from during before after of early late mid".split()
-)
+AMBIGUOUS_NAMES = words("may march mar mon sun sat wed dec jan fall spring august")
+BEFORE_NAMES = words("in on since until till by last next this every from during before after of early late mid")
 
 MOMENTS = _names("""
     tomorrow tmrw tmr
@@ -64,9 +64,7 @@ MOMENTS = _names("""
     ago
 """)
 
-ZONES = frozenset(
-    "utc gmt est edt cst cdt mst mdt pst pdt bst cet cest eet ist jst aest aedt hkt sgt eastern pacific zulu".split()
-)
+ZONES = words("utc gmt est edt cst cdt mst mdt pst pdt bst cet cest eet ist jst aest aedt hkt sgt eastern pacific zulu")
 # Together with the unit or name that follows they say which one.
 RELATIVE = {
     "next": "next",

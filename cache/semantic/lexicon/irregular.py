@@ -1,5 +1,7 @@
 """Irregular forms by their base form, and words that only look inflected."""
 
+from cache.semantic.lexicon import words
+
 _FORMS = """
     be is are was were been being am
     have has had having
@@ -140,22 +142,22 @@ _FORMS = """
 """
 IRREGULAR: dict[str, str] = {form: row.split()[0] for row in _FORMS.strip().splitlines() for form in row.split()}
 
-UNCHANGED = frozenset(
-    "news species series always physics mathematics maths politics economics athletics gymnastics ethics statistics bus gas lens "
-    "plus basis axis oasis bias atlas canvas chaos cosmos virus campus status bonus census focus genius "
-    "savings goods customs arms glasses earnings windows diabetes rabies herpes measles mumps rickets texas paris kansas arkansas "
-    "athens brussels james jesus mars venus christmas netherlands philippines maldives wales laos cyprus honduras barbados bahamas "
-    "stare paste quite heroine breathe clothe morale locale humane urbane tense corpse please lapse sparse browse tease dense caste "
-    "forte route lease prime grime slime scare spare scrape stripe bathe loathe envelope plate slate state shine spine twine stage "
-    "gripe slope globe "
-    "states emirates ios aws gps sms hiv united naked sacred wicked hundred kindred biped embed during morning evening nothing "
-    "something everything anything ceiling being sibling wedding pudding boeing beijing spring string sterling "
-    "this thus us is as his was has does yes its perhaps besides towards afterwards "
-    "only early family apply reply supply july italy daily weekly monthly yearly hourly quarterly assembly monopoly anomaly belly "
-    "jelly bully rally ally lately shortly fly ugly holy lily lovely friendly lonely likely elderly ugly hardly barely butterfly "
-    "millions billions tennis pancreas penis pelvis arthritis hepatitis bronchitis dermatitis mercedes adidas asus lotus linux "
-    "feed seed weed breed bleed speed greed exceed proceed succeed indeed need deed reed steed creed "
-    "station nation ration motion lotion potion action option mention portion section fiction friction fraction auction caution "
-    "function junction question condition position addition edition tradition nutrition ambition petition competition exhibition "
-    "relation vacation location information organization".split()
+UNCHANGED = words(
+    "news species series always physics mathematics maths politics economics athletics gymnastics ethics statistics "
+    "bus gas lens plus basis axis oasis bias atlas canvas chaos cosmos virus campus status bonus census focus genius "
+    "savings goods customs arms glasses earnings windows diabetes rabies herpes measles mumps rickets texas paris "
+    "kansas arkansas athens brussels james jesus mars venus christmas netherlands philippines maldives wales laos "
+    "cyprus honduras barbados bahamas stare paste quite heroine breathe clothe morale locale humane urbane tense "
+    "corpse please lapse sparse browse tease dense caste forte route lease prime grime slime scare spare scrape "
+    "stripe bathe loathe envelope plate slate state shine spine twine stage gripe slope globe states emirates ios "
+    "aws gps sms hiv united naked sacred wicked hundred kindred biped embed during morning evening nothing something "
+    "everything anything ceiling being sibling wedding pudding boeing beijing spring string sterling this thus us is "
+    "as his was has does yes its perhaps besides towards afterwards only early family apply reply supply july italy "
+    "daily weekly monthly yearly hourly quarterly assembly monopoly anomaly belly jelly bully rally ally lately "
+    "shortly fly ugly holy lily lovely friendly lonely likely elderly ugly hardly barely butterfly millions billions "
+    "tennis pancreas penis pelvis arthritis hepatitis bronchitis dermatitis mercedes adidas asus lotus linux feed "
+    "seed weed breed bleed speed greed exceed proceed succeed indeed need deed reed steed creed station nation "
+    "ration motion lotion potion action option mention portion section fiction friction fraction auction caution "
+    "function junction question condition position addition edition tradition nutrition ambition petition "
+    "competition exhibition relation vacation location information organization"
 )

@@ -1,14 +1,18 @@
 """Numbers in words, and units of measure by one name each."""
 
+from cache.semantic.lexicon import in_order, words
+
 NUMBER_WORDS: dict[str, int] = {
     word: value
     for value, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-        "seventeen eighteen nineteen".split()
+        in_order(
+            "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+            "seventeen eighteen nineteen"
+        )
     )
 } | {
     word: 10 * value
-    for value, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), start=2)
+    for value, word in enumerate(in_order("twenty thirty forty fifty sixty seventy eighty ninety"), start=2)
 }
 NUMBER_WORDS["dozen"] = 12
 
@@ -22,12 +26,12 @@ MULTIPLIERS: dict[str, int] = {
 SUFFIXES: dict[str, int] = {"k": 1_000, "m": 1_000_000, "mn": 1_000_000, "bn": 1_000_000_000, "b": 1_000_000_000}
 
 # Said of an amount without a figure; each stands for itself.
-AMOUNT_WORDS = frozenset("half quarter triple thrice dozens hundreds thousands millions billions".split())
+AMOUNT_WORDS = words("half quarter triple thrice dozens hundreds thousands millions billions")
 
 ORDINALS: dict[str, str] = {
     word: f"{value}th"
     for value, word in enumerate(
-        "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split(), start=1
+        in_order("first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"), start=1
     )
 }
 
@@ -116,9 +120,9 @@ _UNITS = """
 """
 UNITS: dict[str, str] = {form: line.split()[0] for line in _UNITS.strip().splitlines() for form in line.split()}
 # Too common as other words to be a unit without a figure before them.
-AMBIGUOUS_UNITS = frozenset(
+AMBIGUOUS_UNITS = words(
     "second seconds sec min cup cups stone stones foot feet rs won drop drops bit bits quarter gal cal mi ms ton tons "
-    "yard yards tablet tablets night nights lb".split()
+    "yard yards tablet tablets night nights lb"
 )
 # These count only directly after a figure: "5 m", "3 g".
 SHORT_UNITS: dict[str, str] = {

@@ -83,42 +83,42 @@ _PHRASES = """
     i am not sure how to = how to
     i have no idea how to = how to
     i do not understand how to = how to
-    i do not know = 
-    i am not sure = 
-    i do not understand = 
-    i want to know = 
-    i would like to know = 
-    i need to know = 
-    i was wondering = 
-    i am wondering = 
-    i wonder = 
-    i have a question = 
-    quick question = 
-    can you tell me = 
-    could you tell me = 
-    would you tell me = 
-    can you please tell me = 
-    could you please tell me = 
-    will you tell me = 
-    please tell me = 
+    i do not know =
+    i am not sure =
+    i do not understand =
+    i want to know =
+    i would like to know =
+    i need to know =
+    i was wondering =
+    i am wondering =
+    i wonder =
+    i have a question =
+    quick question =
+    can you tell me =
+    could you tell me =
+    would you tell me =
+    can you please tell me =
+    could you please tell me =
+    will you tell me =
+    please tell me =
     tell me = tell
     can you explain = explain
     could you explain = explain
     can you please explain = explain
     could you please explain = explain
-    can you please = 
-    could you please = 
-    would you please = 
-    would you mind = 
-    can you help me = 
-    could you help me = 
-    please help me = 
-    help me = 
-    do you know = 
-    do you happen to know = 
-    any idea = 
-    let me know = 
-    i would love to = 
+    can you please =
+    could you please =
+    would you please =
+    would you mind =
+    can you help me =
+    could you help me =
+    please help me =
+    help me =
+    do you know =
+    do you happen to know =
+    any idea =
+    let me know =
+    i would love to =
     thank you = thanks
     thanks in advance = thanks
     thank you in advance = thanks
@@ -129,7 +129,7 @@ _PHRASES = """
     hi there = hello
     hey there = hello
     hello there = hello
-    or not = 
+    or not =
     as soon as possible = asap
     at the moment = now
     at this moment = now
@@ -139,18 +139,18 @@ _PHRASES = """
     this moment = now
     day after tomorrow = overmorrow
     day before yesterday = ereyesterday
-    does it take to = 
-    will it take to = 
+    does it take to =
+    will it take to =
     does it take for = for
     does it take until = until
-    it takes to = 
+    it takes to =
     it takes for = for
-    would it take to = 
+    would it take to =
     no longer = not
-    any longer = 
-    any more = 
-    not only = 
-    no matter = 
+    any longer =
+    any more =
+    not only =
+    no matter =
     why not = why
     no one = nobody
     other than = except
@@ -288,20 +288,48 @@ _PHRASES = """
     what is the definition of = what is
     what is meant by = what is
     what do you mean by = what is
-    does anyone know = 
-    does anybody know = 
+    does anyone know =
+    does anybody know =
     can someone explain = explain
     can anyone explain = explain
-    can anyone tell me = 
-    can someone tell me = 
+    can anyone tell me =
+    can someone tell me =
     how is it possible to = how to
+    is it possible to = can i
+    is it ok to = may i
+    is it okay to = may i
+    is it ok if i = may i
+    is it okay if i = may i
+    am i able to = can i
     what is up with = why
     what is wrong with = why problem
 """
 
+# "make a payment" says what the verb says.
+_VERB_OF_NOUN = {
+    "payment": "pay",
+    "purchase": "buy",
+    "transfer": "transfer",
+    "reservation": "reserve",
+    "booking": "book",
+    "call": "call",
+    "deposit": "deposit",
+    "withdrawal": "withdraw",
+    "appointment": "appointment",
+    "complaint": "complain",
+    "decision": "decide",
+    "list": "list",
+}
+_rows = _PHRASES.strip().splitlines() + [
+    f"{make} {determiner} {noun} = {verb}"
+    for noun, verb in _VERB_OF_NOUN.items()
+    for make in ("make", "made", "makes", "making")
+    for determiner in ("a", "an", "the", "my", "")
+]
+
 # The first two words of a phrase -> (its length in words, the rest of it, what stands for it), longest first.
 PHRASES: dict[tuple[str, str], list[tuple[int, tuple[str, ...], tuple[str, ...]]]] = {}
-for _row in _PHRASES.strip().splitlines():
+for _row in _rows:
     _left, _, _right = _row.partition("=")
     _first, _second, *_rest = _left.split()
     PHRASES.setdefault((_first, _second), []).append((2 + len(_rest), tuple(_rest), tuple(_right.split())))

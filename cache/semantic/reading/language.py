@@ -11,7 +11,7 @@ _ENGLISH_ONLY = FUNCTION_WORDS - ENGLISH_TOO
 
 
 def language(prompt: str, tokens: Sequence[Token]) -> str:
-    """ "en", another ISO 639-1 code, or "other" for a script that is not Latin; "en" where nothing speaks against it."""
+    """ "en", another ISO 639-1 code, "other" for a script that is not Latin; "en" if nothing speaks against it."""
     if not prompt.isascii():
         letters = sum(map(str.isalpha, prompt))
         if 2 * sum(sign > LATIN_END and sign.isalpha() for sign in prompt) > letters:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from cache.semantic.lexicon import words
 from cache.semantic.lexicon.calendar import (
     AMBIGUOUS_NAMES,
     BEFORE_NAMES,
@@ -15,7 +16,7 @@ from cache.semantic.lexicon.measures import UNITS
 from cache.semantic.token import Kind, Token
 
 _NAMES = MONTHS | WEEKDAYS | MOMENTS
-_OF_TIME = frozenset("second minute hour day night week fortnight month year decade century".split())
+_OF_TIME = words("second minute hour day night week fortnight month year decade century")
 
 
 def dated(tokens: Sequence[Token]) -> list[Token]:

@@ -3,26 +3,31 @@
 from collections.abc import Sequence
 
 from cache.semantic.lemma import lemma
+from cache.semantic.lexicon import words
 from cache.semantic.lexicon.grammar import NEGATORS
 from cache.semantic.token import CARRIERS, Kind, Token, word
 
 # How far after a negator the word that it denies may stand.
 _SCOPE = 5
 _DENIABLE = CARRIERS | {Kind.LIGHT, Kind.INSTRUCTION}
-_DETERMINERS = frozenset("the a an my your our his her their its this that".split())
+_DETERMINERS = words("the a an my your our his her their its this that")
 _ENDS = frozenset({Kind.SENTENCE_END, Kind.CLAUSE_END})
 # Denied, these report a fault: "has not arrived" says what "is still missing" says.
 SUCCESSES = frozenset(
     word(form).stem
-    for form in "work arrive receive get show appear come accept see find recognize identify know remember make go complete "
-    "process update match add reach load open credit succeed let able approve clear refund authorize reflect post deposit "
-    "connect start respond deliver have pass send use login access verify transfer withdraw".split()
+    for form in words(
+        "work arrive receive get show appear come accept see find recognize identify know remember make go complete "
+        "process update match add reach load open credit succeed let able approve clear refund authorize reflect post "
+        "deposit connect start respond deliver have pass send use login access verify transfer withdraw"
+    )
 )
 _TROUBLES = frozenset(
     stem
-    for form in "fail broken decline wrong miss lose wait late pending stuck problem error deny reject steal unknown forget "
-    "dispute revert unrecognized unauthorized invalid block crash hang freeze trouble bug incorrect damage unfamiliar strange "
-    "duplicate delay".split()
+    for form in words(
+        "fail broken decline wrong miss lose wait late pending stuck problem error deny reject steal unknown forget "
+        "dispute revert unrecognized unauthorized invalid block crash hang freeze trouble bug incorrect damage "
+        "unfamiliar strange duplicate delay"
+    )
     for stem in (lemma(form), word(form).stem)
 )
 

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
+from cache.semantic.lexicon import words
 from cache.semantic.lexicon.measures import MULTIPLIERS, NUMBER_WORDS, ORDINALS, UNITS
 from cache.semantic.token import Kind, Token
 
-_BEFORE_A_UNIT = frozenset("a an per every each split this last of".split())
+_BEFORE_A_UNIT = words("a an per every each split this last of")
 # Longer figures are identifiers; scaling them would only cost time.
 _MAX_DIGITS = 15
 

@@ -1,23 +1,25 @@
 """The order of a prompt's words, and the roles that prepositions give them.
 
-Reorderings that cannot change what is asked are undone first: "the capital of France" is "France's capital", and "cats
-and dogs" is "dogs and cats".
+Reorderings that cannot change what is asked are undone first: "the capital of France" is "France's capital", "cats and
+dogs" is "dogs and cats", and one prepositional phrase may stand anywhere.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from cache.semantic.token import CARRIERS, Token, word
+from cache.semantic.lexicon import words
+from cache.semantic.lexicon.calendar import ZONES
+from cache.semantic.token import CARRIERS, Kind, Token, word
 
-
-_DETERMINERS = frozenset("the a an my your our his her their its this that".split())
-_PRONOUNS = frozenset("i you we they he she it".split())
+_DETERMINERS = words("the a an my your our his her their its this that")
+_PRONOUNS = words("i you we they he she it")
 _COORDINATORS = frozenset({"and", "or", "vs", "versus"})
 # Directly after these words a coordination may start: "compare cats and dogs".
-_SYMMETRIC = frozenset(word(form).stem for form in "compare difference combine mix merge connect".split())
+_SYMMETRIC = frozenset(word(form).stem for form in sorted(words("compare difference combine mix merge connect")))
 # Whoever stands after one of these is not who stands after another.
-DIRECTIONS = frozenset("from to than against by before after".split())
-# These open a phrase that can stand at either end of a question.
-OPENERS = frozenset("in on at for with if when while during within using because inside as".split())
+DIRECTIONS = words("from to than against by before after")
+# These open a phrase that may stand anywhere.
+OPENERS = words("in on at for with if when while during within using because inside as about")
 _ROLE = {form: form for form in DIRECTIONS | OPENERS} | {
     "into": "to",
     "onto": "to",
@@ -27,19 +29,89 @@ _ROLE = {form: form for form in DIRECTIONS | OPENERS} | {
     "till": "to",
 }
 # After these "to" begins an infinitive, which is no direction.
-_BEFORE_INFINITIVE = frozenset(
-    "how what where when why want wants wanted need needs needed like able unable going have has had try tries trying "
-    "tried possible supposed allowed take takes order used start begin ready easy hard required safe able".split()
+_BEFORE_INFINITIVE = words(
+    "how what where when why want wants wanted need needs needed like able unable going have has had try tries "
+    "trying tried possible supposed allowed take takes order used start begin ready easy hard required safe able"
 )
+# A word after one of these is a verb, or what the subject is or has become.
+_BEFORE_VERB = words("i you we they to be been being not get got is are was were am")
+_MOVABLE = frozenset({Kind.CONTENT})
 
 
-def sequence(tokens: Sequence[Token]) -> tuple[str, ...]:
-    """The stems of the words that carry meaning, in an order that harmless rearrangements share."""
+class Order(NamedTuple):
+    """How the words of a text stand to each other.
+
+    `sequence` has the stems that carry meaning, dates apart, in an order that harmless rearrangements share; `aside`
+    those of the one prepositional phrase that may stand anywhere, which are not in `sequence`. `roles` has (word,
+    preposition). `compounds` has the pairs of words with nothing between them, `verbs` those words that are verbs or
+    said of another.
+    """
+
+    sequence: tuple[str, ...]
+    aside: frozenset[str]
+    roles: frozenset[tuple[str, str]]
+    compounds: frozenset[tuple[str, str]]
+    verbs: frozenset[str]
+
+
+def order_of(tokens: Sequence[Token]) -> Order:
+    """The order of `tokens`."""
+    role_of, phrases = _roles(tokens)
+    # Of several phrases that open alike or are coordinated, each has its own place.
+    is_free = phrases == 1 or (phrases == 2 and not any(token.form in _COORDINATORS for token in tokens))
+    aside = {position for position, role in role_of.items() if role in OPENERS} if is_free else set()
+    compounds: set[tuple[str, str]] = set()
+    verbs: set[str] = set()
+    for position, token in enumerate(tokens):
+        if token.kind in CARRIERS and position:
+            before = tokens[position - 1]
+            if before.kind in CARRIERS:
+                compounds.add((before.stem, token.stem))
+            if token.kind in _MOVABLE and (
+                _is_participle(token.form) or (position > 1 and before.form in _BEFORE_VERB)
+            ):
+                verbs.add(token.stem)
+    return Order(
+        sequence=_sequence([token for position, token in enumerate(tokens) if position not in aside]),
+        aside=frozenset([tokens[position].stem for position in aside]),
+        roles=frozenset([(tokens[position].stem, role) for position, role in role_of.items()]),
+        compounds=frozenset(compounds),
+        verbs=frozenset(verbs),
+    )
+
+
+def _is_participle(form: str) -> bool:
+    return len(form) > 4 and form.endswith(("ed", "ing"))
+
+
+def _roles(tokens: Sequence[Token]) -> tuple[dict[int, str], int]:
+    """The preposition of each word in a noun phrase after one, by position; the number of phrases with OPENERS."""
+    found: dict[int, str] = {}
+    phrases = 0
+    role, in_phrase, before = "", False, ""
+    for position, token in enumerate(tokens):
+        form = token.form
+        if token.kind in CARRIERS:
+            if role and token.kind is not Kind.MOMENT:
+                found[position] = role
+                phrases += not in_phrase and role in OPENERS
+                in_phrase = True
+            elif role in DIRECTIONS:
+                found[position] = role
+        elif form in _ROLE and not (form == "to" and before in _BEFORE_INFINITIVE):
+            role, in_phrase = _ROLE[form], False
+        elif in_phrase or not (form in _DETERMINERS or form in _PRONOUNS):
+            role = ""
+        before = form
+    return found, phrases
+
+
+def _sequence(tokens: Sequence[Token]) -> tuple[str, ...]:
     stems: list[str] = []
     position = 0
     while position < len(tokens):
         token = tokens[position]
-        if token.kind not in CARRIERS:
+        if not _carries(tokens, position):
             position += 1
             continue
         following = tokens[position + 1].form if position + 1 < len(tokens) else ""
@@ -59,26 +131,12 @@ def sequence(tokens: Sequence[Token]) -> tuple[str, ...]:
     return tuple(stems)
 
 
-def roles(tokens: Sequence[Token]) -> frozenset[tuple[str, str]]:
-    """(word, preposition) for each word of the noun phrase after one of DIRECTIONS or OPENERS."""
-    found: set[tuple[str, str]] = set()
-    role, in_phrase, before = "", False, ""
-    for token in tokens:
-        form = token.form
-        if token.kind in CARRIERS:
-            if role:
-                found.add((token.stem, role))
-                in_phrase = True
-        elif form in _ROLE and not (form == "to" and before in _BEFORE_INFINITIVE):
-            role, in_phrase = _ROLE[form], False
-        elif in_phrase or not (form in _DETERMINERS or form in _PRONOUNS):
-            role = ""
-        before = form
-    return frozenset(found)
-
-
 def _carries(tokens: Sequence[Token], position: int) -> bool:
-    return 0 <= position < len(tokens) and tokens[position].kind in CARRIERS
+    """Whether a word stands at `position` whose place matters: a date may stand anywhere, a time zone may not."""
+    if not 0 <= position < len(tokens):
+        return False
+    token = tokens[position]
+    return token.kind in CARRIERS and (token.kind is not Kind.MOMENT or token.form in ZONES)
 
 
 def _after_determiner(tokens: Sequence[Token], position: int) -> int | None:

@@ -20,5 +20,5 @@ _OWNERS = {
 
 
 def persons(tokens: Iterable[Token]) -> frozenset[str]:
-    """The owners that `tokens` name. Who "you" and "I" are is left alone: "how do you …" asks what "how do I …" asks."""
+    """The owners that `tokens` name. "You" and "I" are left alone: "how do you …" is "how do I …"."""
     return frozenset(_OWNERS[token.form] for token in tokens if token.form in _OWNERS)

@@ -29,7 +29,7 @@ def rewritten(tokens: Sequence[Token]) -> list[Token]:
 
 
 def _without_courtesies(tokens: list[Token]) -> list[Token]:
-    """Cut "hi, …" and "…, thanks!". Between other words they are what is asked about: how do you say thanks in French."""
+    """Cut "hi, …" and "…, thanks!". Between other words they are asked about: how do you say thanks in French."""
     start, end = 0, len(tokens)
     while start < end and _is_courtesy(tokens[start]):
         start += 1

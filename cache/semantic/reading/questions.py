@@ -2,20 +2,19 @@
 
 from collections.abc import Sequence
 
+from cache.semantic.lexicon import words
 from cache.semantic.token import Kind, Token
 
 _BOUNDARIES = frozenset({Kind.CLAUSE_END, Kind.SENTENCE_END})
 # Before the first word of a question without changing it.
-_SKIPPED = frozenset(
-    "and but so or also then now explain describe show tell me us about exactly actually "
-    "in on at to for from of by with until since".split()
+_SKIPPED = words(
+    "and but so or also then now explain describe show tell me us about exactly actually in on at to for from of by "
+    "with until since"
 )
-_PREPOSITIONS = frozenset("in on at to for from of by with until since".split())
+_PREPOSITIONS = words("in on at to for from of by with until since")
 _DIRECT = {"who": "who", "whom": "who", "whose": "who", "when": "when", "where": "where", "why": "why", "which": "what"}
 _QUESTION_WORDS = frozenset({*_DIRECT, "what", "how"})
-_AUXILIARIES = frozenset(
-    "is are am was were do does did can could will would should shall may might must has have had".split()
-)
+_AUXILIARIES = words("is are am was were do does did can could will would should shall may might must has have had")
 _MODALITIES = {
     "can": "yes or no, may",
     "could": "yes or no, may",
@@ -25,12 +24,12 @@ _MODALITIES = {
     "must": "yes or no, must",
 }
 _REQUESTING = frozenset({"can", "could", "will", "would"})
-_TIMES = frozenset("time date year day month hour week".split())
-_PLACES = frozenset("place city country state location town".split())
+_TIMES = words("time date year day month hour week")
+_PLACES = words("place city country state location town")
 _AMOUNTS = {"many": "how many", "much": "how much", "long": "how long", "often": "how often", "frequently": "how often"}
-_DEGREES = frozenset(
-    "far tall big old high deep fast hot cold heavy wide large small soon good bad quick quickly close late early strong "
-    "likely safe accurate expensive difficult hard easy".split()
+_DEGREES = words(
+    "far tall big old high deep fast hot cold heavy wide large small soon good bad quick quickly close late early "
+    "strong likely safe accurate expensive difficult hard easy"
 )
 _PAST_AUXILIARIES = frozenset({"was", "were", "did", "had"})
 # Of these questions past and present have different answers; why and how it is, is mostly how it was.
@@ -115,9 +114,9 @@ def _yes_or_no(tokens: Sequence[Token], position: int) -> str:
     return _MODALITIES.get(tokens[position].form, "yes or no")
 
 
-PAST_FORMS = frozenset(
-    "won lost beat wrote made said told bought sold sent paid found gave took came went saw knew thought broke stole chose "
-    "began drank ate drove rose fell grew flew drew wore ran sang taught caught brought fought felt kept slept left met "
-    "spent built held stood became died led shot hit invented discovered created founded directed played killed "
-    "signed started painted composed designed developed produced sang starred happened".split()
+PAST_FORMS = words(
+    "won lost beat wrote made said told bought sold sent paid found gave took came went saw knew thought broke stole "
+    "chose began drank ate drove rose fell grew flew drew wore ran sang taught caught brought fought felt kept slept "
+    "left met spent built held stood became died led shot hit invented discovered created founded directed played "
+    "killed signed started painted composed designed developed produced sang starred happened"
 )

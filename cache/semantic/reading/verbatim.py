@@ -9,8 +9,10 @@ _QUOTED = re.compile(r"\"([^\"]*)\"|“([^“”]*)”|«([^«»]*)»|„([^„�
 _QUOTE_SIGNS = re.compile(r"[\"“«„`]|(?<!\w)'")
 # Any of these, and the whole prompt is taken for code.
 _CODE = re.compile(
-    r"```|~~~|[{};]\s*\n|\{\s*\}|=>|->|==|!=|<=|>=|:=|&&|\|\||</|/>|#include|\w\(\)|\bdef \w{1,64}\(|\bfunction\s?\w{0,64}\(|"
-    r"\bSELECT\s.{0,200}\sFROM\b|\bimport \w{1,64}\n|\bclass \w{1,64}[:(]|\n(?: {4}|\t)\S|^\s*[$>] \S|\w\[\w{0,20}\]|\w\+\+[;)]"
+    r"```|~~~|[{};]\s*\n|\{\s*\}|=>|->|==|!=|<=|>=|:=|&&|\|\||</|/>|"
+    r"#include|\w\(\)|\bdef \w{1,64}\(|\bfunction\s?\w{0,64}\(|"
+    r"\bSELECT\s.{0,200}\sFROM\b|\bimport \w{1,64}\n|\bclass \w{1,64}[:(]|\n(?: {4}|\t)\S|^\s*[$>] \S|"
+    r"\w\[\w{0,20}\]|\w\+\+[;)]"
 )
 
 
@@ -30,7 +32,7 @@ def verbatim(prompt: str, tokens: Sequence[Token]) -> tuple[str, ...]:
 def _payload(prompt: str) -> str:
     """What follows the first line or the first ": ", as "Summarize:" and "Translate to French: good night" have it."""
     head, newline, body = prompt.strip().partition("\n")
-    lead, colon, rest = head.partition(": ")
+    _, colon, rest = head.partition(": ")
     if colon:
         return " ".join((rest + newline + body).split()).casefold().rstrip(" .?!")
     return " ".join(body.split()).casefold().rstrip(" .?!")

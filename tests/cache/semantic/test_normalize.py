@@ -22,7 +22,7 @@ def test_case_white_space_and_end_punctuation_do_not_matter(written: str) -> Non
 
 def test_an_apostrophe_is_one_sign_however_it_is_typed() -> None:
     """Phones write it curly, keyboards straight."""
-    assert normalized("What’s new?") == normalized("what's new") == "what's new"
+    assert normalized("What\u2019s new?") == normalized("what's new") == "what's new"
 
 
 def test_letters_of_european_languages_are_folded() -> None:
@@ -52,11 +52,11 @@ def test_letters_of_european_languages_are_folded() -> None:
         "Translate: good night",
         "Is node.js fast?",
         "İstanbul nerede",
-        "ışık nedir",
+        "\u0131\u015f\u0131k nedir",
         "Wie heißt die Straße?",
         "東京の天気は?",
         "Как дела?",
-        "Τι κάνεις;",
+        "\u03a4\u03b9 κάνεις;",
         "Is it 😀?",
         "x² is what",
         "C++ or C#",

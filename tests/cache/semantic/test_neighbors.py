@@ -1,0 +1,33 @@
+"""What the guards cost and what they stop among real neighbours: the nearest question by embedding, right or wrong."""
+
+import csv
+from collections import Counter
+
+import pytest
+
+from cache.semantic.guards import refusal
+from cache.semantic.text import Text
+from tests.cache.semantic.trap_pairs import DATA
+
+
+def verdicts(dataset: str) -> Counter[tuple[bool, bool]]:
+    """(of one intent, let pass) -> pairs of `dataset` in intent_neighbors.csv."""
+    counts: Counter[tuple[bool, bool]] = Counter()
+    with (DATA / "intent_neighbors.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["dataset"] == dataset:
+                refused = refusal(Text.of(row["asked"]), Text.of(row["cached"]))
+                counts[row["same_intent"] == "1", refused is None] += 1
+    return counts
+
+
+@pytest.mark.parametrize(("dataset", "passing", "stopped"), [("banking77", 0.0, 0.0), ("clinc150", 0.0, 0.0)])
+def test_guards_let_pass_what_is_right_and_stop_what_is_wrong(dataset: str, passing: float, stopped: float) -> None:
+    """Of neighbours with one intent at least `passing` pass, of others at least `stopped` are refused."""
+    counts = verdicts(dataset)
+    same = counts[True, True] + counts[True, False]
+    different = counts[False, True] + counts[False, False]
+    assert same >= 100
+    assert different >= 30
+    assert counts[True, True] / same >= passing
+    assert counts[False, False] / different >= stopped
