@@ -118,15 +118,15 @@ def _names(tokens: Iterable[Token]) -> frozenset[str]:
     starts = True
     for token in tokens:
         kind = token.kind
-        if kind is Kind.SENTENCE_END:
+        if kind == Kind.SENTENCE_END:
             starts = True
             continue
-        if kind is Kind.NAME:
+        if kind == Kind.NAME:
             known.add(token.stem)
         elif token.capital and not starts:
-            if kind is Kind.CONTENT:
+            if kind == Kind.CONTENT:
                 suspected.add(token.stem)
-            elif kind is Kind.FUNCTION and token.form != "i":
+            elif kind == Kind.FUNCTION and token.form != "i":
                 is_title = True
         starts = False
     return frozenset(known if is_title else known | suspected)

@@ -2,9 +2,8 @@
 
 import re
 import unicodedata
-from enum import IntEnum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cache.semantic.lemma import lemma
 from cache.semantic.lexicon import words
@@ -23,18 +22,20 @@ LATIN_END = "\u024f"
 _KEPT = 8192
 
 
-class Kind(IntEnum):
-    FUNCTION = 0
-    LIGHT = 1
-    INSTRUCTION = 2
-    CONTENT = 3
-    NAME = 4
-    NUMBER = 5
-    MOMENT = 6
-    OPAQUE = 7
-    SYMBOL = 8
-    CLAUSE_END = 9
-    SENTENCE_END = 10
+class Kind:
+    """The kinds of token. Plain integers: members of an Enum take a call of Python code to hash."""
+
+    FUNCTION: Final = 0
+    LIGHT: Final = 1
+    INSTRUCTION: Final = 2
+    CONTENT: Final = 3
+    NAME: Final = 4
+    NUMBER: Final = 5
+    MOMENT: Final = 6
+    OPAQUE: Final = 7
+    SYMBOL: Final = 8
+    CLAUSE_END: Final = 9
+    SENTENCE_END: Final = 10
 
 
 # The kinds that say what a prompt is about.
@@ -50,7 +51,7 @@ class Token(NamedTuple):
 
     form: str
     stem: str
-    kind: Kind
+    kind: int
     capital: bool = False
     glued: bool = False
     left: int = 0

@@ -7,4 +7,4 @@ from cache.semantic.token import Kind, Token
 
 def instructions(tokens: Iterable[Token]) -> frozenset[str]:
     """The instructions on form in `tokens`, by one name each."""
-    return frozenset(token.stem for token in tokens if token.kind is Kind.INSTRUCTION)
+    return frozenset(token.stem for token in tokens if token.kind == Kind.INSTRUCTION)

@@ -24,7 +24,7 @@ def measured(tokens: Sequence[Token]) -> list[Token]:
     while position < len(tokens):
         token = tokens[position]
         position += 1
-        if token.kind is not Kind.NUMBER:
+        if token.kind != Kind.NUMBER:
             result.append(token)
             continue
         after = tokens[position] if position < len(tokens) else _NO_TOKEN

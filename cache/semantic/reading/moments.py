@@ -16,6 +16,7 @@ from cache.semantic.lexicon.measures import UNITS
 from cache.semantic.token import Kind, Token
 
 _NAMES = MONTHS | WEEKDAYS | MOMENTS
+_TRIGGERS = frozenset({*_NAMES, *ZONES, *RELATIVE, "this"})
 _OF_TIME = words("second minute hour day night week fortnight month year decade century")
 
 
@@ -26,6 +27,10 @@ def dated(tokens: Sequence[Token]) -> list[Token]:
     while position < len(tokens):
         token = tokens[position]
         form = token.form
+        if form not in _TRIGGERS:
+            result.append(token)
+            position += 1
+            continue
         used = 1
         if form in _NAMES and (form not in AMBIGUOUS_NAMES or _is_name(tokens, position)):
             moment = _NAMES[form]
@@ -46,7 +51,7 @@ def dated(tokens: Sequence[Token]) -> list[Token]:
 
 def moments(tokens: Iterable[Token]) -> frozenset[str]:
     """The moments named by `tokens`, which are dated."""
-    return frozenset(token.stem for token in tokens if token.kind is Kind.MOMENT)
+    return frozenset(token.stem for token in tokens if token.kind == Kind.MOMENT)
 
 
 def _day_or_year(tokens: Sequence[Token], position: int, before: list[Token]) -> tuple[str, int]:
@@ -65,16 +70,16 @@ def _day_or_year(tokens: Sequence[Token], position: int, before: list[Token]) ->
 
 
 def _is_bare(token: Token) -> bool:
-    return token.kind is Kind.NUMBER and " " not in token.stem
+    return token.kind == Kind.NUMBER and " " not in token.stem
 
 
 def _is_name(tokens: Sequence[Token], position: int) -> bool:
     """Whether "may", "march", "sat" … is a time here: beside a number, or after a preposition of time."""
     before = tokens[position - 1] if position else None
     after = tokens[position + 1] if position + 1 < len(tokens) else None
-    if before is not None and (before.kind is Kind.NUMBER or before.form in BEFORE_NAMES):
+    if before is not None and (before.kind == Kind.NUMBER or before.form in BEFORE_NAMES):
         return True
-    return after is not None and after.kind is Kind.NUMBER
+    return after is not None and after.kind == Kind.NUMBER
 
 
 def _relative(tokens: Sequence[Token], position: int) -> str:

@@ -7,6 +7,7 @@ from cache.semantic.lexicon import words
 from cache.semantic.lexicon.measures import MULTIPLIERS, NUMBER_WORDS, ORDINALS, UNITS
 from cache.semantic.token import Kind, Token
 
+_NUMERALS = frozenset({*ORDINALS, *NUMBER_WORDS, *MULTIPLIERS})
 _BEFORE_A_UNIT = words("a an per every each split this last of")
 # Longer figures are identifiers; scaling them would only cost time.
 _MAX_DIGITS = 15
@@ -18,13 +19,16 @@ def with_numerals(tokens: Sequence[Token]) -> list[Token]:
     position = 0
     while position < len(tokens):
         token = tokens[position]
-        if token.form in ORDINALS and not _is_second_of_time(tokens, position):
+        if token.kind != Kind.NUMBER and token.form not in _NUMERALS:
+            result.append(token)
+            position += 1
+        elif token.form in ORDINALS and not _is_second_of_time(tokens, position):
             result.append(number_token(ORDINALS[token.form]))
             position += 1
         elif _starts_number(tokens, position):
             value, position = _spelled(tokens, position)
             result.append(number_token(value))
-        elif token.kind is Kind.NUMBER and position + 1 < len(tokens) and tokens[position + 1].form in MULTIPLIERS:
+        elif token.kind == Kind.NUMBER and position + 1 < len(tokens) and tokens[position + 1].form in MULTIPLIERS:
             result.append(number_token(scaled(token.form, MULTIPLIERS[tokens[position + 1].form]), token.glued))
             position += 2
         else:
@@ -52,7 +56,7 @@ def _is_second_of_time(tokens: Sequence[Token], position: int) -> bool:
     if tokens[position].form != "second" or position == 0:
         return False
     before = tokens[position - 1]
-    return before.kind is Kind.NUMBER or before.form in _BEFORE_A_UNIT or before.form in NUMBER_WORDS
+    return before.kind == Kind.NUMBER or before.form in _BEFORE_A_UNIT or before.form in NUMBER_WORDS
 
 
 def _starts_number(tokens: Sequence[Token], position: int) -> bool:

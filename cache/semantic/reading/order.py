@@ -35,7 +35,6 @@ _BEFORE_INFINITIVE = words(
 )
 # A word after one of these is a verb, or what the subject is or has become.
 _BEFORE_VERB = words("i you we they to be been being not get got is are was were am")
-_MOVABLE = frozenset({Kind.CONTENT})
 
 
 class Order(NamedTuple):
@@ -57,22 +56,24 @@ class Order(NamedTuple):
 def order_of(tokens: Sequence[Token]) -> Order:
     """The order of `tokens`."""
     role_of, phrases = _roles(tokens)
+    aside: set[int] = set()
     # Of several phrases that open alike or are coordinated, each has its own place.
-    is_free = phrases == 1 or (phrases == 2 and not any(token.form in _COORDINATORS for token in tokens))
-    aside = {position for position, role in role_of.items() if role in OPENERS} if is_free else set()
-    compounds: set[tuple[str, str]] = set()
-    verbs: set[str] = set()
+    if phrases == 1 or (phrases == 2 and not any(token.form in _COORDINATORS for token in tokens)):
+        aside = {position for position, role in role_of.items() if role in OPENERS}
+    compounds: list[tuple[str, str]] = []
+    verbs: list[str] = []
+    before: Token | None = None
     for position, token in enumerate(tokens):
-        if token.kind in CARRIERS and position:
-            before = tokens[position - 1]
+        if token.kind in CARRIERS and before is not None:
             if before.kind in CARRIERS:
-                compounds.add((before.stem, token.stem))
-            if token.kind in _MOVABLE and (
-                _is_participle(token.form) or (position > 1 and before.form in _BEFORE_VERB)
+                compounds.append((before.stem, token.stem))
+            if token.kind == Kind.CONTENT and (
+                (position > 1 and before.form in _BEFORE_VERB) or _is_participle(token.form)
             ):
-                verbs.add(token.stem)
+                verbs.append(token.stem)
+        before = token
     return Order(
-        sequence=_sequence([token for position, token in enumerate(tokens) if position not in aside]),
+        sequence=_sequence([token for i, token in enumerate(tokens) if i not in aside] if aside else tokens),
         aside=frozenset([tokens[position].stem for position in aside]),
         roles=frozenset([(tokens[position].stem, role) for position, role in role_of.items()]),
         compounds=frozenset(compounds),
@@ -92,7 +93,7 @@ def _roles(tokens: Sequence[Token]) -> tuple[dict[int, str], int]:
     for position, token in enumerate(tokens):
         form = token.form
         if token.kind in CARRIERS:
-            if role and token.kind is not Kind.MOMENT:
+            if role and token.kind != Kind.MOMENT:
                 found[position] = role
                 phrases += not in_phrase and role in OPENERS
                 in_phrase = True
@@ -108,26 +109,27 @@ def _roles(tokens: Sequence[Token]) -> tuple[dict[int, str], int]:
 
 def _sequence(tokens: Sequence[Token]) -> tuple[str, ...]:
     stems: list[str] = []
-    position = 0
-    while position < len(tokens):
+    position, last = 0, len(tokens) - 1
+    while position <= last:
         token = tokens[position]
-        if not _carries(tokens, position):
-            position += 1
+        position += 1
+        if token.kind not in CARRIERS or (token.kind == Kind.MOMENT and token.form not in ZONES):
             continue
-        following = tokens[position + 1].form if position + 1 < len(tokens) else ""
+        following = tokens[position].form if position <= last else ""
         partner = None
         if following == "of":
-            partner = _owner_after_of(tokens, position)
+            partner = _owner_after_of(tokens, position - 1)
             if partner is not None:
-                stems += (tokens[partner].stem, token.stem)
+                stems.append(tokens[partner].stem)
+                stems.append(token.stem)
         elif following in _COORDINATORS:
-            partner = _coordinated(tokens, position)
+            partner = _coordinated(tokens, position - 1)
             if partner is not None:
                 stems += sorted((token.stem, tokens[partner].stem))
         if partner is None:
             stems.append(token.stem)
-            partner = position
-        position = partner + 1
+        else:
+            position = partner + 1
     return tuple(stems)
 
 
@@ -136,7 +138,7 @@ def _carries(tokens: Sequence[Token], position: int) -> bool:
     if not 0 <= position < len(tokens):
         return False
     token = tokens[position]
-    return token.kind in CARRIERS and (token.kind is not Kind.MOMENT or token.form in ZONES)
+    return token.kind in CARRIERS and (token.kind != Kind.MOMENT or token.form in ZONES)
 
 
 def _after_determiner(tokens: Sequence[Token], position: int) -> int | None:

@@ -6,6 +6,7 @@ from cache.semantic.lexicon.grammar import EXPLETIVES, POLITENESS
 from cache.semantic.lexicon.phrases import PHRASES
 from cache.semantic.token import Kind, Token, word
 
+_FIRST_WORDS = frozenset(first for first, _ in PHRASES)
 _MARKS = frozenset({Kind.CLAUSE_END, Kind.SENTENCE_END})
 
 
@@ -16,7 +17,8 @@ def rewritten(tokens: Sequence[Token]) -> list[Token]:
     result: list[Token] = []
     position, last = 0, len(forms) - 1
     while position <= last:
-        choices = PHRASES.get((forms[position], forms[position + 1])) if position < last else None
+        form = forms[position]
+        choices = PHRASES.get((form, forms[position + 1])) if form in _FIRST_WORDS and position < last else None
         for length, rest, replacement in choices or ():
             if tuple(forms[position + 2 : position + length]) == rest:
                 result.extend(map(word, replacement))

@@ -14,14 +14,14 @@ def quantities(tokens: Iterable[Token]) -> tuple[tuple[str, ...], frozenset[str]
     found: list[str] = []
     units: set[str] = set()
     for token in tokens:
-        if token.kind is Kind.NUMBER:
+        if token.kind == Kind.NUMBER:
             found.append(token.stem)
             _, _, unit = token.stem.partition(" ")
             if unit:
                 units.add(unit)
         elif token.form in AMOUNT_WORDS:
             found.append(token.form)
-        elif token.kind is Kind.CONTENT and token.form in UNITS and token.form not in AMBIGUOUS_UNITS:
+        elif token.kind == Kind.CONTENT and token.form in UNITS and token.form not in AMBIGUOUS_UNITS:
             units.add(token.stem)
     found.sort()
     return tuple(found), frozenset(units)

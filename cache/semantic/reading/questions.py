@@ -103,7 +103,7 @@ def _how(after: Token | None) -> str:
 
 def _is_past(verb: Token) -> bool:
     """Whether the word after a question word puts the question into the past: "who was", "who won", "when did"."""
-    return verb.form in _PAST_AUXILIARIES or (verb.kind is Kind.CONTENT and verb.form in PAST_FORMS)
+    return verb.form in _PAST_AUXILIARIES or (verb.kind == Kind.CONTENT and verb.form in PAST_FORMS)
 
 
 def _yes_or_no(tokens: Sequence[Token], position: int) -> str:

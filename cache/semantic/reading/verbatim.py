@@ -7,6 +7,8 @@ from cache.semantic.token import Kind, Token
 
 _QUOTED = re.compile(r"\"([^\"]*)\"|“([^“”]*)”|«([^«»]*)»|„([^„“”]*)[“”]|`([^`]*)`|(?<!\w)'([^'\n]*)'(?!\w)")
 _QUOTE_SIGNS = re.compile(r"[\"“«„`]|(?<!\w)'")
+# Without one of these signs a prompt has no part that must be equal but its symbols and addresses.
+_SUSPICIOUS = re.compile(r"[`~{};=<>&|#(\[\n:$\"“«„']|SELECT")
 # Any of these, and the whole prompt is taken for code.
 _CODE = re.compile(
     r"```|~~~|[{};]\s*\n|\{\s*\}|=>|->|==|!=|<=|>=|:=|&&|\|\||</|/>|"
@@ -18,9 +20,11 @@ _CODE = re.compile(
 
 def verbatim(prompt: str, tokens: Sequence[Token]) -> tuple[str, ...]:
     """The parts of `prompt` that must be equal, in their order; all of it where it is code."""
+    parts = [token.form for token in tokens if token.kind == Kind.SYMBOL or token.kind == Kind.OPAQUE]
+    if not _SUSPICIOUS.search(prompt):
+        return tuple(parts)
     if _CODE.search(prompt):
         return (prompt.strip(),)
-    parts = [token.form for token in tokens if token.kind in (Kind.OPAQUE, Kind.SYMBOL)]
     if _QUOTE_SIGNS.search(prompt):
         parts += [part.strip() for match in _QUOTED.finditer(prompt) for part in match.groups() if part]
     payload = _payload(prompt)
