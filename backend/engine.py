@@ -17,8 +17,9 @@ from backend.engine_stats import EngineStats, StepTimings, Totals
 from backend.flight import Flight, Landed, TokensOnTheWay, gives_only_tokens, land
 from backend.runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
 from backend.sampler import Sampled, draw
-from backend.scheduler import Chunk, Scheduler, blocks_at_most
+from backend.scheduler import Chunk, Scheduler
 from backend.sequence import FinishReason, Sequence, TokenLogprobs
+from backend.sequence_blocks import blocks_at_most
 from backend.sequence_notes import SequenceNotes
 from backend.step_input import ChunkRows, following_step, step_input
 from backend.token_text import say

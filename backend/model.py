@@ -14,7 +14,7 @@ from backend.errors import ModelError
 from backend.gguf_file import Progress
 from backend.model_source import ModelSource
 from backend.runner import BLOCK_SIZE, ModelRunner
-from backend.scheduler import blocks_at_most
+from backend.sequence_blocks import blocks_at_most
 from backend.weights import load_weights, read_config
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 from backend.engine_stats import EngineStats
 from backend.model import ServedModel
 from backend.runner import BLOCK_SIZE, ModelRunner
-from backend.scheduler import blocks_at_most
+from backend.sequence_blocks import blocks_at_most
 
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _PROMISE = {

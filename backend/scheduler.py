@@ -6,9 +6,10 @@ from bisect import insort
 from dataclasses import dataclass
 
 from backend.batching import Batching
-from backend.block_pool import BlockPool, chain_key, root_key
+from backend.block_pool import BlockPool
 from backend.runner import BLOCK_SIZE
 from backend.sequence import Sequence
+from backend.sequence_blocks import SequenceBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +24,6 @@ class Chunk:
     def reaches_end(self) -> bool:
         """Whether the next token can be sampled after this chunk."""
         return self.start + self.count == self.sequence.num_tokens
-
-
-def blocks_at_most(num_tokens: int, window: int | None, step_tokens: int) -> int:
-    """Blocks that a sequence that grows to so many tokens holds at any time, alone.
-
-    Args:
-        window: tokens that a token sees at most, itself included; None: all.
-    """
-    blocks = -(-num_tokens // BLOCK_SIZE)
-    # Wherever in a block the window begins, and wherever in another the step ends.
-    return blocks if window is None else min(blocks, (window + step_tokens + 2 * BLOCK_SIZE - 3) // BLOCK_SIZE)
 
 
 class Scheduler:
@@ -54,9 +44,6 @@ class Scheduler:
     first that does not fit holds back those after it, or it might wait for ever. A sequence whose next block is being
     computed by another one waits for it, and shares it; so the answers to one prompt compute it once.
 
-    Where every layer is windowed, a sequence holds only the blocks that some row still to come can see, and those of
-    the tokens that the next step may compute: what leaves the window is given back, and what is far ahead not taken.
-
     Args:
         max_batch: sequences that run at the same time.
         step_tokens: tokens computed in one step at most; ``max_batch`` if that is more.
@@ -73,12 +60,10 @@ class Scheduler:
         shares_prefixes: bool = True,
         window: int | None = None,
     ) -> None:
-        self._pool = pool
         self.max_batch = max_batch
         self.step_tokens = max(step_tokens, max_batch)
         self._batching = batching
-        self._shares_prefixes = shares_prefixes
-        self._window = window
+        self._blocks = SequenceBlocks(pool, self.step_tokens, shares_prefixes, window)
         self._arrivals = 0
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -139,65 +124,19 @@ class Scheduler:
         if len(chunks) != len(self.running) or may_join:
             return []
         missing = [max(0, -(-(chunk.start + 1 - chunk.sequence.room) // BLOCK_SIZE)) for chunk in following]
-        if sum(missing) > self._pool.num_free:
+        if sum(missing) > self._blocks.num_free:
             return []
         for chunk, count in zip(following, missing, strict=True):
-            chunk.sequence.blocks += self._pool.allocate(count) or []
+            self._blocks.give(chunk.sequence, count)
         return following
 
     def note_computed(self, chunk: Chunk) -> None:
         """Takes over what a step has computed, and lets others find the blocks that are full now."""
-        sequence = chunk.sequence
-        sequence.num_computed += chunk.count
-        if self._may_share(sequence):
-            self._register(sequence)
-        self._leave_behind(sequence)
+        self._blocks.note_computed(chunk.sequence, chunk.count)
 
     def forget(self, sequence: Sequence) -> None:
         """Lets nobody find the sequence's blocks any more: what they contain is not to be trusted."""
-        keys = sequence.block_keys[: sequence.first_block]
-        left_behind = self._pool.match(keys, sequence.tokens, BLOCK_SIZE, sequence.salt)
-        self._pool.forget(left_behind + sequence.blocks)
-
-    def _register(self, sequence: Sequence) -> None:
-        while (sequence.num_registered + 1) * BLOCK_SIZE <= sequence.num_computed:
-            index, at = sequence.num_registered, sequence.num_registered - sequence.first_block
-            if at < 0 or (at == 0 and index > 0):
-                return  # what it would follow on has been given back: only windows shorter than a block do that
-            block = self._pool.register(
-                sequence.blocks[at],
-                self._keys(sequence, index + 1)[index],
-                sequence.blocks[at - 1] if index else None,
-                sequence.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE],
-                sequence.salt,
-            )
-            if block is None:
-                return
-            sequence.blocks[at] = block
-            sequence.num_registered += 1
-
-    def _leave_behind(self, sequence: Sequence) -> None:
-        """Gives back the blocks that no row still to come can see; whoever begins alike may find them for a while."""
-        past = self._first_seen(sequence.num_computed) - sequence.first_block
-        if past > 0:
-            self._pool.release(sequence.blocks[:past])
-            del sequence.blocks[:past]
-            sequence.first_block += past
-
-    def _first_seen(self, position: int) -> int:
-        """First block that a row at this position or after it can see."""
-        return 0 if self._window is None else max(0, position + 1 - self._window) // BLOCK_SIZE
-
-    def _blocks_until(self, num_tokens: int, num_computed: int) -> int:
-        """Blocks from the sequence's start that it has to have room for at this point."""
-        if self._window is not None:
-            # What it will hold once the window is full, so that it does not have to fight for it on the way.
-            num_tokens = min(num_tokens, max(num_computed, self._window) + self.step_tokens)
-        return -(-num_tokens // BLOCK_SIZE)
-
-    def _lacking(self, sequence: Sequence) -> int:
-        until = self._blocks_until(sequence.num_tokens, sequence.num_computed)
-        return until - sequence.first_block - len(sequence.blocks)
+        self._blocks.forget(sequence)
 
     def _grow(self) -> bool:
         """Gives running sequences the blocks for their next token; False if that took a preemption."""
@@ -205,11 +144,11 @@ class Scheduler:
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
-            missing = self._lacking(sequence)
-            while missing > self._pool.num_free and sequence in self.running:
+            missing = self._blocks.lacking(sequence)
+            while missing > self._blocks.num_free and sequence in self.running:
                 self._preempt(self.running[-1])
             if missing > 0 and sequence in self.running:
-                sequence.blocks += self._pool.allocate(missing) or []
+                self._blocks.give(sequence, missing)
             index += 1
         return preemptions == self.num_preemptions
 
@@ -225,10 +164,10 @@ class Scheduler:
 
     def _admit(self, now: float) -> None:
         prefilling = [sequence for sequence in self.running if _missing(sequence) > 1]
-        computing = {key: sequence for sequence in prefilling for key in self._keys_to_come(sequence)}
+        computing = {key: sequence for sequence in prefilling for key in self._blocks.keys_to_come(sequence)}
         follows = False
         for sequence in tuple(self.waiting):
-            shared = self._match(sequence)
+            shared = self._blocks.match(sequence)
             if self._batching.joins_late and self._follows(sequence, shared, computing):
                 follows = True
                 continue
@@ -238,30 +177,22 @@ class Scheduler:
             self.waiting.remove(sequence)
             self._start(sequence, shared, now)
             insort(self.running, sequence, key=_order)
-            computing.update(dict.fromkeys(self._keys_to_come(sequence), sequence))
-
-    def _match(self, sequence: Sequence) -> list[int]:
-        """Computed blocks that the sequence can begin with; at least its last token is left to compute."""
-        if not self._may_share(sequence):
-            return []
-        keys = self._keys(sequence, (sequence.num_tokens - 1) // BLOCK_SIZE)
-        return self._pool.match(keys, sequence.tokens, BLOCK_SIZE, sequence.salt)
+            computing.update(dict.fromkeys(self._blocks.keys_to_come(sequence), sequence))
 
     def _follows(self, sequence: Sequence, shared: list[int], computing: dict[bytes, Sequence]) -> bool:
         """Whether a sequence that is not less urgent is about to compute the next block that this one lacks."""
-        shareable = (sequence.num_tokens - 1) // BLOCK_SIZE
-        if not self._may_share(sequence) or len(shared) >= shareable:
+        keys = self._blocks.keys_to_find(sequence)
+        if len(shared) == len(keys):
             return False
-        leader = computing.get(self._keys(sequence, shareable)[len(shared)])
+        leader = computing.get(keys[len(shared)])
         return leader is not None and leader.priority <= sequence.priority
 
     def _make_room(self, sequence: Sequence, shared: list[int]) -> bool:
         """Whether the sequence can join; running ones of a worse priority make room for it."""
         worse = [other for other in self.running if other.priority > sequence.priority]
-        theirs = sum(self._pool.references(block) == 1 for other in worse for block in other.blocks)
-        if self._wanted(sequence, shared) > self._pool.num_free + theirs:
+        if self._wanted(sequence, shared) > self._blocks.num_free + self._blocks.held_alone(worse):
             return False  # not even if all of them went
-        while len(self.running) == self.max_batch or self._wanted(sequence, shared) > self._pool.num_free:
+        while len(self.running) == self.max_batch or self._wanted(sequence, shared) > self._blocks.num_free:
             if not worse:
                 return False
             self._preempt(worse.pop())
@@ -269,22 +200,10 @@ class Scheduler:
 
     def _wanted(self, sequence: Sequence, shared: list[int]) -> int:
         """Free blocks that must be there for the sequence to join."""
-        computed = len(shared) * BLOCK_SIZE
-        revived = sum(not self._pool.references(block) for block in shared[self._first_seen(computed) :])
-        own = self._blocks_until(sequence.num_tokens, computed) - len(shared)
-        return own + revived + (1 if self.running else 0)
+        return self._blocks.wanted(sequence, shared) + (1 if self.running else 0)
 
     def _start(self, sequence: Sequence, shared: list[int], now: float) -> None:
-        for block in shared:
-            self._pool.share(block)
-        sequence.blocks = list(shared)
-        sequence.num_registered = len(shared)
-        sequence.num_computed = len(shared) * BLOCK_SIZE
-        self._leave_behind(sequence)
-        own = self._pool.allocate(self._lacking(sequence))
-        if own is None:
-            raise RuntimeError("an admitted sequence found no blocks")
-        sequence.blocks += own
+        self._blocks.start(sequence, shared)
         self.prefix_asked_tokens += sequence.num_tokens
         self.prefix_hit_tokens += sequence.num_computed
         if sequence.started_at is None:
@@ -316,28 +235,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self._held_back = False
-        self._pool.release(sequence.blocks)
-        sequence.blocks = []
-        sequence.first_block = 0
-        sequence.num_computed = 0
-        sequence.num_registered = 0
-
-    def _may_share(self, sequence: Sequence) -> bool:
-        return self._shares_prefixes and sequence.can_share
-
-    def _keys(self, sequence: Sequence, count: int) -> list[bytes]:
-        """Keys of the sequence's first ``count`` full blocks, made once."""
-        keys = sequence.block_keys
-        while len(keys) < count:
-            tokens = sequence.tokens[len(keys) * BLOCK_SIZE : (len(keys) + 1) * BLOCK_SIZE]
-            keys.append(chain_key(keys[-1] if keys else root_key(sequence.salt), tokens))
-        return keys[:count]
-
-    def _keys_to_come(self, sequence: Sequence) -> list[bytes]:
-        """Keys of the blocks that a running sequence has still to fill with tokens it has already."""
-        if not self._may_share(sequence):
-            return []
-        return self._keys(sequence, sequence.num_tokens // BLOCK_SIZE)[sequence.num_registered :]
+        self._blocks.release(sequence)
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:
