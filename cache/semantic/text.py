@@ -48,7 +48,8 @@ class Text:
     trouble: bool
     left: int
     right: int
-    persons: frozenset[str]
+    owners: frozenset[str]
+    speaker: str
     questions: frozenset[str]
     instructions: frozenset[str]
     verbatim: tuple[str, ...]
@@ -64,6 +65,7 @@ class Text:
         amounts, units = quantities(tokens)
         denied, trouble = negations(tokens)
         left, right = _sides(tokens, denied)
+        owners, speaker = persons(tokens)
         return cls(
             words=tuple(filter(None, [chunk.strip(_STRIPPED).casefold() for chunk in chunks])),
             language=language(plain, raw),
@@ -76,7 +78,8 @@ class Text:
             trouble=trouble,
             left=left,
             right=right,
-            persons=persons(tokens),
+            owners=owners,
+            speaker=speaker,
             questions=questions(tokens),
             instructions=instructions(tokens),
             verbatim=verbatim(plain, raw),

@@ -5,11 +5,14 @@ from cache.semantic.lexicon import words
 from cache.semantic.text import Text
 from cache.semantic.token import word
 
-# The share of common content words, the longer text's being the whole, from which on two texts are one sentence with
-# something exchanged or added. Below it they are two ways of saying something, for the similarity to judge.
+# Shares of common content words, the longer text's being the whole. From the first on, two texts are one sentence with
+# something exchanged or added. From the second on, a word more is an elaboration, unless a preposition introduces it:
+# "… in India", "… for beginners".
 SAME_SENTENCE = 0.5
-# From this share on a word more is an elaboration, unless a preposition introduces it: "… in India", "… for beginners".
 LONG_SENTENCE = 0.8
+# From so many content words on, two texts that share some but less than SAME_SENTENCE are two ways of telling a story,
+# for the similarity to judge; in fewer words each one is the subject.
+MANY_WORDS = 5
 # More words than these that one text has alone are not searched for kin.
 _MAX_SEARCHED = 8
 # One text may say them and the other not.
@@ -25,9 +28,10 @@ _MODIFIERS = frozenset(
 def subjects_differ(asked: Text, cached: Text) -> bool:
     """Whether the two are about different things, as far as words show.
 
-    They are if they share no content word, if one has the opposite of a word of the other by its affix (lock, unlock),
-    or if they are nearly the same sentence with a content word exchanged or added that is no synonym, inflection,
-    derivation or slip. Of words that differ in texts that share little, nothing is said here.
+    They are if each has a content word that is no word of the other, nor a synonym, inflection, derivation or slip of
+    one: then it is no more than a guess that the two words mean the same. They are as well if one has content words
+    more, except for an adjective of no weight or one word in a long sentence. Long texts that share few words are let
+    pass, unless a word of one is the opposite of one of the other by its affix (lock, unlock).
     """
     if asked.stems == cached.stems:
         return not asked.stems and asked.words != cached.words and (_has_nothing(asked) or _has_nothing(cached))
@@ -37,15 +41,15 @@ def subjects_differ(asked: Text, cached: Text) -> bool:
         if are_opposed(only_asked, only_cached):
             return True
     only_asked, only_cached = only_asked - _MODIFIERS, only_cached - _MODIFIERS
-    if not only_asked and not only_cached:
+    shorter, longest = sorted((len(asked.stems), len(cached.stems)))
+    if not only_asked and not only_cached and shorter:
         return False
     common = min(len(asked.stems) - len(only_asked), len(cached.stems) - len(only_cached))
-    if common == 0:
-        return True
-    share = common / max(len(asked.stems), len(cached.stems))
+    if common < SAME_SENTENCE * longest:
+        return common == 0 or longest < MANY_WORDS
     if only_asked and only_cached:
-        return share >= SAME_SENTENCE
-    return share >= SAME_SENTENCE and (share < LONG_SENTENCE or _restrict(only_asked or only_cached, asked, cached))
+        return True
+    return common < LONG_SENTENCE * longest or _are_restricting(only_asked or only_cached, asked, cached)
 
 
 def _has_nothing(text: Text) -> bool:
@@ -53,7 +57,7 @@ def _has_nothing(text: Text) -> bool:
     return not (text.instructions or text.moments or text.quantities)
 
 
-def _restrict(added: frozenset[str], asked: Text, cached: Text) -> bool:
+def _are_restricting(added: frozenset[str], asked: Text, cached: Text) -> bool:
     """Whether a preposition stands before one of the `added` words."""
     return any(stem in added for stem, _ in asked.order.roles | cached.order.roles)
 

@@ -26,12 +26,22 @@ _MODALITIES = {
 _REQUESTING = frozenset({"can", "could", "will", "would"})
 _TIMES = words("time date year day month hour week")
 _PLACES = words("place city country state location town")
-_AMOUNTS = {"many": "how many", "much": "how much", "long": "how long", "often": "how often", "frequently": "how often"}
+_REASONS = words("reason reasons cause causes")
+_WAYS = words("step steps way ways process procedure method")
+_AMOUNTS = {
+    "many": "how many",
+    "much": "how much",
+    "long": "how long",
+    "often": "how often",
+    "frequently": "how often",
+    "soon": "when",
+}
 _DEGREES = words(
-    "far tall big old high deep fast hot cold heavy wide large small soon good bad quick quickly close late early "
+    "far tall big old high deep fast hot cold heavy wide large small good bad quick quickly close late early "
     "strong likely safe accurate expensive difficult hard easy"
 )
 _PAST_AUXILIARIES = frozenset({"was", "were", "did", "had"})
+_KINDS_OF_WHAT = ((_TIMES, "when"), (_PLACES, "where"), (_REASONS, "why"), (_WAYS, "how"))
 # Of these questions past and present have different answers; why and how it is, is mostly how it was.
 _TENSED = frozenset({"who", "what", "when", "where", "yes or no"})
 PAST = ", past"
@@ -43,6 +53,7 @@ def questions(tokens: Sequence[Token]) -> frozenset[str]:
     A type is "how many" or, closer, "who, past", "yes or no, may".
     """
     found: set[str] = set()
+    subordinate = ""
     at_start = True
     for position, token in enumerate(tokens):
         if token.kind in _BOUNDARIES:
@@ -51,9 +62,19 @@ def questions(tokens: Sequence[Token]) -> frozenset[str]:
             if token.form in _SKIPPED and not _is_closed(tokens, position):
                 continue
             at_start = False
-            found.add(_type(tokens, position))
-    found.discard("")
-    return frozenset(found) if found else _embedded(tokens)
+            kind = _type(tokens, position)
+            if kind == "when" and not _is_inverted(tokens, position):
+                # "When I travel, …" asks nothing, unless nothing else does.
+                subordinate = kind
+            elif kind:
+                found.add(kind)
+    return frozenset(found) or _embedded(tokens) or frozenset([subordinate] if subordinate else [])
+
+
+def _is_inverted(tokens: Sequence[Token], position: int) -> bool:
+    return tokens[position].form != "when" or (
+        position + 1 < len(tokens) and (tokens[position + 1].form in _AUXILIARIES or _is_past(tokens[position + 1]))
+    )
 
 
 def _is_closed(tokens: Sequence[Token], position: int) -> bool:
@@ -81,7 +102,7 @@ def _type(tokens: Sequence[Token], position: int) -> str:
         kind = _DIRECT[form]
     elif form == "what":
         noun = after.form if after else ""
-        kind = "when" if noun in _TIMES else "where" if noun in _PLACES else "what"
+        kind = next((kind for nouns, kind in _KINDS_OF_WHAT if noun in nouns), "what")
     elif form == "how":
         kind = _how(after)
     elif form in _AUXILIARIES:
