@@ -6,6 +6,7 @@ is near but not the same (like and love, doctor and nurse) is left out on purpos
 
 _GROUPS = """
     buy purchase
+    extra additional
     remove delete erase
     stop quit cease
     start begin commence

@@ -21,9 +21,13 @@ def verdicts(dataset: str) -> Counter[tuple[bool, bool]]:
     return counts
 
 
-@pytest.mark.parametrize(("dataset", "passing", "stopped"), [("banking77", 0.0, 0.0), ("clinc150", 0.0, 0.0)])
+@pytest.mark.parametrize(("dataset", "passing", "stopped"), [("banking77", 0.35, 0.75), ("clinc150", 0.36, 0.78)])
 def test_guards_let_pass_what_is_right_and_stop_what_is_wrong(dataset: str, passing: float, stopped: float) -> None:
-    """Of neighbours with one intent at least `passing` pass, of others at least `stopped` are refused."""
+    """Of neighbours with one intent at least `passing` pass, of others at least `stopped` are refused.
+
+    No stricter floor makes sense for the second: the data set gives "Why was my top-up rejected?" and "My top up was
+    rejected. Why?" two intents.
+    """
     counts = verdicts(dataset)
     same = counts[True, True] + counts[True, False]
     different = counts[False, True] + counts[False, False]
