@@ -49,7 +49,7 @@ class Text:
     left: int
     right: int
     owners: frozenset[str]
-    speaker: str
+    mentioned: tuple[str, ...]
     questions: frozenset[str]
     instructions: frozenset[str]
     verbatim: tuple[str, ...]
@@ -65,7 +65,7 @@ class Text:
         amounts, units = quantities(tokens)
         denied, trouble = negations(tokens)
         left, right = _sides(tokens, denied)
-        owners, speaker = persons(tokens)
+        owners, mentioned = persons(tokens)
         return cls(
             words=tuple(filter(None, [chunk.strip(_STRIPPED).casefold() for chunk in chunks])),
             language=language(plain, raw),
@@ -79,7 +79,7 @@ class Text:
             left=left,
             right=right,
             owners=owners,
-            speaker=speaker,
+            mentioned=mentioned,
             questions=questions(tokens),
             instructions=instructions(tokens),
             verbatim=verbatim(plain, raw),

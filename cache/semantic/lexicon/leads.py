@@ -4,6 +4,8 @@ Left: as written, after contractions. Right: what stands for it, or nothing.
 """
 
 LEADS = """
+    at what time = when
+    what time = when
     how come = why
     what for = why
     what is the reason = why

@@ -16,6 +16,8 @@ _PRONOUNS = words("i you we they he she it")
 _COORDINATORS = frozenset({"and", "or", "vs", "versus"})
 # Directly after these words a coordination may start: "compare cats and dogs".
 _SYMMETRIC = frozenset(word(form).stem for form in sorted(words("compare difference combine mix merge connect")))
+# They may stand before what they praise or after it: "the best laptop", "which laptop is best".
+_FREE = frozenset(word(form).stem for form in words("best good worst"))
 # Whoever stands after one of these is not who stands after another.
 DIRECTIONS = words("from to than against by before after")
 # These open a phrase that may stand anywhere.
@@ -115,12 +117,16 @@ def _sequence(tokens: Sequence[Token]) -> tuple[str, ...]:
         position += 1
         if token.kind not in CARRIERS or (token.kind == Kind.MOMENT and token.form not in ZONES):
             continue
+        if token.stem in _FREE:
+            continue
         following = tokens[position].form if position <= last else ""
         partner = None
         if following == "of":
             partner = _owner_after_of(tokens, position - 1)
             if partner is not None:
-                stems.append(tokens[partner].stem)
+                # Before the word that "Y" is a compound with, if there is one.
+                compound = _carries(tokens, position - 2) and tokens[position - 2].stem not in _FREE
+                stems.insert(len(stems) - compound, tokens[partner].stem)
                 stems.append(token.stem)
         elif following in _COORDINATORS:
             partner = _coordinated(tokens, position - 1)
@@ -149,8 +155,10 @@ def _after_determiner(tokens: Sequence[Token], position: int) -> int | None:
 
 
 def _owner_after_of(tokens: Sequence[Token], position: int) -> int | None:
-    """The position of X in "Y of (the) X", both single words."""
-    return None if _carries(tokens, position - 1) else _after_determiner(tokens, position + 2)
+    """The position of X in "Y of (the) X", X a single word, Y one too, or two after a determiner."""
+    if _carries(tokens, position - 1) and (position < 2 or tokens[position - 2].form not in _DETERMINERS):
+        return None
+    return _after_determiner(tokens, position + 2)
 
 
 def _coordinated(tokens: Sequence[Token], position: int) -> int | None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from cache.semantic.lexicon import words
 from cache.semantic.token import Token
 
 _OWNERS = {
@@ -20,15 +19,25 @@ _OWNERS = {
 }
 
 
-_FIRST = words("i me")
-_SECOND = words("you")
+_PERSONS = {
+    "i": "I",
+    "me": "I",
+    "we": "we",
+    "us": "we",
+    "you": "you",
+    "he": "he",
+    "him": "he",
+    "she": "she",
+    "her": "she",
+    "they": "they",
+    "them": "they",
+}
 
 
-def persons(tokens: Sequence[Token]) -> tuple[frozenset[str], str]:
-    """The owners that `tokens` name, and which of "I" and "you" comes first where both do.
+def persons(tokens: Sequence[Token]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """The owners that `tokens` name, and the persons in the order of their first mention.
 
-    A text with one of them alone says little: "how do you …" asks what "how do I …" asks.
+    A person alone says little: "how do you …" asks what "how do I …" asks.
     """
     owners = frozenset([_OWNERS[token.form] for token in tokens if token.form in _OWNERS])
-    order = [token.form in _FIRST for token in tokens if token.form in _FIRST or token.form in _SECOND]
-    return owners, "" if len(set(order)) < 2 else "me first" if order[0] else "you first"
+    return owners, tuple(dict.fromkeys([_PERSONS[token.form] for token in tokens if token.form in _PERSONS]))
