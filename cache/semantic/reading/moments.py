@@ -22,15 +22,13 @@ _OF_TIME = words("second minute hour day night week fortnight month year decade 
 
 def dated(tokens: Sequence[Token]) -> list[Token]:
     """`tokens` with each date or time as one token, whose stem is "@friday", "@june 5", "@last week" or "@utc"."""
+    if _TRIGGERS.isdisjoint([token.form for token in tokens]):
+        return list(tokens)
     result: list[Token] = []
     position = 0
     while position < len(tokens):
         token = tokens[position]
         form = token.form
-        if form not in _TRIGGERS:
-            result.append(token)
-            position += 1
-            continue
         used = 1
         if form in _NAMES and (form not in AMBIGUOUS_NAMES or _is_name(tokens, position)):
             moment = _NAMES[form]

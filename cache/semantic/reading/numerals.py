@@ -15,14 +15,13 @@ _MAX_DIGITS = 15
 
 def with_numerals(tokens: Sequence[Token]) -> list[Token]:
     """`tokens` with each number in words as one number token."""
+    if _NUMERALS.isdisjoint([token.form for token in tokens]):
+        return list(tokens)
     result: list[Token] = []
     position = 0
     while position < len(tokens):
         token = tokens[position]
-        if token.kind != Kind.NUMBER and token.form not in _NUMERALS:
-            result.append(token)
-            position += 1
-        elif token.form in ORDINALS and not _is_second_of_time(tokens, position):
+        if token.form in ORDINALS and not _is_second_of_time(tokens, position):
             result.append(number_token(ORDINALS[token.form]))
             position += 1
         elif _starts_number(tokens, position):

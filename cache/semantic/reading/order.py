@@ -95,7 +95,9 @@ def _roles(tokens: Sequence[Token]) -> tuple[dict[int, str], int]:
     for position, token in enumerate(tokens):
         form = token.form
         if token.kind in CARRIERS:
-            if role and token.kind != Kind.MOMENT:
+            if not role:
+                pass
+            elif token.kind != Kind.MOMENT:
                 found[position] = role
                 phrases += not in_phrase and role in OPENERS
                 in_phrase = True

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from cache.semantic.lexicon.measures import AMBIGUOUS_UNITS, AMOUNT_WORDS, UNITS
 from cache.semantic.token import Kind, Token
 
+_NAMED = AMOUNT_WORDS | (UNITS.keys() - AMBIGUOUS_UNITS)
+
 
 def quantities(tokens: Iterable[Token]) -> tuple[tuple[str, ...], frozenset[str]]:
     """The sorted quantities ("#5 milligram", "#20", "half") and the units named with or without a number.
@@ -19,9 +21,10 @@ def quantities(tokens: Iterable[Token]) -> tuple[tuple[str, ...], frozenset[str]
             _, _, unit = token.stem.partition(" ")
             if unit:
                 units.add(unit)
-        elif token.form in AMOUNT_WORDS:
-            found.append(token.form)
-        elif token.kind == Kind.CONTENT and token.form in UNITS and token.form not in AMBIGUOUS_UNITS:
-            units.add(token.stem)
+        elif token.form in _NAMED:
+            if token.form in AMOUNT_WORDS:
+                found.append(token.form)
+            else:
+                units.add(token.stem)
     found.sort()
     return tuple(found), frozenset(units)
