@@ -46,7 +46,16 @@ def _roles_clash(ours: Roles, theirs: Roles) -> bool:
     """Whether a word has other directions in the other text, or two words other prepositions."""
     if _of(ours, DIRECTIONS) and _of(theirs, DIRECTIONS) and _differing(_of(ours, DIRECTIONS), _of(theirs, DIRECTIONS)):
         return True
+    # Dates have no place in the sequence: which of two is the end of a range is seen here.
+    ends, other_ends = _ends(ours), _ends(theirs)
+    if ends and other_ends and ends != other_ends:
+        return True
     return _differing(_of(ours, OPENERS), _of(theirs, OPENERS)) > 1
+
+
+def _ends(roles: Roles) -> set[str]:
+    """The dates that a range leads to."""
+    return {stem for stem, role in roles if role == "to" and stem.startswith("@")}
 
 
 def _of(roles: Roles, prepositions: frozenset[str]) -> dict[str, set[str]]:

@@ -62,7 +62,7 @@ FUNCTION_WORDS = words(
     "out off up down near behind beyond toward towards very too also just only even still yet already again ever "
     "more most much many some any all both each every either such same other another else rather quite well soon "
     "back away before after now today currently nowadays presently whenever wherever whatever whichever whoever "
-    "however regarding concerning despite cuz til alright oclock s t"
+    "however regarding concerning despite cuz til using alright oclock s t"
 )
 
 # Verbs and nouns that a paraphrase adds or drops freely: what is asked about stands beside them.

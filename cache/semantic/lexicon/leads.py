@@ -4,6 +4,8 @@ Left: as written, after contractions. Right: what stands for it, or nothing.
 """
 
 LEADS = """
+    give me = tell
+    provide me with = tell
     at what time = when
     what time = when
     how come = why

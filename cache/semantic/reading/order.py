@@ -15,9 +15,15 @@ _DETERMINERS = words("the a an my your our his her their its this that")
 _PRONOUNS = words("i you we they he she it")
 _COORDINATORS = frozenset({"and", "or", "vs", "versus"})
 # Directly after these words a coordination may start: "compare cats and dogs".
-_SYMMETRIC = frozenset(word(form).stem for form in sorted(words("compare difference combine mix merge connect")))
+_SYMMETRIC = frozenset(word(form).stem for form in words("compare difference combine mix merge connect"))
 # They may stand before what they praise or after it: "the best laptop", "which laptop is best".
-_FREE = frozenset(word(form).stem for form in words("best good worst"))
+_FREE = frozenset(
+    word(form).stem
+    for form in words(
+        "best good worst fastest cheapest largest biggest smallest highest lowest longest shortest tallest oldest youngest "
+        "newest richest poorest safest strongest weakest easiest hardest deepest heaviest lightest hottest coldest"
+    )
+)
 # Whoever stands after one of these is not who stands after another.
 DIRECTIONS = words("from to than against by before after")
 # These open a phrase that may stand anywhere.
@@ -44,8 +50,8 @@ class Order(NamedTuple):
 
     `sequence` has the stems that carry meaning, dates apart, in an order that harmless rearrangements share; `aside`
     those of the one prepositional phrase that may stand anywhere, which are not in `sequence`. `roles` has (word,
-    preposition). `compounds` has the pairs of words with nothing between them, `verbs` those words that are verbs or
-    said of another.
+    preposition). `compounds` has the pairs of words with nothing between them, participles apart; `verbs` has those words
+    that are verbs or said of another.
     """
 
     sequence: tuple[str, ...]
@@ -67,7 +73,7 @@ def order_of(tokens: Sequence[Token]) -> Order:
     before: Token | None = None
     for position, token in enumerate(tokens):
         if token.kind in CARRIERS and before is not None:
-            if before.kind in CARRIERS:
+            if before.kind in CARRIERS and not (_is_participle(before.form) or _is_participle(token.form)):
                 compounds.append((before.stem, token.stem))
             if token.kind == Kind.CONTENT and (
                 (position > 1 and before.form in _BEFORE_VERB) or _is_participle(token.form)
