@@ -20,8 +20,8 @@ _SYMMETRIC = frozenset(word(form).stem for form in words("compare difference com
 _FREE = frozenset(
     word(form).stem
     for form in words(
-        "best good worst fastest cheapest largest biggest smallest highest lowest longest shortest tallest oldest youngest "
-        "newest richest poorest safest strongest weakest easiest hardest deepest heaviest lightest hottest coldest"
+        "best good worst fastest cheapest largest biggest smallest highest lowest longest shortest tallest oldest "
+        "youngest newest richest poorest safest strongest weakest easiest hardest deepest heaviest lightest hottest coldest"
     )
 )
 # Whoever stands after one of these is not who stands after another.
@@ -50,8 +50,8 @@ class Order(NamedTuple):
 
     `sequence` has the stems that carry meaning, dates apart, in an order that harmless rearrangements share; `aside`
     those of the one prepositional phrase that may stand anywhere, which are not in `sequence`. `roles` has (word,
-    preposition). `compounds` has the pairs of words with nothing between them, participles apart; `verbs` has those words
-    that are verbs or said of another.
+    preposition). `compounds` has the pairs of words with nothing between them, participles apart; `verbs` has those
+    words that are verbs or said of another.
     """
 
     sequence: tuple[str, ...]
