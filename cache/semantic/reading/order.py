@@ -21,7 +21,8 @@ _FREE = frozenset(
     word(form).stem
     for form in words(
         "best good worst fastest cheapest largest biggest smallest highest lowest longest shortest tallest oldest "
-        "youngest newest richest poorest safest strongest weakest easiest hardest deepest heaviest lightest hottest coldest"
+        "youngest newest richest poorest safest strongest weakest easiest hardest deepest heaviest lightest hottest "
+        "coldest"
     )
 )
 # Whoever stands after one of these is not who stands after another.
