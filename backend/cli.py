@@ -19,6 +19,9 @@ from backend.errors import ModelError
 from backend.threads import limit_spinning
 
 _UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+# What a signed 64-bit integer holds, as addresses and the system's own sizes do, less than the step between floats.
+_LARGEST_SIZE = 2**62
+_LONGEST_QUOTED = 40
 
 
 class Parser(argparse.ArgumentParser):
@@ -217,9 +220,16 @@ def outlive_readers() -> None:
 def memory_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None or float(match[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size, expected such as 512MiB or 2GiB")
-    return int(float(match[1]) * unit)
+    if match is None or unit is None:
+        raise argparse.ArgumentTypeError(f"{_quoted(text)} is no size, expected such as 512MiB or 2GiB")
+    size = float(match[1]) * unit
+    if not 1 <= size <= _LARGEST_SIZE:
+        raise argparse.ArgumentTypeError(f"{_quoted(text)} is out of range, expected 1 byte to {_LARGEST_SIZE} bytes")
+    return int(size)
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST_QUOTED else text[:_LONGEST_QUOTED] + "…")
 
 
 def _chat_template(file: Path | None) -> str | None:
