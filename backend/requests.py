@@ -37,6 +37,8 @@ _DEFAULT_COMPLETION_TOKENS = 16
 _SEED_RANGE = 2**63
 _PRIORITY_RANGE = 2**31
 _MOST_EMBEDDINGS = 2048
+# They are added to a row of logits at every step.
+_MOST_BIASES = 1024
 # One spelling of each number, and none that is too long to be one.
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -120,9 +122,10 @@ class RequestReader:
         if request.dimensions not in (None, size):
             # A prefix of a vector means something only to models that were trained for it.
             raise InvalidRequest(f"dimensions: this model's embeddings have {size}, expected no other", "dimensions")
+        # Before time is spent on them.
+        if (count := _count(request.input)) > _MOST_EMBEDDINGS:
+            raise InvalidRequest(f"input: {count} inputs, expected at most {_MOST_EMBEDDINGS}", "input")
         prompts = self._prompts(request.input, "input")
-        if len(prompts) > _MOST_EMBEDDINGS:
-            raise InvalidRequest(f"input: {len(prompts)} inputs, expected at most {_MOST_EMBEDDINGS}", "input")
         params = SamplingParams(max_tokens=0)
         priority = _priority(request.priority)
         return [
@@ -164,6 +167,11 @@ class RequestReader:
             request.prompt or "", add_special_tokens=request.add_special_tokens is not False
         ).ids
         return ids
+
+    def token_texts(self, tokens: list[int]) -> list[str]:
+        """Text of each token on its own; part of a character is U+FFFD."""
+        token_bytes = self._model.text.token_bytes
+        return [token_bytes.shown(token).decode("utf-8", "replace") for token in tokens]
 
     def text(self, tokens: list[int]) -> str:
         """Text of token ids, special tokens included.
@@ -216,6 +224,12 @@ class RequestReader:
             raise InvalidRequest("suffix: this model cannot insert text; leave it out", "suffix")
         if request.best_of is not None and request.best_of != 1:
             raise InvalidRequest("best_of: not offered here, expected 1; ask for n answers instead", "best_of")
+        n = self._answers_of_each(request)
+        # Before time is spent on them.
+        if n * (count := _count(request.prompt)) > self.most_sequences:
+            raise InvalidRequest(
+                f"prompt: {count} prompts times n = {n} are over the limit of {self.most_sequences} answers", "prompt"
+            )
         prompts = self._prompts(request.prompt, "prompt")
         logprobs = request.logprobs
         if logprobs is not None:
@@ -238,12 +252,7 @@ class RequestReader:
         echo: bool = False,
         form: AnswerForm | None = None,
     ) -> Work:
-        n = int(_in_range("n", request.n, 1, 1, self.most_sequences))
-        if n * len(prompts) > self.most_sequences:
-            raise InvalidRequest(
-                f"prompt: {len(prompts)} prompts times n = {n} are over the limit of {self.most_sequences} answers",
-                "prompt",
-            )
+        n = self._answers_of_each(request)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         priority = _priority(request.priority)
         visible = frozenset[int]() if form is None else form.visible
@@ -278,6 +287,9 @@ class RequestReader:
             form=form,
         )
 
+    def _answers_of_each(self, request: CommonFields) -> int:
+        return int(_in_range("n", request.n, 1, 1, self.most_sequences))
+
     def _params(
         self, request: CommonFields, max_tokens: int, logprobs: int | None, prompt_logprobs: bool = False
     ) -> SamplingParams:
@@ -307,8 +319,11 @@ class RequestReader:
         )
 
     def _logit_bias(self, values: dict[str, float] | None) -> dict[int, float]:
+        values = values or {}
+        if len(values) > _MOST_BIASES:
+            raise InvalidRequest(f"logit_bias: {len(values)} tokens, expected at most {_MOST_BIASES}", "logit_bias")
         biases: dict[int, float] = {}
-        for key, bias in (values or {}).items():
+        for key, bias in values.items():
             if not _TOKEN_ID.fullmatch(key) or int(key) >= self._model.config.vocab_size:
                 raise InvalidRequest(
                     f"logit_bias: keys must be token ids from 0 to {self._model.config.vocab_size - 1}", "logit_bias"
@@ -381,6 +396,11 @@ class RequestReader:
                 field,
             )
         return asked
+
+
+def _count(prompt: str | Many[str | int | list[int]]) -> int:
+    """How many prompts a text, texts, token ids, or lists of token ids are."""
+    return 1 if isinstance(prompt, str) or isinstance(next(iter(prompt), None), int) else len(prompt)
 
 
 def _refuse_chat_fields(request: ChatRequest) -> None:

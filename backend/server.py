@@ -180,14 +180,17 @@ async def tokenize(request: web.Request) -> web.Response:
     state = request.app[STATE]
     body = await _read_body(request)
     asked = decode_request(body, TokenizeRequest)
-    tokens = await asyncio.to_thread(state.reader.tokens, asked)
-    token_strs = [state.reader.text([token]) for token in tokens] if asked.return_token_strs else None
+    return await asyncio.to_thread(_tokenized, state, asked)
+
+
+def _tokenized(state: ServerState, asked: TokenizeRequest) -> web.Response:
+    tokens = state.reader.tokens(asked)
     return _json(
         {
             "count": len(tokens),
             "max_model_len": state.model.max_context,
             "tokens": tokens,
-            "token_strs": token_strs,
+            "token_strs": state.reader.token_texts(tokens) if asked.return_token_strs else None,
         }
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.backend import tool_templates
-from tests.backend.conftest import CHAT, Served, StartServer
+from tests.backend.conftest import CHAT, COMPLETIONS, EMBEDDINGS, MODEL, Served, StartServer
 from tests.backend.test_bad_requests import USER, assert_refused, chat
 
 ASKED = {"role": "user", "content": "x"}
@@ -73,6 +73,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("a result without content", talk(ASKED, {**RESULT, "content": None}), "messages[1].content"),
     ("a bias for two spellings of one token", chat(logit_bias={"5": 1, "05": 2}), "logit_bias"),
     ("a bias for a number too long", chat(logit_bias={HUGE: 1}), "logit_bias"),
+    ("biases for too many tokens", chat(logit_bias={str(token): 1 for token in range(1025)}), "logit_bias"),
     ("a name with a space", schema({"type": "object"}, name="a b"), "response_format.json_schema.name"),
     ("a name too long", schema({"type": "object"}, name="a" * 65), "response_format.json_schema.name"),
     ("a description that is no text", schema({}, description=5), "response_format.json_schema.description"),
@@ -110,7 +111,7 @@ ANSWERED: list[tuple[str, dict[str, Any]]] = [
     ("small divisors", schema({"anyOf": [{"multipleOf": 0.01}, {"multipleOf": 5}, {"multipleOf": 1000}]})),
     ("a schema of a tree", schema({"type": "object", "properties": {"kids": {"items": {"$ref": "#"}}}})),
     ("a schema with many values", schema({"enum": [f"v{number}" for number in range(5000)]})),
-    ("what must never be", chat(logit_bias={str(token): -100 for token in range(49152)})),
+    ("what must never be", chat(logit_bias={str(token): -100 for token in range(1024)})),
     ("as many answers as there may be", chat(n=32)),
     ("nothing to stop at", chat(stop=[])),
     ("all that can be stopped at", chat(stop=["é", "\0", "<|im_end|>", *(f"x{number}" for number in range(13))])),
@@ -182,3 +183,14 @@ async def test_a_schema_without_an_end_ends_as_the_callers_mistake(server: Serve
     assert error["param"] == "response_format"
     assert "leads back to itself" in error["message"]
     assert (await server.post(CHAT, messages=USER, max_tokens=1))["object"] == "chat.completion"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(COMPLETIONS, {"prompt": ["a"] * 40 + [""]}), (EMBEDDINGS, {"input": ["a"] * 2049 + [""]})],
+    ids=["completions", "embeddings"],
+)
+async def test_prompts_are_counted_before_they_are_read(server: Served, path: str, body: dict[str, Any]) -> None:
+    """Too many of them are refused as such, whatever is wrong with one."""
+    error = await assert_refused(server, path, json.dumps({"model": MODEL, **body}).encode())
+    assert error["param"] == next(iter(body))

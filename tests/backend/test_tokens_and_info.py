@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -32,6 +33,33 @@ async def test_tokens_there_and_back(server: Served) -> None:
     assert await call(server, "/detokenize", tokens=answer["tokens"]) == {"prompt": text}
     assert (await call(server, "/tokenize", prompt=""))["tokens"] == []
     assert await call(server, "/detokenize", tokens=[]) == {"prompt": ""}
+
+
+async def test_the_texts_of_tokens(server: Served, model: ServedModel) -> None:
+    """One for each token: what is half a character on its own is shown as such, the others join to the prompt."""
+    answer = await call(server, "/tokenize", prompt="a  b世<|im_end|>c", return_token_strs=True)
+    assert len(answer["token_strs"]) == answer["count"]
+    shown = [model.text.token_bytes.shown(token) for token in answer["tokens"]]
+    assert b"".join(shown).decode() == "a  b世<|im_end|>c"
+    assert answer["token_strs"] == [content.decode("utf-8", "replace") for content in shown]
+
+
+async def test_nobody_waits_for_the_texts_of_many_tokens(server: Served) -> None:
+    """The event loop turns while they are made."""
+    body = {"prompt": "a b " * 75_000, "return_token_strs": True}
+    longest, last = 0.0, time.perf_counter()
+    asked = asyncio.create_task(_received(server, body))
+    while not asked.done():
+        await asyncio.sleep(0.01)
+        longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
+    assert await asked > 1_000_000
+    assert longest < 1.5, "seconds in which nothing else was done"
+
+
+async def _received(served: Served, body: dict[str, Any]) -> int:
+    async with served.client.post("/tokenize", json=body) as response:
+        assert response.status == 200
+        return len(await response.read())
 
 
 async def test_the_tokens_of_a_chat(server: Served) -> None:
