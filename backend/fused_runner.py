@@ -122,7 +122,7 @@ class FusedRunner:
         hidden = torch.empty(len(step.hidden_rows), self.config.hidden_size)
         arrays = (step.token_ids, step.positions, step.slot_mapping, row_sequence, step.block_tables)
         threads, began = self._threads.threads(rows), time.perf_counter()
-        self._library.fused_step(
+        failed = self._library.fused_step(
             _POINTER(self._model),
             _INT32(rows),
             *(_POINTER(array.ctypes.data) for array in arrays),
@@ -135,6 +135,8 @@ class FusedRunner:
             _POINTER(hidden.data_ptr()),
             _INT32(threads),
         )
+        if failed:
+            raise MemoryError(f"no memory for a step of {rows} tokens")
         self._threads.note(rows, threads, time.perf_counter() - began)
         return StepOutput(self._logits[:size].view(wanted, self.config.vocab_size), hidden)
 

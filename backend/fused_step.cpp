@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <cstring>
 #include <immintrin.h>
+#include <new>
 #include <vector>
 
 namespace {
@@ -214,11 +215,11 @@ struct Rows {
 
   void reserve(int rows, int width) {
     if (floats.size() >= (size_t)rows * width) return;
-    floats.resize((size_t)rows * width);
     rounded.resize((size_t)rows * width);
     scales.resize((size_t)rows * width / GROUP);
     sums.resize((size_t)rows * width / GROUP);
     shifts.resize((size_t)rows * width / GROUP);
+    floats.resize((size_t)rows * width);  // last, for it says that the others are there
   }
 };
 
@@ -244,7 +245,8 @@ struct Model {
   std::vector<float> residual, qkv, mixed, activated;
   Rows shared;            // of all rows, for the next matrix
   std::vector<Rows> own;  // of one row, for each thread: cheaper to make twice than to wait for
-  std::vector<std::vector<float>> scores;  // one for each thread
+  std::vector<std::vector<float>> scores;        // one for each thread
+  std::vector<std::vector<const void*>> values;  // the same: where the values of each block of a sequence are
 
   int qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
   int widest() const { return std::max({hidden, heads * head_dim, padded_intermediate()}); }
@@ -257,18 +259,22 @@ struct Model {
     return kv + ((layer_index * blocks + block_index) * kv_heads + kv_head) * head_bytes();
   }
   float* block_scales(uint8_t* block) const { return (float*)(block + 2L * BLOCK * head_dim); }
+  // All memory that a step needs, or std::bad_alloc, and then the next step may ask again.
   void reserve(int rows, int threads) {
     if (rows > capacity) {
-      capacity = rows;
       residual.resize((size_t)rows * hidden);
       shared.reserve(rows, widest());
       qkv.resize((size_t)rows * qkv_width());
       mixed.resize((size_t)rows * heads * head_dim);
       activated.resize((size_t)rows * padded_intermediate());
+      capacity = rows;
     }
-    if ((int)scores.size() < threads) scores.resize(threads), own.resize(threads);
+    scores.resize(std::max<size_t>(scores.size(), threads));
+    values.resize(std::max<size_t>(values.size(), threads));
+    own.resize(std::max<size_t>(own.size(), threads));
     for (auto& rows_of_one : own) rows_of_one.reserve(1, widest());
     for (auto& buffer : scores) buffer.resize((size_t)QUERY_TILE * (max_context + BLOCK));
+    for (auto& buffer : values) buffer.resize(max_context / BLOCK + 1);
   }
 };
 
@@ -618,17 +624,18 @@ __attribute__((noinline)) void score_block(
   }
 }
 
-// out[q] = sum over the first `length` tokens of weights[q][t] * values[t], one slice of the head's dimensions.
+// out[q] = sum over the first `length` tokens of weights[q][t] * values[t], the head's dimensions from first_dim on.
 template <class Number, int QUERIES>
 __attribute__((noinline)) void mix_values(
-    const Number* const* value_blocks, int length, int head_dim, const float* weights, long stride, float* out) {
+    const void* const* value_blocks, int first_dim, int length, int head_dim, const float* weights, long stride,
+    float* out) {
   Vector acc[QUERIES][VALUE_VECTORS];
 #pragma GCC unroll 8
   for (int q = 0; q < QUERIES; q++)
 #pragma GCC unroll 4
     for (int v = 0; v < VALUE_VECTORS; v++) acc[q][v] = broadcast(0.f);
   for (int b = 0; b * BLOCK < length; b++) {
-    const Number* value = value_blocks[b];
+    const Number* value = (const Number*)value_blocks[b] + first_dim;
     const int tokens = std::min(BLOCK, length - b * BLOCK);
     for (int t = 0; t < tokens; t++, value += head_dim) {
       Vector w[VALUE_VECTORS];
@@ -676,12 +683,12 @@ inline void fetch(const void* p, size_t bytes) {
 }
 
 template <class Number, int QUERIES>
-void attend(const Model& m, int layer_index, const int32_t* table, int kv_head, const Queries& q, float* scores) {
+void attend(
+    const Model& m, int layer_index, const int32_t* table, int kv_head, const Queries& q, float* scores,
+    const void** values) {
   const long stride = m.max_context + BLOCK;
   const int length = *std::max_element(q.length, q.length + QUERIES);
   const int blocks = (length + BLOCK - 1) / BLOCK;
-  thread_local std::vector<const Number*> values;
-  values.resize(blocks);
   for (int b = 0; b < blocks; b++) {
     uint8_t* numbers = m.block(layer_index, table[b], kv_head);
     const Number* keys = (const Number*)numbers;
@@ -705,15 +712,14 @@ void attend(const Model& m, int layer_index, const int32_t* table, int kv_head, 
   }
   for (int d = 0; d < m.head_dim; d += VALUE_VECTORS * LANES) {
     alignas(64) float out[QUERIES * VALUE_VECTORS * LANES];
-    mix_values<Number, QUERIES>(values.data(), length, m.head_dim, scores, stride, out);
+    mix_values<Number, QUERIES>(values, d, length, m.head_dim, scores, stride, out);
     for (int i = 0; i < QUERIES; i++)
       for (int v = 0; v < VALUE_VECTORS; v++)
         store(q.out[i] + d + v * LANES, load(out + (i * VALUE_VECTORS + v) * LANES) * broadcast(inverse[i]));
-    for (auto& value : values) value += VALUE_VECTORS * LANES;
   }
 }
 
-using AttentionKernel = void (*)(const Model&, int, const int32_t*, int, const Queries&, float*);
+using AttentionKernel = void (*)(const Model&, int, const int32_t*, int, const Queries&, float*, const void**);
 constexpr AttentionKernel ATTENTION_KERNELS[2][7] = {
     {nullptr, attend<half, 1>, attend<half, 2>, attend<half, 3>, attend<half, 4>,
 #ifdef WIDE
@@ -745,7 +751,7 @@ std::vector<RowGroup> group_rows(const Model& m, const Step& step) {
   return groups;
 }
 
-void attention(Model& m, int layer_index, const Step& step, const std::vector<RowGroup>& groups, float* scores) {
+void attention(Model& m, int layer_index, const Step& step, const std::vector<RowGroup>& groups, int thread) {
   const int tasks = (int)groups.size() * m.kv_heads, group_heads = m.heads / m.kv_heads;
 #pragma omp for schedule(dynamic, 1)
   for (int task = 0; task < tasks; task++) {
@@ -764,7 +770,8 @@ void attention(Model& m, int layer_index, const Step& step, const std::vector<Ro
         q.length[i] = step.positions[row] + 1;
         q.out[i] = &m.mixed[(row * m.heads + head) * m.head_dim];
       }
-      ATTENTION_KERNELS[m.kv_is_bytes][q.count](m, layer_index, table, kv_head, q, scores);
+      ATTENTION_KERNELS[m.kv_is_bytes][q.count](
+          m, layer_index, table, kv_head, q, m.scores[thread].data(), m.values[thread].data());
     }
   }
 }
@@ -796,7 +803,7 @@ void run_layer(Model& m, int index, const Step& step, const std::vector<RowGroup
   linear<Then::store>(layer.qkv, input, input.floats.data(), m.hidden, rows, m.qkv.data(), width);
 #pragma omp for schedule(static)
   for (int row = 0; row < rows; row++) write_kv(m, index, step, row, &m.qkv[(long)row * width]);
-  attention(m, index, step, groups, m.scores[thread].data());
+  attention(m, index, step, groups, thread);
   round_rows(m.mixed.data(), mixed_width, rows, layer.output, input);
   linear<Then::add>(layer.output, input, m.mixed.data(), mixed_width, rows, x, m.hidden);
   norm_rows(m, x, layer.post_attention_norm, rows, nullptr, layer.gate_up, input);
@@ -857,14 +864,20 @@ void fused_destroy(void* model) { delete static_cast<Model*>(model); }
 
 // Arrays as in backend/runner.py; row_sequence [rows] is the index of each row's block table.
 // logits: [wanted][vocab]; hidden: [wanted_hidden][hidden].
-void fused_step(void* model, int rows, const int32_t* tokens, const int32_t* positions, const int64_t* slots,
+// Returns 0, or 1 if there is no memory for a step of so many rows; then nothing has been written.
+int fused_step(void* model, int rows, const int32_t* tokens, const int32_t* positions, const int64_t* slots,
                 const int32_t* row_sequence, const int32_t* block_tables, int table_width, int wanted,
                 const int32_t* logits_rows, float* logits, int wanted_hidden, const int32_t* hidden_rows, float* hidden,
                 int threads) {
   Model& m = *static_cast<Model*>(model);
   const Step step{rows, tokens, positions, slots, row_sequence, block_tables, table_width};
-  m.reserve(rows, threads);
-  const std::vector<RowGroup> groups = group_rows(m, step);
+  std::vector<RowGroup> groups;
+  try {
+    m.reserve(rows, threads);
+    groups = group_rows(m, step);
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
 #pragma omp parallel num_threads(threads)
   {
     const int thread = omp_get_thread_num();
@@ -884,5 +897,6 @@ void fused_step(void* model, int rows, const int32_t* tokens, const int32_t* pos
       rms_norm(x, m.norm, m.hidden, m.eps, hidden + (long)row * m.hidden);
     }
   }
+  return 0;
 }
 }

@@ -56,7 +56,9 @@ def _candidates(weights: Floats, mass: float, params: SamplingParams) -> npt.NDA
             enough = above.size >= params.top_k
         else:
             enough = params.top_p < 1 and float(weights[above].sum()) >= params.top_p * mass
-        if enough or (params.min_p and floor <= params.min_p):
+        # What min-p leaves out still counts in the mass that top-p is a share of, where that is the mass of the top k.
+        min_p_decides = params.top_p >= 1 or not params.top_k
+        if enough or (min_p_decides and params.min_p and floor <= params.min_p):
             break
     found: npt.NDArray[np.intp] = above[np.argsort(-weights[above], kind="stable")]
     return found

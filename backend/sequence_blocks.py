@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from backend.block_pool import BlockPool, chain_key, root_key
 from backend.runner import BLOCK_SIZE
 from backend.sequence import Sequence
@@ -53,8 +55,9 @@ class SequenceBlocks:
         return self._blocks_until(sequence.num_tokens, computed) - len(shared) + revived
 
     def held_alone(self, sequences: list[Sequence]) -> int:
-        """Blocks that are free once these sequences are released, one or all."""
-        return sum(self._pool.references(block) == 1 for sequence in sequences for block in sequence.blocks)
+        """Blocks that are free once all of these sequences are released."""
+        theirs = Counter(block for sequence in sequences for block in sequence.blocks)
+        return sum(self._pool.references(block) == count for block, count in theirs.items())
 
     def give(self, sequence: Sequence, count: int) -> bool:
         """Hands over blocks if there are so many."""

@@ -73,6 +73,9 @@ def _prefill(
     for start in range(begin, end, TILE):
         places = start + tl.arange(0, TILE)
         known = places < end
+        if WINDOW > 0:
+            # Blocks before the window have been given back: what is in them is not even multiplied by zero.
+            known = known & (places > first_position - WINDOW)
         blocks = tl.load(table + places // BLOCK, mask=known, other=0).to(tl.int64)
         at = (blocks * KV_HEADS + kv_head) * (BLOCK * HEAD_DIM) + (places % BLOCK) * HEAD_DIM
         k = tl.load(

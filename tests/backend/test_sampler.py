@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.detokenizer import Detokenizer
-from backend.host_sampler import _invert
+from backend.host_sampler import _candidates, _filter, _invert
 from backend.model import ServedModel
 from backend.sampler import sample
 from backend.sequence import SamplingParams, Sequence
@@ -192,3 +192,31 @@ def test_a_draw_is_where_the_running_sum_passes_the_number(weights: list[float],
     room = 1e-5 * running[-1]
     assert running[token] >= uniform * running[-1] - room
     assert running[token] - array[token] <= uniform * running[-1] + room
+
+
+@NO_DEADLINE
+@given(params=PARAMS, seed=st.integers(0, 1000))
+def test_every_token_that_passes_the_filters_can_be_drawn(params: dict[str, Any], seed: int) -> None:
+    """What one filter leaves out changes nothing about what another is a share of."""
+    chosen = {name: params[name] for name in ("temperature", "top_p", "top_k", "min_p")}
+    if chosen["temperature"] < 0.1:
+        chosen["temperature"] = 1.0
+    row = logits(1, seed)[0]
+    weights = np.exp((row.numpy() - float(row.max())) / np.float32(chosen["temperature"]))
+    sampling = SamplingParams(max_tokens=1, **chosen)
+    mass = float(weights.sum())
+    candidates = _candidates(weights, mass, sampling)
+    kept = {int(token) for token in candidates[: len(_filter(weights[candidates], mass, sampling))]}
+    expected = allowed(row, **chosen)
+
+    # One token more or less where a sum ends at a filter's edge.
+    assert len(kept ^ expected) <= 1
+
+
+def test_min_p_does_not_change_what_top_p_is_a_share_of() -> None:
+    """Top-k, then top-p of its mass, then min-p, as in transformers."""
+    weights = np.array([1.0] + [0.05] * 9 + [0.009] * 200, dtype=np.float32)
+    params = SamplingParams(max_tokens=1, top_k=200, top_p=0.6, min_p=0.01)
+    mass = float(weights.sum())
+
+    assert len(_filter(weights[_candidates(weights, mass, params)], mass, params)) == 10

@@ -397,3 +397,19 @@ def test_a_dynamic_batch_waits_to_be_full_but_not_for_ever(make: Maker) -> None:
         scheduler.add(make(5, 1), now=12.0)
     assert len(step(scheduler, 12.0)) == 2, "nobody joins"
     assert len(step(scheduler, 12.0)) == 3, "full at once"
+
+
+def test_an_urgent_sequence_takes_the_place_of_siblings(make: Maker) -> None:
+    """Blocks that two less urgent ones share are free once both are gone."""
+    scheduler = Scheduler(BlockPool(NUM_BLOCKS), max_batch=4, step_tokens=512)
+    siblings = [make(130, priority=1, family=5), make(130, priority=1, family=5)]
+    for sibling in siblings:
+        scheduler.add(sibling)
+    for _ in range(4):
+        step(scheduler)
+    assert set(siblings[0].blocks) & set(siblings[1].blocks)
+    urgent = make(60)
+    scheduler.add(urgent)
+    step(scheduler)
+
+    assert urgent in scheduler.running

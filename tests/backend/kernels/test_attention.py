@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.kernels.paged_decode import AttentionShape, paged_decode
+from backend.kernels.paged_decode import AttentionShape, PagedRows, paged_decode
 from backend.kernels.paged_prefill import paged_prefill, prefill_tile_rows, prefill_tiles
 from tests.backend.kernels.examples import FEW
 from tests.backend.kernels.references import TOLERANCE, PagedCase, attention_reference, paged_case, relative_error
@@ -93,3 +94,26 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     case = paged_case(shape, [(100, 1), (17, 1), (250, 1)], torch.float32, 4)
     alone = paged_decode(case.query, case.keys, case.values, case.where, torch.tensor([1], dtype=torch.int32), shape, 2)
     assert torch.equal(alone[0], decoded(case, 2)[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_is_before_the_window_does_not_matter(dtype: torch.dtype) -> None:
+    """Its blocks have been given back; their entries name block 0, where another request may have left no numbers."""
+    shape = AttentionShape(4, 2, 64, 0.125, window=40)
+    keys, values = (torch.randn(9, 2, 16, 64, dtype=dtype) for _ in range(2))
+    # Positions 95 to 100 see 56 and later, which begins in the fourth block.
+    tables = torch.tensor([[0, 0, 0, 4, 5, 6, 7]], dtype=torch.int32)
+    positions, starts = np.arange(95, 101, dtype=np.int32), np.array([0, 6], dtype=np.int32)
+    where = PagedRows(tables, torch.zeros(6, dtype=torch.int32), torch.from_numpy(positions))
+    query = torch.randn(6, 4 * 64, dtype=dtype)
+    tiles = torch.from_numpy(prefill_tiles(starts, positions, prefill_tile_rows(shape, dtype)))
+
+    def prefill() -> torch.Tensor:
+        output = torch.empty(6, 256, dtype=dtype)
+        paged_prefill(query, keys, values, where, tiles, shape, output)
+        return output
+
+    before = prefill()
+    keys[0], values[0] = float("nan"), float("nan")
+
+    assert torch.equal(before, prefill())
