@@ -57,7 +57,7 @@ _STARTED: web.RequestKey[float | None] = web.RequestKey("_STARTED")
 _LARGE_BODY = 16 * 2**10
 _USAGE_HEADER = "x-keepgate-usage"
 _TIMEOUT_HEADER = "x-request-timeout"
-_CREDENTIALS = ("Authorization", "x-api-key", "api-key")
+_TELL_TENANTS = ("Authorization", "x-api-key", "api-key", "x-keepgate-namespace")
 _LONGEST_TIMEOUT = 86_400.0
 
 Read = TypeVar("Read")
@@ -238,9 +238,10 @@ def _set_deadline(request: web.Request, sequences: list[Sequence]) -> None:
 def _set_salt(request: web.Request, sequences: list[Sequence]) -> None:
     """Keeps the KV blocks of one tenant from others, who could tell by time, and by usage, what has been asked before.
 
-    Tenants are told apart by the credentials that came with the request, as a gateway passes them on.
+    Tenants are told apart by the credentials that came with the request, as a gateway passes them on, and by the
+    namespace that a gateway gives them.
     """
-    given = [f"{name}:{value}" for name in _CREDENTIALS for value in request.headers.getall(name, ())]
+    given = [f"{name}:{value}" for name in _TELL_TENANTS for value in request.headers.getall(name, ())]
     if given:
         salt = hashlib.blake2b("\0".join(given).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         for sequence in sequences:
@@ -332,7 +333,7 @@ async def _arrivals(request: web.Request, generation: Generation) -> AsyncIterat
 async def _take(request: web.Request, generation: Generation) -> list[tuple[int, Output]]:
     arrived = await generation.take()
     started = request.get(_STARTED)
-    if started is not None:
+    if started is not None and any(output.num_generated or output.embedding is not None for _, output in arrived):
         request[_STARTED] = None  # the first token is noted once
         request.app[STATE].metrics.first_token_seconds.observe(time.perf_counter() - started)
     return arrived

@@ -17,7 +17,7 @@ from gateway.flight import Flight, FlightTable
 from gateway.recorder import Recording
 from gateway.router import Router
 from gateway.settings import CacheSettings
-from gateway.upstream import USAGE_HEADER
+from gateway.upstream import NAMESPACE_HEADER, USAGE_HEADER
 
 
 class SingleFlight:
@@ -54,13 +54,22 @@ class SingleFlight:
         self._flights.launch(flight, self._compute(call, key, flight, keeps), name)
         return flight
 
+    def _headers(self, call: Call) -> Mapping[str, str]:
+        """The client's, with what the upstream has to know besides."""
+        added = {}
+        if call.stream and not call.include_usage:
+            added[USAGE_HEADER] = "always"
+        if self._settings.namespace.startswith("header:"):
+            added[NAMESPACE_HEADER] = call.key.namespace
+        if not added:
+            return call.headers
+        headers = CIMultiDict(call.headers)
+        headers.update(added)
+        return headers
+
     async def _compute(self, call: Call, key: Key, flight: Flight, keeps: bool) -> None:
         generation = self._cache.generation(key.namespace, call.model)
-        headers: Mapping[str, str] = call.headers
-        if call.stream and not call.include_usage:
-            headers = asking = CIMultiDict(call.headers)
-            asking[USAGE_HEADER] = "always"
-        await flight.fly(self._router.request("POST", call.path, headers, call.body, call.model))
+        await flight.fly(self._router.request("POST", call.path, self._headers(call), call.body, call.model))
         _count(flight)
         if flight.recording is None or not keeps:
             return

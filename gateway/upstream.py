@@ -42,6 +42,8 @@ _NOT_SENT_DOWN = HOP_BY_HOP | {"content-length", "content-encoding", "date", "se
 _STALE_SECONDS = 0.5
 
 USAGE_HEADER = "x-keepgate-usage"
+# For an upstream that keeps what it computed for one tenant from others, where no credential of the caller tells.
+NAMESPACE_HEADER = "x-keepgate-namespace"
 
 
 def end_to_end(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from tests.backend.conftest import COMPLETIONS, MODEL, StartServer
 
 COUNTING = "1, 2, 3, 4,"
@@ -65,12 +67,23 @@ async def test_usage_counts_what_was_computed_before(start_server: StartServer) 
         assert seen[0][1] == seen[1][1]
 
 
-async def test_tenants_do_not_find_each_others_blocks(start_server: StartServer) -> None:
+@pytest.mark.parametrize("header", ["Authorization", "x-api-key", "api-key", "x-keepgate-namespace"])
+async def test_tenants_do_not_find_each_others_blocks(start_server: StartServer, header: str) -> None:
     """Neither `usage` nor the time of an answer tells one caller what another has asked."""
     served = await start_server()
     body = {"model": MODEL, "prompt": "one two three four five six seven eight nine ten " * 4, "max_tokens": 1}
     cached = []
     for key in ("Bearer a", "Bearer b", "Bearer a"):
-        async with served.client.post(COMPLETIONS, json=body, headers={"Authorization": key}) as response:
+        async with served.client.post(COMPLETIONS, json=body, headers={header: key}) as response:
             cached.append((await response.json())["usage"]["prompt_tokens_details"]["cached_tokens"])
     assert cached == [0, 0, 32]
+
+
+async def test_what_never_had_a_token_has_no_time_to_it(start_server: StartServer) -> None:
+    """A request that expires while it waits does not make first tokens look quick."""
+    served = await start_server()
+    async with served.client.post(COMPLETIONS, json=LONG, headers={"x-request-timeout": "0.000001"}) as response:
+        assert response.status == 504
+    async with served.client.get("/metrics") as response:
+        said = await response.text()
+    assert "keepgate_backend_time_to_first_token_seconds_count 0.0" in said

@@ -119,6 +119,20 @@ class TestHeaderNamespace:
 
         assert [[a.cache for a in of_team] for of_team in answers] == [["miss", "hit", "hit"]] * 3
 
+    @shapes
+    async def test_the_upstream_hears_which_tenant_asks_where_no_credential_tells(
+        self, stage: Stage, stream: bool
+    ) -> None:
+        """By a digest that the gateway makes; what the client says of itself is replaced."""
+        mock = await stage.mock()
+        client = await self.gateway(stage, mock)
+        forged = {"x-keepgate-namespace": "red"}
+        for team in ("red", "blue"):
+            await client.send("POST", "/v1/chat/completions", chat(stream=stream), {"X-Team": team, **forged})
+        red, blue = (received.headers["x-keepgate-namespace"] for received in mock.received)
+
+        assert len({red, blue, "red"}) == 3
+
     async def test_other_headers_do_not(self, stage: Stage) -> None:
         """Two keys of one team share; the header's name has no case."""
         client = await self.gateway(stage, await stage.mock())
