@@ -155,6 +155,7 @@ inline Integers total_of_small(Integers total) { return _mm256_madd_epi16(total,
 
 constexpr int PANEL = 2 * LANES;
 constexpr int GROUP = 32;  // inputs that share a scale where weights are integers
+static_assert(ROW_TILE <= 12 && INTEGER_ROW_TILE <= 6 && QUERY_TILE <= 6, "the tables of kernels end there");
 static_assert(GROUP / 2 * 15 * 127 <= 32767, "dot4_small adds up GROUP / 2 products in 16 bits");
 constexpr int BLOCK = 16;  // tokens of a KV block
 constexpr int BLOCK_VECTORS = BLOCK / LANES;

@@ -67,6 +67,6 @@ class ThreadChoice:
         self._slow += 1
         if self._slow >= _SLOW_STEPS:
             if self._pause == _FIRST_PAUSE:
-                logger.info("another process keeps a core busy; going on with one thread for a while")
+                logger.warning("another process keeps a core busy; going on with one thread for a while")
             self._steps_alone = self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
