@@ -11,26 +11,25 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from decimal import Decimal
 from functools import lru_cache
-from math import lcm
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from backend.errors import BackendError
+from backend.schema_limits import GrammarError as GrammarError
+from backend.schema_limits import check_schema
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from tokenizers import Tokenizer
 
 _MOST_COMPILED = 64
-# Numbers that are multiples of n are told by an automaton of n states, of several by one of their least common
-# multiple: a second's work and 60 MB for 100,000 states, and for larger ones more than a server may lose to a request.
-_LARGEST_DIVISOR = 20_000
+# What is compiled of a large grammar is some twenty times its text.
+_MOST_COMPILED_TEXT = 16 * 2**20
+_LONGEST_SCHEMA = 256 * 2**10
 # Between the parts of a value models write a space, or a line break and an indent. Without a limit, a small model may
 # write white space for ever.
 _JSON_OPTIONS = {"whitespace_pattern": r"[ \n\t]{0,20}"}
@@ -40,10 +39,6 @@ _POSITION = re.compile(r'^(at )?(\d+\(\d+\): )?(failed to compile JSON schema: |
 _QUOTED_LINE = re.compile(r"\n +\d+ \| [^\n]*\n[ ^]*\n?\Z|\s*<non-verbose/>")
 # Of a pattern that cannot be read, why: the pattern itself may be very long.
 _PATTERN = re.compile(r"regex parse error:\n.*\nerror: ", re.DOTALL)
-
-
-class GrammarError(BackendError):
-    """A schema or grammar is wrong or asks for something that is not supported."""
 
 
 class Grammars:
@@ -62,6 +57,7 @@ class Grammars:
         self._known_vocabulary: LLTokenizer | None = None
         self._vocabulary_lock = threading.Lock()
         self._compiled: OrderedDict[str, tuple[LLMatcher, torch.Tensor]] = OrderedDict()
+        self._compiled_text = 0
         self._lock = threading.Lock()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
 
@@ -80,10 +76,12 @@ class Grammars:
             # Without the lock, so that nobody waits for a stranger's grammar; compiled twice, it is the same.
             known = self._compile(grammar)
         with self._lock:
+            if self._compiled.pop(grammar, None) is None:
+                self._compiled_text += len(grammar)
             self._compiled[grammar] = known
-            self._compiled.move_to_end(grammar)
-            if len(self._compiled) > _MOST_COMPILED:
-                self._compiled.popitem(last=False)
+            while len(self._compiled) > _MOST_COMPILED or self._compiled_text > _MOST_COMPILED_TEXT:
+                oldest, _ = self._compiled.popitem(last=False)
+                self._compiled_text -= len(oldest)
         matcher, first = known
         return GrammarConstraint(matcher.deep_copy(), first, frozenset(self._eos), self._worker)
 
@@ -162,30 +160,16 @@ def json_schema(schema: dict[str, Any]) -> str:
     References are looked up in the schema itself, so every schema stays a document of its own.
 
     Raises:
-        GrammarError: the schema is nested too deeply, or would take more memory than a request may have.
+        GrammarError: the schema is nested too deeply, or would take more time or memory than a request may have.
     """
     try:
-        divisors = list(_divisors(schema))
+        text = json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
+        if len(text) > _LONGEST_SCHEMA:
+            raise GrammarError(f"{len(text)} bytes of schema, expected at most {_LONGEST_SCHEMA}")
+        check_schema(schema)
     except RecursionError as error:
         raise GrammarError("nested too deeply") from error
-    if sum(divisors) > _LARGEST_DIVISOR or lcm(*divisors) > _LARGEST_DIVISOR:
-        raise GrammarError(
-            f"multipleOf: all of them together, without their decimal points, may come to {_LARGEST_DIVISOR} at most"
-        )
-    return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
-
-
-def _divisors(value: Any) -> Iterator[int]:
-    """Every ``multipleOf`` in a schema, times the power of ten that makes it whole: the states of its automaton."""
-    if isinstance(value, dict):
-        divisor = value.get("multipleOf")
-        if isinstance(divisor, int | float) and not isinstance(divisor, bool) and divisor > 0:
-            number = Decimal(str(divisor)).normalize()
-            yield int(number.scaleb(-min(0, int(number.as_tuple().exponent))))
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            yield from _divisors(item)
+    return f"%json {text}"
 
 
 @lru_cache(maxsize=1)

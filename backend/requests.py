@@ -82,10 +82,12 @@ class RequestReader:
         """Lets go of what runs beside the engine; call it after the engine has stopped."""
         self._grammars.close()
 
+    def has_form(self, request: ChatRequest) -> bool:
+        """Whether reading the request may compile a grammar, which takes up to seconds."""
+        return bool(request.tools or request.response_format)
+
     def takes_time(self, request: ChatRequest) -> bool:
-        """Whether reading the request is too much work for the event loop."""
-        if request.tools or request.response_format:
-            return True
+        """Whether reading the request, beside its form, is too much work for the event loop."""
         values = [{"": message.content or ""} for message in request.messages]
         return self._encoder is not None and self._encoder.spells_control(values, None)
 

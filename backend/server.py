@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import msgspec
@@ -54,6 +55,7 @@ SEND_TIMEOUT_SECONDS = 60.0
 BODY_TIMEOUT_SECONDS = 30.0
 """A sender gets so long for its body."""
 _STARTED: web.RequestKey[float | None] = web.RequestKey("_STARTED")
+_FORM_THREADS = 2
 _LARGE_BODY = 16 * 2**10
 _USAGE_HEADER = "x-keepgate-usage"
 _TIMEOUT_HEADER = "x-request-timeout"
@@ -82,6 +84,8 @@ class ServerState:
         )
         self.engine = AsyncEngine(engine, most_sequences, self.metrics.note_step)
         self.reader = RequestReader(model, min(most_sequences, 128))
+        # Threads of their own, so that nobody else's request waits for grammars.
+        self.form_threads = ThreadPoolExecutor(_FORM_THREADS, thread_name_prefix="form")
         self.created = int(time.time())
 
     @property
@@ -122,6 +126,7 @@ async def _run_engine(app: web.Application) -> AsyncIterator[None]:
     yield
     if engine.alive:
         await engine.stop()
+    app[STATE].form_threads.shutdown(wait=False, cancel_futures=True)
     app[STATE].reader.close()
 
 
@@ -129,12 +134,13 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     """``POST /v1/chat/completions``."""
     state = request.app[STATE]
     body = await _read_body(request)
-    if len(body) < _LARGE_BODY:
-        chat = decode_request(body, ChatRequest)
-        slow = state.reader.takes_time(chat)
-        work = await asyncio.to_thread(state.reader.chat, chat) if slow else state.reader.chat(chat)
+    chat = await _off_loop(body, lambda: decode_request(body, ChatRequest))
+    if state.reader.has_form(chat):
+        work = await asyncio.get_running_loop().run_in_executor(state.form_threads, state.reader.chat, chat)
+    elif len(body) >= _LARGE_BODY or state.reader.takes_time(chat):
+        work = await asyncio.to_thread(state.reader.chat, chat)
     else:
-        work = await _off_loop(body, lambda: state.reader.chat(decode_request(body, ChatRequest)))
+        work = state.reader.chat(chat)
     return await _answer(request, work, ChatFormat)
 
 

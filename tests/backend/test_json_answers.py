@@ -124,6 +124,23 @@ def test_a_compiled_grammar_is_used_again(grammars: Grammars) -> None:
     assert not torch.equal(first.allowed(), second.allowed())
 
 
+def test_compiled_grammars_are_kept_by_their_size(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The latest ones, as long as their texts together are within the limit."""
+    compiled: list[str] = []
+    compile_one = grammars._compile
+
+    def noted(grammar: str) -> Any:
+        compiled.append(grammar)
+        return compile_one(grammar)
+
+    monkeypatch.setattr(grammars, "_compile", noted)
+    texts = [f'start: "{letter * 400}"' for letter in "abc"]
+    monkeypatch.setattr("backend.grammar._MOST_COMPILED_TEXT", 1000)
+    for text in (texts[0], texts[1], texts[0], texts[2], texts[0], texts[1]):
+        grammars.constraint(text)
+    assert compiled == [texts[0], texts[1], texts[2], texts[1]]
+
+
 def test_a_grammar_ends_with_the_end_token(grammars: Grammars, model: ServedModel) -> None:
     """When nothing can follow, the answer is complete and only its end is allowed."""
     constraint = grammars.constraint('start: "yes"')
