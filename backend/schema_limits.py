@@ -25,7 +25,7 @@ _LONGEST_PATTERN = 4096
 _MOST_PATTERN_PROPERTIES = 32
 # Ways to choose among several anyOf that hold at once; each becomes a schema of its own.
 _MOST_COMBINATIONS = 128
-_MOST_STEPS = 50_000
+_MOST_STEPS = 100_000
 # Numbers that are multiples of n are told by an automaton of n states, of several by one of their least common
 # multiple: a second's work and 60 MB for 100,000 states, and for larger ones more than a server may lose to a request.
 _LARGEST_DIVISOR = 20_000
@@ -73,7 +73,7 @@ class _Walk:
                 nodes = [self.nodes[node] for node in way]
                 _check_strings(nodes)
                 for schemas in _inner(nodes):
-                    self._step(1)
+                    self._step(len(schemas))
                     place = self._place(schemas)
                     if place not in seen:
                         seen.add(place)
@@ -109,7 +109,7 @@ class _Walk:
                 raise GrammarError(
                     f"anyOf: several of them hold at once, in more than {_MOST_COMBINATIONS} combinations"
                 )
-            self._step(len(ways) * len(part))
+            self._step(len(part) * sum(map(len, ways)) + len(ways) * sum(map(len, part)))
             ways = list(dict.fromkeys(one | other for one, other in product(ways, part)))
         return ways
 

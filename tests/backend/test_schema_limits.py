@@ -19,6 +19,15 @@ TEXT = {"type": "string"}
 LADDER = {f"b{i}": {"properties": {"x": {"$ref": f"#/$defs/b{i + 1}"}}, **PATTERNS[i]} for i in range(8)}
 STAIRS = {"allOf": [{"properties": {"x": {"$ref": "#/$defs/a"}}}, {"properties": {"x": {"$ref": "#/$defs/b0"}}}]}
 CHAIN = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}", **PATTERNS[i]} for i in range(8)}
+MAZE = {
+    str(i): {
+        "allOf": [
+            {"properties": {"x": {"$ref": f"#/$defs/{(i * 7 + 3) % 97}"}, "y": {"$ref": f"#/$defs/{i * 5 % 97}"}}},
+            {"properties": {"x": {"$ref": f"#/$defs/{(i * 3 + 2) % 97}"}}},
+        ]
+    }
+    for i in range(97)
+}
 CHOICES = [{"anyOf": [{"title": f"{i}{side}", **TEXT} for side in "ab"]} for i in range(8)]
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -31,6 +40,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("patterns of a first item", {"allOf": [{"prefixItems": [one]} for one in PATTERNS]}, "pattern"),
     ("patterns in a loop", {"$ref": "#/$defs/a", "$defs": {"a": STAIRS, **LADDER, "b8": TEXT}}, "pattern"),
     ("patterns in a choice", {"allOf": PATTERNS[:4], "anyOf": [TEXT, PATTERNS[5]]}, "pattern"),
+    ("places without number", {"$ref": "#/$defs/0", "$defs": MAZE}, "simpler"),
     ("choices at once", {"allOf": CHOICES}, "anyOf"),
     ("a long pattern", {**TEXT, "pattern": "(a?b?)" * 1000}, "pattern"),
     ("patterns of names", {"patternProperties": {f"^a{i}$": {} for i in range(40)}}, "patternProperties"),
