@@ -80,9 +80,9 @@ def step_input(chunks: list[Chunk], notes: Mapping[int, SequenceNotes]) -> tuple
 
 def following_step(chunks: list[Chunk], tokens: torch.Tensor) -> tuple[StepInput, list[ChunkRows]]:
     """A step of one row for each chunk, whose tokens int64 [len(chunks)] are on the runner's device."""
-    placeholder = [0]
+    not_here = [0]  # one row; the runner takes its token from device_tokens
     step = pack(
-        [SequenceRows(placeholder, c.start, c.sequence.blocks, c.sequence.first_block) for c in chunks],
+        [SequenceRows(not_here, c.start, c.sequence.blocks, c.sequence.first_block) for c in chunks],
         range(len(chunks)),
     )
     rows = [ChunkRows(slice(row, row + 1), slice(0, 0)) for row in range(len(chunks))]
