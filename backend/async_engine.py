@@ -187,7 +187,7 @@ class AsyncEngine:
     def _obey(self) -> bool:
         """Runs the commands that have arrived, waiting for one if there is nothing else to do; False: stop."""
         pause = self.engine.pause()
-        while True:
+        while pause != 0.0 or not self._commands.empty():
             try:
                 command = self._commands.get_nowait() if pause == 0.0 else self._wait(pause)
             except queue.Empty:
@@ -196,6 +196,7 @@ class AsyncEngine:
                 return False
             pause = 0.0
             command()
+        return True
 
     def _wait(self, pause: float | None) -> Callable[[], None] | None:
         """Next command, for which it waits ``pause`` seconds (None: for ever) and has the books checked meanwhile."""

@@ -36,6 +36,15 @@ class _Content:
     """Blocks whose contents follow this one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Blocks that hold the beginning of a sequence."""
+
+    blocks: list[int]
+    last: _Content | None
+    """What the last of them contained."""
+
+
 class BlockPool:
     """Hands out block numbers with reference counts, and finds blocks again by their content.
 
@@ -109,22 +118,28 @@ class BlockPool:
         """How many hold this block."""
         return self._counts[block]
 
-    def match(self, keys: Many[bytes], token_ids: Many[int], block_size: int, salt: str) -> list[int]:
+    def match(
+        self, keys: Many[bytes], token_ids: Many[int], block_size: int, salt: str, before: Match | None = None
+    ) -> Match:
         """Blocks that hold the longest known beginning of a sequence. Changes nothing.
 
         Args:
             keys: of the sequence's first full blocks.
             token_ids: the sequence; at least ``len(keys) * block_size`` tokens.
+            before: what was found for this sequence at another time; what still holds of it is not looked up again.
         """
         found: list[int] = []
-        for index, key in enumerate(keys):
-            block = self._by_key.get(key)
+        # A content goes when its parent's goes, so where the last one is still there all of the chain is.
+        if before is not None and before.blocks and self._contents[before.blocks[-1]] is before.last:
+            found = before.blocks[: len(keys)]
+        for index in range(len(found), len(keys)):
+            block = self._by_key.get(keys[index])
             tokens = list(token_ids[index * block_size : (index + 1) * block_size])
             parent = found[-1] if found else None
             if block is None or not self._contains(block, parent, tokens, salt):
                 break
             found.append(block)
-        return found
+        return Match(found, self._contents[found[-1]] if found else None)
 
     def register(self, block: int, key: bytes, parent: int | None, token_ids: list[int], salt: str) -> int | None:
         """Notes what a held block contains, now that it is computed, so that others can find it.

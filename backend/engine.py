@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ from backend.step_input import ChunkRows, following_step, step_input
 from backend.token_text import say
 
 logger = logging.getLogger(__name__)
+
+_TOTALS = tuple(field.name for field in fields(Totals))
 
 
 @dataclass(slots=True)
@@ -138,7 +140,7 @@ class Engine:
             prefix_asked_tokens=self.scheduler.prefix_asked_tokens,
             prefix_hit_tokens=self.scheduler.prefix_hit_tokens,
             preemptions=self.scheduler.num_preemptions,
-            **asdict(self._totals),
+            **{name: getattr(self._totals, name) for name in _TOTALS},
         )
 
     def problems(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from backend.runner import StepOutput
@@ -113,8 +114,8 @@ def land(flight: Flight, notes: Mapping[int, SequenceNotes]) -> Landed:
 def _land_on_host(
     chunks: list[Chunk], rows: list[ChunkRows], output: StepOutput, notes: Mapping[int, SequenceNotes]
 ) -> Landed:
-    sound = _sound(output.logits).tolist()
-    sound_hidden = torch.isfinite(output.hidden.sum(dim=-1)).tolist()
+    sound = _sound_rows(output.logits)
+    sound_hidden = torch.isfinite(output.hidden.sum(dim=-1)).tolist() if len(output.hidden) else []
     poisoned: set[int] = set()
     sampling: list[Sequence] = []
     sampling_rows: list[int] = []
@@ -145,6 +146,15 @@ def _sound(logits: torch.Tensor) -> torch.Tensor:
     infinity is a token that never comes, and no fault.
     """
     return logits.sum(dim=-1) < torch.inf
+
+
+def _sound_rows(logits: torch.Tensor) -> list[bool]:
+    if logits.is_cuda:
+        on_device: list[bool] = _sound(logits).tolist()
+        return on_device
+    # On the host numpy: torch would wake its threads for a sum of one row, at several times the cost.
+    sound: list[bool] = (logits.numpy().sum(axis=-1) < np.inf).tolist()
+    return sound
 
 
 def _note_prompt_logprobs(chunk: Chunk, logits: torch.Tensor) -> None:

@@ -6,7 +6,6 @@ import ctypes
 import time
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from backend.config import ModelConfig
@@ -19,6 +18,17 @@ from backend.thread_choice import ThreadChoice
 from backend.weights import LayerWeights, Linear, ModelWeights
 
 _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+# Of fused_step(): the model, the rows, and by pairs or threes a number and the arrays that have so many entries.
+_STEP_ARGUMENTS = (
+    _POINTER,
+    *(_INT32, _POINTER, _POINTER, _POINTER),
+    *(_INT32, _POINTER),
+    *(_POINTER, _INT32),
+    *(_INT32, _POINTER, _POINTER),
+    *(_INT32, _POINTER, _POINTER),
+    _INT32,
+)
 
 # In the order of the formats of fused_step.cpp.
 _PACKERS: dict[Precision, Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor | None]]] = {
@@ -92,6 +102,7 @@ class FusedRunner:
         self.kv_bytes_per_token = self.block_bytes(config, kv_precision) // BLOCK_SIZE
         self.num_blocks = num_blocks
         self._library = library
+        library.fused_step.argtypes = _STEP_ARGUMENTS
         self._threads = ThreadChoice(threads)
         self._lanes: int = library.fused_lanes()
         # Everything the library points to stays here.
@@ -114,26 +125,22 @@ class FusedRunner:
     def run(self, step: StepInput) -> StepOutput:
         """See ``ModelRunner.run``."""
         rows, wanted = len(step.token_ids), len(step.logits_rows)
-        counts = np.diff(step.query_starts)
-        row_sequence = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         size = wanted * self.config.vocab_size
         if self._logits.numel() < size:
             self._logits = torch.empty(size)
         hidden = torch.empty(len(step.hidden_rows), self.config.hidden_size)
-        arrays = (step.token_ids, step.positions, step.slot_mapping, row_sequence, step.block_tables)
         threads, began = self._threads.threads(rows), time.perf_counter()
         failed = self._library.fused_step(
-            _POINTER(self._model),
-            _INT32(rows),
-            *(_POINTER(array.ctypes.data) for array in arrays),
-            _INT32(step.block_tables.shape[1]),
-            _INT32(wanted),
-            _POINTER(step.logits_rows.ctypes.data),
-            _POINTER(self._logits.data_ptr()),
-            _INT32(len(step.hidden_rows)),
-            _POINTER(step.hidden_rows.ctypes.data),
-            _POINTER(hidden.data_ptr()),
-            _INT32(threads),
+            self._model,
+            rows,
+            step.token_ids.ctypes.data,
+            step.positions.ctypes.data,
+            step.slot_mapping.ctypes.data,
+            *(step.block_tables.shape[0], step.query_starts.ctypes.data),
+            *(step.block_tables.ctypes.data, step.block_tables.shape[1]),
+            *(wanted, step.logits_rows.ctypes.data, self._logits.data_ptr()),
+            *(len(step.hidden_rows), step.hidden_rows.ctypes.data, hidden.data_ptr()),
+            threads,
         )
         if failed:
             raise MemoryError(f"no memory for a step of {rows} tokens")

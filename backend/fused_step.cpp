@@ -284,7 +284,8 @@ struct Step {
   int rows;
   const int32_t *tokens, *positions;
   const int64_t* slots;
-  const int32_t *row_sequence, *block_tables;
+  std::vector<int32_t> row_sequence;  // which block table a row's keys are found by
+  const int32_t* block_tables;
   int table_width;
 };
 
@@ -863,18 +864,19 @@ void* fused_create(const FusedShape* shape, const FusedLayer* layers, const Fuse
 
 void fused_destroy(void* model) { delete static_cast<Model*>(model); }
 
-// Arrays as in backend/runner.py; row_sequence [rows] is the index of each row's block table.
+// Arrays as in backend/runner.py.
 // logits: [wanted][vocab]; hidden: [wanted_hidden][hidden].
 // Returns 0, or 1 if there is no memory for a step of so many rows; then nothing has been written.
 int fused_step(void* model, int rows, const int32_t* tokens, const int32_t* positions, const int64_t* slots,
-                const int32_t* row_sequence, const int32_t* block_tables, int table_width, int wanted,
+                int sequences, const int32_t* query_starts, const int32_t* block_tables, int table_width, int wanted,
                 const int32_t* logits_rows, float* logits, int wanted_hidden, const int32_t* hidden_rows, float* hidden,
                 int threads) {
   Model& m = *static_cast<Model*>(model);
-  const Step step{rows, tokens, positions, slots, row_sequence, block_tables, table_width};
+  Step step{rows, tokens, positions, slots, {}, block_tables, table_width};
   std::vector<RowGroup> groups;
   try {
     m.reserve(rows, threads);
+    for (int s = 0; s < sequences; s++) step.row_sequence.resize(query_starts[s + 1], s);
     groups = group_rows(m, step);
   } catch (const std::bad_alloc&) {
     return 1;

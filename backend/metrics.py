@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from backend.async_engine import StepReport
+from backend.engine_stats import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -30,12 +34,38 @@ _TOTALS = {
     "shed": "Sequences ended because a step ran out of memory.",
 }
 """Totals of ``EngineStats`` that are counters here."""
+_LEVELS = {
+    "running_sequences": ("running", "Sequences in the batch."),
+    "waiting_sequences": ("waiting", "Sequences queued."),
+    "kv_blocks_free": ("free_blocks", "KV blocks that nobody holds, the cached ones included."),
+    "kv_blocks_cached": ("cached_blocks", "Free KV blocks whose content can still be found."),
+    "kv_blocks_held": ("held_blocks", "KV blocks held by running sequences."),
+    "kv_fragmentation_ratio": ("fragmentation", "Share of slots in held blocks that hold no token."),
+}
+"""Gauges, and what of ``EngineStats`` they show."""
+
+
+class _EngineCollector(Collector):
+    """Shows the newest picture of the engine when somebody asks: a step has no time to tell each metric."""
+
+    def __init__(self, stats: EngineStats) -> None:
+        self.stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        for name, help_text in _TOTALS.items():
+            yield CounterMetricFamily(f"keepgate_backend_{name}", help_text, getattr(self.stats, name))
+        for name, (field, help_text) in _LEVELS.items():
+            yield GaugeMetricFamily(f"keepgate_backend_{name}", help_text, getattr(self.stats, field))
 
 
 class Metrics:
-    """Counters of one server, in a registry of their own."""
+    """Counters of one server, in a registry of their own.
 
-    def __init__(self, num_blocks: int) -> None:
+    Args:
+        stats: of the engine at its start.
+    """
+
+    def __init__(self, stats: EngineStats) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
         self.requests = Counter(
@@ -64,17 +94,8 @@ class Metrics:
         self._problems = Counter(
             "keepgate_backend_integrity_problems", "Faults found in the books of blocks.", registry=registry
         )
-        self._totals = {
-            name: Counter(f"keepgate_backend_{name}", help_text, registry=registry)
-            for name, help_text in _TOTALS.items()
-        }
-        self._seen = dict.fromkeys(_TOTALS, 0)
-        self._running = gauge("running_sequences", "Sequences in the batch.")
-        self._waiting = gauge("waiting_sequences", "Sequences queued.")
-        self._free_blocks = gauge("kv_blocks_free", "KV blocks that nobody holds, the cached ones included.")
-        self._cached_blocks = gauge("kv_blocks_cached", "Free KV blocks whose content can still be found.")
-        self._held_blocks = gauge("kv_blocks_held", "KV blocks held by running sequences.")
-        self._fragmentation = gauge("kv_fragmentation_ratio", "Share of slots in held blocks that hold no token.")
+        self._engine = _EngineCollector(stats)
+        registry.register(self._engine)
         utilisation = gauge("batch_utilisation_ratio", "Share of the batch's places used, over recent steps.")
         utilisation.set_function(lambda: self._recent_share(0, 1))
         efficiency = gauge("padding_efficiency_ratio", "Share of rows computed that are tokens, over recent steps.")
@@ -82,8 +103,7 @@ class Metrics:
         fresh = gauge("fresh_rows_ratio", "Share of tokens computed for the first time, over recent steps.")
         fresh.set_function(lambda: self._recent_share(4, 2))
         gauge("tokens_per_second", "What the device generates, over the last 10 s.").set_function(self._device_rate)
-        gauge("kv_blocks", "KV blocks in all.").set(num_blocks)
-        self._free_blocks.set(num_blocks)
+        gauge("kv_blocks", "KV blocks in all.").set(stats.free_blocks + stats.held_blocks)
         # Of recent steps: sequences, places, rows, rows with padding, useful rows.
         self._recent: deque[tuple[int, int, int, int, int]] = deque(maxlen=_RECENT_STEPS)
         # Of recent seconds: when, and how many tokens.
@@ -91,18 +111,16 @@ class Metrics:
 
     def note_step(self, report: StepReport) -> None:
         """Takes over what a step did."""
-        stats, timings = report.stats, report.timings
-        grown = {name: getattr(stats, name) - seen for name, seen in self._seen.items()}
-        for name, amount in grown.items():
-            self._totals[name].inc(amount)
-            self._seen[name] += amount
+        before, stats, timings = self._engine.stats, report.stats, report.timings
+        self._engine.stats = stats
         if report.computed:
             self._step_seconds.observe(report.seconds)
-            rows = grown["computed_rows"]
-            padded, useful = rows + grown["padding_rows"], grown["useful_rows"]
-            self._recent.append((grown["batch_slots_used"], stats.max_batch, rows, padded, useful))
-        if grown["generated_tokens"]:
-            self._generated.append((time.monotonic(), grown["generated_tokens"]))
+            slots = stats.batch_slots_used - before.batch_slots_used
+            rows = stats.computed_rows - before.computed_rows
+            padded = rows + stats.padding_rows - before.padding_rows
+            self._recent.append((slots, stats.max_batch, rows, padded, stats.useful_rows - before.useful_rows))
+        if generated := stats.generated_tokens - before.generated_tokens:
+            self._generated.append((time.monotonic(), generated))
             self._drop_old()
         for histogram, values in (
             (self._queue_seconds, timings.queued),
@@ -111,14 +129,10 @@ class Metrics:
         ):
             for value in values:
                 histogram.observe(value)
-        self._failed_steps.inc(int(report.failed))
-        self._problems.inc(report.problems)
-        self._running.set(stats.running)
-        self._waiting.set(stats.waiting)
-        self._free_blocks.set(stats.free_blocks)
-        self._cached_blocks.set(stats.cached_blocks)
-        self._held_blocks.set(stats.held_blocks)
-        self._fragmentation.set(stats.fragmentation)
+        if report.failed:
+            self._failed_steps.inc()
+        if report.problems:
+            self._problems.inc(report.problems)
 
     def _drop_old(self) -> None:
         oldest = time.monotonic() - _RATE_SECONDS

@@ -34,8 +34,12 @@ def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[Sampled]:
     wanting = [row for row, sequence in enumerate(sequences) if sequence.params.logprobs is not None]
     raw = torch.log_softmax(logits[wanting], dim=-1) if wanting else None
     for row, sequence in enumerate(sequences):
-        _adjust(logits[row], sequence)
-    tokens = _choose(logits, sequences).tolist()
+        if _is_adjusted(sequence):
+            _adjust(logits[row], sequence)
+    if logits.is_cuda:
+        tokens: list[int] = draw(logits, sequences).tolist()
+    else:
+        tokens = choose_on_host(logits.numpy(), sequences)
     logprobs = {}
     if raw is not None:
         for index, row in enumerate(wanting):
@@ -48,8 +52,7 @@ def draws_alone(sequence: Sequence) -> bool:
 
     Then it can be chosen before the tokens that precede it are known to the host.
     """
-    params = sequence.params
-    return not (params.has_penalties or params.logit_bias or params.logprobs is not None or sequence.constraint)
+    return sequence.params.logprobs is None and not _is_adjusted(sequence)
 
 
 @torch.inference_mode()
@@ -62,7 +65,11 @@ def draw(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
     Returns:
         int64 [len(sequences)], where the logits are.
     """
-    return _choose(logits, sequences)
+    if logits.is_cuda:
+        from backend.device_sampler import choose_on_device
+
+        return choose_on_device(logits, sequences)
+    return torch.tensor(choose_on_host(logits.numpy(), sequences))
 
 
 def token_logprobs(log_probabilities: torch.Tensor, token_id: int, params: SamplingParams) -> TokenLogprobs:
@@ -71,6 +78,11 @@ def token_logprobs(log_probabilities: torch.Tensor, token_id: int, params: Sampl
     values, ids = torch.topk(log_probabilities, count)
     top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
     return TokenLogprobs(token_id, float(log_probabilities[token_id]), top)
+
+
+def _is_adjusted(sequence: Sequence) -> bool:
+    params = sequence.params
+    return params.has_penalties or bool(params.logit_bias) or sequence.constraint is not None
 
 
 def _adjust(row: torch.Tensor, sequence: Sequence) -> None:
@@ -89,16 +101,8 @@ def _adjust(row: torch.Tensor, sequence: Sequence) -> None:
             counts = torch.tensor(list(sequence.output_counts.values()), dtype=row.dtype, device=row.device)
             row[ids] -= params.presence_penalty + params.frequency_penalty * counts
     if params.logit_bias:
-        ids = torch.tensor(list(params.logit_bias), device=row.device)
-        row[ids] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device)
+        biased, biases = sequence.logit_bias
+        row[torch.from_numpy(biased).to(row.device)] += torch.from_numpy(biases).to(row.device)
     # Last, so that no bias brings back what is not allowed.
     if sequence.constraint is not None and (allowed := sequence.constraint.allowed()) is not None:
         row.masked_fill_(~allowed.to(row.device), -torch.inf)
-
-
-def _choose(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
-    if logits.is_cuda:
-        from backend.device_sampler import choose_on_device
-
-        return choose_on_device(logits, sequences)
-    return torch.tensor(choose_on_host(logits.numpy(), sequences))

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
+from backend.block_pool import Match
 from backend.detokenizer import Detokenizer
 from backend.runner import BLOCK_SIZE
 from backend.stop_strings import StopStrings
@@ -117,6 +120,11 @@ class Sequence:
         self.blocks: list[int] = []
         self.first_block = 0
         self.params = params
+        self.logit_bias = (
+            np.fromiter(params.logit_bias.keys(), np.int64),
+            np.fromiter(params.logit_bias.values(), np.float32),
+        )
+        """Token ids and what is added to their logits: made once, for every step needs them."""
         self.detokenizer = detokenizer
         self.stop_strings = StopStrings(params.stop)
         # One uniform number for each generated token, from a generator of its own: what the sequence draws does
@@ -131,10 +139,12 @@ class Sequence:
         self.deadline = deadline
         self.salt = salt
         self.pooled = pooled
-        # The scheduler's notes: place in the queue, keys of full blocks, how many blocks others can find, and the
-        # prompt's tokens that were computed already when the sequence first ran.
+        # The scheduler's notes: place in the queue, keys of full blocks, what was found of them while the sequence
+        # waited, how many blocks others can find, and the prompt's tokens that were computed already when the
+        # sequence first ran.
         self.arrival = 0
         self.block_keys: list[bytes] = []
+        self.match: Match | None = None
         self.num_registered = 0
         self.num_cached = 0
         # Times of time.monotonic(), in seconds.

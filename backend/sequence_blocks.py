@@ -99,11 +99,13 @@ class SequenceBlocks:
         """Lets nobody find the sequence's blocks any more: what they contain is not to be trusted."""
         keys = sequence.block_keys[: sequence.first_block]
         left_behind = self._pool.match(keys, sequence.tokens, BLOCK_SIZE, sequence.salt)
-        self._pool.forget(left_behind + sequence.blocks)
+        self._pool.forget(left_behind.blocks + sequence.blocks)
 
     def match(self, sequence: Sequence) -> list[int]:
         """Computed blocks that the sequence can begin with; at least its last token is left to compute."""
-        return self._pool.match(self.keys_to_find(sequence), sequence.tokens, BLOCK_SIZE, sequence.salt)
+        keys = self.keys_to_find(sequence)
+        sequence.match = self._pool.match(keys, sequence.tokens, BLOCK_SIZE, sequence.salt, sequence.match)
+        return sequence.match.blocks
 
     def keys_to_find(self, sequence: Sequence) -> list[bytes]:
         """Keys of the blocks that a sequence could begin with if somebody had computed them."""

@@ -72,7 +72,6 @@ class ServerState:
 
     def __init__(self, model: ServedModel, engine_config: EngineConfig) -> None:
         self.model = model
-        self.metrics = Metrics(model.runner.num_blocks)
         most_sequences = (engine_config.max_batch or model.runner.max_batch) + engine_config.max_waiting
         self.max_seconds = engine_config.max_seconds
         engine = Engine(
@@ -82,6 +81,7 @@ class ServerState:
             engine_config.batching,
             engine_config.shares_prefixes,
         )
+        self.metrics = Metrics(engine.stats())
         self.engine = AsyncEngine(engine, most_sequences, self.metrics.note_step)
         self.reader = RequestReader(model, min(most_sequences, 128))
         # Threads of their own, so that nobody else's request waits for grammars.

@@ -39,19 +39,27 @@ class SequenceRows:
 
 
 def pack(sequences: Many[SequenceRows], logits_rows: Iterable[int], hidden_rows: Iterable[int] = ()) -> StepInput:
-    """A step of these rows: where each lies, and where its keys and values go."""
-    counts = [len(rows.token_ids) for rows in sequences]
-    starts = np.cumsum([0, *counts])
+    """A step of these rows: where each lies, and where its keys and values go.
+
+    Lists, for most steps have one row of each sequence, where a call of numpy costs more than the row.
+    """
     tables = np.zeros((len(sequences), max(r.first_block + len(r.blocks) for r in sequences)), dtype=np.int32)
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    starts = [0]
     for table, rows in zip(tables, sequences, strict=True):
         table[rows.first_block : rows.first_block + len(rows.blocks)] = rows.blocks
-    owner = np.repeat(np.arange(len(sequences)), counts)
-    positions = np.arange(starts[-1]) + np.array([r.start for r in sequences])[owner] - starts[owner]
+        own = range(rows.start, rows.start + len(rows.token_ids))
+        token_ids += rows.token_ids
+        positions += own
+        slots += [rows.blocks[at // BLOCK_SIZE - rows.first_block] * BLOCK_SIZE + at % BLOCK_SIZE for at in own]
+        starts.append(len(positions))
     return StepInput(
-        token_ids=np.array([token for rows in sequences for token in rows.token_ids], dtype=np.int32),
-        positions=positions.astype(np.int32),
-        slot_mapping=tables[owner, positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE,
-        query_starts=starts.astype(np.int32),
+        token_ids=np.array(token_ids, dtype=np.int32),
+        positions=np.array(positions, dtype=np.int32),
+        slot_mapping=np.array(slots, dtype=np.int64),
+        query_starts=np.array(starts, dtype=np.int32),
         block_tables=tables,
         logits_rows=np.array(list(logits_rows), dtype=np.int32),
         hidden_rows=np.array(list(hidden_rows), dtype=np.int32),

@@ -147,7 +147,7 @@ def test_the_pace_is_the_mean_time_between_ends() -> None:
 async def test_metrics_say_what_the_engine_did() -> None:
     """Counts, times and shares, under names that stay."""
     engine = Engine(fused(40), 4, 64)
-    metrics = Metrics(engine.pool.num_blocks)
+    metrics = Metrics(engine.stats())
     async with running(engine, metrics.note_step) as served:
         prompt = [*range(20, 60)]
         await answers(served, *(sequence(prompt, 10) for _ in range(2)))
@@ -183,7 +183,7 @@ class Padded(Around):
 async def test_padding_is_what_the_runner_computes_for_nobody() -> None:
     """Its rows count in the efficiency and not as tokens; nor does what is computed again after a preemption."""
     engine = Engine(Padded(fused(4)), 2, 64)
-    metrics = Metrics(engine.pool.num_blocks)
+    metrics = Metrics(engine.stats())
     async with running(engine, metrics.note_step) as served:
         await answers(served, sequence([*range(20, 36)], 30), sequence([*range(40, 56)], 30))
     stats = engine.stats()

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from backend.block_pool import BlockPool, chain_key, root_key
+from backend.block_pool import BlockPool, Match, chain_key, root_key
 
 SIZE = 2
 TOKENS = st.lists(st.integers(0, 1), min_size=SIZE, max_size=4 * SIZE)
@@ -47,6 +47,7 @@ class Pool(RuleBasedStateMachine):
         self.pool = BlockPool(8)
         self.holders: list[Holder] = []
         self.written: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.waiting: list[tuple[list[int], str, Match]] = []
 
     def keys(self, tokens: list[int], salt: str) -> list[bytes]:
         return keys_of(tokens, salt, self.weak_keys)
@@ -54,7 +55,7 @@ class Pool(RuleBasedStateMachine):
     @rule(tokens=TOKENS, salt=SALTS)
     def join(self, tokens: list[int], salt: str) -> None:
         """Shares what is known, which must be what the sequence begins with, and takes the rest."""
-        shared = self.pool.match(self.keys(tokens, salt), tokens, SIZE, salt)
+        shared = self.pool.match(self.keys(tokens, salt), tokens, SIZE, salt).blocks
         for index, block in enumerate(shared):
             assert self.written[block] == (salt, tuple(tokens[: (index + 1) * SIZE]))
         for block in shared:
@@ -113,8 +114,19 @@ class Pool(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         self.pool.forget(holder.blocks)
         keys = self.keys(holder.tokens, holder.salt)
-        found = self.pool.match(keys, holder.tokens, SIZE, holder.salt)
+        found = self.pool.match(keys, holder.tokens, SIZE, holder.salt).blocks
         assert not set(found) & set(holder.blocks)
+
+    @rule(tokens=TOKENS, salt=SALTS)
+    def wait(self, tokens: list[int], salt: str) -> None:
+        """Somebody comes who will look again for what others have computed."""
+        self.waiting.append((tokens, salt, self.pool.match(self.keys(tokens, salt), tokens, SIZE, salt)))
+
+    @invariant()
+    def what_was_found_before_is_only_a_short_cut(self) -> None:
+        for tokens, salt, before in self.waiting:
+            anew = self.pool.match(self.keys(tokens, salt), tokens, SIZE, salt)
+            assert self.pool.match(self.keys(tokens, salt), tokens, SIZE, salt, before) == anew
 
     @invariant()
     def the_books_are_right(self) -> None:
@@ -173,9 +185,9 @@ def test_blank_blocks_are_used_before_cached_ones() -> None:
     taken = pool.allocate(2)
     assert taken is not None
     assert blocks[0] not in taken
-    assert pool.match(keys_of([1, 2], ""), [1, 2], SIZE, "") == blocks
+    assert pool.match(keys_of([1, 2], ""), [1, 2], SIZE, "").blocks == blocks
     assert pool.allocate(1) == blocks
-    assert pool.match(keys_of([1, 2], ""), [1, 2], SIZE, "") == []
+    assert pool.match(keys_of([1, 2], ""), [1, 2], SIZE, "").blocks == []
 
 
 def test_equal_blocks_become_one() -> None:
@@ -196,9 +208,9 @@ def test_a_key_alone_is_not_believed() -> None:
     assert pool.register(one, b"one", None, [1, 2], "") == one
     assert pool.register(after_one, b"same", one, [9, 9], "") == after_one
     assert pool.register(two, b"two", None, [3, 4], "") == two
-    assert pool.match([b"one", b"same"], [1, 2, 9, 9], SIZE, "") == [one, after_one]
-    assert pool.match([b"two", b"same"], [3, 4, 9, 9], SIZE, "") == [two]
-    assert pool.match([b"one", b"same"], [1, 2, 9, 8], SIZE, "") == [one]
+    assert pool.match([b"one", b"same"], [1, 2, 9, 9], SIZE, "").blocks == [one, after_one]
+    assert pool.match([b"two", b"same"], [3, 4, 9, 9], SIZE, "").blocks == [two]
+    assert pool.match([b"one", b"same"], [1, 2, 9, 8], SIZE, "").blocks == [one]
     assert pool.register(after_two, b"same", two, [9, 9], "") is None
 
 
@@ -207,9 +219,9 @@ def test_salts_separate() -> None:
     pool = BlockPool(2)
     chain(pool, [1, 2])
     assert keys_of([1, 2], "") != keys_of([1, 2], "tenant")
-    assert pool.match(keys_of([1, 2], "tenant"), [1, 2], SIZE, "tenant") == []
+    assert pool.match(keys_of([1, 2], "tenant"), [1, 2], SIZE, "tenant").blocks == []
     # Even if the keys were the same.
-    assert pool.match(keys_of([1, 2], ""), [1, 2], SIZE, "tenant") == []
+    assert pool.match(keys_of([1, 2], ""), [1, 2], SIZE, "tenant").blocks == []
 
 
 def test_the_check_finds_what_is_wrong() -> None:

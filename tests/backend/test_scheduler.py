@@ -325,6 +325,27 @@ def test_answers_to_one_prompt_compute_it_once(make: Maker) -> None:
     assert other.num_generated > answers[0].num_generated, "nobody else waits for the first one"
 
 
+def test_those_who_wait_for_a_prompt_look_at_each_of_its_blocks_once(
+    make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many steps the prompt takes: everybody else waits for these looks."""
+    looks: Counter[int] = Counter()
+    look = BlockPool._contains
+
+    def counted(self: BlockPool, block: int, parent: int | None, token_ids: list[int], salt: str) -> bool:
+        looks[block] += 1
+        return look(self, block, parent, token_ids, salt)
+
+    monkeypatch.setattr(BlockPool, "_contains", counted)
+    scheduler = Scheduler(BlockPool(400), 8, BLOCK_SIZE)
+    for _ in range(6):
+        scheduler.add(make(64 * BLOCK_SIZE, family=3))
+    while not scheduler.running or scheduler.running[0].num_computed < 60 * BLOCK_SIZE:
+        step(scheduler)
+    assert len(looks) >= 59
+    assert set(looks.values()) == {5}
+
+
 def test_an_urgent_sequence_follows_no_less_urgent_one(make: Maker) -> None:
     """It would wait for chunks that are computed when nobody needs the budget more."""
     scheduler = Scheduler(BlockPool(100), max_batch=8, step_tokens=64)
