@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "head (default: %(default)s)",
     )
     parser.add_argument(
-        "--threads", type=_positive, help="threads that compute (default: the cores this process may use)"
+        "--threads", type=_threads, help="threads that compute (default: the cores this process may use)"
     )
     parser.add_argument(
         "--step-tokens",
@@ -253,6 +253,14 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected 1 or more")
     return int(text)
+
+
+def _threads(text: str) -> int:
+    # More than there are processors make every step wait for the system's scheduler, hundreds of times.
+    threads, most = _positive(text), os.cpu_count() or 1
+    if threads > most:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected 1 to {most}, the processors there are")
+    return threads
 
 
 def _seconds(text: str) -> float:

@@ -57,11 +57,11 @@ class Fields:
             raise self.error(field, f"a list of {num_layers} values out of {', '.join(map(repr, allowed))}")
         return value[:num_layers]
 
-    def token_ids(self, field: str) -> tuple[int, ...]:
+    def token_ids(self, field: str, vocab_size: int) -> tuple[int, ...]:
         value = self.values.get(field)
         if value is None:
             return ()
         ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
-            raise self.error(field, "a token id or a list of token ids")
+        if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < vocab_size for item in ids):
+            raise self.error(field, f"a token id or a list of token ids, from 0 to {vocab_size - 1}")
         return tuple(ids)

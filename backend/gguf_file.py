@@ -150,7 +150,8 @@ def _hf_tensors(tensor: Any, metadata: GgufMetadata, config: dict[str, Any]) -> 
 
 
 def _hf_name(name: str, metadata: GgufMetadata) -> str:
-    *middle, kind, suffix = name.split(".")
+    place, _, suffix = name.rpartition(".")
+    *middle, kind = place.split(".")
     known = _TENSORS
     if metadata.is_gemma:
         known = _TENSORS | _GEMMA_TENSORS

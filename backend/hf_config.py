@@ -100,7 +100,7 @@ def read_hf_config(values: Mapping[str, Any], source: str) -> ModelConfig:
         output_bias=attention_bias,
         mlp_bias=model_type in ("llama", "smollm3") and fields.flag("mlp_bias"),
         qk_norm=model_type in ("qwen3", "qwen3_moe", "gemma3_text"),
-        eos_token_ids=fields.token_ids("eos_token_id"),
+        eos_token_ids=fields.token_ids("eos_token_id", fields.count("vocab_size")),
         activation=_activation(fields, "hidden_activation" if gemma else "hidden_act"),
         windows=_windows(fields, model_type, num_layers),
         ropes=ropes,

@@ -141,6 +141,11 @@ def test_a_window_that_no_context_outgrows_is_none() -> None:
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type is 'yarn', expected 'default', 'linear' or 'llama3'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"eos_token_id": "end"}, "eos_token_id"),
+        (
+            {"eos_token_id": [1, 10**6]},
+            "eos_token_id is [1, 1000000], expected a token id or a list of token ids, from 0",
+        ),
+        ({"eos_token_id": -1}, "eos_token_id is -1"),
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, expected a positive number"),
         ({"model_type": "gemma2", "hidden_activation": "silu2"}, "hidden_activation is 'silu2', expected 'silu' or"),

@@ -24,8 +24,14 @@ from tests.backend.conftest import quiet
 HIDDEN, HEADS, KV_HEADS, LAYERS = 64, 4, 2, 2
 
 
-def write_gguf(path: Path, pre_tokenizer: str = "smollm", architecture: str = "llama") -> dict[str, Any]:
-    """A tiny model with a byte vocabulary; returns its tensors by GGUF name, as they read after quantisation."""
+def write_gguf(
+    path: Path, pre_tokenizer: str = "smollm", architecture: str = "llama", extra: str = ""
+) -> dict[str, Any]:
+    """A tiny model with a byte vocabulary; returns its tensors by GGUF name, as they read after quantisation.
+
+    Args:
+        extra: name of a tensor that no such model has.
+    """
     writer = GGUFWriter(path, architecture)
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
@@ -66,6 +72,8 @@ def write_gguf(path: Path, pre_tokenizer: str = "smollm", architecture: str = "l
         packed = values if len(shape) == 1 else quantize(values, kind)
         writer.add_tensor(f"{name}.weight", packed, raw_dtype=kind)
         written[name] = values if len(shape) == 1 else dequantize(packed, kind)
+    if extra:
+        writer.add_tensor(extra, np.ones(HIDDEN, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -119,10 +127,14 @@ def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, cache_home: Path
 
 
 def test_another_architecture_is_refused(tmp_path: Path, cache_home: Path) -> None:
-    """By the name in the file."""
+    """By the name in the file, and by the first tensor that does not belong."""
     write_gguf(tmp_path / "tiny.gguf", architecture="bloom")
     with pytest.raises(ModelError, match="'bloom', expected one of llama"):
         resolve_model(str(tmp_path / "tiny.gguf"), quiet)
+    for name in ("plain", "blk.0.attn_q", "blk.0.attn_sinks.weight", "other.weight"):
+        write_gguf(tmp_path / "more.gguf", extra=name)
+        with pytest.raises(ModelError, match=f"more.gguf: tensor {name} has no place in a llama decoder"):
+            resolve_model(str(tmp_path / "more.gguf"), quiet)
     (tmp_path / "text.gguf").write_text("hello")
     with pytest.raises(ModelError, match="not a readable GGUF file"):
         resolve_model(str(tmp_path / "text.gguf"), quiet)

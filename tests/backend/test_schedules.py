@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from backend.batching import Batching, BatchingMode
 from backend.engine import Engine
+from backend.fused_layout import KVPrecision, Precision
 from backend.runner import ModelRunner
 from backend.sequence import FinishReason
 from tests.backend.tiny_model import Said, Talk, alone, fused, reference
@@ -52,15 +53,30 @@ ASKS = st.builds(
 KNOWN: dict[tuple[tuple[int, ...], int, bool], Said] = {}
 
 
-@pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return fused(NUM_BLOCKS)
+# Weights, and keys and values.
+PRECISIONS: tuple[tuple[Precision, KVPrecision], ...] = (
+    ("float16", "float16"),
+    ("int8", "int8"),
+    ("int4", "float16"),
+)
+
+
+@pytest.fixture(scope="module", params=PRECISIONS, ids=lambda precisions: "-".join(precisions))
+def precisions(request: pytest.FixtureRequest) -> tuple[Precision, KVPrecision]:
+    KNOWN.clear()
+    chosen: tuple[Precision, KVPrecision] = request.param
+    return chosen
 
 
 @pytest.fixture(scope="module")
-def quiet_runner() -> ModelRunner:
+def runner(precisions: tuple[Precision, KVPrecision]) -> ModelRunner:
+    return fused(NUM_BLOCKS, *precisions)
+
+
+@pytest.fixture(scope="module")
+def quiet_runner(precisions: tuple[Precision, KVPrecision]) -> ModelRunner:
     """Where requests run alone, with memory of its own."""
-    return fused(NUM_BLOCKS)
+    return fused(NUM_BLOCKS, *precisions)
 
 
 def expected(runner: ModelRunner, ask: Ask) -> Said:

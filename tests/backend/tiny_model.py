@@ -14,6 +14,7 @@ import torch
 from backend.config import ModelConfig
 from backend.detokenizer import Detokenizer, TokenBytes
 from backend.engine import Engine, Output
+from backend.fused_layout import KVPrecision, Precision
 from backend.fused_runner import FusedRunner
 from backend.runner import ModelRunner
 from backend.sequence import SamplingParams, Sequence, TokenLogprobs
@@ -59,9 +60,9 @@ def weights() -> ModelWeights:
     return dataclasses.replace(made, head=4 * made.head)
 
 
-def fused(num_blocks: int) -> ModelRunner:
+def fused(num_blocks: int, precision: Precision = "float16", kv_precision: KVPrecision = "float16") -> ModelRunner:
     """The runner that promises the same bits in any schedule."""
-    return FusedRunner(built_library(), CONFIG, weights(), num_blocks, CONTEXT, threads=1)
+    return FusedRunner(built_library(), CONFIG, weights(), num_blocks, CONTEXT, 1, precision, kv_precision)
 
 
 def reference(num_blocks: int) -> ModelRunner:
