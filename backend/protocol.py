@@ -1,7 +1,7 @@
 """Bodies of requests, decoded into types, with errors that name the field.
 
 null means absent everywhere. A field that this server does not know is an error, and so is one whose meaning it
-cannot honour (the checks for that are in ``requests.py``); the few that change no answer are accepted.
+cannot honour (the readers that ``requests.py`` names check that); the few that change no answer are accepted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from backend.errors import InvalidRequest
+from backend.errors import InvalidRequest, ModelNotFound
 
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
 _FIELD = re.compile(r"field `(\w+)`")
@@ -130,12 +130,30 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 Body = TypeVar("Body", ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
 
 
-def decode_request(body: bytes, kind: type[Body]) -> Body:
-    """Decodes a JSON body.
+def decode_request(body: bytes, kind: type[Body], model: str) -> Body:
+    """Decodes a JSON body that is meant for this model.
 
     Raises:
         InvalidRequest: not JSON, not an object, an unknown field, or a value of the wrong type.
+        ModelNotFound: meant for another model.
     """
+    request = _decoded(body, kind)
+    if request.model is not None:
+        check_model(request.model, model)
+    return request
+
+
+def check_model(name: str, served: str) -> None:
+    """Refuses a model that is not the one that is served.
+
+    Raises:
+        ModelNotFound: names the one that is.
+    """
+    if name != served:
+        raise ModelNotFound(f"no such model here; this server has '{served}'", "model")
+
+
+def _decoded(body: bytes, kind: type[Body]) -> Body:
     if not body:
         raise InvalidRequest("the body is empty, expected a JSON object")
     try:

@@ -69,7 +69,8 @@ async def _serve(
 ) -> None:
     # Imported here, for torch comes with it and takes seconds: a mistyped model or a taken port is said before.
     from backend.http_server import listening
-    from backend.server import STATE, create_app
+    from backend.server import create_app
+    from backend.server_state import STATE
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

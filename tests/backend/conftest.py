@@ -22,7 +22,8 @@ from backend.fused_build import FusedUnavailable, load_fused_library  # noqa: E4
 from backend.http_server import listening  # noqa: E402
 from backend.model import ServedModel, load_model  # noqa: E402
 from backend.model_source import ModelSource, resolve_model  # noqa: E402
-from backend.server import STATE, ServerState, create_app  # noqa: E402
+from backend.server import create_app  # noqa: E402
+from backend.server_state import STATE, ServerState  # noqa: E402
 from backend.weights import ModelWeights, load_weights, read_config  # noqa: E402
 
 ENGINE = EngineConfig(kv_memory=192 * 2**20, max_batch=8, max_context=2048, threads=2, max_waiting=24)

@@ -84,15 +84,15 @@ def test_what_people_write_is_taken(name: str, schema: dict[str, Any]) -> None:
 async def test_nobody_waits_for_anothers_grammar(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """While more grammars are compiled than asyncio has threads, texts are turned into tokens all the same."""
     served = await start_server()
-    reader, held, released = served.state.reader, asyncio.Event(), threading.Event()
-    read, loop = reader.chat, asyncio.get_running_loop()
+    chats, held, released = served.state.reader.chats, asyncio.Event(), threading.Event()
+    read, loop = chats.read, asyncio.get_running_loop()
 
     def slow(request: Any) -> Any:
         loop.call_soon_threadsafe(held.set)
         assert released.wait(60)
         return read(request)
 
-    monkeypatch.setattr(reader, "chat", slow)
+    monkeypatch.setattr(chats, "read", slow)
     form = {"type": "json_object"}
     asked = [
         asyncio.create_task(served.post(CHAT, messages=USER, max_tokens=1, response_format=form)) for _ in range(16)

@@ -388,7 +388,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its unsent text is bounded, and after a while its sequences end."""
-    monkeypatch.setattr("backend.server.SEND_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr("backend.streaming.SEND_TIMEOUT_SECONDS", 0.2)
     served = await start_server(send_buffer=4096)
     host, port = served.url.removeprefix("http://").split(":")
     # Small buffers, and log-probabilities that make every token some kilobytes.

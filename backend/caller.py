@@ -1,0 +1,59 @@
+"""What the head of a request says of its caller: how long it waits, and whose it is."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Iterable
+
+from aiohttp import web
+
+from backend.errors import InvalidRequest
+from backend.sequence import Sequence
+from backend.server_state import STATE
+
+_TIMEOUT_HEADER = "x-request-timeout"
+_LONGEST_TIMEOUT = 86_400.0
+_TELL_TENANTS = ("Authorization", "x-api-key", "api-key", "x-keepgate-namespace")
+
+
+def set_deadline(request: web.Request, sequences: Iterable[Sequence]) -> None:
+    """Sets how long the caller, or the server for all, waits: counted from when the body has arrived.
+
+    Raises:
+        InvalidRequest: names the header.
+    """
+    seconds = min(_asked_seconds(request), request.app[STATE].max_seconds or math.inf)
+    if seconds < math.inf:
+        deadline = time.monotonic() + seconds
+        for sequence in sequences:
+            sequence.deadline = deadline
+
+
+def set_salt(request: web.Request, sequences: Iterable[Sequence]) -> None:
+    """Keeps the KV blocks of one tenant from others, who could tell by time, and by usage, what has been asked before.
+
+    Tenants are told apart by the credentials that came with the request, as a gateway passes them on, and by the
+    namespace that a gateway gives them.
+    """
+    given = [f"{name}:{value}" for name in _TELL_TENANTS for value in request.headers.getall(name, ())]
+    if given:
+        salt = hashlib.blake2b("\0".join(given).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        for sequence in sequences:
+            sequence.salt = salt
+
+
+def _asked_seconds(request: web.Request) -> float:
+    value = request.headers.get(_TIMEOUT_HEADER)
+    if value is None:
+        return math.inf
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _LONGEST_TIMEOUT:
+        raise InvalidRequest(
+            f"{_TIMEOUT_HEADER}: expected seconds, more than 0 and at most {_LONGEST_TIMEOUT:.0f}", _TIMEOUT_HEADER
+        )
+    return seconds
