@@ -20,6 +20,8 @@ class AnswerForm:
     """A grammar for the answers, and how calls are found in them."""
 
     grammar: str
+    fields: tuple[str, ...]
+    """Those of the request that it was made of; its faults are theirs."""
     tool_format: ToolFormat | None = None
     """None: there are no calls."""
     visible: frozenset[int] = frozenset()
@@ -50,7 +52,7 @@ class FormReader:
         if rule is not None:
             self._compile(f"start: {rule}", schema_field(request.response_format))
         if choice is None:
-            return AnswerForm(f"start: {rule}")
+            return AnswerForm(f"start: {rule}", (field,))
         form = self.check_template()
         specials = self._model.text.token_bytes.special_ids
         parallel = request.parallel_tool_calls is not False
@@ -60,7 +62,8 @@ class FormReader:
         except GrammarError:
             self._compile(grammar := write([self._supported(tool) for tool in choice.tools]), "tools")
         marks = (token_id for text, token_id in specials.items() if form.marked_by(text))
-        return AnswerForm(grammar, form, frozenset(marks))
+        fields = (field,) if rule is None else (field, "response_format")
+        return AnswerForm(grammar, fields, form, frozenset(marks))
 
     def _without_calls(self, request: ChatRequest) -> AnswerForm | None:
         """Where there are tools that may not be called, the habit of calling them is not to show up as text."""
@@ -70,7 +73,7 @@ class FormReader:
         grammar = no_calls_grammar(template.tool_format, self._model.text.token_bytes.special_ids)
         if grammar is None or not self._model.config.eos_token_ids:
             return None
-        return AnswerForm(grammar)
+        return AnswerForm(grammar, ("tools",))
 
     def check_template(self) -> ToolFormat:
         """How the model writes calls.

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from backend.answer_form import AnswerForm
 from backend.async_engine import NOT_RUNNING, Generation
 from backend.caller import set_deadline, set_salt
 from backend.engine import Output
@@ -24,10 +25,13 @@ _FIRST_TOKEN_NOTED: web.RequestKey[bool] = web.RequestKey("_FIRST_TOKEN_NOTED")
 class Arrivals:
     """What the engine says of a request's sequences, as it arrives."""
 
-    def __init__(self, request: web.Request, sequences: Many[Sequence], generation: Generation) -> None:
+    def __init__(
+        self, request: web.Request, sequences: Many[Sequence], generation: Generation, form: AnswerForm | None
+    ) -> None:
         self._request = request
         self._state = request.app[STATE]
         self._sequences = sequences
+        self._form = form
         self._generation = generation
 
     @property
@@ -63,12 +67,8 @@ class Arrivals:
             self._state.metrics.first_token_seconds.observe(time.monotonic() - self._request[ARRIVED])
 
     def _raise_if_failed(self, sequence: Sequence, output: Output) -> None:
-        constraint = sequence.constraint
-        if output.finish_reason is not None and isinstance(constraint, GrammarConstraint) and constraint.error:
-            # The caller's schema is at fault, and another try would end the same way.
-            raise InvalidRequest(
-                f"response_format or tools: too complex to follow: {constraint.error}", "response_format"
-            )
+        if output.finish_reason is not None and self._form is not None:
+            self._raise_if_lost(self._form, sequence)
         match output.finish_reason:
             case FinishReason.EXPIRED:
                 raise DeadlineExceeded(output.error or "the request's deadline passed")
@@ -79,12 +79,24 @@ class Arrivals:
                     raise Unavailable(NOT_RUNNING)
                 raise GenerationFailed(output.error or "the engine failed while it worked on this request; try again")
 
+    def _raise_if_lost(self, form: AnswerForm, sequence: Sequence) -> None:
+        """The caller's schema is at fault if nothing could follow, and another try would end the same way."""
+        constraint = sequence.constraint
+        if isinstance(constraint, GrammarConstraint) and constraint.error:
+            names = " and ".join(form.fields)
+            raise InvalidRequest(f"{names}: too complex to follow: {constraint.error}", form.fields[0])
+
 
 @asynccontextmanager
-async def generating(request: web.Request, sequences: Many[Sequence]) -> AsyncIterator[Arrivals]:
+async def generating(
+    request: web.Request, sequences: Many[Sequence], form: AnswerForm | None = None
+) -> AsyncIterator[Arrivals]:
     """Has the engine work on sequences for this caller.
 
     Whatever ends the block, a client that left included, ends the sequences before the next step.
+
+    Args:
+        form: what their answers have to look like; None: any text.
 
     Raises:
         InvalidRequest: a header is wrong.
@@ -95,6 +107,6 @@ async def generating(request: web.Request, sequences: Many[Sequence]) -> AsyncIt
     engine = request.app[STATE].engine
     generation = engine.submit(sequences)
     try:
-        yield Arrivals(request, sequences, generation)
+        yield Arrivals(request, sequences, generation, form)
     finally:
         engine.release(sequences, generation)

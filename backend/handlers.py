@@ -89,7 +89,7 @@ async def _read_chat(state: ServerState, asked: ChatRequest, length: int) -> Wor
 async def _answer(request: web.Request, work: Work, make_format: type[AnswerFormat]) -> web.StreamResponse:
     state = request.app[STATE]
     answer = make_format(work, state.model.name, state.fingerprint, state.model.text.token_bytes)
-    async with generating(request, work.sequences) as arrivals:
+    async with generating(request, work.sequences, work.form) as arrivals:
         if work.stream:
             return await stream(request, answer, arrivals, work.include_usage)
         return json_response(answer.whole(await arrivals.all()))

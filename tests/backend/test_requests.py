@@ -176,11 +176,27 @@ async def test_any_depth_is_an_answer_or_a_refusal(server: Served, depth: int) -
         assert response.status in (200, 400), await response.text()
 
 
-async def test_a_schema_without_an_end_ends_as_the_callers_mistake(server: Served) -> None:
-    """What must hold something that can never be whole is noticed when the answer gets there."""
-    body = schema({"type": "object", "required": ["x"], "properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": LOOP})
+ENDLESS = {"type": "object", "required": ["x"], "properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": LOOP}
+OBJECT = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "named"),
+    [
+        (schema(ENDLESS), "response_format", "response_format: "),
+        (tool(ENDLESS) | schema(ENDLESS) | {"tool_choice": "none"}, "response_format", "response_format: "),
+        (tool(ENDLESS), "tools", "tools: "),
+        (tool(ENDLESS) | OBJECT, "tools", "tools and response_format: "),
+    ],
+    ids=["a schema", "a schema and no call", "a tool", "both"],
+)
+async def test_a_form_without_an_end_ends_as_the_callers_mistake(
+    server: Served, body: dict[str, Any], param: str, named: str
+) -> None:
+    """What must hold something that can never be whole is noticed when the answer gets there, by what was sent."""
     error = await assert_refused(server, CHAT, json.dumps({**body, "max_tokens": 60, "temperature": 0}).encode())
-    assert error["param"] == "response_format"
+    assert error["param"] == param
+    assert error["message"].startswith(named)
     assert "leads back to itself" in error["message"]
     assert (await server.post(CHAT, messages=USER, max_tokens=1))["object"] == "chat.completion"
 
