@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Iterable
 
 from aiohttp import web
 
 from backend.errors import InvalidRequest
+from backend.exchange import ARRIVED
 from backend.sequence import Sequence
 from backend.server_state import STATE
 
@@ -19,14 +19,16 @@ _TELL_TENANTS = ("Authorization", "x-api-key", "api-key", "x-keepgate-namespace"
 
 
 def set_deadline(request: web.Request, sequences: Iterable[Sequence]) -> None:
-    """Sets how long the caller, or the server for all, waits: counted from when the body has arrived.
+    """Sets how long the caller, or the server for all, waits: from when the request's head had been read.
+
+    So the time that its body takes to arrive and to be read counts, as it does on the caller's own clock.
 
     Raises:
         InvalidRequest: names the header.
     """
     seconds = min(_asked_seconds(request), request.app[STATE].max_seconds or math.inf)
     if seconds < math.inf:
-        deadline = time.monotonic() + seconds
+        deadline = request[ARRIVED] + seconds
         for sequence in sequences:
             sequence.deadline = deadline
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 
 import pytest
 
-from tests.backend.conftest import COMPLETIONS, MODEL, StartServer
+from tests.backend.conftest import COMPLETIONS, MODEL, Served, StartServer
 
 COUNTING = "1, 2, 3, 4,"
 LONG = {"model": MODEL, "prompt": COUNTING, "max_tokens": 1900, "ignore_eos": True}
@@ -30,6 +31,22 @@ async def test_a_request_that_takes_too_long_ends(start_server: StartServer) -> 
     async with served.client.post(COMPLETIONS, json=LONG, headers={"x-request-timeout": "3600"}) as response:
         assert response.status == 504
     assert time.monotonic() - started < 60
+
+
+async def test_a_caller_waits_from_when_it_asked(server: Served) -> None:
+    """Its time runs while its body is on the way: what would be answered in time after that comes too late."""
+    host, port = server.url.removeprefix("http://").split(":")
+    data = json.dumps({**LONG, "max_tokens": 1}).encode()
+    seconds = 0.5
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\nExpect: 100-continue\r\n"
+    reader, writer = await asyncio.open_connection(host, int(port))
+    async with asyncio.timeout(60):
+        writer.write(f"{head}x-request-timeout: {seconds}\r\n\r\n".encode())
+        assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(seconds)
+        writer.write(data)
+        assert b" 504 " in await reader.readline()
+    writer.close()
 
 
 async def test_urgent_requests_pass_those_that_wait(start_server: StartServer) -> None:
