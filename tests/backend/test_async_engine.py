@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from backend import async_engine
+from backend import metrics as metrics_module
 from backend.async_engine import AsyncEngine, StepReport
 from backend.batching import Batching, BatchingMode
 from backend.detokenizer import Detokenizer
@@ -20,7 +22,7 @@ from backend.engine import Engine, Output
 from backend.errors import QueueFull
 from backend.metrics import Metrics
 from backend.pace import Pace
-from backend.runner import StepInput, StepOutput
+from backend.runner import ModelRunner, StepInput, StepOutput
 from backend.sequence import FinishReason, SamplingParams, Sequence
 from tests.backend.test_engine_faults import Around
 from tests.backend.tiny_model import fused, token_bytes
@@ -58,14 +60,16 @@ async def answers(served: AsyncEngine, *sequences: Sequence) -> list[Output]:
     return [last[index] for index in range(len(sequences))]
 
 
-async def test_a_dynamic_batch_begins_without_another_request() -> None:
-    """The thread wakes when the first one has waited long enough, not when somebody comes."""
+async def test_a_dynamic_batch_begins_without_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread wakes when the first one has waited long enough, not when somebody comes or the books are due."""
+    monkeypatch.setattr(async_engine, "_CHECK_AFTER_SECONDS", 3600.0)
     engine = Engine(fused(20), 4, 32, Batching(BatchingMode.DYNAMIC, max_wait=0.05))
     async with running(engine) as served:
         started = time.monotonic()
         (output,) = await answers(served, sequence([20]))
         assert time.monotonic() - started >= 0.05
         assert output.finish_reason is FinishReason.LENGTH
+        await answers(served, sequence([21]))
         await asyncio.gather(*(answers(served, sequence([20 + n])) for n in range(4)))
 
 
@@ -142,9 +146,12 @@ def test_the_pace_is_the_mean_time_between_ends() -> None:
     assert pace.seconds_for(1000, 510.0) == 60, "nobody is sent away for longer than a minute"
     pace.begin(2000.0)
     assert pace.seconds_for(1, 2000.0) == 1, "a new busy time"
+    assert pace.seconds_for(1, 2010.0) == 10, "in which none has ended yet"
+    pace.note_ended(4, 2010.0)
+    assert pace.seconds_for(1, 2012.0) == 3, "the four answers of one request, in 12 s"
 
 
-async def test_metrics_say_what_the_engine_did() -> None:
+async def test_metrics_say_what_the_engine_did(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts, times and shares, under names that stay."""
     engine = Engine(fused(40), 4, 64)
     metrics = Metrics(engine.stats())
@@ -171,6 +178,57 @@ async def test_metrics_say_what_the_engine_did() -> None:
     assert value["kv_blocks_free"] == value["kv_blocks"] == 40
     assert value["kv_blocks_cached"] == 3, "two of the prompt, and one with the first tokens of an answer"
     assert value["kv_blocks_held"] == value["kv_fragmentation_ratio"] == 0
+    assert value["step_seconds_count"] == engine.stats().steps, "not the times when requests only came or went"
+    monkeypatch.setattr(metrics_module, "_RATE_SECONDS", 1e-9)
+    assert "keepgate_backend_tokens_per_second 0.0\n" in metrics.exposition().decode(), "all that was long ago"
+
+
+class Held(Around):
+    """A runner whose first step lasts until it is let go."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner)
+        self.began, self.let_go = threading.Event(), threading.Event()
+        self.rows: list[int] = []
+
+    def run(self, step: StepInput) -> StepOutput:
+        self.rows.append(len(step.query_starts) - 1)
+        self.began.set()
+        assert self.let_go.wait(30)
+        return self._runner.run(step)
+
+
+async def test_who_came_during_a_step_is_in_the_next_one() -> None:
+    """All of them, and who has left since is not."""
+    runner = Held(fused(20))
+    async with running(Engine(runner, 8, 64)) as served:
+        first = asyncio.create_task(answers(served, sequence([20])))
+        await asyncio.to_thread(runner.began.wait)
+        others = [asyncio.create_task(answers(served, sequence([21 + number]))) for number in range(3)]
+        left = sequence([30])
+        generation = served.submit([left])
+        served.release([left], generation)
+        await asyncio.sleep(0)
+        runner.let_go.set()
+        await asyncio.gather(first, *others)
+    assert runner.rows[:2] == [1, 4]
+
+
+def test_a_loop_that_has_ended_gets_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The thread does not take that for a fault of its own, and can still be stopped."""
+    runner = Held(fused(20))
+    served = AsyncEngine(Engine(runner, 4, 32), 8, lambda _: None)
+
+    async def leave() -> None:
+        served.start()
+        served.submit([sequence([20])])
+        await asyncio.to_thread(runner.began.wait)
+
+    asyncio.run(leave())
+    runner.let_go.set()
+    asyncio.run(served.stop())
+    assert caplog.messages == []
+    assert served.engine.has_work is False
 
 
 class Padded(Around):

@@ -8,7 +8,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from backend.detokenizer import Detokenizer, TokenBytes
 from backend.errors import ModelError
@@ -103,12 +103,25 @@ def test_work_does_not_grow_with_the_text(tokens: TokenBytes) -> None:
     assert min(seconds(detokenizer) for _ in range(3)) < 5 * first
 
 
+def test_every_byte_has_its_character_in_the_byte_level_alphabet() -> None:
+    """The one that GPT-2 and the tokenizers library use."""
+    vocab = {character: number for number, character in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    tokens = TokenBytes(json.dumps({"model": {"vocab": vocab}, "decoder": {"type": "ByteLevel"}}), 256)
+    assert {tokens[number] for number in range(256)} == {bytes([byte]) for byte in range(256)}
+    planes = (*range(0x800), *range(0x800, 0xD800, 0x400), *range(0xE000, 0x110000, 0x1000))
+    text = "".join(map(chr, planes))
+    ((spelled, _),) = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    assert Detokenizer(tokens).decode([vocab[character] for character in spelled]) == text
+
+
 def sentencepiece_like() -> Tokenizer:
-    vocab = {"<unk>": 0, "▁Hello": 1, "▁world": 2, "!": 3, **{f"<0x{byte:02X}>": 4 + byte for byte in range(256)}}
+    words = {"<unk>": 0, "▁Hello": 1, "▁world": 2, "!": 3, "▁": 260, "▁▁": 261}
+    vocab = {**words, **{f"<0x{byte:02X}>": 4 + byte for byte in range(256)}}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
+    tokenizer.add_special_tokens(["<s>"])
     return tokenizer
 
 
@@ -119,6 +132,34 @@ def test_byte_fallback_vocabularies() -> None:
     ids = [1, 2, 3, *(4 + byte for byte in "é😀".encode())]
     assert Detokenizer(tokens).decode(ids) == tokenizer.decode(ids) == "Hello world!é😀"
     assert Detokenizer(tokens, continues_text=True).decode(ids) == " Hello world!é😀"
+
+
+def test_a_first_space_is_kept_where_the_decoder_keeps_it() -> None:
+    """Not every byte-fallback decoder strips, and a byte-level one never does."""
+    tokenizer = sentencepiece_like()
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    assert Detokenizer(TokenBytes(tokenizer.to_str(), 263)).decode([1, 2]) == tokenizer.decode([1, 2]) == " Hello world"
+
+
+def test_a_vocabulary_may_be_larger_or_smaller_than_the_embedding() -> None:
+    """Tokens without a row are known all the same, and rows without a token have no text."""
+    text = sentencepiece_like().to_str()
+    assert Detokenizer(TokenBytes(text, 100)).decode([1, 4 + ord("x")]) == "Hellox"
+    assert Detokenizer(TokenBytes(text, 300)).decode([1, 299]) == "Hello"
+
+
+WORDS = st.sampled_from([1, 2, 3, 260, 261, 262]).map(lambda token_id: [token_id])
+CHARACTERS = st.characters(codec="utf-8").map(lambda character: [4 + byte for byte in character.encode()])
+
+
+@settings(deadline=None, max_examples=50)
+@given(parts=st.lists(WORDS | CHARACTERS, max_size=10))
+def test_only_the_first_space_is_left_out(parts: list[list[int]]) -> None:
+    """One of them, wherever it comes from, and not counting what has no text."""
+    tokenizer = sentencepiece_like()
+    tokens = TokenBytes(tokenizer.to_str(), 263)
+    ids = [token_id for part in parts for token_id in part]
+    assert Detokenizer(tokens).decode(ids) == tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def test_a_decoder_of_another_kind_is_refused() -> None:

@@ -30,16 +30,18 @@ def test_every_tensor_is_at_its_address(shapes: list[tuple[torch.dtype, int, int
 
 
 def test_what_is_larger_than_a_chunk_gets_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what comes after it finds room."""
+    """And what comes after it finds room, to the last byte of a chunk and not beyond."""
     monkeypatch.setattr(huge_pages, "_CHUNK", 256)
     arena = Arena()
     tensors = [
-        torch.full((size,), value, dtype=torch.uint8) for value, size in enumerate((100, 5000, 100, 100, 100), 1)
+        torch.full((size,), value, dtype=torch.uint8)
+        for value, size in enumerate((100, 5000, 100, 100, 100, 128, 129), 1)
     ]
     addresses = [arena.keep(tensor) for tensor in tensors]
 
     for tensor, address in zip(tensors, addresses, strict=True):
         assert ctypes.string_at(address, tensor.numel()) == tensor.numpy().tobytes()
+    assert addresses[5] == addresses[4] + 128
 
 
 def test_memory_is_zeros_in_huge_pages_where_the_system_has_them() -> None:

@@ -77,18 +77,21 @@ def test_a_stop_string_over_three_pieces() -> None:
     assert run(["one E", "N", "E two"], ["END"]) == ("one ENE two", False)
 
 
+class Counting(str):
+    """A stop string that counts the lookups of its characters."""
+
+    lookups = 0
+
+    def __getitem__(self, key: SupportsIndex | slice) -> str:
+        Counting.lookups += 1
+        return super().__getitem__(key)
+
+
 def test_the_work_does_not_grow_with_the_length_of_the_stops() -> None:
     """Stops that nearly match, and a text that breaks every match at its longest: a character costs what it costs.
 
     Counted in lookups of a stop's characters, for a clock would measure the machine.
     """
-
-    class Counting(str):
-        lookups = 0
-
-        def __getitem__(self, key: SupportsIndex | slice) -> str:
-            Counting.lookups += 1
-            return super().__getitem__(key)
 
     text = ("a" * 999 + "q") * 3
     counts = []
@@ -100,3 +103,13 @@ def test_the_work_does_not_grow_with_the_length_of_the_stops() -> None:
         counts.append(Counting.lookups)
     assert counts[1] <= 1.1 * counts[0]
     assert counts[1] <= 3 * 3 * len(text)
+
+
+def test_no_single_character_is_dear() -> None:
+    """Not even the one that breaks a match of a thousand characters: the next shorter ones are not tried in turn."""
+
+    watcher = StopStrings((Counting("a" * 1000),))
+    watcher.add("a" * 999)
+    Counting.lookups = 0
+    assert watcher.add("b") == ("a" * 999 + "b", False)
+    assert Counting.lookups <= 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,9 +32,9 @@ def busy(threads: int) -> float:
 
 
 def test_all_threads_on_a_quiet_machine() -> None:
-    """One step in some hundreds is run alone, to have something to compare with."""
+    """The first step is run alone, and one after every 256, to have something to compare with."""
     used = run(ThreadChoice(2), 1000, quiet)
-    assert used.count(1) <= 1 + 1000 // 200
+    assert [number for number, threads in enumerate(used) if threads == 1] == [0, 257, 514, 771]
 
 
 def test_one_thread_beside_a_busy_neighbour() -> None:
@@ -59,6 +60,29 @@ def test_a_single_slow_step_changes_nothing() -> None:
     run(choice, 10, quiet)
     choice.note(ROWS, 2, 0.5)
     assert choice.threads(ROWS) == 2
+
+
+def test_slow_steps_count_only_in_a_row() -> None:
+    """And a step that takes a little longer than one thread alone is not slow."""
+    choice = ThreadChoice(2)
+    run(choice, 10, quiet)
+    for _ in range(5):
+        choice.note(ROWS, 2, 0.5)
+        choice.note(ROWS, 2, 0.015)
+    assert choice.threads(ROWS) == 2
+    for _ in range(5):
+        choice.note(ROWS, 2, 1.1 * 0.030)
+    assert choice.threads(ROWS) == 2
+
+
+def test_each_neighbour_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However long it stays; one that comes later is news, and the first pause beside it is as short as ever."""
+    choice = ThreadChoice(2)
+    run(choice, 3000, busy)
+    assert caplog.messages == ["another process keeps a core busy; going on with one thread for a while"]
+    run(choice, 3000, quiet)
+    assert run(choice, 19, busy) == [2] * 2 + [1] * 16 + [2]
+    assert len(caplog.messages) == 2
 
 
 def test_steps_of_other_sizes_are_not_compared() -> None:
