@@ -124,6 +124,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long a dynamic batch waits to be full (default: %(default)s)",
     )
     parser.add_argument(
+        "--scheduling-policy",
+        choices=["fcfs", "priority"],
+        default="priority",
+        help="who goes first: whose request has the smaller 'priority', then who came first; or who came first and "
+        "nothing else (fcfs), where a request with a priority is refused (default: %(default)s)",
+    )
+    parser.add_argument(
         "--prefix-sharing",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -173,6 +180,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_waiting=arguments.max_waiting,
         max_seconds=arguments.max_seconds,
         batching=Batching(BatchingMode(arguments.batching), arguments.max_wait_ms / 1000),
+        scheduling_policy=arguments.scheduling_policy,
         shares_prefixes=arguments.prefix_sharing,
         threads=arguments.threads or len(os.sched_getaffinity(0)),
     )

@@ -12,6 +12,7 @@ Activation = Literal["silu", "gelu_tanh"]
 KvDtype = Literal["auto", "int8", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 ComputeDtype = Literal["auto", "float32", "bfloat16", "float16"]
+SchedulingPolicy = Literal["fcfs", "priority"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,8 @@ class EngineConfig:
     max_seconds: float | None = None
     """What a request may take, waiting included, before it is ended; None: as long as it lasts."""
     batching: Batching = Batching(BatchingMode.CONTINUOUS)  # noqa: RUF009 - frozen
+    scheduling_policy: SchedulingPolicy = "priority"
+    """Who goes first: who came first (fcfs), or whose request has the smaller ``priority``."""
     shares_prefixes: bool = True
     """Whether sequences use KV blocks that others have computed."""
     threads: int = 1

@@ -20,16 +20,17 @@ class RequestReader:
 
     Args:
         most_sequences: prompts times ``n`` of one request, at most.
+        takes_priority: whether a request may say that it is more, or less, urgent than others.
     """
 
-    def __init__(self, model: ServedModel, most_sequences: int) -> None:
+    def __init__(self, model: ServedModel, most_sequences: int, takes_priority: bool) -> None:
         text, vocab_size = model.text, model.config.vocab_size
         self._grammars = Grammars(text.tokenizer, vocab_size, model.config.eos_token_ids)
         context = Context(model.max_context, text.token_bytes.longest())
         prompts = PromptReader(text.tokenizer, vocab_size, context)
         conversations = ConversationReader(model, context)
         forms = FormReader(model, self._grammars)
-        maker = WorkMaker(text.token_bytes, self._grammars, most_sequences)
+        maker = WorkMaker(text.token_bytes, self._grammars, most_sequences, takes_priority)
         self.most_sequences = most_sequences
         self.chats = ChatReader(conversations, forms, context, maker, vocab_size)
         self.completions = CompletionReader(prompts, context, maker, vocab_size)

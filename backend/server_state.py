@@ -34,7 +34,8 @@ class ServerState:
         )
         self.metrics = Metrics(engine.stats())
         self.engine = AsyncEngine(engine, most_sequences, self.metrics.note_step)
-        self.reader = RequestReader(model, min(most_sequences, _MOST_SEQUENCES))
+        takes_priority = engine_config.scheduling_policy == "priority"
+        self.reader = RequestReader(model, min(most_sequences, _MOST_SEQUENCES), takes_priority)
         # Threads of their own, so that nobody else's request waits for grammars.
         self.form_threads = ThreadPoolExecutor(_FORM_THREADS, thread_name_prefix="form")
         self.created = int(time.time())

@@ -43,10 +43,12 @@ class WorkMaker:
 
     Args:
         most_sequences: prompts times ``n`` of one request, at most.
+        takes_priority: whether a request may say that it is more, or less, urgent than others.
     """
 
-    def __init__(self, token_bytes: TokenBytes, grammars: Grammars, most_sequences: int) -> None:
+    def __init__(self, token_bytes: TokenBytes, grammars: Grammars, most_sequences: int, takes_priority: bool) -> None:
         self.most_sequences = most_sequences
+        self._takes_priority = takes_priority
         self._token_bytes = token_bytes
         self._grammars = grammars
 
@@ -79,7 +81,7 @@ class WorkMaker:
         """
         _refuse_common_fields(request)
         n = self.answers_of_each(request)
-        priority = _priority(request.priority)
+        priority = self._priority(request.priority)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         visible = frozenset[int]() if form is None else form.visible
         sequences = [
@@ -113,11 +115,18 @@ class WorkMaker:
             InvalidRequest: names ``priority``.
         """
         params = SamplingParams(max_tokens=0)
-        rank = _priority(priority)
+        rank = self._priority(priority)
         return [
             Sequence(next(_sequence_ids), ids, params, Detokenizer(self._token_bytes), 0, priority=rank, pooled=True)
             for ids in prompts
         ]
+
+    def _priority(self, value: int | None) -> int:
+        if value and not self._takes_priority:
+            raise InvalidRequest("priority: not offered here, where who came first goes first; expected 0", "priority")
+        if value is not None and not -_PRIORITY_RANGE <= value < _PRIORITY_RANGE:
+            raise InvalidRequest("priority: expected an integer of 32 bits; smaller ones go first", "priority")
+        return value or 0
 
 
 def _refuse_common_fields(request: CommonFields) -> None:
@@ -130,12 +139,6 @@ def _refuse_common_fields(request: CommonFields) -> None:
         raise InvalidRequest("stream_options: only with stream true", "stream_options")
     if options is not None and options.include_obfuscation:
         raise InvalidRequest("stream_options.include_obfuscation: not offered", "stream_options.include_obfuscation")
-
-
-def _priority(value: int | None) -> int:
-    if value is not None and not -_PRIORITY_RANGE <= value < _PRIORITY_RANGE:
-        raise InvalidRequest("priority: expected an integer of 32 bits; smaller ones go first", "priority")
-    return value or 0
 
 
 def _choice_seed(seed: int, index: int) -> int:

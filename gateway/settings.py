@@ -182,6 +182,9 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     max_wait_ms: Annotated[
         Annotated[float, Meta(ge=0, le=_TEN_YEARS)] | None, Meta(description="milliseconds, 0 or more")
     ] = None
+    scheduling_policy: Annotated[Literal["fcfs", "priority"] | None, Meta(description="one of fcfs and priority")] = (
+        None
+    )
     threads: Count = None
     prefix_sharing: Annotated[bool | None, Meta(description="true or false")] = None
     chat_template: Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="the path of a file")] = None

@@ -92,6 +92,7 @@ async def test_it_ends_with_its_parent() -> None:
         (("--max-seconds", "0"), "expected seconds, more than 0"),
         (("--max-wait-ms", "soon"), "expected milliseconds, 0 or more"),
         (("--batching", "greedy"), "choose from 'continuous', 'dynamic', 'static'"),
+        (("--scheduling-policy", "lottery"), "choose from 'fcfs', 'priority'"),
         (("--kv-mem", "1GiB"), "unrecognized arguments: --kv-mem"),
         (("--chat-template", "/nowhere.jinja"), "--chat-template: /nowhere.jinja: cannot be read: No such file"),
         (("--device", "gpu"), "choose from 'auto', 'cpu', 'cuda'"),

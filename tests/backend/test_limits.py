@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.backend.conftest import COMPLETIONS, MODEL, Served, StartServer
+from tests.backend.conftest import CHAT, COMPLETIONS, EMBEDDINGS, MODEL, Served, StartServer
 
 COUNTING = "1, 2, 3, 4,"
 LONG = {"model": MODEL, "prompt": COUNTING, "max_tokens": 1900, "ignore_eos": True}
@@ -68,6 +68,25 @@ async def test_urgent_requests_pass_those_that_wait(start_server: StartServer) -
             ended.append("first")
     assert ended[0] == "urgent"
     assert rest.endswith("data: [DONE]\n\n"), "it was preempted, and went on"
+
+
+async def test_nobody_is_urgent_where_that_is_not_offered(start_server: StartServer) -> None:
+    """With the policy `fcfs` a priority is refused by name, be it better or worse; none at all is answered."""
+    served = await start_server(scheduling_policy="fcfs")
+    bodies: dict[str, dict[str, object]] = {
+        CHAT: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+        COMPLETIONS: {"prompt": COUNTING, "max_tokens": 1},
+        EMBEDDINGS: {"input": COUNTING},
+    }
+    for path, body in bodies.items():
+        for priority in (-1, 1):
+            async with served.client.post(path, json={"model": MODEL, **body, "priority": priority}) as response:
+                assert response.status == 400
+                error = (await response.json())["error"]
+            assert error["param"] == "priority"
+            assert error["message"].startswith("priority: ")
+        for nothing in (0, None):
+            await served.post(path, **body, priority=nothing)
 
 
 async def test_usage_counts_what_was_computed_before(start_server: StartServer) -> None:
