@@ -201,9 +201,12 @@ def test_a_draw_is_where_the_running_sum_passes_the_number(weights: list[float],
 
 
 def test_each_token_has_its_share_of_the_numbers() -> None:
-    """The first and the last of a block too."""
-    weights = np.ones(1000, dtype=np.float32)
-    assert [_invert(weights, (token + 0.5) / 1000) for token in range(1000)] == list(range(1000))
+    """From its beginning on, the first and the last of a block too; what has no weight has no share."""
+    weights = np.ones(1024, dtype=np.float32)
+    for at in (0.0, 0.5):
+        assert [_invert(weights, (token + at) / 1024) for token in range(1024)] == list(range(1024))
+    weights[:300] = 0
+    assert _invert(weights, 0.0) == 300
 
 
 def test_the_largest_number_draws_the_last_token_with_weight() -> None:
@@ -235,6 +238,15 @@ def test_top_k_are_k() -> None:
     weights = np.array([1.0, 0.5, 0.005, 0.004, 0.003], dtype=np.float32)
     params = SamplingParams(max_tokens=1, top_k=3)
     assert _candidates(weights, float(weights.sum()), params)[:3].tolist() == [0, 1, 2]
+
+
+def test_equals_go_by_their_ids_and_pass_min_p_together() -> None:
+    """A token as likely as the limit asks is kept, as in transformers."""
+    weights = np.array([0.5, 1.0, 1.0, 0.5, 0.1], dtype=np.float32)
+    for min_p, kept in ((0.5, [1, 2, 0, 3]), (1.0, [1, 2])):
+        params = SamplingParams(max_tokens=1, min_p=min_p)
+        candidates = _candidates(weights, float(weights.sum()), params)
+        assert candidates[: len(_filter(weights[candidates], float(weights.sum()), params))].tolist() == kept
 
 
 def test_min_p_does_not_change_what_top_p_is_a_share_of() -> None:

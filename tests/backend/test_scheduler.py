@@ -40,6 +40,11 @@ def make() -> Maker:
 def step(scheduler: Scheduler, now: float = 0.0) -> list[Chunk]:
     """One step; sequences that reach their end get a token, and leave with their last one."""
     chunks = scheduler.schedule(now)
+    take_over(scheduler, chunks)
+    return chunks
+
+
+def take_over(scheduler: Scheduler, chunks: list[Chunk]) -> None:
     for chunk in chunks:
         ended = chunk.reaches_end
         scheduler.note_computed(chunk)
@@ -47,7 +52,6 @@ def step(scheduler: Scheduler, now: float = 0.0) -> list[Chunk]:
             chunk.sequence.append(7)
             if chunk.sequence.num_generated == chunk.sequence.params.max_tokens:
                 scheduler.remove(chunk.sequence)
-    return chunks
 
 
 def counts(chunks: list[Chunk]) -> dict[int, int]:
@@ -186,6 +190,15 @@ def test_what_is_left_of_a_step_goes_to_the_more_urgent(make: Maker) -> None:
     for sequence in (first, second, short):
         scheduler.add(sequence)
     assert counts(step(scheduler)) == {first.id: 32, second.id: 32}
+
+
+def test_half_of_an_odd_number_is_the_larger_half(make: Maker) -> None:
+    """At least half of a step is for the first prompt, also where that is one token and a half."""
+    scheduler = Scheduler(BlockPool(100), max_batch=3, step_tokens=3)
+    first, short = make(200), make(20)
+    scheduler.add(first)
+    scheduler.add(short)
+    assert counts(step(scheduler)) == {first.id: 2, short.id: 1}
 
 
 def test_equal_prompts_are_computed_one_after_the_other(make: Maker) -> None:
@@ -434,3 +447,33 @@ def test_an_urgent_sequence_takes_the_place_of_siblings(make: Maker) -> None:
     step(scheduler)
 
     assert urgent in scheduler.running
+
+
+def test_no_step_is_made_ahead_of_one_who_may_join(make: Maker) -> None:
+    """Somebody who does not fit holds up nobody; but one who comes before him and does fit is not passed over."""
+    scheduler = Scheduler(BlockPool(6), max_batch=4, step_tokens=64)
+    scheduler.add(make(20))
+    step(scheduler)
+    scheduler.add(make(70))
+    chunks = scheduler.schedule()
+    assert len(scheduler.follow(chunks)) == 1, "the large one cannot join before somebody has left"
+    urgent = make(10, priority=-1)
+    scheduler.add(urgent)
+    assert scheduler.follow(chunks) == []
+    take_over(scheduler, chunks)
+    step(scheduler)
+    assert urgent in scheduler.running
+
+
+def test_no_step_is_made_ahead_of_one_who_waits_for_anothers_blocks(make: Maker) -> None:
+    """They are there when the step that fills them is taken over, whoever else waits for room."""
+    scheduler = Scheduler(BlockPool(10), max_batch=4, step_tokens=64)
+    leader, follower, large = make(40, family=3), make(40, family=3), make(200)
+    for sequence in (leader, follower, large):
+        scheduler.add(sequence)
+    chunks = scheduler.schedule()
+    assert counts(chunks) == {leader.id: 40}
+    assert scheduler.follow(chunks) == []
+    take_over(scheduler, chunks)
+    step(scheduler)
+    assert follower in scheduler.running
