@@ -176,6 +176,15 @@ def test_out_of_memory_ends_the_youngest(error: Exception, caplog: pytest.LogCap
     assert "2 of them are ended" in caplog.text
 
 
+def test_out_of_memory_spares_the_urgent() -> None:
+    """Though it came last."""
+    talk = Talk(Engine(Narrow(fused(20), 2, MemoryError()), max_batch=4, step_tokens=8))
+    for number, priority in enumerate((1, 1, 0)):
+        talk.say(number, [20 + number], priority=priority, ignore_eos=True)
+    talk.run()
+    assert [reason(talk, number) for number in range(3)] == [FinishReason.SHED] * 2 + [FinishReason.LENGTH]
+
+
 def test_a_step_that_never_fits_ends_too() -> None:
     """With one sequence left there is nobody else to end, and the engine takes the next one."""
     talk = Talk(Engine(Narrow(fused(20), 2, MemoryError()), max_batch=4, step_tokens=8))
@@ -230,6 +239,9 @@ def test_the_engine_says_when_there_is_something_to_do() -> None:
     pause = engine.pause()
     assert pause is not None
     assert 90 < pause <= 100
+    talk.said[0].sequence.deadline = time.monotonic() - 5
+    assert engine.pause() == 0.0
+    talk.said[0].sequence.deadline = None
     for number in range(1, 4):
         talk.say(number, [20 + number])
     assert engine.pause() == 0.0
@@ -257,6 +269,61 @@ def test_the_integrity_check_sees_what_is_wrong() -> None:
     assert "the scheduler and the engine do not know the same sequences" in engine.problems()
     engine.scheduler.waiting.append(second)
     assert f"sequence {second.id} waits and holds blocks" in engine.problems()
+
+
+@pytest.mark.parametrize("fault", ["a block twice", "more shared than computed", "more computed than there is"])
+def test_the_integrity_check_looks_at_each_table(fault: str) -> None:
+    """Each way in which a sequence's own notes can be wrong is found with the sequence's number."""
+    engine = Engine(fused(20), 4, 32)
+    talk = Talk(engine)
+    sequence = talk.say(0, PROMPTS[0], 50, ignore_eos=True)
+    for _ in range(3):
+        talk.step()
+    if fault == "a block twice":
+        sequence.blocks[1] = sequence.blocks[0]
+    elif fault == "more shared than computed":
+        sequence.num_registered = 3
+    else:
+        sequence.num_computed = sequence.num_tokens + 1
+    found = [problem for problem in engine.problems() if problem.startswith("sequence 0 has 3 blocks for ")]
+    assert len(found) == 1
+
+
+def test_an_answer_of_no_tokens_ends_after_its_prompt() -> None:
+    """However many chunks that takes; nothing is chosen, and the reason is its length."""
+    talk = Talk(Engine(fused(20), max_batch=2, step_tokens=16))
+    nothing = talk.say(0, PROMPTS[0], 0)
+    talk.step()
+    assert talk.said[0].last is None
+    talk.run()
+    assert reason(talk, 0) is FinishReason.LENGTH
+    assert (nothing.num_generated, talk.said[0].text) == (0, "")
+
+
+def test_log_probabilities_of_a_prompt_come_once_however_it_is_cut() -> None:
+    """In chunks, and after a preemption in their midst: with the first output, the same as of the whole."""
+    wanted = alone(fused(20), PROMPTS[0], 3, prompt_logprobs=True).sequence.prompt_logprobs
+    talk = Talk(Engine(fused(20), max_batch=1, step_tokens=16))
+    cut = talk.say(0, PROMPTS[0], 3, prompt_logprobs=True)
+    talk.step()
+    assert 0 < len(cut.prompt_logprobs) < len(wanted)
+    talk.say(1, [20], 1, priority=-1)
+    talk.step()
+    assert cut.num_computed == 0, "it has made room"
+    reports = []
+    while talk.engine.has_work:
+        reports += [output.prompt_logprobs for output in talk.step()]
+    assert reports == [wanted, [], []]
+
+
+def test_each_row_of_a_prompt_with_log_probabilities_is_checked() -> None:
+    """Not only the last one, of which a token is chosen."""
+    runner = Failing(fused(20))
+    runner.fails = True
+    talk = Talk(Engine(runner, max_batch=1, step_tokens=64))
+    talk.say(0, PROMPTS[0], 3, prompt_logprobs=True)
+    talk.run()
+    assert reason(talk, 0) is FinishReason.FAILED
 
 
 def test_embeddings_are_means_of_the_prompt_however_it_is_cut() -> None:

@@ -116,6 +116,12 @@ def test_the_smallest_temperatures_are_greedy(temperature: float, filters: dict[
         assert sample(matrix.clone(), [sequence, beside])[0].token_id == int(matrix[0].argmax())
 
 
+def test_the_greedy_choice_among_equals_is_the_first() -> None:
+    """Whatever the seed."""
+    matrix = torch.zeros(20, VOCABULARY)
+    assert {s.token_id for s in sample(matrix, [make(seed, temperature=0.0) for seed in range(20)])} == {0}
+
+
 def test_penalties_and_biases_do_what_they_say() -> None:
     """Presence counts once, frequency each time, repetition scales, and a bias of -100 forbids."""
     base = torch.zeros(1, VOCABULARY)

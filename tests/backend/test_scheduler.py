@@ -477,3 +477,14 @@ def test_no_step_is_made_ahead_of_one_who_waits_for_anothers_blocks(make: Maker)
     take_over(scheduler, chunks)
     step(scheduler)
     assert follower in scheduler.running
+
+
+def test_a_full_batch_goes_on_ahead_whoever_comes(make: Maker) -> None:
+    """There is no place for a newcomer, unless he is more urgent."""
+    scheduler = Scheduler(BlockPool(20), max_batch=1, step_tokens=64)
+    scheduler.add(make(20))
+    chunks = scheduler.schedule()
+    scheduler.add(make(10))
+    assert len(scheduler.follow(chunks)) == 1
+    scheduler.add(make(10, priority=-1))
+    assert scheduler.follow(chunks) == []
