@@ -306,6 +306,7 @@ def test_log_probabilities_of_a_prompt_come_once_however_it_is_cut() -> None:
     talk = Talk(Engine(fused(20), max_batch=1, step_tokens=16))
     cut = talk.say(0, PROMPTS[0], 3, prompt_logprobs=True)
     talk.step()
+    talk.step()
     assert 0 < len(cut.prompt_logprobs) < len(wanted)
     talk.say(1, [20], 1, priority=-1)
     talk.step()
@@ -314,6 +315,8 @@ def test_log_probabilities_of_a_prompt_come_once_however_it_is_cut() -> None:
     while talk.engine.has_work:
         reports += [output.prompt_logprobs for output in talk.step()]
     assert reports == [wanted, [], []]
+    stats = talk.engine.stats()
+    assert (stats.computed_rows, stats.useful_rows) == (43 + 1 + 32, 43 + 1), "two chunks were computed again"
 
 
 def test_each_row_of_a_prompt_with_log_probabilities_is_checked() -> None:
@@ -322,7 +325,7 @@ def test_each_row_of_a_prompt_with_log_probabilities_is_checked() -> None:
     runner.fails = True
     talk = Talk(Engine(runner, max_batch=1, step_tokens=64))
     talk.say(0, PROMPTS[0], 3, prompt_logprobs=True)
-    talk.run()
+    talk.step()
     assert reason(talk, 0) is FinishReason.FAILED
 
 

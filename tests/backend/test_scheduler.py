@@ -225,17 +225,28 @@ def test_the_oldest_is_never_preempted(make: Maker) -> None:
 
 
 def test_a_preempted_sequence_finds_its_blocks_again(make: Maker) -> None:
-    """If nobody needed them meanwhile, it computes only its last block anew."""
+    """If nobody needed them meanwhile, it computes only its last block anew; when it began is not when it goes on."""
     scheduler = Scheduler(BlockPool(8), max_batch=1, step_tokens=64)
     common, urgent = make(40, 5), make(10, 1, priority=-1)
     scheduler.add(common)
-    step(scheduler)
+    step(scheduler, 1.0)
     scheduler.add(urgent)
-    step(scheduler)
+    step(scheduler, 2.0)
     assert scheduler.num_preemptions == 1
     assert urgent.num_generated == 1
-    (chunk,) = step(scheduler)
+    (chunk,) = step(scheduler, 3.0)
     assert (chunk.sequence, chunk.start) == (common, 2 * BLOCK_SIZE)
+    assert (common.started_at, common.num_cached) == (1.0, 0), "what it finds of its own is no prefix hit"
+
+
+def test_prefixes_are_not_shared_where_that_is_switched_off(make: Maker) -> None:
+    """Each sequence computes all of its prompt, beside another one and after it."""
+    pool = BlockPool(20)
+    scheduler = Scheduler(pool, max_batch=2, step_tokens=128, shares_prefixes=False)
+    for _ in range(3):
+        scheduler.add(make(40, 1, family=3))
+    assert [chunk.count for chunk in step(scheduler) + step(scheduler)] == [40] * 3
+    assert pool.num_cached == 0
 
 
 def test_smaller_priorities_go_first(make: Maker) -> None:
