@@ -1,0 +1,93 @@
+"""The probability that the neighbours' answer is right, learned from one judgement at a time."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.semantic.policy.evidence import FEATURES
+
+Vector = npt.NDArray[np.float64]
+
+# Before anything is learned: likelier right the nearer, the clearer and the more agreed; and not at all sure of it.
+_PRIOR_MEAN = (-1.0, 0.7, 0.7, 0.5, 0.0)
+_PRIOR_PRECISION = 1.0
+_MOST_LOGIT = 30.0
+_LEAST_DOUBT = 1e-12
+_HALVINGS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeError:
+    """How often who compares two answers is wrong.
+
+    `recall` is the share of same answers that are called the same, `false_same` that of different ones.
+    """
+
+    recall: float = 1.0
+    false_same: float = 0.0
+
+    def says_same(self, probability: float) -> float:
+        """How often answers that are the same with `probability` are called the same."""
+        return self.false_same + (self.recall - self.false_same) * probability
+
+
+class Posterior:
+    """Bayesian logistic regression with a Gaussian over its weights, updated label by label.
+
+    One model serves all entries of a deployment (what one entry saw alone is too little), and it starts from a broad
+    prior in each, because what is learned from one deployment's questions is wrong for another's. Labels come from a
+    judge who errs, so that a label is seen as the noisy one it is: the likelihood of "same" is
+    `false_same + (recall - false_same) * sigmoid(weights . features)`.
+    """
+
+    def __init__(self, judge: JudgeError) -> None:
+        self.labels = 0
+        self._judge = judge
+        self._mean: Vector = np.array(_PRIOR_MEAN)
+        self._covariance: npt.NDArray[np.float64] = np.eye(FEATURES) / _PRIOR_PRECISION
+
+    def wrong(self, features: Vector, deviations: float) -> float:
+        """The probability that the answer is wrong, taken so many standard deviations of the log odds too high."""
+        logit = float(self._mean @ features)
+        spread = math.sqrt(float(features @ self._covariance @ features))
+        return 1.0 - _sigmoid(logit - deviations * spread)
+
+    def learn(self, features: Vector, same: bool) -> None:
+        """Take over one judgement: whether the right answer was the one that `features` speak for."""
+        carried = self._covariance @ features
+        spread = float(features @ carried)
+        logit = float(self._mean @ features)
+        pull = self._pull(logit, spread, same)
+        self._mean = self._mean + carried * pull
+        _, information = self._slopes(logit + spread * pull, same)
+        self._covariance -= np.outer(carried, carried) * (information / (1.0 + information * spread))
+        self.labels += 1
+
+    def _pull(self, logit: float, spread: float, same: bool) -> float:
+        """How far along its features a label moves the weights: to where the prior pulls back as hard.
+
+        That is the most likely weights given the label, which a step by the slope where the weights are now can miss
+        by far.
+        """
+        low, high = (0.0, 1.0) if same else (-1.0, 0.0)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if self._slopes(logit + spread * middle, same)[0] > middle:
+                low = middle
+            else:
+                high = middle
+        return (low + high) / 2
+
+    def _slopes(self, logit: float, same: bool) -> tuple[float, float]:
+        """Of the log likelihood by the log odds: its first derivative, and the information (Fisher's)."""
+        right = _sigmoid(logit)
+        said = self._judge.says_same(right)
+        slope = (self._judge.recall - self._judge.false_same) * right * (1.0 - right)
+        doubt = max(said * (1.0 - said), _LEAST_DOUBT)
+        return slope / doubt * (same - said), slope * slope / doubt
+
+
+def _sigmoid(logit: float) -> float:
+    return 1.0 / (1.0 + math.exp(-max(-_MOST_LOGIT, min(_MOST_LOGIT, logit))))

@@ -1,0 +1,155 @@
+"""The budget holds on streams whose questions are made, and is spent on the safest hits."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.semantic.policy.budget import HORIZON, MOST_RISK, WARM_LABELS, BudgetPolicy
+from cache.semantic.policy.evidence import Evidence, evidence_of
+from cache.semantic.policy.posterior import JudgeError
+
+
+def near(similarity: float, rival: float = 0.5) -> Evidence:
+    return evidence_of(np.array([similarity, rival]), [0, 1])
+
+
+class Stream:
+    """Requests with one neighbour each, whose answer is right with a probability that its similarity says."""
+
+    def __init__(self, delta: float, seed: int, judge: JudgeError | None = None) -> None:
+        self.judge = judge or JudgeError()
+        self.policy = BudgetPolicy(delta, self.judge, random.Random(seed))  # noqa: S311 - reproducible
+        self.chance = random.Random(seed + 1)  # noqa: S311 - reproducible
+        self.requests = self.hits = self.wrong = self.audits = 0
+
+    def ask(self, similarity: float, probability: float) -> bool:
+        """Whether it was a hit."""
+        right = self.chance.random() < probability
+        said = self.chance.random() < (self.judge.recall if right else self.judge.false_same)
+        evidence = near(similarity)
+        decision = self.policy.decide(evidence)
+        self.requests += 1
+        if decision.serve:
+            self.hits += 1
+            self.wrong += not right
+            if decision.audit:
+                self.audits += 1
+                self.policy.learn_audit(evidence, said)
+        else:
+            self.policy.learn(evidence, said)
+        return decision.serve
+
+    def run(self, requests: int, steepness: float) -> None:
+        for _ in range(requests):
+            similarity = self.chance.uniform(0.5, 1.0)
+            self.ask(similarity, float(1 / (1 + np.exp(-steepness * (similarity - 0.8)))))
+
+
+@pytest.mark.parametrize("delta", [0.02, 0.01, 0.005])
+@pytest.mark.parametrize("judge", [JudgeError(), JudgeError(0.98, 0.01)], ids=["sure", "errs"])
+def test_wrong_answers_stay_within_the_budget(delta: float, judge: JudgeError) -> None:
+    """On average over streams, for steep and flat relations of similarity and truth; and there are hits."""
+    wrong, hits = [], []
+    for seed in range(2):
+        for steepness in (20.0, 40.0, 80.0):
+            stream = Stream(delta, seed, judge)
+            stream.run(3000, steepness)
+            wrong.append(stream.wrong / stream.requests)
+            hits.append(stream.hits / stream.requests)
+    assert np.mean(wrong) <= delta
+    assert np.mean(hits) > 0.1
+
+
+def test_nothing_is_served_before_there_is_evidence() -> None:
+    """Not to the nearest neighbour either, until so many labels have come."""
+    stream = Stream(0.02, 0)
+    hits = [stream.ask(0.99, 1.0) for _ in range(WARM_LABELS + 200)]
+    assert not any(hits[:WARM_LABELS])
+    assert any(hits[WARM_LABELS:])
+
+
+def test_without_evidence_nothing_is_served() -> None:
+    """No neighbour, or none that the guards let pass: whatever the budget."""
+    stream = Stream(0.5, 0)
+    stream.run(500, 80.0)
+    assert stream.hits
+    assert not any(stream.policy.decide(None).serve for _ in range(3 * HORIZON))
+
+
+def test_the_budget_goes_to_the_safest() -> None:
+    """Whatever is served is not riskier than what is refused right after it."""
+    stream = Stream(0.01, 3)
+    stream.run(3000, 40.0)
+    decisions = [stream.policy.decide(near(similarity)) for similarity in (0.99, 0.9, 0.85, 0.8, 0.75, 0.7)]
+    served = [decision.risk for decision in decisions if decision.serve]
+    refused = [decision.risk for decision in decisions if not decision.serve]
+    assert served
+    assert refused
+    assert max(served) < min(refused)
+
+
+def test_a_large_budget_serves_nothing_that_is_likely_wrong() -> None:
+    """Room in the budget is no reason to give somebody a wrong answer."""
+    stream = Stream(0.5, 0)
+    stream.run(3000, 40.0)
+    risky = stream.policy.decide(near(0.55))
+    assert risky.risk > MOST_RISK
+    assert not risky.serve
+
+
+def test_a_caller_may_ask_for_less_risk() -> None:
+    """And gets what is safer than that, no more."""
+    stream = Stream(0.02, 1)
+    stream.run(3000, 40.0)
+    plain = stream.policy.decide(near(0.93))
+    assert plain.serve
+    assert not stream.policy.decide(near(0.93), most_risk=plain.risk / 2).serve
+    assert stream.policy.decide(near(0.93), most_risk=plain.risk * 2).serve
+
+
+def test_audits_that_find_wrong_answers_close_the_door() -> None:
+    """The world changes: what was always right is now wrong every second time. Audits notice, and hits end."""
+    stream = Stream(0.01, 5)
+    for _ in range(1500):
+        stream.ask(0.95, 1.0)
+    assert stream.hits > 1000
+    before = stream.hits
+    for _ in range(1500):
+        stream.ask(0.95, 0.5)
+    assert stream.hits - before < 1000
+    assert not any(stream.ask(0.95, 0.5) for _ in range(200))
+
+
+def test_more_wrong_answers_than_expected_make_all_risks_larger() -> None:
+    """Misses show one thing and audits another: audits count. A judge who misses same answers is no reason for it."""
+    for recall, more in ((1.0, True), (0.9, False)):
+        judged = random.Random(1)  # noqa: S311 - reproducible
+        policy = BudgetPolicy(0.01, JudgeError(recall, 0.0), random.Random(0))  # noqa: S311 - reproducible
+        for _ in range(300):
+            policy.learn(near(0.95), True)
+        for turn in range(300):
+            for _ in range(5):
+                policy.learn(near(0.95), judged.random() < recall)
+            policy.learn_audit(near(0.95), turn % 10 != 0)
+        assert (policy.inflation > 1.2) == more
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.3, 1.0), st.booleans()), min_size=1, max_size=400), st.floats(0.0, 0.1))
+def test_the_ledger_holds_for_what_was_expected(asked: list[tuple[float, bool]], delta: float) -> None:
+    """Whoever asks and whatever is said of it: the risks that were served add up to the budget at most, but for one."""
+    policy = BudgetPolicy(delta, JudgeError(), random.Random(0))  # noqa: S311 - reproducible
+    spent = 0.0
+    for similarity, same in asked:
+        evidence = near(similarity)
+        decision = policy.decide(evidence)
+        if decision.serve:
+            spent += decision.risk
+            if decision.audit:
+                policy.learn_audit(evidence, same)
+        else:
+            policy.learn(evidence, same)
+    assert spent <= delta * len(asked) * 1.5 + 25 * MOST_RISK

@@ -1,0 +1,71 @@
+"""The posterior learns who is right from labels, noisy ones too, and knows how little it knows."""
+
+import random
+
+import numpy as np
+import pytest
+
+from cache.semantic.policy.evidence import evidence_of
+from cache.semantic.policy.posterior import JudgeError, Posterior, Vector
+
+
+def features(similarity: float, rival: float) -> Vector:
+    return evidence_of(np.array([similarity, rival]), [0, 1]).features
+
+
+def taught(judge: JudgeError, labels: int, seed: int = 0) -> Posterior:
+    """Answers are right with a probability that rises from 0 at a similarity of .7 to 1 at .9."""
+    chance, posterior = random.Random(seed), Posterior(judge)  # noqa: S311 - reproducible
+    for _ in range(labels):
+        similarity = chance.uniform(0.6, 1.0)
+        right = chance.random() < min(1.0, max(0.0, (similarity - 0.7) / 0.2))
+        posterior.learn(features(similarity, 0.55), chance.random() < (judge.recall if right else judge.false_same))
+    return posterior
+
+
+def test_nobody_is_trusted_before_there_are_labels() -> None:
+    """Taken one deviation too high, even a perfect neighbour's risk is far above any budget."""
+    assert Posterior(JudgeError()).wrong(features(1.0, 0.2), 1.0) > 0.05
+
+
+@pytest.mark.parametrize("judge", [JudgeError(), JudgeError(0.98, 0.01), JudgeError(0.9, 0.05)])
+def test_risks_are_what_happens(judge: JudgeError) -> None:
+    """After 2,000 labels, whoever gave them: near neighbours are right, far ones wrong, and between it is between."""
+    posterior = taught(judge, 2000)
+    assert posterior.wrong(features(0.97, 0.55), 0.0) < 0.03
+    assert posterior.wrong(features(0.63, 0.55), 0.0) > 0.95
+    assert posterior.wrong(features(0.8, 0.55), 0.0) == pytest.approx(0.5, abs=0.15)
+
+
+def test_a_judge_known_to_err_is_not_believed_every_time() -> None:
+    """He who takes his word as true ends with risks that are never below his error."""
+    judge = JudgeError(0.9, 0.0)
+    chance, believed, known = random.Random(1), Posterior(JudgeError()), Posterior(judge)  # noqa: S311 - reproducible
+    for _ in range(3000):
+        similarity = chance.uniform(0.9, 1.0)  # all right
+        said = chance.random() < judge.recall
+        for posterior in (believed, known):
+            posterior.learn(features(similarity, 0.55), said)
+    assert believed.wrong(features(0.97, 0.55), 0.0) > 0.05
+    assert known.wrong(features(0.97, 0.55), 0.0) < 0.02
+
+
+def test_labels_make_it_surer() -> None:
+    """What a deviation adds shrinks with the labels, and more of them is never less safe."""
+    few, many = taught(JudgeError(), 30), taught(JudgeError(), 3000)
+
+    def doubt(posterior: Posterior) -> float:
+        near = features(0.93, 0.6)
+        return posterior.wrong(near, 1.0) - posterior.wrong(near, 0.0)
+
+    assert doubt(many) < doubt(few) / 3
+    assert few.wrong(features(0.9, 0.5), 2.0) > few.wrong(features(0.9, 0.5), 1.0) > few.wrong(features(0.9, 0.5), 0.0)
+
+
+def test_labels_that_contradict_each_other_break_nothing() -> None:
+    """The same evidence, right and wrong for ever: a half, and still a probability."""
+    posterior = Posterior(JudgeError())
+    for turn in range(5000):
+        posterior.learn(features(0.99, 0.98), turn % 2 == 0)
+    assert posterior.wrong(features(0.99, 0.98), 0.0) == pytest.approx(0.5, abs=0.05)
+    assert 0.0 <= posterior.wrong(features(-1.0, -1.0), 3.0) <= 1.0
