@@ -214,6 +214,19 @@ def test_a_key_alone_is_not_believed() -> None:
     assert pool.register(after_two, b"same", two, [9, 9], "") is None
 
 
+def test_what_was_found_before_is_continued_or_cut() -> None:
+    """As far as there are keys, and without changing what was found."""
+    pool = BlockPool(4)
+    tokens = [1, 2, 3, 4]
+    keys = keys_of(tokens, "")
+    chain(pool, tokens[:2])
+    before = pool.match(keys, tokens, SIZE, "")
+    blocks = chain(pool, tokens)
+    after = pool.match(keys, tokens, SIZE, "", before)
+    assert (before.blocks, after.blocks) == (blocks[:1], blocks)
+    assert pool.match(keys[:1], tokens, SIZE, "", after) == before
+
+
 def test_salts_separate() -> None:
     """The same tokens under another salt are another prefix."""
     pool = BlockPool(2)
