@@ -19,6 +19,7 @@ from backend.async_engine import AsyncEngine, StepReport
 from backend.batching import Batching, BatchingMode
 from backend.detokenizer import Detokenizer
 from backend.engine import Engine, Output
+from backend.engine_stats import StepTimings
 from backend.errors import QueueFull
 from backend.metrics import Metrics
 from backend.pace import Pace
@@ -182,6 +183,17 @@ async def test_metrics_say_what_the_engine_did(monkeypatch: pytest.MonkeyPatch) 
     assert value["step_seconds_count"] == engine.stats().steps, "not the times when requests only came or went"
     monkeypatch.setattr(metrics_module, "_RATE_SECONDS", 1e-9)
     assert "keepgate_backend_tokens_per_second 0.0\n" in metrics.exposition().decode(), "all that was long ago"
+
+
+def test_every_fault_is_counted() -> None:
+    """A failed step once, and each sentence of an integrity check."""
+    stats = Engine(fused(4), 1, 32).stats()
+    metrics = Metrics(stats)
+    metrics.note_step(StepReport(stats, StepTimings(), computed=False, seconds=0.0, failed=False, problems=3))
+    metrics.note_step(StepReport(stats, StepTimings(), computed=False, seconds=0.0, failed=True))
+    text = metrics.exposition().decode()
+    assert "\nkeepgate_backend_integrity_problems_total 3.0\n" in text
+    assert "\nkeepgate_backend_failed_steps_total 1.0\n" in text
 
 
 class Held(Around):

@@ -224,6 +224,20 @@ def test_the_oldest_is_never_preempted(make: Maker) -> None:
     assert young.num_generated > 0, "what it has generated stays"
 
 
+def test_preemption_goes_on_until_there_is_room(make: Maker) -> None:
+    """The last two hold the same two blocks, so that one of them alone gives nothing back."""
+    scheduler = Scheduler(BlockPool(13), 6, 256, Batching(BatchingMode.STATIC))
+    older = [make(20) for _ in range(4)]
+    for sequence in (*older, make(20, family=3), make(20, family=3)):
+        scheduler.add(sequence)
+    while older[0].num_tokens <= 2 * BLOCK_SIZE:
+        assert len(step(scheduler)) == 6
+    chunks = step(scheduler)
+    assert scheduler.running == older
+    assert scheduler.num_preemptions == 2
+    assert all(chunk.sequence.room > chunk.start for chunk in chunks)
+
+
 def test_a_preempted_sequence_finds_its_blocks_again(make: Maker) -> None:
     """If nobody needed them meanwhile, it computes only its last block anew; when it began is not when it goes on."""
     scheduler = Scheduler(BlockPool(8), max_batch=1, step_tokens=64)
@@ -237,6 +251,7 @@ def test_a_preempted_sequence_finds_its_blocks_again(make: Maker) -> None:
     (chunk,) = step(scheduler, 3.0)
     assert (chunk.sequence, chunk.start) == (common, 2 * BLOCK_SIZE)
     assert (common.started_at, common.num_cached) == (1.0, 0), "what it finds of its own is no prefix hit"
+    assert (scheduler.prefix_hit_tokens, scheduler.prefix_asked_tokens) == (32, 40 + 10 + 41)
 
 
 def test_prefixes_are_not_shared_where_that_is_switched_off(make: Maker) -> None:
