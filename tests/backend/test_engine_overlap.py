@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,10 +17,9 @@ from backend.runner import ModelRunner, StepInput, StepOutput
 from backend.sequence import FinishReason
 from backend.torch_runner import TorchRunner
 from tests.backend import soak as soak_module
+from tests.backend.schedules import Ask, Options, assert_as_alone, play, schedules, stage
 from tests.backend.test_engine_faults import Around
-from tests.backend.tiny_model import CONFIG, CONTEXT, POISON, VOCABULARY, Said, Talk, fused, weights
-
-NUM_BLOCKS = 9
+from tests.backend.tiny_model import CONFIG, CONTEXT, POISON, VOCABULARY, Talk, alone, fused, weights
 
 
 class Device(Around):
@@ -48,26 +46,8 @@ class Device(Around):
         return StepOutput(self._last, output.hidden, unfinished=True)
 
 
-@dataclass(frozen=True)
-class Ask:
-    """One request: when it comes, what it asks, and after how many of its outputs its client leaves."""
-
-    arrives: int
-    prompt: tuple[int, ...]
-    answer: int
-    priority: int
-    options: dict[str, Any]
-    leaves_after: int | None
-
-
-# Few beginnings, so that prompts have whole blocks in common. Half of the answers can be drawn ahead.
-PROMPTS = st.builds(
-    lambda family, common, tail: tuple((family * 31 + i * 7) % 90 + 10 for i in range(common)) + tuple(tail),
-    st.integers(0, 1),
-    st.sampled_from([0, 15, 16, 32, 60]),
-    st.lists(st.integers(10, 12), min_size=1, max_size=20),
-)
-OPTIONS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+# Half of the answers can be drawn ahead.
+OPTIONS: st.SearchStrategy[Options] = st.sampled_from(
     [
         {},
         {},
@@ -81,85 +61,20 @@ OPTIONS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
         {"pooled": True},
     ]
 )
-ASKS = st.builds(
-    Ask,
-    arrives=st.integers(0, 12),
-    prompt=PROMPTS,
-    answer=st.integers(0, 24),
-    priority=st.integers(0, 1),
-    options=OPTIONS,
-    leaves_after=st.none() | st.integers(1, 6),
-)
-KNOWN: dict[tuple[object, ...], Said] = {}
-
-
-def solo(runner: ModelRunner, number: int, prompt: list[int], answer: int, **options: Any) -> Said:
-    """What the request with this number, and so this seed, gets alone and one step after the other."""
-    talk = Talk(Engine(runner, max_batch=1, step_tokens=CONTEXT, shares_prefixes=False))
-    talk.say(number, prompt, answer, **{"logprobs": None, **options})
-    talk.run()
-    return talk.said[number]
-
-
-@pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return fused(NUM_BLOCKS)
-
-
-@pytest.fixture(scope="module")
-def quiet_runner() -> ModelRunner:
-    """Where requests run alone and one step after the other."""
-    return fused(NUM_BLOCKS)
-
-
-def expected(runner: ModelRunner, number: int, ask: Ask) -> Said:
-    key = (number, ask.prompt, ask.answer, repr(ask.options))
-    if key not in KNOWN:
-        KNOWN[key] = solo(runner, number, list(ask.prompt), ask.answer, **ask.options)
-    return KNOWN[key]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    asks=st.lists(ASKS, min_size=1, max_size=8),
+    asks=schedules(OPTIONS.map(lambda options: {"logprobs": None, **options}), longest_answer=24),
     max_batch=st.integers(1, 5),
     step_tokens=st.sampled_from([1, 17, 80, 400]),
     mode=st.sampled_from(BatchingMode),
 )
-def test_no_answer_depends_on_it(
-    asks: list[Ask],
-    max_batch: int,
-    step_tokens: int,
-    mode: BatchingMode,
-    runner: ModelRunner,
-    quiet_runner: ModelRunner,
-) -> None:
+def test_no_answer_depends_on_it(asks: list[Ask], max_batch: int, step_tokens: int, mode: BatchingMode) -> None:
     """Whatever comes, leaves, stops and is preempted: who stays gets what he gets alone, one step after the other."""
-    asks = [dataclasses.replace(ask, answer=0) if ask.options.get("pooled") else ask for ask in asks]
-    talk = Talk(Engine(Device(runner), max_batch, step_tokens, Batching(mode)))
-    outputs_of = dict.fromkeys(range(len(asks)), 0)
-    left: set[int] = set()
-    now = 0
-    while now <= 12 or talk.engine.has_work:
-        for number, ask in enumerate(asks):
-            if ask.arrives == now:
-                talk.say(
-                    number, list(ask.prompt), ask.answer, priority=ask.priority, **{"logprobs": None, **ask.options}
-                )
-        for output in talk.step():
-            number = output.sequence_id
-            outputs_of[number] += 1
-            if outputs_of[number] == asks[number].leaves_after and output.finish_reason is None:
-                talk.engine.abort(number)
-                left.add(number)
-        now += 1
-    assert talk.engine.pool.num_free == NUM_BLOCKS
-    for number, ask in enumerate(asks):
-        said, wanted = talk.said[number], expected(quiet_runner, number, ask)
-        if number in left:
-            assert wanted.text.startswith(said.text)
-        else:
-            assert said.content == wanted.content
+    on = stage()
+    talk, left = play(Engine(Device(on.runner), max_batch, step_tokens, Batching(mode)), asks)
+    assert_as_alone(on, asks, talk, left)
 
 
 def plain(talk: Talk, number: int, answer: int = 30, **options: Any) -> None:
@@ -221,7 +136,7 @@ def test_who_waits_for_memory_stops_nobody() -> None:
     assert talk.said[1].sequence.started_at is None
     assert device.ahead[3:] == [True] * len(device.ahead[3:])
     talk.run()
-    assert talk.said[1].text == solo(fused(4), 0, [*range(20, 69)], 4).text
+    assert talk.said[1].text == alone(fused(4), [*range(20, 69)], 4).text
 
 
 def test_who_waited_for_memory_joins_when_there_is_some() -> None:
@@ -248,7 +163,7 @@ def test_rows_that_go_on_keep_their_own_tokens() -> None:
         plain(talk, number, length)
     talk.run()
     for number, length in enumerate(lengths):
-        assert talk.said[number].text == solo(fused(20), number, [20 + number], length, ignore_eos=True).text
+        assert talk.said[number].text == alone(fused(20), [20 + number], length, ignore_eos=True).text
 
 
 def test_a_prompt_that_got_nothing_is_not_passed_over() -> None:
@@ -272,7 +187,7 @@ def test_blocks_are_taken_from_nobody_for_a_step_ahead() -> None:
     talk.run()
     assert talk.engine.stats().preemptions > 0
     for number in range(2):
-        wanted = solo(fused(4), number, [20 + number] * 14, 40, ignore_eos=True)
+        wanted = alone(fused(4), [20 + number] * 14, 40, ignore_eos=True)
         assert talk.said[number].text == wanted.text
 
 
@@ -305,7 +220,7 @@ def test_an_answer_with_a_form_follows_it() -> None:
 
 def test_stop_strings_end_one_step_late_and_nobody_sees_it() -> None:
     """The row too many is computed, thrown away, and not called useful."""
-    full = solo(fused(20), 0, [20], 30, ignore_eos=True).text
+    full = alone(fused(20), [20], 30, ignore_eos=True).text
     device = Device(fused(20))
     talk = Talk(Engine(device, max_batch=4, step_tokens=64))
     stop = full[21:25]
@@ -318,7 +233,7 @@ def test_stop_strings_end_one_step_late_and_nobody_sees_it() -> None:
     assert last.finish_reason is FinishReason.STOP
     stats = talk.engine.stats()
     assert stats.computed_rows == stats.useful_rows + 1
-    assert talk.said[1].text == solo(fused(20), 0, [21], 40, ignore_eos=True).text
+    assert talk.said[1].text == alone(fused(20), [21], 40, ignore_eos=True).text
 
 
 def test_a_step_under_way_when_all_have_left() -> None:
@@ -335,7 +250,7 @@ def test_a_step_under_way_when_all_have_left() -> None:
         talk.said.clear()
     talk.say(1, [*range(30, 70)], 12, logprobs=None)
     talk.run()
-    assert talk.said[1].text == solo(fused(4), 0, [*range(30, 70)], 12).text
+    assert talk.said[1].text == alone(fused(4), [*range(30, 70)], 12).text
 
 
 def test_a_deadline_ends_an_answer_under_way() -> None:
@@ -350,7 +265,7 @@ def test_a_deadline_ends_an_answer_under_way() -> None:
     last = talk.said[0].last
     assert last is not None
     assert last.finish_reason is FinishReason.EXPIRED
-    assert talk.said[1].text == solo(fused(20), 0, [21], 30, ignore_eos=True).text
+    assert talk.said[1].text == alone(fused(20), [21], 30, ignore_eos=True).text
 
 
 def test_numbers_that_are_none_end_one_answer() -> None:
@@ -369,7 +284,7 @@ def test_numbers_that_are_none_end_one_answer() -> None:
     assert last.finish_reason is FinishReason.FAILED
     assert bad.num_generated == bad_from + 1, "the token of the step that was under way, and no other"
     assert talk.engine.stats().poisoned == 1
-    assert talk.said[1].text == solo(fused(20), 0, [21], 30, ignore_eos=True).text
+    assert talk.said[1].text == alone(fused(20), [21], 30, ignore_eos=True).text
 
 
 class Poisoning(Around):
@@ -401,9 +316,8 @@ def test_out_of_memory_ahead_ends_the_younger_half(fails_at: int) -> None:
     assert reasons == [FinishReason.LENGTH] * 2 + [FinishReason.SHED] * 2
     assert [talk.said[n].sequence.num_generated for n in (2, 3)] == [fails_at - 1] * 2
     for number in range(2):
-        assert (
-            talk.said[number].text == solo(fused(20), number, [20 + number], 30, ignore_eos=True, temperature=0.9).text
-        )
+        wanted = alone(fused(20), [20 + number], 30, number=number, ignore_eos=True, temperature=0.9)
+        assert talk.said[number].text == wanted.text
 
 
 def test_blocks_that_windows_have_left_are_given_back_under_a_step_ahead() -> None:
@@ -415,8 +329,8 @@ def test_blocks_that_windows_have_left_are_given_back_under_a_step_ahead() -> No
     talk.run()
     assert talk.engine.stats().preemptions == 0, "whole contexts would not have fitted"
     for number in range(3):
-        alone = solo(TorchRunner(config, weights(), 14, CONTEXT), number, [20 + number], 100, ignore_eos=True)
-        assert talk.said[number].text == alone.text
+        wanted = alone(TorchRunner(config, weights(), 14, CONTEXT), [20 + number], 100, ignore_eos=True)
+        assert talk.said[number].text == wanted.text
 
 
 async def test_random_requests_with_random_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,9 +128,11 @@ class Talk:
         assert self.engine.pool.num_free == self.engine.pool.num_blocks
 
 
-def alone(runner: ModelRunner, prompt: list[int], answer: int = 8, **options: Any) -> Said:
-    """What a request gets that shares nothing with anybody and is computed in the largest possible steps."""
+def alone(runner: ModelRunner, prompt: list[int], answer: int = 8, *, number: int = 0, **options: Any) -> Said:
+    """What a request with such a number, and so such a seed, gets that shares nothing with anybody and is computed in
+    the largest possible steps, one after the other.
+    """
     talk = Talk(Engine(runner, max_batch=1, step_tokens=CONTEXT, shares_prefixes=False))
-    talk.say(0, prompt, answer, **options)
+    talk.say(number, prompt, answer, **options)
     talk.run()
-    return talk.said[0]
+    return talk.said[number]
