@@ -160,6 +160,7 @@ def test_only_the_first_space_is_left_out(parts: list[list[int]]) -> None:
     tokens = TokenBytes(tokenizer.to_str(), 263)
     ids = [token_id for part in parts for token_id in part]
     assert Detokenizer(tokens).decode(ids) == tokenizer.decode(ids, skip_special_tokens=True)
+    assert Detokenizer(tokens).decode([262, 1, *ids]) == tokenizer.decode([1, *ids], skip_special_tokens=True)
 
 
 def test_a_decoder_of_another_kind_is_refused() -> None:

@@ -35,7 +35,7 @@ def test_what_is_larger_than_a_chunk_gets_one_of_its_own(monkeypatch: pytest.Mon
     arena = Arena()
     tensors = [
         torch.full((size,), value, dtype=torch.uint8)
-        for value, size in enumerate((100, 5000, 100, 100, 100, 128, 129), 1)
+        for value, size in enumerate((100, 5000, 100, 100, 100, 128, 129, 100, 129), 1)
     ]
     addresses = [arena.keep(tensor) for tensor in tensors]
 
