@@ -122,8 +122,15 @@ class AsyncEngine:
             self._generations[sequence.id] = generation
 
         def add() -> None:
-            for sequence in sequences:
-                self.engine.add(sequence)
+            try:
+                for sequence in sequences:
+                    self.engine.add(sequence)
+            except ValueError:
+                # The caller had to see to it that they fit; of all requests only this one is at fault.
+                logger.exception("a request is refused that should not have been submitted")
+                for sequence in sequences:
+                    self.engine.abort(sequence.id)
+                self._call(generation.fail)
 
         self._commands.put(add)
         return generation

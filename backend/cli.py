@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-context",
-        type=_positive,
+        type=_context,
         default=None,
         help="longest prompt plus answer in tokens (default: the model's)",
     )
@@ -261,6 +261,12 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected 1 or more")
     return int(text)
+
+
+def _context(text: str) -> int:
+    if (tokens := _positive(text)) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected 2 or more: a token and its answer")
+    return tokens
 
 
 def _threads(text: str) -> int:

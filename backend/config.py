@@ -104,11 +104,6 @@ class ModelConfig:
     """Whether attention and MLP also normalise what they add to the residual stream."""
     experts: Experts | None = None
 
-    @property
-    def heads_per_kv_head(self) -> int:
-        """Query heads that share one key/value head (grouped-query attention, arXiv 2305.13245)."""
-        return self.num_heads // self.num_kv_heads
-
     def window(self, layer: int) -> int | None:
         """Tokens that a token of this layer sees, itself included; None: all before it."""
         return self.windows[layer] if self.windows else None

@@ -330,7 +330,7 @@ class Engine:
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
         rate = self._notes.pop(sequence.id).rate(sequence.num_generated)
-        if rate is not None:
+        if rate is not None and reason is not FinishReason.ABORTED:
             self.timings.answer_rates.append(rate)
 
 

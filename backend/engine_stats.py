@@ -14,7 +14,7 @@ class StepTimings:
     between_tokens: list[float] = field(default_factory=list)
     """Since the sequence's last token, for each sequence that got another one."""
     answer_rates: list[float] = field(default_factory=list)
-    """Tokens per second after the first token, for each answer of at least two tokens that ended."""
+    """Tokens per second after the first token, for each answer of at least two tokens that its caller waited for."""
 
 
 @dataclass(slots=True)

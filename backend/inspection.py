@@ -28,7 +28,7 @@ async def get_model(request: web.Request) -> web.Response:
 async def model_info(request: web.Request) -> web.Response:
     """``GET /v1/model/info``: how the model is computed, for those who compare answers."""
     state = request.app[STATE]
-    return json_response(describe(state.model, state.engine.engine.stats()))
+    return json_response(describe(state.model, state.metrics.stats))
 
 
 async def health(request: web.Request) -> web.Response:

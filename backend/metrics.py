@@ -109,6 +109,11 @@ class Metrics:
         # Of recent seconds: when, and how many tokens.
         self._generated: deque[tuple[float, int]] = deque()
 
+    @property
+    def stats(self) -> EngineStats:
+        """The engine after its last step."""
+        return self._engine.stats
+
     def note_step(self, report: StepReport) -> None:
         """Takes over what a step did."""
         before, stats, timings = self._engine.stats, report.stats, report.timings

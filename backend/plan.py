@@ -25,8 +25,9 @@ Precision = Literal["float32", "bfloat16", "int8", "int4"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 _BITS: dict[Precision, int] = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}
 """Of a weight in a layer's matrices; int4 has a 16-bit scale and minimum for every 32 weights."""
-_TABLE_BITS: dict[Precision, int] = {**_BITS, "int4": 8}
-"""Of a weight in the embedding and the head, which do not bear four bits."""
+_EMBEDDING_BITS: dict[Precision, int] = {"float32": 32, "bfloat16": 16, "int8": 16, "int4": 16}
+_HEAD_BITS: dict[Precision, int] = {**_BITS, "int4": 8}
+"""Of a weight in the head, which does not bear four bits; quantised, it is kept beside an embedding it is tied to."""
 _KV_NUMBER: dict[Precision, int] = {"float32": 4, "bfloat16": 2, "int8": 2, "int4": 2}
 """Bytes of a stored number where keys and values are as computed: quantised weights compute in float16."""
 _KV_COLUMNS: dict[str, Precision] = {"2 bytes": "bfloat16", "4 bytes": "float32"}
@@ -41,15 +42,18 @@ class Parameters:
 
     layers: int
     """In the matrices of all layers, experts included."""
-    tables: int
-    """In the embedding, and in the head if it is another one."""
+    embedding: int
+    head: int
+    """As many as in the embedding."""
+    tied: bool
+    """Whether embedding and head are the same weights."""
     vectors: int
     """Norms and biases, which are never quantised."""
 
     @property
     def total(self) -> int:
         """All of them."""
-        return self.layers + self.tables + self.vectors
+        return self.layers + self.embedding + (0 if self.tied else self.head) + self.vectors
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class Plan:
     """By the weights' precision."""
     unlike_llama: tuple[str, ...]
     """What this model does that the fused step, and with it int8 and int4 weights, do not."""
+    head_twice: int | None
+    """Bytes more that 16-bit weights take on a CPU, which keeps a head beside the embedding that it is tied to."""
     rows: tuple[Row, ...]
 
 
@@ -95,13 +101,15 @@ def count_parameters(config: ModelConfig) -> Parameters:
         else:
             layers += 3 * hidden * config.intermediate_size
             vectors += 2 * config.intermediate_size + hidden if config.mlp_bias else 0
-    tables = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
-    return Parameters(layers, tables, vectors + hidden)
+    words = config.vocab_size * hidden
+    return Parameters(layers, words, words, config.tie_word_embeddings, vectors + hidden)
 
 
 def weight_bytes(parameters: Parameters, precision: Precision) -> int:
     """Bytes of all weights; norms and biases have at least 16 bits."""
-    bits = parameters.layers * _BITS[precision] + parameters.tables * _TABLE_BITS[precision]
+    one = parameters.tied and _HEAD_BITS[precision] == _EMBEDDING_BITS[precision]
+    bits = parameters.layers * _BITS[precision] + parameters.embedding * _EMBEDDING_BITS[precision]
+    bits += 0 if one else parameters.head * _HEAD_BITS[precision]
     return (bits + parameters.vectors * max(16, _BITS[precision])) // 8
 
 
@@ -137,6 +145,7 @@ def make_plan(model: str, config: ModelConfig, memory: int, kv_dtype: KvDtype = 
         kv_dtype,
         per_token,
         config.unlike_llama(),
+        2 * parameters.head if parameters.tied and not config.unlike_llama() else None,
         tuple(rows),
     )
 
@@ -213,6 +222,8 @@ def _notes(plan: Plan) -> list[str]:
         "float16 takes what bfloat16 takes.",
         "A step needs some memory beside these, a few per cent; leave it room.",
     ]
+    if plan.head_twice is not None:
+        notes.append(f"On a CPU 16-bit weights take {_size(plan.head_twice)} more: its head lies beside the embedding.")
     if plan.unlike_llama:
         notes += [
             f"int8 and int4 weights are not for this model, which has {', '.join(plan.unlike_llama)}.",

@@ -54,7 +54,7 @@ def serve(
         source = dataclasses.replace(resolve_model(model_name, progress), chat_template=chat_template)
         model = load_model(source, engine, progress)
         progress("warming up")
-        warm_up(model.runner, model.text.token_bytes)
+        warm_up(model.runner, model.text.token_bytes, model.max_context)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(model, engine, sock, parent if exit_with_parent else None, progress, announce))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from backend.detokenizer import Detokenizer, TokenBytes
@@ -18,15 +20,20 @@ _PARAMS = (
 )
 
 
-def warm_up(runner: ModelRunner, token_bytes: TokenBytes) -> None:
+def warm_up(runner: ModelRunner, token_bytes: TokenBytes, max_context: int) -> None:
     """Answers a few short prompts with an engine of its own: prefill, decode, and every way to choose a token.
 
     What that leaves in the KV blocks is never read: the engine that comes after it knows of none of them.
+
+    Args:
+        max_context: positions that the runner was made for; at least 2.
     """
-    prompt = [0] * min(2 * BLOCK_SIZE, runner.num_blocks * BLOCK_SIZE - max(p.max_tokens for p in _PARAMS))
+    room = min(max_context, runner.num_blocks * BLOCK_SIZE)
+    prompt = [0] * max(1, min(2 * BLOCK_SIZE, room - max(p.max_tokens for p in _PARAMS)))
     engine = Engine(runner, len(_PARAMS), None, shares_prefixes=False)
     for index, params in enumerate(_PARAMS):
-        engine.add(Sequence(index, prompt, params, Detokenizer(token_bytes), index))
+        fitting = replace(params, max_tokens=min(params.max_tokens, room - len(prompt)))
+        engine.add(Sequence(index, prompt, fitting, Detokenizer(token_bytes), index))
     while engine.has_work:
         engine.step()
 

@@ -15,7 +15,7 @@ import pytest
 
 from backend import async_engine
 from backend import metrics as metrics_module
-from backend.async_engine import AsyncEngine, StepReport
+from backend.async_engine import AsyncEngine, Generation, StepReport
 from backend.batching import Batching, BatchingMode
 from backend.detokenizer import Detokenizer
 from backend.engine import Engine, Output
@@ -130,7 +130,21 @@ async def test_a_full_queue_says_when_to_come_again() -> None:
             served.submit([sequence([22])])
         assert refused.value.retry_after == 1, "these answers take milliseconds"
         served.release([one, two], generation)
+        assert served.in_flight == 0
         await answers(served, sequence([20]))
+
+
+async def test_news_are_taken_once() -> None:
+    """All that has come since the last time, with the place of its sequence in the request."""
+    generation = Generation([7, 9])
+    first, second = (Output(number, "a", [], [], 1, None) for number in (9, 7))
+    last = Output(7, "b", [], [], 2, FinishReason.LENGTH)
+    generation.put(first)
+    generation.put(second)
+    assert await generation.take() == [(1, first), (0, second)]
+    generation.put(last)
+    assert await generation.take() == [(0, last)]
+    assert generation.unfinished == {9}
 
 
 def test_the_pace_is_the_mean_time_between_ends() -> None:
@@ -267,3 +281,35 @@ async def test_padding_is_what_the_runner_computes_for_nobody() -> None:
     assert (stats.computed_rows + stats.padding_rows) % 8 == 0
     assert shares["padding_efficiency_ratio"] == stats.computed_rows / (stats.computed_rows + stats.padding_rows) < 0.5
     assert shares["fresh_rows_ratio"] == stats.useful_rows / stats.computed_rows < 1
+
+
+async def test_a_sequence_that_should_not_have_come_harms_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    """It cannot fit the memory: its request fails at once and whole, and all others go on."""
+    engine = Engine(fused(20), 4, 64)
+    async with running(engine) as served:
+        going_on = asyncio.create_task(answers(served, sequence([*range(20, 60)], 200)))
+        refused = await answers(served, sequence([2], 3), sequence([1], 100_000), sequence([2], 3))
+        assert {output.finish_reason for output in refused} == {FinishReason.FAILED}
+        (output,) = await going_on
+        assert output.finish_reason is FinishReason.LENGTH
+        await answers(served, sequence([2], 3))
+    assert engine.pool.num_free == 20
+    assert engine.problems() == []
+    (record,) = caplog.records
+    assert record.message == "a request is refused that should not have been submitted"
+
+
+async def test_the_speed_of_an_answer_that_was_given_up_does_not_count() -> None:
+    """Its caller saw no end of it."""
+    engine = Engine(fused(40), 4, 64)
+    metrics = Metrics(engine.stats())
+    async with running(engine, metrics.note_step) as served:
+        for _ in range(5):
+            left = sequence([20], 400)
+            generation = served.submit([left])
+            while left.num_generated < 3:
+                await generation.take()
+            served.release([left], generation)
+            await answers(served, sequence([30], 4))
+    text = metrics.exposition().decode()
+    assert "keepgate_backend_answer_tokens_per_second_count 5.0" in text

@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 from safetensors import safe_open
 
 from backend.config import ComputeDtype, EngineConfig, KvDtype, ModelConfig
+from backend.fused_layout import Precision as KeptPrecision
+from backend.fused_runner import FusedRunner
+from backend.huge_pages import Arena
 from backend.model_source import ModelSource
 from backend.plan import Precision, as_text, count_parameters, kv_bytes_per_token, make_plan, weight_bytes
 from backend.runner_choice import choose_runner
 from backend.weights import ModelWeights
-from tests.backend.conftest import quiet
+from tests.backend.conftest import built_library, quiet
 
 _LLAMA2 = {
     "model_type": "llama",
@@ -131,11 +135,36 @@ def test_a_model_that_only_torch_computes_says_so() -> None:
 
 
 def test_quantised_weights() -> None:
-    """Four-bit weights have five bits with their scales, and embedding and head keep eight."""
+    """Four-bit weights have five bits with their scales, the head keeps eight and the embedding sixteen."""
     parameters = count_parameters(ModelConfig.from_hf(SEVEN, "config.json"))
-    assert parameters.tables == 2 * 32000 * 4096
-    expected = parameters.layers * 5 // 8 + parameters.tables + 2 * parameters.vectors
+    assert parameters.embedding == parameters.head == 32000 * 4096
+    expected = parameters.layers * 5 // 8 + parameters.head + 2 * parameters.embedding + 2 * parameters.vectors
     assert weight_bytes(parameters, "int4") == expected
+
+
+@pytest.mark.parametrize(("precision", "planned"), [("float16", "bfloat16"), ("int8", "int8"), ("int4", "int4")])
+def test_the_weights_are_what_the_runner_keeps(
+    config: ModelConfig,
+    weights: ModelWeights,
+    precision: KeptPrecision,
+    planned: Precision,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the bundled model, whose head is tied: within two hundredths, which scales of columns and padding take."""
+    kept = 0
+    keep = Arena.keep
+
+    def counted(arena: Arena, tensor: torch.Tensor) -> int:
+        nonlocal kept
+        kept += tensor.numel() * tensor.element_size()
+        return keep(arena, tensor)
+
+    monkeypatch.setattr(Arena, "keep", counted)
+    FusedRunner(built_library(), config, weights, 4, 64, 1, precision)
+    plan = make_plan("m", config, 2**30)
+    twice = plan.head_twice if precision == "float16" else 0
+    assert twice is not None
+    assert plan.weight_bytes[planned] + twice == pytest.approx(kept, rel=0.02)
 
 
 def test_the_count_is_that_of_the_files(source: ModelSource) -> None:

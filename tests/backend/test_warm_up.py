@@ -5,15 +5,37 @@ from __future__ import annotations
 import pytest
 
 from backend.engine import Engine
+from backend.fused_runner import FusedRunner
+from backend.runner import StepInput, StepOutput
 from backend.warm_up import warm_up
-from tests.backend.tiny_model import Talk, alone, fused, token_bytes
+from tests.backend.conftest import built_library
+from tests.backend.test_engine_faults import Around
+from tests.backend.tiny_model import CONFIG, CONTEXT, Talk, alone, fused, token_bytes, weights
+
+
+class Watched(Around):
+    """Remembers the highest position that was computed."""
+
+    highest = -1
+
+    def run(self, step: StepInput) -> StepOutput:
+        self.highest = max(self.highest, int(step.positions.max()))
+        return self._runner.run(step)
+
+
+@pytest.mark.parametrize("max_context", [2, 3, 4, 8, 16, 34, CONTEXT])
+def test_no_position_is_computed_that_the_runner_has_no_room_for(max_context: int) -> None:
+    """Its tables and buffers end there."""
+    runner = Watched(FusedRunner(built_library(), CONFIG, weights(), 20, max_context, threads=1))
+    warm_up(runner, token_bytes(), max_context)
+    assert 0 <= runner.highest < max_context
 
 
 @pytest.mark.parametrize("num_blocks", [1, 3, 20])
 def test_answers_are_what_they_are_without(num_blocks: int) -> None:
     """However little memory there is, and though the blocks have been written."""
     runner = fused(num_blocks)
-    warm_up(runner, token_bytes())
+    warm_up(runner, token_bytes(), CONTEXT)
     talk = Talk(Engine(runner, None, None))
     talk.say(0, [20, 21], 12)
     talk.run()

@@ -34,7 +34,7 @@ PARAMS: list[dict[str, Any]] = [
 def runner() -> CudaRunner:
     made = CudaRunner(CONFIG, random_weights(CONFIG), 64, 256, 8, torch.float32)
     made.record(lambda sentence: None)
-    warm_up(made, TABLE)
+    warm_up(made, TABLE, 256)
     return made
 
 
