@@ -269,6 +269,9 @@ def test_the_integrity_check_sees_what_is_wrong() -> None:
     assert "the scheduler and the engine do not know the same sequences" in engine.problems()
     engine.scheduler.waiting.append(second)
     assert f"sequence {second.id} waits and holds blocks" in engine.problems()
+    assert "the scheduler and the engine do not know the same sequences" not in engine.problems()
+    del engine._notes[second.id]
+    assert "the scheduler and the engine do not know the same sequences" in engine.problems()
 
 
 @pytest.mark.parametrize("fault", ["a block twice", "more shared than computed", "more computed than there is"])
@@ -302,7 +305,9 @@ def test_an_answer_of_no_tokens_ends_after_its_prompt() -> None:
 
 def test_log_probabilities_of_a_prompt_come_once_however_it_is_cut() -> None:
     """In chunks, and after a preemption in their midst: with the first output, the same as of the whole."""
-    wanted = alone(fused(20), PROMPTS[0], 3, prompt_logprobs=True).sequence.prompt_logprobs
+    whole = alone(fused(20), PROMPTS[0], 3, prompt_logprobs=True)
+    wanted = whole.sequence.prompt_logprobs
+    assert whole.content == alone(fused(20), PROMPTS[0], 3).content
     talk = Talk(Engine(fused(20), max_batch=1, step_tokens=16))
     cut = talk.say(0, PROMPTS[0], 3, prompt_logprobs=True)
     talk.step()
@@ -315,8 +320,17 @@ def test_log_probabilities_of_a_prompt_come_once_however_it_is_cut() -> None:
     while talk.engine.has_work:
         reports += [output.prompt_logprobs for output in talk.step()]
     assert reports == [wanted, [], []]
+    assert talk.said[0].content == whole.content
     stats = talk.engine.stats()
     assert (stats.computed_rows, stats.useful_rows) == (43 + 1 + 32, 43 + 1), "two chunks were computed again"
+
+
+def test_a_prompt_is_scored_as_the_answer_was() -> None:
+    """The log-probabilities of an answer's tokens, when it comes back as a prompt, are those it was given with."""
+    said = alone(fused(20), PROMPTS[0], 5, ignore_eos=True)
+    again = alone(fused(20), said.sequence.tokens, 1, prompt_logprobs=True)
+    assert len(said.logprobs) == 5
+    assert again.sequence.prompt_logprobs[-5:] == said.logprobs
 
 
 def test_each_row_of_a_prompt_with_log_probabilities_is_checked() -> None:
