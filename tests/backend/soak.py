@@ -1,7 +1,9 @@
 """Random requests with random ends, for as long as one likes: ``python -m tests.backend.soak 3600``.
 
-A few clients send requests of every kind to one engine with far too little memory, and many leave before their
-answer is whole. At the end every block must be free, and every answer that was not cut must be what it always is.
+A few clients send requests to one engine with far too little memory: greedy and drawn ones, with penalties, biases,
+log-probabilities, stop strings, deadlines, several answers, or for an embedding. Many leave before their answer is
+whole. At the end every block must be free, and every answer that was not cut must be what it always is. A long run is
+made of rounds, each with an engine of its own: other weights, another batching, other limits.
 """
 
 from __future__ import annotations
@@ -14,17 +16,39 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from backend.async_engine import AsyncEngine
+from backend.batching import Batching, BatchingMode
 from backend.detokenizer import Detokenizer
 from backend.engine import Engine
 from backend.errors import QueueFull
+from backend.fused_layout import KVPrecision, Precision
 from backend.sequence import FinishReason, SamplingParams, Sequence
 from tests.backend.tiny_model import POISON, fused, token_bytes
 
 NUM_BLOCKS = 16
 CLIENTS = 12
+ROUND_SECONDS = 60.0
 MOST_IN_FLIGHT = 24
+
+
+# Weights, and keys and values.
+PRECISIONS: tuple[tuple[Precision, KVPrecision], ...] = (("float16", "float16"), ("int8", "int8"), ("int4", "float16"))
+CHOICES: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_k": 20},
+    {"temperature": 1.3, "top_p": 0.8, "min_p": 0.01},
+)
+EXTRAS: tuple[dict[str, Any], ...] = (
+    {"logprobs": 2},
+    {"prompt_logprobs": True, "logprobs": 0},
+    {"presence_penalty": 0.7, "frequency_penalty": 0.5},
+    {"repetition_penalty": 1.3, "logprobs": 1},
+    {"logit_bias": {20: 4.0, 21: -100.0}},
+    {"stop": ("ab", "bca")},
+)
 
 
 @dataclass
@@ -33,13 +57,13 @@ class Tally:
 
     seed: int
     ends: Counter[str] = field(default_factory=Counter)
-    known: dict[tuple[object, ...], str] = field(default_factory=dict)
+    known: dict[tuple[object, ...], tuple[object, ...]] = field(default_factory=dict)
     engine: Engine | None = None
 
 
 async def soak(seconds: float, seed: int) -> Tally:
-    """Runs the clients; raises AssertionError when an answer or the books are wrong."""
-    engine = Engine(fused(NUM_BLOCKS), max_batch=5, step_tokens=40)
+    """Runs one round; raises AssertionError when an answer or the books are wrong."""
+    engine = _engine(random.Random(seed))  # noqa: S311 - repeatable
     served = AsyncEngine(engine, MOST_IN_FLIGHT, lambda report: None)
     served.start()
     tally = Tally(seed, engine=engine)
@@ -58,6 +82,12 @@ async def soak(seconds: float, seed: int) -> Tally:
     return tally
 
 
+def _engine(rng: random.Random) -> Engine:
+    precision, kv_precision = rng.choice(PRECISIONS)
+    batching = Batching(rng.choice([BatchingMode.CONTINUOUS, *BatchingMode]), max_wait=0.01)
+    return Engine(fused(NUM_BLOCKS, precision, kv_precision), rng.randint(2, 6), rng.randint(5, 60), batching)
+
+
 async def _client(
     served: AsyncEngine, rng: random.Random, numbers: itertools.count[int], until: float, tally: Tally
 ) -> None:
@@ -69,16 +99,17 @@ async def _client(
             tally.ends["refused"] += 1
             await asyncio.sleep(0.001)  # as a client that waits before it tries again
             continue
-        texts = [""] * len(sequences)
+        told: list[list[object]] = [[] for _ in sequences]
         outputs_left = rng.randint(1, 10) if rng.random() < 0.4 else None
         try:
             while generation.unfinished and outputs_left != 0:
                 for index, output in await generation.take():
-                    texts[index] += output.text
+                    told[index] += [*output.text, *output.prompt_logprobs, *output.logprobs]
                     if output.finish_reason is not None:
                         tally.ends[output.finish_reason.value] += 1
                         if output.finish_reason in (FinishReason.LENGTH, FinishReason.STOP):
-                            said = texts[index] if output.embedding is None else output.embedding.tobytes().hex()
+                            vector = None if output.embedding is None else output.embedding.tobytes()
+                            said = (tuple(told[index]), vector)
                             assert tally.known.setdefault(identity, said) == said, f"seed {tally.seed}: {identity}"
                 outputs_left = None if outputs_left is None else outputs_left - 1
         finally:
@@ -94,7 +125,9 @@ def _request(rng: random.Random, numbers: itertools.count[int]) -> tuple[list[Se
         prompt[rng.randrange(len(prompt))] = POISON
     pooled = rng.random() < 0.1
     answer = rng.choice([1, 3, 20, 60])
-    params = SamplingParams(max_tokens=0 if pooled else answer, temperature=0.0, ignore_eos=rng.random() < 0.5)
+    asked: dict[str, Any] = {"ignore_eos": rng.random() < 0.5, "max_tokens": 0 if pooled else answer}
+    asked |= rng.choice(CHOICES) | (rng.choice(EXTRAS) if rng.random() < 0.5 else {})
+    params, drawn_from = SamplingParams(**asked), rng.randrange(3)
     deadline = time.monotonic() + rng.uniform(0, 0.05) if rng.random() < 0.1 else None
     priority, salt = rng.randrange(-1, 2), rng.choice(["", "", "tenant"])
     sequences = [
@@ -103,7 +136,7 @@ def _request(rng: random.Random, numbers: itertools.count[int]) -> tuple[list[Se
             prompt,
             params,
             Detokenizer(token_bytes()),
-            0,
+            drawn_from,
             priority=priority,
             deadline=deadline,
             salt=salt,
@@ -111,17 +144,21 @@ def _request(rng: random.Random, numbers: itertools.count[int]) -> tuple[list[Se
         )
         for _ in range(rng.choice([1, 1, 1, 3]))
     ]
-    return sequences, (tuple(prompt), pooled, params.max_tokens, params.ignore_eos)
+    return sequences, (tuple(prompt), pooled, drawn_from, repr(sorted(asked.items())))
 
 
 def main() -> int:
     """Runs for the seconds given and prints how the requests ended."""
     # Poisoned requests are part of the run; a line for each of thousands says nothing.
     logging.getLogger("backend.engine").setLevel(logging.CRITICAL)
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0
-    tally = asyncio.run(soak(seconds, seed=random.SystemRandom().randrange(10**6)))
-    if tally.engine is not None:
-        print(f"seed {tally.seed}: {dict(tally.ends)}; {tally.engine.stats()}")
+    until = time.monotonic() + (float(sys.argv[1]) if len(sys.argv) > 1 else 20.0)
+    ends: Counter[str] = Counter()
+    while (left := until - time.monotonic()) > 0:
+        tally = asyncio.run(soak(min(left, ROUND_SECONDS), seed=random.SystemRandom().randrange(10**6)))
+        assert tally.engine is not None
+        ends += tally.ends
+        print(f"seed {tally.seed}: {tally.engine.runner.name}, {dict(tally.ends)}; {tally.engine.stats()}", flush=True)
+    print(f"{ends.total()} answers: {dict(ends)}; every block is free")
     return 0
 
 
