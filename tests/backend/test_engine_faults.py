@@ -408,3 +408,13 @@ def test_fragmentation_is_the_unused_rest_of_last_blocks() -> None:
     assert stats.held_blocks * BLOCK_SIZE == held
     unused = sum(len(s.blocks) * BLOCK_SIZE - s.num_tokens for s in talk.engine.scheduler.running)
     assert stats.fragmentation == unused / held
+
+
+def test_what_fits_to_the_last_token_is_taken() -> None:
+    """One more token needs one more block than there is, and is refused at once."""
+    talk = Talk(Engine(fused(4), max_batch=1, step_tokens=64))
+    with pytest.raises(ValueError, match="up to 65 tokens does not fit 4 KV blocks"):
+        talk.say(0, [20], 4 * BLOCK_SIZE)
+    talk.say(1, [20], 4 * BLOCK_SIZE - 1, ignore_eos=True)
+    talk.run()
+    assert reason(talk, 1) is FinishReason.LENGTH

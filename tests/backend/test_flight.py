@@ -6,6 +6,7 @@ import torch
 
 from backend.engine import Engine
 from backend.flight import TokensOnTheWay
+from backend.sequence import FinishReason
 from tests.backend.test_engine_overlap import Device, plain
 from tests.backend.tiny_model import Talk, fused
 
@@ -46,3 +47,18 @@ def test_who_leaves_takes_nothing_from_the_others() -> None:
     assert device.ahead == [False] + [True] * 9
     stats = talk.engine.stats()
     assert (stats.batch_slots_used, stats.computed_rows, stats.useful_rows) == (14, 14, 13)
+
+
+def test_who_has_left_is_not_ended_again_when_the_memory_ends() -> None:
+    """The half that is ended is that of those who are still there."""
+    device = Device(fused(20))
+    device.fails_at = 3
+    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    for number in range(4):
+        plain(talk, number)
+    talk.step()
+    talk.step()
+    talk.engine.abort(3)
+    ended = [output.sequence_id for output in talk.step() if output.finish_reason is FinishReason.SHED]
+    assert ended == [1, 2]
+    talk.run()
