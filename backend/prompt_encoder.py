@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.chat_template import ChatTemplate
 from backend.errors import InvalidRequest
+from backend.token_ids import token_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -65,15 +66,13 @@ class PromptEncoder:
     def _encode(self, messages: Values, tools: Values | None, add_generation_prompt: bool) -> list[int]:
         if not self.spells_control(messages, tools):
             prompt = self._template.render(messages, tools, add_generation_prompt)
-            ids: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False).ids
-            return ids
+            return token_ids(self._tokenizer, prompt, add_special_tokens=False)
         stand_ins = self._stand_ins(messages, tools)
         hidden = [_replaced(values, self._control, stand_ins) for values in (messages, tools)]
         prompt = self._template.render(hidden[0], hidden[1], add_generation_prompt)
         spelled = self._control.sub(lambda match: self._alias(match[0]), prompt)
         back = {ord(private): text for text, private in stand_ins.items()}
-        encoded: list[int] = self._with_aliases().encode(spelled.translate(back), add_special_tokens=False).ids
-        return encoded
+        return token_ids(self._with_aliases(), spelled.translate(back), add_special_tokens=False)
 
     def _stand_ins(self, messages: Values, tools: Values | None) -> dict[str, str]:
         """For each control text that is used a private character that no string has."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from backend.context import Context
 from backend.errors import InvalidRequest
+from backend.token_ids import token_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -58,7 +59,7 @@ class PromptReader:
 
     def _encode(self, text: str, where: str) -> list[int]:
         self._context.check_text(len(text.encode("utf-8", "surrogatepass")), where)
-        ids: list[int] = self._tokenizer.encode(text).ids
+        ids = token_ids(self._tokenizer, text)
         self._context.check_prompt(ids, where)
         return ids
 

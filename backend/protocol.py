@@ -6,8 +6,9 @@ cannot honour (the readers that ``requests.py`` names check that); the few that 
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -16,6 +17,10 @@ from backend.errors import InvalidRequest, ModelNotFound
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
 _FIELD = re.compile(r"field `(\w+)`")
 _LONGEST_QUOTED_NAME = 64
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+EncodingFormat = Literal["float", "base64"]
+_CHOICES: dict[str, tuple[str, ...]] = {"role": get_args(Role), "encoding_format": get_args(EncodingFormat)}
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -28,7 +33,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 class Message(msgspec.Struct, forbid_unknown_fields=True):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Role
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
     tool_call_id: str | None = None
@@ -101,7 +106,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
 
     model: str
     input: str | list[str | int | list[int]]
-    encoding_format: Literal["float", "base64"] | None = None
+    encoding_format: EncodingFormat | None = None
     dimensions: int | None = None
     priority: int | None = None
     # Accepted because it changes no answer of this server.
@@ -169,9 +174,9 @@ def _decoded(body: bytes, kind: type[Body]) -> Body:
     except msgspec.ValidationError as error:
         raise _wrong_type(str(error)) from error
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+        raise InvalidRequest(f"the body is not valid JSON: {_fault(body, str(error))}") from error
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the body is not valid UTF-8: byte {error.start} cannot be decoded") from error
+        raise InvalidRequest(f"the body is not valid UTF-8: {_undecodable(body)}") from error
     except RecursionError as error:
         raise InvalidRequest("the body is nested too deeply") from error
 
@@ -183,8 +188,31 @@ def _wrong_type(message: str) -> InvalidRequest:
     where = path[1].removesuffix("[...]") if path else ""  # msgspec's way to point at some value of an object
     if (field := _FIELD.search(text)) is not None:
         where = f"{where}.{field[1]}" if where else field[1]
+    if text.startswith("Invalid enum value"):
+        # msgspec quotes the value, however long, and does not say what would be right.
+        text = f"expected one of {', '.join(_CHOICES[where.rpartition('.')[2]])}"
+    elif text.endswith("out of range"):
+        text = "expected a number of at most 64 bits"
     where = _shortened(where)
     return InvalidRequest(f"{where}: {text}" if where else text, where or None)
+
+
+def _fault(body: bytes, message: str) -> str:
+    """What is wrong, where msgspec takes half of a surrogate pair for the end of the body."""
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError):
+        return message
+    return "a string has half of a surrogate pair (an escape from \\ud800 to \\udfff)"
+
+
+def _undecodable(body: bytes) -> str:
+    """Where the fault is; msgspec counts from the beginning of the string in which it finds it."""
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f"byte {error.start} cannot be decoded"
+    return "a name or a string cannot be decoded"
 
 
 def _shortened(name: str) -> str:

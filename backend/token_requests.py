@@ -9,6 +9,7 @@ from backend.errors import InvalidRequest
 from backend.model import TextSide
 from backend.prompts import PromptReader
 from backend.protocol import DetokenizeRequest, TokenizeRequest
+from backend.token_ids import token_ids
 from backend.tools import read_tools
 
 
@@ -54,10 +55,8 @@ class TokenReader:
         for field in ("tools", "add_generation_prompt"):
             if getattr(request, field) is not None:
                 raise InvalidRequest(f"{field}: only with messages", field)
-        ids: list[int] = self._text.tokenizer.encode(
-            request.prompt or "", add_special_tokens=request.add_special_tokens is not False
-        ).ids
-        return ids
+        special = request.add_special_tokens is not False
+        return token_ids(self._text.tokenizer, request.prompt or "", add_special_tokens=special)
 
     def _ids_of_chat(self, request: TokenizeRequest) -> list[int]:
         if request.add_special_tokens:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from backend.errors import InvalidRequest
+from backend.protocol import ChatRequest, decode_request
 from tests.backend.conftest import CHAT, COMPLETIONS, EMBEDDINGS, MODEL, Served, StartServer
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -277,3 +279,24 @@ async def test_a_sender_that_stalls_is_cut_off(start_server: StartServer, monkey
     assert b" 408 " in status
     writer.close()
     assert served.state.engine.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (
+            b'{"model":"m","messages":[{"role":"%s"}]}' % (b"x" * 100_000),
+            "messages[0].role: expected one of system, developer, user, assistant, tool",
+        ),
+        (b'{"model":"m","messages":[],"top_p":1e999}', "top_p: expected a number of at most 64 bits"),
+        (b'{"model":"m","user":"a\xffb","messages":[]}', "the body is not valid UTF-8: byte 22 cannot be decoded"),
+        (b'{"model":"m","stop":["\\ud83c"]}', "the body is not valid JSON: a string has half of a surrogate pair"),
+        (b'{"model":"m","stop":["' + b"[" * 100_000, "the body is not valid JSON: Input data was truncated"),
+    ],
+)
+def test_what_is_wrong_is_said_in_short_and_with_what_would_be_right(body: bytes, sentence: str) -> None:
+    """However long the body, and where the decoder's own words would mislead."""
+    with pytest.raises(InvalidRequest) as refused:
+        decode_request(body, ChatRequest, "m")
+    assert str(refused.value).startswith(sentence)
+    assert len(str(refused.value)) < 200

@@ -47,13 +47,16 @@ async def test_the_texts_of_tokens(server: Served, model: ServedModel) -> None:
 async def test_nobody_waits_for_the_texts_of_many_tokens(server: Served) -> None:
     """The event loop turns while they are made."""
     body = {"prompt": "a b " * 75_000, "return_token_strs": True}
-    longest, last = 0.0, time.perf_counter()
+    turns, began, longest = 0, time.perf_counter(), 0.0
+    last = began
     asked = asyncio.create_task(_received(server, body))
     while not asked.done():
-        await asyncio.sleep(0.01)
-        longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
+        await asyncio.sleep(0.001)
+        now = time.perf_counter()
+        turns, longest, last = turns + 1, max(longest, now - last), now
     assert await asked > 1_000_000
-    assert longest < 1.5, "seconds in which nothing else was done"
+    assert turns > 20
+    assert longest < (last - began) / 2, "the time in which nothing else was done, however busy the machine is"
 
 
 async def _received(served: Served, body: dict[str, Any]) -> int:
