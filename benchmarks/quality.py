@@ -31,8 +31,8 @@ _METHOD = """\
 SmolLM2-135M-Instruct on the first {windows} windows of {window} tokens of WikiText-2's test split, each a sequence of
 its own. KL is the mean over all positions of the Kullback-Leibler divergence from the next-token distribution of the
 float32 reference runner to that of the fused runner, in nats; top-1 is how often both have the same first choice;
-perplexity is of the window itself (the reference's median is {reference:.2f}). The checkpoint was made from 4-bit weights with groups
-of 32 (Q4_1), which flatters int4 here. A round is a window."""
+perplexity is of the window itself (the reference's median is {reference:.2f}). The checkpoint was made from 4-bit
+weights with groups of 32 (Q4_1), which flatters int4 here. A round is a window."""
 
 
 async def measure(quick: bool) -> Figure:
