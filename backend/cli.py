@@ -43,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a .gguf file, or a hub id (default: %(default)s)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=_port, default=8081, help="port, 0 for any free one (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=_port, metavar="N", default=8081, help="port, 0 for any free one (default: %(default)s)"
+    )
     parser.add_argument(
         "--kv-memory",
         type=memory_size,
@@ -54,12 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-batch",
         type=_positive,
+        metavar="N",
         help="sequences that run at the same time (default: 32 on a CPU, 256 on a CUDA device)",
     )
     parser.add_argument(
         "--max-context",
         type=_context,
-        default=None,
+        metavar="N",
         help="longest prompt plus answer in tokens (default: the model's)",
     )
     parser.add_argument(
@@ -90,17 +93,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "head (default: %(default)s)",
     )
     parser.add_argument(
-        "--threads", type=_threads, help="threads that compute (default: the cores this process may use)"
+        "--threads",
+        type=_threads,
+        metavar="N",
+        help="threads that compute (default: the cores this process may use)",
     )
     parser.add_argument(
         "--step-tokens",
         type=_positive,
+        metavar="N",
         help="tokens computed in one step at most; more is faster for long prompts and makes running answers wait "
         "longer for each token (default: 128 on a CPU, 2048 on a CUDA device)",
     )
     parser.add_argument(
         "--max-waiting",
         type=_positive,
+        metavar="N",
         default=256,
         help="answers that may wait beyond --max-batch before requests get 429 (default: %(default)s)",
     )
@@ -120,6 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-wait-ms",
         type=_milliseconds,
+        metavar="MS",
         default=50.0,
         help="how long a dynamic batch waits to be full (default: %(default)s)",
     )
@@ -134,7 +143,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prefix-sharing",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="whether a prompt that begins like another one is computed from where they part",
+        help="whether a prompt that begins like another one is computed from where they part (default: it is)",
     )
     parser.add_argument(
         "--chat-template",

@@ -77,7 +77,8 @@ def resolve_model(name: str, progress: Progress) -> ModelSource:
             f"model {name!r}: expected '{BUNDLED_MODEL}', a directory with config.json and safetensors, "
             "a .gguf file, or a hub id such as owner/name"
         )
-    return ModelSource(_downloaded(name, progress), name)
+    progress(f"fetching {name} from the hub")
+    return ModelSource(hub_directory(name, _HUB_FILES), name)
 
 
 def _bundled_file() -> Path:
@@ -92,12 +93,19 @@ def _bundled_file() -> Path:
     )
 
 
-def _downloaded(name: str, progress: Progress) -> Path:
+def hub_directory(name: str, files: list[str]) -> Path:
+    """A directory with these files of a model on the hub, fetched unless they were before.
+
+    Args:
+        files: names, or patterns of names, of which those that are there are fetched.
+
+    Raises:
+        ModelError: the hub has no such model, or cannot be reached; the message says which.
+    """
     from huggingface_hub import snapshot_download
 
-    progress(f"fetching {name} from the hub")
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_HUB_FILES))
+        return Path(snapshot_download(name, allow_patterns=files, ignore_patterns=_NOT_HUB_FILES))
     except (OSError, ValueError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ModelError(f"model {name!r}: neither a local path nor to be had from the hub ({reason})") from error

@@ -159,23 +159,14 @@ def read_model(name: str) -> tuple[str, ModelConfig]:
     path = Path(name).expanduser()
     if path.suffix == ".json" and path.is_file():
         return path.resolve().parent.name, ModelConfig.from_hf(read_json_object(path), str(path))
-    if name.count("/") == 1 and not path.exists() and not name.startswith((".", "/", "~")):
-        config = _hub_config(name)
-        return name, ModelConfig.from_hf(read_json_object(config), str(config))
-    from backend.model_source import resolve_model
+    from backend.model_source import hub_directory, resolve_model
 
+    if name.count("/") == 1 and not path.exists() and not name.startswith((".", "/", "~")):
+        config = hub_directory(name, ["config.json"]) / "config.json"
+        return name, ModelConfig.from_hf(read_json_object(config), str(config))
     source = resolve_model(name, lambda sentence: print(f"keepgate plan: {sentence}", file=sys.stderr))
     config = source.directory / "config.json"
     return source.name, ModelConfig.from_hf(read_json_object(config), str(config))
-
-
-def _hub_config(name: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(name, "config.json"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"model {name!r}: neither a local path nor reachable on the hub ({error})") from error
 
 
 def as_text(plan: Plan) -> str:

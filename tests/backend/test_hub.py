@@ -63,16 +63,22 @@ async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
 
 async def resolve(endpoint: str, home: Path, **environment: str) -> tuple[int, str]:
     """Exit status and last line of a process that resolves org/tiny, which reads the hub's settings when it starts."""
+    status, lines = await python(endpoint, home, "-c", RESOLVE, **environment)
+    return status, lines[-1]
+
+
+async def python(endpoint: str, home: Path, *arguments: str, **environment: str) -> tuple[int, list[str]]:
+    """Exit status and lines of a process that knows a hub."""
     variables = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **environment}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", RESOLVE),
+        *(sys.executable, *arguments),
         env=variables,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
     output, _ = await process.communicate()
     assert process.returncode is not None
-    return process.returncode, output.decode().strip().splitlines()[-1]
+    return process.returncode, output.decode().strip().splitlines()
 
 
 async def test_what_is_read_is_fetched_once(hub: Hub, tmp_path: Path) -> None:
@@ -102,3 +108,17 @@ async def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
     status, message = await resolve("http://127.0.0.1:9", tmp_path / "home", HF_HUB_OFFLINE="0")
     assert status == 1
     assert "ModelError: model 'org/tiny': neither a local path nor to be had from the hub" in message
+
+
+async def test_a_plan_fetches_the_shape_alone(hub: Hub, tmp_path: Path) -> None:
+    """And where there is no hub it is one sentence, the last of what is printed."""
+    endpoint = str(hub.server.make_url("/")).rstrip("/")
+    plan = ("-m", "backend.plan", "org/tiny", "--memory", "1GB")
+    status, lines = await python(endpoint, tmp_path / "home", *plan, HF_HUB_OFFLINE="0")
+    assert status == 0, lines
+    assert any(line.startswith("org/tiny: smollm3") for line in lines)
+    assert hub.fetched == ["config.json"]
+    status, lines = await python("http://127.0.0.1:9", tmp_path / "other", *plan, HF_HUB_OFFLINE="0")
+    assert status == 1
+    assert lines[-1].startswith("keepgate plan: model 'org/tiny': neither a local path nor to be had from the hub")
+    assert len(lines) < 4

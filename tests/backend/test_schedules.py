@@ -32,6 +32,7 @@ def on(request: pytest.FixtureRequest) -> Stage:
     return stage(*request.param)
 
 
+@pytest.mark.timeout(600)  # a failure is worth the five minutes that hypothesis may take to make it small
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     asks=schedules(OPTIONS, longest_answer=20),

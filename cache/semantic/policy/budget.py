@@ -3,11 +3,11 @@
 import math
 import random
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 
-from cache.semantic.policy.evidence import Evidence
+from cache.semantic.policy.evidence import evidence_of
+from cache.semantic.policy.policy import Decision, Evidence, Label, Neighbourhood
 from cache.semantic.policy.posterior import JudgeError, Posterior
 
 HORIZON = 2000
@@ -26,19 +26,6 @@ _TYPICAL_RISK = 0.01
 # What is known of the posterior's error before any audit: 1.3 times as many wrong answers as it says, on so many hits.
 _PRIOR_INFLATION, _PRIOR_AUDITS = 1.3, 40.0
 _PRIOR_RISK = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Whether to serve the neighbours' answer.
-
-    `risk` is the probability that it is wrong, as the budget counts it; `audit` says that the upstream is to be asked
-    all the same, and the answers compared.
-    """
-
-    serve: bool
-    risk: float
-    audit: bool = False
 
 
 class BudgetPolicy:
@@ -77,8 +64,10 @@ class BudgetPolicy:
         """How many times as many hits are wrong as the posterior says."""
         return max(1.0, self._audited_wrong / self._audited_risk)
 
+    def weigh(self, neighbourhood: Neighbourhood) -> Evidence:
+        return evidence_of(neighbourhood)
+
     def decide(self, evidence: Evidence | None, most_risk: float = 1.0) -> Decision:
-        """Decide one request. `evidence` is None if there is no neighbour, or a guard refuses all that agree."""
         self._requests += 1
         self._balance = min(self._balance + self.delta, self.delta * HORIZON)
         plain = math.inf if evidence is None else self.posterior.wrong(evidence.features, _DEVIATIONS)
@@ -92,17 +81,14 @@ class BudgetPolicy:
         self._balance -= risk
         return Decision(True, risk, self._chance.random() < self._audit_chance(plain))
 
-    def learn(self, evidence: Evidence, same: bool) -> None:
-        """Take over what a miss showed: whether its fresh answer is the one that its neighbours spoke for."""
-        self.posterior.learn(evidence.features, same)
-
-    def learn_audit(self, evidence: Evidence, same: bool) -> None:
-        """Take over what an audit of a hit showed."""
-        expected = self.posterior.wrong(evidence.features, _DEVIATIONS)
-        # A judge who calls some of the same answers different makes that many of the rest look wrong.
-        self._audited_wrong += (not same) - (1.0 - self._judge.recall) * (1.0 - expected)
-        self._audited_risk += expected
-        self.posterior.learn(evidence.features, same)
+    def learn(self, label: Label) -> None:
+        features, same = label.evidence.features, label.same
+        if label.audited:
+            expected = self.posterior.wrong(features, _DEVIATIONS)
+            # A judge who calls some of the same answers different makes that many of the right ones look wrong.
+            self._audited_wrong += (not same) - (1.0 - self._judge.recall) * (1.0 - expected)
+            self._audited_risk += expected
+        self.posterior.learn(features, same)
 
     def _audit_chance(self, risk: float) -> float:
         early = 1.0 + _EARLY_AUDITS * math.exp(-self._hits / _EARLY_HITS)

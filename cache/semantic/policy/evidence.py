@@ -1,15 +1,11 @@
 """What the neighbours of a question say of whether one of their answers is right."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.floating]
+from cache.semantic.policy.policy import NEIGHBOURS, Evidence, Neighbourhood
 
-NEIGHBOURS = 16
-"""How many neighbours have a vote."""
 FEATURES = 5
 
 # A vote's weight grows by e for each twentieth of cosine similarity.
@@ -21,25 +17,14 @@ _SCALE = 5.0
 _MOST_CERTAIN = 1e-3
 
 
-class Evidence(NamedTuple):
-    """The answer that the neighbours speak for, and how they do.
-
-    `members` are the places of the neighbours that have this answer, nearest first. `features` are float64
-    [FEATURES]: one, the similarity of the nearest of them, its margin over the nearest with another answer, the log
-    odds of their share of the votes, and the log of their number.
-    """
-
-    members: tuple[int, ...]
-    similarity: float
-    features: npt.NDArray[np.float64]
-
-
-def evidence_of(similarities: Floats, answers: Sequence[int]) -> Evidence:
+def evidence_of(neighbourhood: Neighbourhood) -> Evidence:
     """Weigh the neighbours of a question.
 
-    `similarities` are the cosines of the nearest entries, float [n], falling, 1 <= n <= NEIGHBOURS; `answers` say
-    which of them have the same answer, by equal numbers.
+    The features are, float64 [FEATURES]: one, the similarity of the nearest neighbour with the answer that has most
+    votes, its margin over the nearest with another answer, the log odds of the answer's share of the votes, and the
+    log of how many have it.
     """
+    entries, similarities, answers = neighbourhood
     weights = np.exp(_SHARPNESS * (np.asarray(similarities, dtype=np.float64) - 1.0))
     votes: dict[int, float] = {}
     for answer, weight in zip(answers, weights.tolist(), strict=True):
@@ -57,10 +42,10 @@ def evidence_of(similarities: Floats, answers: Sequence[int]) -> Evidence:
             np.log(len(members)),
         ]
     )
-    return Evidence(members, nearest, features)
+    return Evidence(members, entries[members[0]], nearest, features)
 
 
-def _rival(similarities: Floats, answers: Sequence[int], winner: int) -> float:
+def _rival(similarities: Sequence[float], answers: Sequence[int], winner: int) -> float:
     """How near another answer is, or may be beyond the neighbours that were looked at."""
     for similarity, answer in zip(similarities, answers, strict=True):
         if answer != winner:

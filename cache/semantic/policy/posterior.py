@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.policy.evidence import FEATURES
-
-Vector = npt.NDArray[np.float64]
+from cache.semantic.policy.policy import Vector
 
 # Before anything is learned: likelier right the nearer, the clearer and the more agreed; and not at all sure of it.
 _PRIOR_MEAN = (-1.0, 0.7, 0.7, 0.5, 0.0)

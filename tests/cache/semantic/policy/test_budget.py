@@ -8,12 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.semantic.policy.budget import HORIZON, MOST_RISK, WARM_LABELS, BudgetPolicy
-from cache.semantic.policy.evidence import Evidence, evidence_of
+from cache.semantic.policy.evidence import evidence_of
+from cache.semantic.policy.policy import Decision, Evidence, Label, Neighbourhood
 from cache.semantic.policy.posterior import JudgeError
 
 
 def near(similarity: float, rival: float = 0.5) -> Evidence:
-    return evidence_of(np.array([similarity, rival]), [0, 1])
+    return evidence_of(Neighbourhood(["near", "rival"], [similarity, rival], [0, 1]))
+
+
+def risk_of(decision: Decision) -> float:
+    assert decision.risk is not None
+    return decision.risk
 
 
 class Stream:
@@ -37,9 +43,9 @@ class Stream:
             self.wrong += not right
             if decision.audit:
                 self.audits += 1
-                self.policy.learn_audit(evidence, said)
+                self.policy.learn(Label(evidence, said, audited=True))
         else:
-            self.policy.learn(evidence, said)
+            self.policy.learn(Label(evidence, said, audited=False))
         return decision.serve
 
     def run(self, requests: int, steepness: float) -> None:
@@ -84,8 +90,8 @@ def test_the_budget_goes_to_the_safest() -> None:
     stream = Stream(0.01, 3)
     stream.run(3000, 40.0)
     decisions = [stream.policy.decide(near(similarity)) for similarity in (0.99, 0.9, 0.85, 0.8, 0.75, 0.7)]
-    served = [decision.risk for decision in decisions if decision.serve]
-    refused = [decision.risk for decision in decisions if not decision.serve]
+    served = [risk_of(decision) for decision in decisions if decision.serve]
+    refused = [risk_of(decision) for decision in decisions if not decision.serve]
     assert served
     assert refused
     assert max(served) < min(refused)
@@ -96,7 +102,7 @@ def test_a_large_budget_serves_nothing_that_is_likely_wrong() -> None:
     stream = Stream(0.5, 0)
     stream.run(3000, 40.0)
     risky = stream.policy.decide(near(0.55))
-    assert risky.risk > MOST_RISK
+    assert risk_of(risky) > MOST_RISK
     assert not risky.serve
 
 
@@ -106,8 +112,8 @@ def test_a_caller_may_ask_for_less_risk() -> None:
     stream.run(3000, 40.0)
     plain = stream.policy.decide(near(0.93))
     assert plain.serve
-    assert not stream.policy.decide(near(0.93), most_risk=plain.risk / 2).serve
-    assert stream.policy.decide(near(0.93), most_risk=plain.risk * 2).serve
+    assert not stream.policy.decide(near(0.93), most_risk=risk_of(plain) / 2).serve
+    assert stream.policy.decide(near(0.93), most_risk=risk_of(plain) * 2).serve
 
 
 def test_audits_that_find_wrong_answers_close_the_door() -> None:
@@ -129,11 +135,11 @@ def test_more_wrong_answers_than_expected_make_all_risks_larger() -> None:
         judged = random.Random(1)  # noqa: S311 - reproducible
         policy = BudgetPolicy(0.01, JudgeError(recall, 0.0), random.Random(0))  # noqa: S311 - reproducible
         for _ in range(300):
-            policy.learn(near(0.95), True)
+            policy.learn(Label(near(0.95), True, audited=False))
         for turn in range(300):
             for _ in range(5):
-                policy.learn(near(0.95), judged.random() < recall)
-            policy.learn_audit(near(0.95), turn % 10 != 0)
+                policy.learn(Label(near(0.95), judged.random() < recall, audited=False))
+            policy.learn(Label(near(0.95), turn % 10 != 0, audited=True))
         assert (policy.inflation > 1.2) == more
 
 
@@ -147,9 +153,9 @@ def test_the_ledger_holds_for_what_was_expected(asked: list[tuple[float, bool]],
         evidence = near(similarity)
         decision = policy.decide(evidence)
         if decision.serve:
-            spent += decision.risk
+            spent += risk_of(decision)
             if decision.audit:
-                policy.learn_audit(evidence, same)
+                policy.learn(Label(evidence, same, audited=True))
         else:
-            policy.learn(evidence, same)
+            policy.learn(Label(evidence, same, audited=False))
     assert spent <= delta * len(asked) * 1.5 + 25 * MOST_RISK

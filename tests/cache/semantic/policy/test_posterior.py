@@ -2,15 +2,15 @@
 
 import random
 
-import numpy as np
 import pytest
 
 from cache.semantic.policy.evidence import evidence_of
-from cache.semantic.policy.posterior import JudgeError, Posterior, Vector
+from cache.semantic.policy.policy import Neighbourhood, Vector
+from cache.semantic.policy.posterior import JudgeError, Posterior
 
 
 def features(similarity: float, rival: float) -> Vector:
-    return evidence_of(np.array([similarity, rival]), [0, 1]).features
+    return evidence_of(Neighbourhood(["near", "rival"], [similarity, rival], [0, 1])).features
 
 
 def taught(judge: JudgeError, labels: int, seed: int = 0) -> Posterior:

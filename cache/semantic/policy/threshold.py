@@ -1,0 +1,32 @@
+"""The static threshold that other caches have: the nearest neighbour's answer, if it is near enough."""
+
+import numpy as np
+
+from cache.semantic.policy.policy import Decision, Evidence, Label, Neighbourhood
+
+_NO_FEATURES = np.empty(0)
+
+
+def nearest(neighbourhood: Neighbourhood) -> Evidence:
+    """Evidence that is the nearest neighbour alone."""
+    return Evidence((0,), neighbourhood.entries[0], float(neighbourhood.similarities[0]), _NO_FEATURES)
+
+
+class ThresholdPolicy:
+    """Serves whatever is at least so similar. How often that is wrong, nobody knows.
+
+    Args:
+        threshold: least cosine similarity.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+
+    def weigh(self, neighbourhood: Neighbourhood) -> Evidence:
+        return nearest(neighbourhood)
+
+    def decide(self, evidence: Evidence | None, most_risk: float = 1.0) -> Decision:
+        return Decision(evidence is not None and most_risk >= 1.0 and evidence.similarity >= self._threshold, None)
+
+    def learn(self, label: Label) -> None:
+        """A fixed threshold learns nothing."""

@@ -1,0 +1,72 @@
+"""What every policy promises, and what the simple one does."""
+
+import math
+import random
+
+import pytest
+
+from cache.semantic.policy.budget import BudgetPolicy
+from cache.semantic.policy.policy import Label, Neighbourhood, Policy
+from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.threshold import ThresholdPolicy
+
+
+def dice(seed: int = 0) -> random.Random:
+    return random.Random(seed)  # noqa: S311 - reproducible
+
+
+def make(name: str) -> Policy:
+    return BudgetPolicy(0.01, JudgeError(), dice()) if name == "budget" else ThresholdPolicy(0.9)
+
+
+def one(similarity: float, entry: str = "near") -> Neighbourhood:
+    return Neighbourhood([entry, "rival"], [similarity, 0.4], [0, 1])
+
+
+@pytest.fixture(params=["budget", "threshold"])
+def policy(request: pytest.FixtureRequest) -> Policy:
+    made = make(request.param)
+    truth = dice(1)
+    for _ in range(600):
+        evidence = made.weigh(one(truth.uniform(0.5, 1.0)))
+        decision = made.decide(evidence)
+        if not decision.serve or decision.audit:
+            made.learn(Label(evidence, evidence.similarity > 0.8, audited=decision.serve))
+    return made
+
+
+def test_a_near_neighbour_is_served_and_a_far_one_is_not(policy: Policy) -> None:
+    """Once it is known, or set, that near answers are right and far ones wrong."""
+    served = {
+        similarity: sum(policy.decide(policy.weigh(one(similarity))).serve for _ in range(50))
+        for similarity in (0.55, 0.7, 0.99)
+    }
+    assert served[0.99] > 25
+    assert served[0.7] == served[0.55] == 0
+
+
+def test_without_evidence_nothing_is_served(policy: Policy) -> None:
+    """No neighbour, or none that the guards let pass."""
+    assert not any(policy.decide(None).serve for _ in range(100))
+
+
+def test_a_caller_who_allows_no_risk_gets_nothing(policy: Policy) -> None:
+    """From those who know the risk because there is always some, and from those who do not know it because of that."""
+    assert not any(policy.decide(policy.weigh(one(0.99)), most_risk=0.0).serve for _ in range(100))
+
+
+def test_weighing_names_neighbours_with_one_answer(policy: Policy) -> None:
+    """The nearest of them is the entry that is spoken of."""
+    neighbourhood = Neighbourhood(["a", "b", "c"], [0.95, 0.94, 0.93], [7, 7, 2])
+    evidence = policy.weigh(neighbourhood)
+    assert evidence.entry == neighbourhood.entries[evidence.members[0]] == "a"
+    assert {neighbourhood.answers[place] for place in evidence.members} == {7}
+    assert evidence.similarity == 0.95
+
+
+def test_a_threshold_is_a_threshold() -> None:
+    """At it, and not below it; it knows no risk."""
+    policy = ThresholdPolicy(0.9)
+    assert policy.decide(policy.weigh(one(0.9))).serve
+    assert not policy.decide(policy.weigh(one(math.nextafter(0.9, 0.0)))).serve
+    assert policy.decide(policy.weigh(one(0.9))).risk is None
