@@ -1,4 +1,4 @@
-"""What every policy promises, and what the simple one does."""
+"""What every policy promises, and what the two simple ones do."""
 
 import math
 import random
@@ -9,6 +9,7 @@ from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.policy import Label, Neighbourhood, Policy
 from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.policy.threshold import ThresholdPolicy
+from cache.semantic.policy.vcache import VCachePolicy
 
 
 def dice(seed: int = 0) -> random.Random:
@@ -16,14 +17,19 @@ def dice(seed: int = 0) -> random.Random:
 
 
 def make(name: str) -> Policy:
-    return BudgetPolicy(0.01, JudgeError(), dice()) if name == "budget" else ThresholdPolicy(0.9)
+    match name:
+        case "budget":
+            return BudgetPolicy(0.01, JudgeError(), dice())
+        case "vcache":
+            return VCachePolicy(0.01, dice())
+    return ThresholdPolicy(0.9)
 
 
 def one(similarity: float, entry: str = "near") -> Neighbourhood:
     return Neighbourhood([entry, "rival"], [similarity, 0.4], [0, 1])
 
 
-@pytest.fixture(params=["budget", "threshold"])
+@pytest.fixture(params=["budget", "vcache", "threshold"])
 def policy(request: pytest.FixtureRequest) -> Policy:
     made = make(request.param)
     truth = dice(1)
@@ -36,13 +42,13 @@ def policy(request: pytest.FixtureRequest) -> Policy:
 
 
 def test_a_near_neighbour_is_served_and_a_far_one_is_not(policy: Policy) -> None:
-    """Once it is known, or set, that near answers are right and far ones wrong."""
+    """Once it is known, or set, that near answers are right and far ones wrong; vCache spends delta on anything."""
     served = {
         similarity: sum(policy.decide(policy.weigh(one(similarity))).serve for _ in range(50))
         for similarity in (0.55, 0.7, 0.99)
     }
     assert served[0.99] > 25
-    assert served[0.7] == served[0.55] == 0
+    assert served[0.7] + served[0.55] < 8
 
 
 def test_without_evidence_nothing_is_served(policy: Policy) -> None:
@@ -70,3 +76,36 @@ def test_a_threshold_is_a_threshold() -> None:
     assert policy.decide(policy.weigh(one(0.9))).serve
     assert not policy.decide(policy.weigh(one(math.nextafter(0.9, 0.0)))).serve
     assert policy.decide(policy.weigh(one(0.9))).risk is None
+
+
+@pytest.mark.parametrize("delta", [0.05, 0.02])
+@pytest.mark.parametrize("steepness", [15.0, 60.0])
+def test_vcache_keeps_each_entrys_error(delta: float, steepness: float) -> None:
+    """Over many entries with boundaries of their own: wrong answers stay within delta, and the near ones are served."""
+    policy, truth = VCachePolicy(delta, dice(2)), dice(3)
+    requests = hits = wrong = 0
+    for entry in range(25):
+        boundary = truth.uniform(0.6, 0.9)
+        for _ in range(160):
+            evidence = policy.weigh(one(truth.uniform(0.5, 1.0), str(entry)))
+            right = truth.random() < 1 / (1 + math.exp(-steepness * (evidence.similarity - boundary)))
+            requests += 1
+            if policy.decide(evidence).serve:
+                hits += 1
+                wrong += not right
+            else:
+                policy.learn(Label(evidence, right, audited=False))
+    assert wrong / requests <= delta
+    assert hits / requests > 0.02
+
+
+def test_vcache_knows_each_entry_by_itself() -> None:
+    """What one has shown serves no other, and what is forgotten serves nobody."""
+    policy = VCachePolicy(0.05, dice())
+    for similarity in range(50, 100):
+        evidence = policy.weigh(one(similarity / 100, "known"))
+        policy.learn(Label(evidence, similarity > 70, audited=False))
+    assert sum(policy.decide(policy.weigh(one(0.99, "known"))).serve for _ in range(50)) > 10
+    assert not any(policy.decide(policy.weigh(one(0.99, "new"))).serve for _ in range(50))
+    policy.forget("known")
+    assert not any(policy.decide(policy.weigh(one(0.99, "known"))).serve for _ in range(50))
