@@ -313,3 +313,19 @@ async def test_the_speed_of_an_answer_that_was_given_up_does_not_count() -> None
             await answers(served, sequence([30], 4))
     text = metrics.exposition().decode()
     assert "keepgate_backend_answer_tokens_per_second_count 5.0" in text
+
+
+async def test_the_pace_is_of_one_busy_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins anew with the first answer after an idle time, and not with each answer."""
+    begun: list[float] = []
+    monkeypatch.setattr(Pace, "begin", lambda self, now: begun.append(now))
+    async with running(Engine(fused(40), 4, 64)) as served:
+        first, second = sequence([20], 200), sequence([21], 200)
+        generations = [served.submit([first]), served.submit([second])]
+        assert len(begun) == 1
+        served.release([first], generations[0])
+        await answers(served, sequence([22]))
+        assert len(begun) == 1
+        served.release([second], generations[1])
+        await answers(served, sequence([23]))
+        assert len(begun) == 2
