@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ from backend.detokenizer import Detokenizer
 from backend.engine import Engine
 from backend.errors import QueueFull
 from backend.fused_layout import KVPrecision, Precision
+from backend.runner import ModelRunner
 from backend.sequence import FinishReason, SamplingParams, Sequence
 from tests.backend.tiny_model import POISON, fused, token_bytes
 
@@ -61,9 +63,13 @@ class Tally:
     engine: Engine | None = None
 
 
-async def soak(seconds: float, seed: int) -> Tally:
-    """Runs one round; raises AssertionError when an answer or the books are wrong."""
-    engine = _engine(random.Random(seed))  # noqa: S311 - repeatable
+async def soak(seconds: float, seed: int, make: Callable[[int, Precision, KVPrecision], ModelRunner] = fused) -> Tally:
+    """Runs one round; raises AssertionError when an answer or the books are wrong.
+
+    Args:
+        make: makes the runner of so many blocks, with weights and KV of such precisions.
+    """
+    engine = _engine(random.Random(seed), make)  # noqa: S311 - repeatable
     served = AsyncEngine(engine, MOST_IN_FLIGHT, lambda report: None)
     served.start()
     tally = Tally(seed, engine=engine)
@@ -82,10 +88,10 @@ async def soak(seconds: float, seed: int) -> Tally:
     return tally
 
 
-def _engine(rng: random.Random) -> Engine:
+def _engine(rng: random.Random, make: Callable[[int, Precision, KVPrecision], ModelRunner]) -> Engine:
     precision, kv_precision = rng.choice(PRECISIONS)
     batching = Batching(rng.choice([BatchingMode.CONTINUOUS, *BatchingMode]), max_wait=0.01)
-    return Engine(fused(NUM_BLOCKS, precision, kv_precision), rng.randint(2, 6), rng.randint(5, 60), batching)
+    return Engine(make(NUM_BLOCKS, precision, kv_precision), rng.randint(2, 6), rng.randint(5, 60), batching)
 
 
 async def _client(
