@@ -42,9 +42,8 @@ class Parameters:
 
     layers: int
     """In the matrices of all layers, experts included."""
-    embedding: int
-    head: int
-    """As many as in the embedding."""
+    words: int
+    """In the embedding, and as many in the head."""
     tied: bool
     """Whether embedding and head are the same weights."""
     vectors: int
@@ -53,7 +52,7 @@ class Parameters:
     @property
     def total(self) -> int:
         """All of them."""
-        return self.layers + self.embedding + (0 if self.tied else self.head) + self.vectors
+        return self.layers + self.words * (1 if self.tied else 2) + self.vectors
 
 
 @dataclass(frozen=True)
@@ -102,14 +101,14 @@ def count_parameters(config: ModelConfig) -> Parameters:
             layers += 3 * hidden * config.intermediate_size
             vectors += 2 * config.intermediate_size + hidden if config.mlp_bias else 0
     words = config.vocab_size * hidden
-    return Parameters(layers, words, words, config.tie_word_embeddings, vectors + hidden)
+    return Parameters(layers, words, config.tie_word_embeddings, vectors + hidden)
 
 
 def weight_bytes(parameters: Parameters, precision: Precision) -> int:
     """Bytes of all weights; norms and biases have at least 16 bits."""
     one = parameters.tied and _HEAD_BITS[precision] == _EMBEDDING_BITS[precision]
-    bits = parameters.layers * _BITS[precision] + parameters.embedding * _EMBEDDING_BITS[precision]
-    bits += 0 if one else parameters.head * _HEAD_BITS[precision]
+    bits = parameters.layers * _BITS[precision] + parameters.words * _EMBEDDING_BITS[precision]
+    bits += 0 if one else parameters.words * _HEAD_BITS[precision]
     return (bits + parameters.vectors * max(16, _BITS[precision])) // 8
 
 
@@ -145,7 +144,7 @@ def make_plan(model: str, config: ModelConfig, memory: int, kv_dtype: KvDtype = 
         kv_dtype,
         per_token,
         config.unlike_llama(),
-        2 * parameters.head if parameters.tied and not config.unlike_llama() else None,
+        2 * parameters.words if parameters.tied and not config.unlike_llama() else None,
         tuple(rows),
     )
 

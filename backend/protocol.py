@@ -199,6 +199,8 @@ def _wrong_type(message: str) -> InvalidRequest:
 
 def _fault(body: bytes, message: str) -> str:
     """What is wrong, where msgspec takes half of a surrogate pair for the end of the body."""
+    if message != "Input data was truncated":
+        return message
     try:
         json.loads(body)
     except (ValueError, RecursionError):

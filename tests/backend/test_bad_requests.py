@@ -291,6 +291,10 @@ async def test_a_sender_that_stalls_is_cut_off(start_server: StartServer, monkey
         (b'{"model":"m","messages":[],"top_p":1e999}', "top_p: expected a number of at most 64 bits"),
         (b'{"model":"m","user":"a\xffb","messages":[]}', "the body is not valid UTF-8: byte 22 cannot be decoded"),
         (b'{"model":"m","stop":["\\ud83c"]}', "the body is not valid JSON: a string has half of a surrogate pair"),
+        (
+            b'{"model":"m","temperature":NaN}',
+            "the body is not valid JSON: JSON is malformed: invalid character",
+        ),
         (b'{"model":"m","stop":["' + b"[" * 100_000, "the body is not valid JSON: Input data was truncated"),
     ],
 )

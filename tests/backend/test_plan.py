@@ -137,8 +137,8 @@ def test_a_model_that_only_torch_computes_says_so() -> None:
 def test_quantised_weights() -> None:
     """Four-bit weights have five bits with their scales, the head keeps eight and the embedding sixteen."""
     parameters = count_parameters(ModelConfig.from_hf(SEVEN, "config.json"))
-    assert parameters.embedding == parameters.head == 32000 * 4096
-    expected = parameters.layers * 5 // 8 + parameters.head + 2 * parameters.embedding + 2 * parameters.vectors
+    assert parameters.words == 32000 * 4096
+    expected = parameters.layers * 5 // 8 + parameters.words + 2 * parameters.words + 2 * parameters.vectors
     assert weight_bytes(parameters, "int4") == expected
 
 
