@@ -1,0 +1,173 @@
+"""Vectors of texts for an event loop: one thread computes, and texts that come meanwhile share its next call."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.embedding.errors import EmbedderBusy, EmbeddingFailed
+
+T = TypeVar("T")
+
+MOST_WAITING = 1024
+"""Texts. More of them would not be in time."""
+MOST_TOKENS = 256
+"""Of one call, unless a single text has more: who comes meanwhile waits for the whole of it."""
+_YIELD_OF_TOKEN = 1e-3
+"""Seconds. So much later may a shorter text come, for each token that it has less, and still go first."""
+
+
+class _Waiting:
+    """A text for whose vector somebody waits."""
+
+    def __init__(self, text: str, came: float, vector: "asyncio.Future[npt.NDArray[np.float32]]") -> None:
+        self.text = text
+        self.vector = vector
+        self.tokens: int | None = None
+        self._came = came
+
+    def rank(self) -> float:
+        """The lowest goes first: earlier before later, short before long, and nobody waits for ever."""
+        return self._came + (self.tokens or 0) * _YIELD_OF_TOKEN
+
+
+class Embedder:
+    """Embeds texts in a thread of its own; use it through `open_embedder`.
+
+        thread   │ a │ b c d │ e │
+        texts    a b c d     e
+
+    Only the event loop that opened it may use it. A vector depends on its text alone, but for its last bits.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.name = encoder.name
+        self.fingerprint = encoder.fingerprint
+        self.dimensions = encoder.dimensions
+        self.texts = 0
+        """Computed so far."""
+        self.calls = 0
+        """Of the encoder, so far: texts / calls is the mean size of a batch."""
+        self._encoder = encoder
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedder")
+        self._waiting: list[_Waiting] = []
+        self._closed = False
+        self._wake = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """How many texts wait, without those that are being computed."""
+        return len(self._waiting)
+
+    async def embed(self, text: str) -> npt.NDArray[np.float32]:
+        """The unit vector of a text, float32 [dimensions].
+
+        Raises EmbedderBusy at once where too many wait, and EmbeddingFailed where the model gives no vector. Whoever
+        stops waiting costs nothing more: a text is only computed for somebody who still waits.
+        """
+        if self._closed:
+            raise EmbeddingFailed("the embedder is closed")
+        if len(self._waiting) >= MOST_WAITING:
+            self._forget_who_left()
+        if len(self._waiting) >= MOST_WAITING:
+            raise EmbedderBusy(f"{MOST_WAITING} texts wait for the embedding model")
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(text, loop.time(), loop.create_future())
+        self._waiting.append(waiting)
+        self._wake.set()
+        return await waiting.vector
+
+    async def work(self) -> None:
+        """Compute what waits; runs for as long as the embedder is open."""
+        while True:
+            await self._wake.wait()
+            self._forget_who_left()
+            batch = await self._next_batch()
+            if batch:
+                await self._compute(batch)
+            if not self._waiting:
+                self._wake.clear()
+
+    async def close(self) -> None:
+        """Let the call that is under way end; whoever still waits gets EmbeddingFailed."""
+        self._closed = True
+        for each in self._waiting:
+            _fail(each, EmbeddingFailed("the embedder is closed"))
+        self._waiting.clear()
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def _forget_who_left(self) -> None:
+        self._waiting = [each for each in self._waiting if not each.vector.done()]
+
+    async def _next_batch(self) -> list[_Waiting]:
+        """Take the texts of the next call from those that wait."""
+        if len(self._waiting) > 1:
+            unmeasured = [each for each in self._waiting if each.tokens is None]
+            if unmeasured:
+                await self._measure(unmeasured)
+                self._forget_who_left()
+        # Who came while the others were measured goes with a later call.
+        measured = [each for each in self._waiting if each.tokens is not None] or self._waiting
+        batch: list[_Waiting] = []
+        tokens = 0
+        for each in sorted(measured, key=_Waiting.rank):
+            tokens += each.tokens or 0
+            if batch and tokens > MOST_TOKENS:
+                break
+            batch.append(each)
+        taken = set(batch)
+        self._waiting = [each for each in self._waiting if each not in taken]
+        return batch
+
+    async def _measure(self, texts: list[_Waiting]) -> None:
+        lengths = await self._in_thread(texts, lambda: [self._encoder.length(each.text) for each in texts])
+        for each, length in zip(texts, lengths or [], strict=False):
+            each.tokens = length
+
+    async def _compute(self, batch: list[_Waiting]) -> None:
+        self.calls += 1
+        self.texts += len(batch)
+        vectors = await self._in_thread(batch, lambda: self._encoder.encode([each.text for each in batch]))
+        for each, vector in zip(batch, [] if vectors is None else vectors, strict=False):
+            if not np.isfinite(vector).all():
+                _fail(each, EmbeddingFailed("the embedding model gives no direction for this text"))
+            elif not each.vector.done():
+                # A copy: a row would keep the vectors of all others.
+                each.vector.set_result(vector.copy())
+
+    async def _in_thread(self, of: list[_Waiting], call: Callable[[], T]) -> T | None:
+        """The result of a call in the thread. None where it failed, and everybody it was for has the error."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        except asyncio.CancelledError:
+            for each in of:
+                _fail(each, EmbeddingFailed("the embedder is closed"))
+            raise
+        except Exception as error:  # noqa: BLE001  Runtimes raise what they like; each caller gets it.
+            for each in of:
+                _fail(each, EmbeddingFailed(f"the embedding model failed: {type(error).__name__}"), error)
+            return None
+
+
+@asynccontextmanager
+async def open_embedder(encoder: Encoder) -> AsyncIterator[Embedder]:
+    """An embedder that works until the block ends. It has the encoder to itself."""
+    embedder = Embedder(encoder)
+    worker = asyncio.create_task(embedder.work(), name="embedder")
+    try:
+        yield embedder
+    finally:
+        worker.cancel()
+        await asyncio.wait([worker])
+        await embedder.close()
+
+
+def _fail(waiting: _Waiting, error: EmbeddingFailed, cause: Exception | None = None) -> None:
+    if not waiting.vector.done():
+        error.__cause__ = cause
+        waiting.vector.set_exception(error)

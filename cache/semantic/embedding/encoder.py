@@ -1,0 +1,46 @@
+"""The contract of what turns texts into vectors."""
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Vectors = npt.NDArray[np.float32]
+
+_LEAST_NORM = 1e-12
+
+
+class Encoder(Protocol):
+    """A sentence-embedding model, loaded. One thread at a time uses it; none of its methods changes a result."""
+
+    name: str
+    """Of the model and of what computes it, for people."""
+    fingerprint: str
+    """Of all the model's files. Vectors of different fingerprints must never be compared."""
+    dimensions: int
+
+    def length(self, text: str) -> int:
+        """About how many tokens the model would read, after its cut: what a text costs, not what is in it."""
+        ...
+
+    def encode(self, texts: list[str]) -> Vectors:
+        """Unit vectors, float32 [len(texts), dimensions], C order; no texts give [0, dimensions].
+
+        A text is cut where the model's own pipeline cuts it. The row of a text of which the model makes nothing (zero,
+        not finite) is NaN. A vector may differ in its last bits with the texts beside it.
+        """
+        ...
+
+
+def unit(vectors: Vectors) -> Vectors:
+    """Rows scaled to length 1; NaN where a row has no direction. float32 [n, d] to float32 [n, d]."""
+    # A row of infinities or NaN gives NaN by itself, and the warning about it would be of no use to anyone.
+    with np.errstate(invalid="ignore", over="ignore"):
+        norms = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+        scaled = vectors / np.where(norms > _LEAST_NORM, norms, np.nan)
+    return np.ascontiguousarray(scaled, dtype=np.float32)
+
+
+def well_formed(text: str) -> str:
+    """The text with a question mark for each half of a surrogate pair: JSON can carry one, and UTF-8 cannot."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -1,0 +1,47 @@
+"""The embedding model of the setting, on the fastest runtime that gives the reference's vectors."""
+
+import logging
+from pathlib import Path
+
+from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.embedding.errors import ExportUnavailable, ModelUnusable
+from cache.semantic.embedding.export_cache import exported
+from cache.semantic.embedding.model_files import SETTING, ModelFiles, find_model
+
+log = logging.getLogger(__name__)
+
+
+def load_encoder(model: str, cache: Path, threads: int = 1) -> Encoder:
+    """The encoder of a model, ready. Blocks: seconds, and about half a minute when the model is exported first.
+
+    Args:
+        model: "default", a folder, or the name of a model in this machine's hub cache.
+        cache: folder where exported models are kept.
+        threads: of one computation.
+
+    Raises:
+        ModelUnusable: the model is not there or cannot be read, or the packages that it needs are not installed.
+    """
+    files = find_model(model)
+    fingerprint = files.fingerprint()
+    try:
+        return _on_onnx(files, fingerprint, cache, threads)
+    except ExportUnavailable as reason:
+        log.warning("%s: %s is computed by torch, slower than need be: %s", SETTING, files.name, reason)
+    try:
+        # Imported where it is needed: torch takes seconds and hundreds of megabytes.
+        from cache.semantic.embedding.torch_encoder import TorchEncoder
+    except ImportError as error:
+        raise ModelUnusable(
+            f"{SETTING}: {error}; install the extra: pip install 'keepgate[semantic]', or switch the semantic cache off"
+        ) from error
+    return TorchEncoder(files, fingerprint, threads)
+
+
+def _on_onnx(files: ModelFiles, fingerprint: str, cache: Path, threads: int) -> Encoder:
+    folder, manifest = exported(files, fingerprint, cache)
+    try:
+        from cache.semantic.embedding.onnx_encoder import OnnxEncoder
+    except ImportError as error:
+        raise ExportUnavailable(f"{error}; install the extra: pip install 'keepgate[semantic]'") from error
+    return OnnxEncoder(files.name, fingerprint, folder, manifest, threads)

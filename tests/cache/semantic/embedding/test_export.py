@@ -1,0 +1,111 @@
+"""An exported model gives the vectors of sentence-transformers, whatever its modules are."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers.sentence_transformer.modules import Normalize
+
+from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.embedding.errors import ExportUnavailable
+from cache.semantic.embedding.export import export
+from cache.semantic.embedding.manifest import REFERENCE_FILE, Damaged, read_manifest
+from cache.semantic.embedding.model_files import ModelFiles
+from cache.semantic.embedding.onnx_encoder import OnnxEncoder
+from cache.semantic.embedding.torch_encoder import TorchEncoder
+from tests.cache.semantic.embedding import models
+
+POOLINGS: list[str | list[str]] = [
+    "mean", "cls", "max", "lasttoken", "weightedmean", ["mean_sqrt_len_tokens", "cls"],
+]  # fmt: skip
+TEXTS = ["How do I top up?", "how do i TOP UP?", "why " * 100, "", "  ", "Ünïcödé 我的银行卡", "a b c d e f g h i"]
+
+
+def on_onnx(folder: Path, target: Path) -> Encoder:
+    """Export a model and load what was written."""
+    target.mkdir()
+    export(ModelFiles("tiny", folder), target)
+    return OnnxEncoder("tiny", "f", target, read_manifest(target), threads=1)
+
+
+def on_torch(folder: Path) -> Encoder:
+    return TorchEncoder(ModelFiles("tiny", folder), "f", threads=1)
+
+
+def assert_same(ours: Encoder, reference: Encoder, texts: list[str]) -> None:
+    """Both give the same unit vectors, alone and in company."""
+    expected = np.vstack([reference.encode([text]) for text in texts])
+    assert ours.dimensions == reference.dimensions == expected.shape[1]
+    for vectors in (ours.encode(texts), np.vstack([ours.encode([text]) for text in texts])):
+        assert vectors.dtype == np.float32
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+        np.testing.assert_allclose((vectors * expected).sum(axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS, ids=str)
+def test_every_pooling_is_exported(pooling: str | list[str], tmp_path: Path) -> None:
+    """Tokens become one vector as the model's own pooling says."""
+    folder = models.write_bert(tmp_path, pooling)
+    assert_same(on_onnx(folder, tmp_path / "target"), on_torch(folder), TEXTS)
+
+
+def test_dense_lower_case_and_prompt_are_exported(tmp_path: Path) -> None:
+    """What stands before the transformer and after the pooling counts too, and so does the limit of length."""
+    folder = models.write_bert(
+        tmp_path, "mean", models.dense(), Normalize(), lower_case=True, prompt="A QUESTION, in few words: "
+    )
+    ours, reference = on_onnx(folder, tmp_path / "target"), on_torch(folder)
+    assert ours.dimensions == models.DIMENSIONS // 2
+    assert_same(ours, reference, TEXTS)
+    upper, lower = ours.encode(["TOP UP", "top up"])
+    np.testing.assert_array_equal(upper, lower)
+    assert ours.length("why " * 100) == models.LONGEST
+
+
+def test_a_decoder_padded_on_the_left_is_exported(tmp_path: Path) -> None:
+    """Its vector is that of the last token, wherever the padding is."""
+    folder = models.write_llama(tmp_path)
+    assert_same(on_onnx(folder, tmp_path / "target"), on_torch(folder), TEXTS)
+
+
+def test_a_model_that_is_no_transformer_says_why_it_is_not_exported(tmp_path: Path) -> None:
+    """The reason is kept, so that the next start does not try again."""
+    target = tmp_path / "target"
+    target.mkdir()
+    export(ModelFiles("static", models.write_static(tmp_path / "model")), target)
+    with pytest.raises(ExportUnavailable, match="its modules read more than the tokens of a text.*remove"):
+        read_manifest(target)
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "model.onnx", "tokenizer.json", "reference.npy"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+def test_a_damaged_file_is_found(file: str, harm: str, exported_folder: Path) -> None:
+    """No file is read that is not as it was written."""
+    path = exported_folder / file
+    content = bytearray(path.read_bytes())
+    if harm == "remove":
+        path.unlink()
+    elif harm == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(Damaged, match=file):
+        read_manifest(exported_folder)
+
+
+def test_other_vectors_than_the_reference_are_refused(exported_folder: Path) -> None:
+    """A runtime that computes something else on this machine does not serve."""
+    manifest = read_manifest(exported_folder)
+    vectors = np.load(exported_folder / REFERENCE_FILE)
+    np.save(exported_folder / REFERENCE_FILE, vectors[::-1])
+    with pytest.raises(ExportUnavailable, match=r"lowest cosine 0\.\d+, needed 0\.9999"):
+        OnnxEncoder("tiny", "f", exported_folder, manifest, threads=1)
+
+
+def test_a_graph_that_the_runtime_cannot_read_is_refused(exported_folder: Path) -> None:
+    """The message is the runtime's, in one line."""
+    manifest = read_manifest(exported_folder)
+    (exported_folder / "model.onnx").write_bytes(b"not a graph")
+    with pytest.raises(ExportUnavailable, match=r"ONNX Runtime cannot compute it: .*"):
+        OnnxEncoder("tiny", "f", exported_folder, manifest, threads=1)
