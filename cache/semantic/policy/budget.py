@@ -2,102 +2,155 @@
 
 import math
 import random
-from collections import deque
+from typing import Annotated
 
-import numpy as np
+import msgspec
 
+from cache.semantic.policy.audits import AuditLoad
+from cache.semantic.policy.bound import WrongAnswers
 from cache.semantic.policy.evidence import evidence_of
-from cache.semantic.policy.policy import Decision, Evidence, Label, Neighbourhood
-from cache.semantic.policy.posterior import JudgeError, Posterior
+from cache.semantic.policy.label import Label
+from cache.semantic.policy.ledger import Ledger
+from cache.semantic.policy.policy import Decision, Evidence, Neighbourhood
+from cache.semantic.policy.posterior import JudgeError, Posterior, PosteriorState, vector
+from cache.semantic.policy.state import freeze, thaw
 
-HORIZON = 2000
-"""Requests over which the budget is kept."""
 WARM_LABELS = 60
 """Judgements before anything is served."""
 MOST_RISK = 0.5
 """Riskier answers are not served even where the budget has room for them: whoever gets one has no use for averages."""
+AUDIT_SHARE = 0.02
+"""Share of all requests that are answered from the cache and asked upstream all the same, unless said otherwise."""
 
 _DEVIATIONS = 1.0
-_REPLAN_EVERY = 25
-_AUDIT_SHARE = 0.02
-# Audits are five times as frequent at first, and this many hits later the extra ones have fallen to a third.
-_EARLY_AUDITS, _EARLY_HITS = 4.0, 300.0
-_TYPICAL_RISK = 0.01
 # What is known of the posterior's error before any audit: 1.3 times as many wrong answers as it says, on so many hits.
 _PRIOR_INFLATION, _PRIOR_AUDITS = 1.3, 40.0
 _PRIOR_RISK = 0.02
+# Wrong answers expected of the audits that are remembered: some ten thousands of requests.
+_MOST_AUDITED_RISK = 20.0
+_KIND = "budget"
+_NotNegative = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 
 
 class BudgetPolicy:
     """Serves the safest neighbours until `delta` of all requests may have got a wrong answer.
 
-    The best use of such a budget is one limit of risk for all requests. It is set so that the risks below it, over the
-    last HORIZON requests and whatever was served of them, add up to the budget and what is left over from before:
-
-        risk     .001 .002 .004 | .03 .2 .9
-        running  .001 .003 .007 | .037          budget .01: served are the first three
-
     Three corrections keep the promise where a plain posterior breaks it: the risk is taken one standard deviation too
     high, it is multiplied by how much more often audits found a wrong answer than was expected (never less than 1),
-    and what was spent is kept in a ledger.
+    and what was spent is kept in a ledger (see there how the budget is spent).
+
+    A user's complaint says that one answer was wrong, and silence says nothing. Hence it stands for that answer alone,
+    where an audit stands for 1 / chance answers: beside audits it counts by its own chance of having been one. So
+    complaints make the odds of "wrong" twice as large at most. But all complaints together are a lower bound of what
+    was wrong: the ledger never reckons with less.
 
     Args:
-        delta: share of requests that may get a wrong answer.
+        delta: share of requests that may get a wrong answer, (0, 1).
+        judge: how often labels are wrong.
         chance: draws which hits are audited.
+        audit_share: the most audits there may be, as a share of all requests.
     """
 
-    def __init__(self, delta: float, judge: JudgeError, chance: random.Random) -> None:
+    def __init__(
+        self, delta: float, judge: JudgeError, chance: random.Random, audit_share: float = AUDIT_SHARE
+    ) -> None:
+        if not 0.0 < delta < 1.0:
+            raise ValueError(f"delta is {delta}; it must be a share of wrong answers between 0 and 1, such as 0.01.")
         self.delta = delta
         self.posterior = Posterior(judge)
         self._judge = judge
-        self._chance = chance
-        self._risks: deque[float] = deque(maxlen=HORIZON)
-        self._limit = 0.0
-        self._balance = 0.0
-        self._hits = 0
-        self._requests = 0
+        self.wrong_answers = WrongAnswers()
+        self._ledger = Ledger(delta)
+        self._load = AuditLoad(audit_share, chance)
         self._audited_wrong = _PRIOR_INFLATION * _PRIOR_AUDITS * _PRIOR_RISK
         self._audited_risk = _PRIOR_AUDITS * _PRIOR_RISK
 
     @property
     def inflation(self) -> float:
-        """How many times as many hits are wrong as the posterior says."""
-        return max(1.0, self._audited_wrong / self._audited_risk)
+        """How many times as many hits are wrong as the posterior says, by audits or, if more, by complaints."""
+        return max(1.0, self._audited_wrong / self._audited_risk, self._ledger.complained)
 
     def weigh(self, neighbourhood: Neighbourhood) -> Evidence:
         return evidence_of(neighbourhood)
 
     def decide(self, evidence: Evidence | None, most_risk: float = 1.0) -> Decision:
-        self._requests += 1
-        self._balance = min(self._balance + self.delta, self.delta * HORIZON)
-        plain = math.inf if evidence is None else self.posterior.wrong(evidence.features, _DEVIATIONS)
-        self._risks.append(plain)
-        if self._requests % _REPLAN_EVERY == 0:
-            self._replan()
-        risk = min(1.0, self.inflation * plain)
-        if evidence is None or self.posterior.labels < WARM_LABELS or risk > min(self._limit, MOST_RISK, most_risk):
-            return Decision(False, risk)
-        self._hits += 1
-        self._balance -= risk
-        return Decision(True, risk, self._chance.random() < self._audit_chance(plain))
+        decision = self._decide(evidence, most_risk)
+        self.wrong_answers.decided(decision)
+        return decision
 
     def learn(self, label: Label) -> None:
-        features, same = label.evidence.features, label.same
-        if label.audited:
-            expected = self.posterior.wrong(features, _DEVIATIONS)
+        features = vector(label.features)
+        if label.source == "audit":
             # A judge who calls some of the same answers different makes that many of the right ones look wrong.
-            self._audited_wrong += (not same) - (1.0 - self._judge.recall) * (1.0 - expected)
-            self._audited_risk += expected
-        self.posterior.learn(features, same)
+            self._count((not label.same) - (1.0 - self._judge.recall) * (1.0 - label.risk), label.risk)
+        elif label.source == "user" and not label.same:
+            self._count(label.chance, 0.0)
+        self.posterior.learn(features, label.same, label.chance if label.source == "user" else 1.0)
 
-    def _audit_chance(self, risk: float) -> float:
-        early = 1.0 + _EARLY_AUDITS * math.exp(-self._hits / _EARLY_HITS)
-        return min(1.0, _AUDIT_SHARE * early * math.sqrt(max(risk, 1e-4) / _TYPICAL_RISK))
+    def settle(self, label: Label) -> None:
+        self.wrong_answers.judged(label)
+        if label.source == "user" and not label.same:
+            self._ledger.complain()
 
-    def _replan(self) -> None:
-        risks = np.array(self._risks)
-        safest = np.sort(risks[np.isfinite(risks)]) * self.inflation
-        budget = self.delta * len(risks)
-        allowed = budget + 0.5 * max(-budget, min(self._balance, budget / 2))
-        within = int(np.searchsorted(np.cumsum(safest), allowed))
-        self._limit = float(safest[within - 1]) if within else 0.0
+    def snapshot(self) -> bytes:
+        return freeze(_KIND, _State(self.posterior.state(), self._audited_wrong, self._audited_risk))
+
+    def restore(self, state: bytes) -> None:
+        learned = thaw(state, _KIND, _State)
+        self.posterior.restore(learned.posterior)
+        self._audited_wrong, self._audited_risk = learned.audited_wrong, learned.audited_risk
+
+    def figures(self) -> dict[str, float]:
+        """Wrong answers are per request and as audits show; `upper` holds with 95 % confidence."""
+        ever, recent = self.wrong_answers.all, self.wrong_answers.recent
+        return {
+            "delta": self.delta,
+            "labels": self.posterior.labels,
+            "inflation": self.inflation,
+            "most_risk": self._ledger.limit,
+            "requests": ever.requests,
+            "hits": ever.hits,
+            "audits": ever.audits,
+            "found_wrong": ever.found_wrong,
+            "wrong": ever.wrong_share(self._judge).estimate,
+            "wrong_upper": ever.wrong_share(self._judge).upper,
+            "recent_wrong": recent.wrong_share(self._judge).estimate,
+            "recent_wrong_upper": recent.wrong_share(self._judge).upper,
+        }
+
+    def _decide(self, evidence: Evidence | None, most_risk: float) -> Decision:
+        self._load.request()
+        inflation = self.inflation
+        if evidence is None:
+            self._ledger.request(math.inf, inflation)
+            return Decision(False, 1.0)
+        plain = self.posterior.wrong(evidence.features, _DEVIATIONS)
+        self._ledger.request(plain, inflation)
+        risk = min(1.0, inflation * plain)
+        if self.posterior.labels < WARM_LABELS or risk > min(self._ledger.limit, MOST_RISK, most_risk):
+            return Decision(False, risk, plain)
+        self._ledger.spend(risk, plain)
+        chance = self._load.chance_of(plain)
+        return Decision(True, risk, plain, self._load.draw(chance), chance)
+
+    def _count(self, wrong: float, risk: float) -> None:
+        self._audited_wrong = max(0.0, self._audited_wrong + wrong)
+        self._audited_risk += risk
+        if self._audited_risk > _MOST_AUDITED_RISK:
+            self._audited_wrong *= _MOST_AUDITED_RISK / self._audited_risk
+            self._audited_risk = _MOST_AUDITED_RISK
+
+
+class _State(msgspec.Struct, frozen=True, array_like=True):
+    """What was learned."""
+
+    posterior: PosteriorState
+    audited_wrong: _NotNegative
+    audited_risk: _NotNegative
+
+    def __post_init__(self) -> None:
+        # Nothing that was learned makes it less than what it began with.
+        if not _PRIOR_AUDITS * _PRIOR_RISK <= self.audited_risk <= _MOST_AUDITED_RISK:
+            raise ValueError(f"audited_risk is {self.audited_risk}")
+        if not math.isfinite(self.audited_wrong):
+            raise ValueError(f"audited_wrong is {self.audited_wrong}")

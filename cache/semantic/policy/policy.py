@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from cache.semantic.policy.label import Label
+
 Vector = npt.NDArray[np.float64]
 
 NEIGHBOURS = 16
@@ -38,33 +40,29 @@ class Evidence(NamedTuple):
     features: Vector
 
 
-class Label(NamedTuple):
-    """One judgement: whether the right answer to a question was the one that the evidence speaks for.
-
-    `audited` says how it was found: by asking the upstream although the answer was served, or else because nothing was
-    served and the fresh answer could be compared.
-    """
-
-    evidence: Evidence
-    same: bool
-    audited: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Whether to serve the neighbours' answer.
 
-    `risk` is the probability that it is wrong, None for a policy that knows none. `audit` says that the upstream is to
-    be asked all the same, and the answers compared.
+    `risk` is the probability that this answer is wrong, after all corrections and in [0, 1]: what `x-keepgate-risk`
+    shows. It is None for a policy that knows none. `plain_risk` is the same before the correction by audits. `audit`
+    says that the upstream is to be asked although the answer is served, and the answers compared; `audit_chance` is
+    the probability with which that was drawn, 0 where nothing is served.
     """
 
     serve: bool
     risk: float | None
+    plain_risk: float = 1.0
     audit: bool = False
+    audit_chance: float = 0.0
 
 
 class Policy(Protocol):
-    """Decides from numbers alone whether a neighbour's answer is served. One task uses it."""
+    """Decides from numbers alone whether a neighbour's answer is served. One task uses it.
+
+    What it learns from labels is the same in all processes that saw the same labels in the same order, and outlives
+    them by `snapshot`. What it spends, it keeps for itself.
+    """
 
     def weigh(self, neighbourhood: Neighbourhood) -> Evidence:
         """Which of the neighbours' answers could be served. Changes nothing."""
@@ -79,5 +77,24 @@ class Policy(Protocol):
         ...
 
     def learn(self, label: Label) -> None:
-        """Take over a judgement, of this process or of another one."""
+        """Take over a judgement, of this process or of another one.
+
+        Raises UnusableState for one that this policy cannot use, and has then learned nothing.
+        """
+        ...
+
+    def settle(self, label: Label) -> None:
+        """Book a judgement of what this very process has served: an audit, or a user's complaint; beside `learn`."""
+        ...
+
+    def snapshot(self) -> bytes:
+        """What was learned, for `restore` of the same policy in this process or another."""
+        ...
+
+    def restore(self, state: bytes) -> None:
+        """Take over what was learned. Raises UnusableState, and is then as before."""
+        ...
+
+    def figures(self) -> dict[str, float]:
+        """What an operator may want to see of it, by name."""
         ...

@@ -1,11 +1,15 @@
 """The probability that the neighbours' answer is right, learned from one judgement at a time."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from cache.semantic.policy.errors import UnusableState
 from cache.semantic.policy.evidence import FEATURES
 from cache.semantic.policy.policy import Vector
 
@@ -15,6 +19,9 @@ _PRIOR_PRECISION = 1.0
 _MOST_LOGIT = 30.0
 _LEAST_DOUBT = 1e-12
 _HALVINGS = 24
+# What is known fades over so many labels, as the world goes on; every so many, some of it is forgotten.
+_MEMORY = 10_000.0
+_FORGET_EVERY = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,13 @@ class JudgeError:
 
     recall: float = 1.0
     false_same: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.false_same < self.recall <= 1.0:
+            raise ValueError(
+                f"A judge with recall {self.recall} and false_same {self.false_same} tells nothing apart;"
+                " right is 0 <= false_same < recall <= 1."
+            )
 
     def says_same(self, probability: float) -> float:
         """How often answers that are the same with `probability` are called the same."""
@@ -53,18 +67,44 @@ class Posterior:
         spread = math.sqrt(float(features @ self._covariance @ features))
         return 1.0 - _sigmoid(logit - deviations * spread)
 
-    def learn(self, features: Vector, same: bool) -> None:
-        """Take over one judgement: whether the right answer was the one that `features` speak for."""
+    def learn(self, features: Vector, same: bool, weight: float = 1.0) -> None:
+        """Take over one judgement: whether the right answer was the one that `features` speak for.
+
+        `weight` is how much of a label it is, [0, 1].
+        """
         carried = self._covariance @ features
         spread = float(features @ carried)
         logit = float(self._mean @ features)
-        pull = self._pull(logit, spread, same)
+        pull = self._pull(logit, spread, same, weight)
         self._mean = self._mean + carried * pull
-        _, information = self._slopes(logit + spread * pull, same)
+        information = weight * self._slopes(logit + spread * pull, same)[1]
         self._covariance -= np.outer(carried, carried) * (information / (1.0 + information * spread))
         self.labels += 1
+        if self.labels % _FORGET_EVERY == 0:
+            self._forget()
 
-    def _pull(self, logit: float, spread: float, same: bool) -> float:
+    def state(self) -> "PosteriorState":
+        """What was learned."""
+        covariance = tuple(tuple(row) for row in self._covariance.tolist())
+        return PosteriorState(tuple(self._mean.tolist()), covariance, self.labels)
+
+    def restore(self, state: "PosteriorState") -> None:
+        """Take over what was learned."""
+        self._mean = np.array(state.mean)
+        self._covariance = np.array(state.covariance)
+        self.labels = state.labels
+
+    def _forget(self) -> None:
+        """Let the precision fade toward that of the prior, and no further (Kulhavy and Zarrop's stabilized forgetting).
+
+        It keeps the covariance symmetric and positive definite as well, whatever the updates have rounded.
+        """
+        kept = 1.0 - _FORGET_EVERY / _MEMORY
+        precision = kept * np.linalg.inv(self._covariance) + (1.0 - kept) * _PRIOR_PRECISION * np.eye(FEATURES)
+        covariance = np.linalg.inv(precision)
+        self._covariance = (covariance + covariance.T) / 2
+
+    def _pull(self, logit: float, spread: float, same: bool, weight: float) -> float:
         """How far along its features a label moves the weights: to where the prior pulls back as hard.
 
         That is the most likely weights given the label, which a step by the slope where the weights are now can miss
@@ -73,7 +113,7 @@ class Posterior:
         low, high = (0.0, 1.0) if same else (-1.0, 0.0)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            if self._slopes(logit + spread * middle, same)[0] > middle:
+            if weight * self._slopes(logit + spread * middle, same)[0] > middle:
                 low = middle
             else:
                 high = middle
@@ -86,6 +126,38 @@ class Posterior:
         slope = (self._judge.recall - self._judge.false_same) * right * (1.0 - right)
         doubt = max(said * (1.0 - said), _LEAST_DOUBT)
         return slope / doubt * (same - said), slope * slope / doubt
+
+
+_Row = Annotated[tuple[float, ...], msgspec.Meta(min_length=FEATURES, max_length=FEATURES)]
+
+
+class PosteriorState(msgspec.Struct, frozen=True, array_like=True):
+    """The Gaussian over the weights, and how many labels it was learned from.
+
+    Raises ValueError unless it is one: finite, and the covariance symmetric, positive definite and no wider than the
+    prior's.
+    """
+
+    mean: _Row
+    covariance: Annotated[tuple[_Row, ...], msgspec.Meta(min_length=FEATURES, max_length=FEATURES)]
+    labels: Annotated[int, msgspec.Meta(ge=0)]
+
+    def __post_init__(self) -> None:
+        mean, covariance = np.array(self.mean), np.array(self.covariance)
+        if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
+            raise ValueError("mean and covariance must be finite")
+        if not np.allclose(covariance, covariance.T, rtol=1e-6, atol=1e-12):
+            raise ValueError("covariance must be symmetric")
+        widths = np.linalg.eigvalsh(covariance)
+        if not 0.0 < widths[0] <= widths[-1] <= 1.000001 / _PRIOR_PRECISION:
+            raise ValueError("covariance must be positive definite, and no wider than before anything was learned")
+
+
+def vector(features: Sequence[float]) -> Vector:
+    """The features of a label, float64 [FEATURES]. Raises UnusableState if it has others."""
+    if len(features) != FEATURES:
+        raise UnusableState(f"a label has {len(features)} features; this policy judges by {FEATURES}")
+    return np.array(features)
 
 
 def _sigmoid(logit: float) -> float:

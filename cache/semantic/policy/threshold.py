@@ -1,10 +1,14 @@
 """The static threshold that other caches have: the nearest neighbour's answer, if it is near enough."""
 
+import msgspec
 import numpy as np
 
-from cache.semantic.policy.policy import Decision, Evidence, Label, Neighbourhood
+from cache.semantic.policy.label import Label
+from cache.semantic.policy.policy import Decision, Evidence, Neighbourhood
+from cache.semantic.policy.state import freeze, thaw
 
 _NO_FEATURES = np.empty(0)
+_KIND = "threshold"
 
 
 def nearest(neighbourhood: Neighbourhood) -> Evidence:
@@ -30,3 +34,19 @@ class ThresholdPolicy:
 
     def learn(self, label: Label) -> None:
         """A fixed threshold learns nothing."""
+
+    def settle(self, label: Label) -> None:
+        """It has no audits, and keeps no books."""
+
+    def snapshot(self) -> bytes:
+        return freeze(_KIND, _State())
+
+    def restore(self, state: bytes) -> None:
+        thaw(state, _KIND, _State)
+
+    def figures(self) -> dict[str, float]:
+        return {"threshold": self._threshold}
+
+
+class _State(msgspec.Struct, frozen=True, array_like=True):
+    """Nothing: whatever the threshold was, it is the operator's to say what it is."""

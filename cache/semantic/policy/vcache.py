@@ -1,11 +1,15 @@
 """vCache: a boundary of similarity for each entry, learned by asking the upstream now and then (arXiv 2502.03771)."""
 
 import random
+from typing import Annotated
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.policy.policy import Decision, Evidence, Label, Neighbourhood
+from cache.semantic.policy.label import Label
+from cache.semantic.policy.policy import Decision, Evidence, Neighbourhood
+from cache.semantic.policy.state import freeze, thaw
 from cache.semantic.policy.threshold import nearest
 
 # Where a boundary may be (beyond 1: no similarity is enough), and how steep the curve is there.
@@ -13,6 +17,11 @@ _BOUNDARIES = np.linspace(0.0, 1.1, 56, dtype=np.float32)
 _SLOPES = np.geomspace(5.0, 200.0, 8, dtype=np.float32)
 # Shares of doubt over which the paper's minimum is sought.
 _DOUBTS = np.array([0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2])
+# Labels that an entry remembers; when there are so many, the older half is of an older world.
+_MOST_LABELS = 256
+_KIND = "vcache"
+
+Observation = tuple[Annotated[float, msgspec.Meta(ge=-1.001, le=1.001)], bool]
 
 
 class VCachePolicy:
@@ -37,6 +46,8 @@ class VCachePolicy:
     """
 
     def __init__(self, delta: float, chance: random.Random) -> None:
+        if not 0.0 < delta < 1.0:
+            raise ValueError(f"delta is {delta}; it must be a share of wrong answers between 0 and 1, such as 0.01.")
         self._delta = delta
         self._chance = chance
         self._curves: dict[str, _Curve] = {}
@@ -50,27 +61,58 @@ class VCachePolicy:
             return Decision(False, 1.0)
         wrong = 1.0 - curve.surely_right(evidence.similarity)
         explore = 1.0 - self._delta / max(wrong, 1e-12)
-        return Decision(wrong <= most_risk and self._chance.random() >= explore, wrong)
+        return Decision(wrong <= most_risk and self._chance.random() >= explore, wrong, wrong)
 
     def learn(self, label: Label) -> None:
-        self._curves.setdefault(label.evidence.entry, _Curve()).observe(label.evidence.similarity, label.same)
+        """Take over an observation of an entry. Users' labels are none: of a boundary, "wrong" alone says nothing."""
+        if label.source == "user":
+            return
+        curve = self._curves.get(label.entry)
+        if curve is None or len(curve.seen) == _MOST_LABELS:
+            curve = self._curves[label.entry] = _Curve([] if curve is None else curve.seen[_MOST_LABELS // 2 :])
+        curve.observe((label.similarity, label.same))
+
+    def settle(self, label: Label) -> None:
+        """What it serves is not audited, so there is nothing to book."""
+
+    def snapshot(self) -> bytes:
+        return freeze(_KIND, _State({entry: curve.seen for entry, curve in self._curves.items()}))
+
+    def restore(self, state: bytes) -> None:
+        self._curves = {entry: _Curve(seen) for entry, seen in thaw(state, _KIND, _State).seen.items()}
+
+    def figures(self) -> dict[str, float]:
+        return {"delta": self._delta, "entries": len(self._curves)}
 
     def forget(self, entry: str) -> None:
         """Drop what is known of an entry that is gone."""
         self._curves.pop(entry, None)
 
 
+class _State(msgspec.Struct, frozen=True, array_like=True):
+    """What was seen of each entry. Raises ValueError for a similarity that is not a number."""
+
+    seen: dict[str, Annotated[list[Observation], msgspec.Meta(max_length=_MOST_LABELS)]]
+
+    def __post_init__(self) -> None:
+        if not all(np.isfinite(similarity) for seen in self.seen.values() for similarity, _ in seen):
+            raise ValueError("every similarity must be finite")
+
+
 class _Curve:
-    """What was seen of one entry: a posterior over boundary and slope, as log likelihoods float32 [boundary, slope]."""
+    """What was `seen` of an entry: a posterior over boundary and slope, log likelihoods float32 [boundary, slope]."""
 
-    __slots__ = ("_log",)
+    __slots__ = ("_log", "seen")
 
-    def __init__(self) -> None:
+    def __init__(self, seen: list[Observation]) -> None:
+        self.seen = seen
         self._log: npt.NDArray[np.float32] = np.zeros((_BOUNDARIES.size, _SLOPES.size), dtype=np.float32)
+        for observation in seen:
+            self._log += _log_likelihood(*observation)
 
-    def observe(self, similarity: float, same: bool) -> None:
-        logits = _SLOPES * (np.float32(similarity) - _BOUNDARIES[:, None])
-        self._log -= np.logaddexp(np.float32(0.0), -logits if same else logits)
+    def observe(self, observation: Observation) -> None:
+        self.seen.append(observation)
+        self._log += _log_likelihood(*observation)
 
     def surely_right(self, similarity: float) -> float:
         """The largest (1 - epsilon) * L(s, t', g)."""
@@ -81,3 +123,10 @@ class _Curve:
         slope = float((weights.sum(axis=0) * _SLOPES).sum() / weights.sum())
         right = (1.0 - _DOUBTS) / (1.0 + np.exp(-slope * (similarity - _BOUNDARIES[bounds])))
         return float(right.max())
+
+
+def _log_likelihood(similarity: float, same: bool) -> npt.NDArray[np.float32]:
+    """Of one observation, for each boundary and slope."""
+    logits = _SLOPES * (np.float32(similarity) - _BOUNDARIES[:, None])
+    likelihoods: npt.NDArray[np.float32] = -np.logaddexp(np.float32(0.0), -logits if same else logits)
+    return likelihoods

@@ -1,57 +1,15 @@
 """The budget holds on streams whose questions are made, and is spent on the safest hits."""
 
-import random
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.semantic.policy.budget import HORIZON, MOST_RISK, WARM_LABELS, BudgetPolicy
-from cache.semantic.policy.evidence import evidence_of
-from cache.semantic.policy.policy import Decision, Evidence, Label, Neighbourhood
+from cache.semantic.policy.budget import MOST_RISK, WARM_LABELS, BudgetPolicy
+from cache.semantic.policy.ledger import HORIZON
+from cache.semantic.policy.policy import Decision
 from cache.semantic.policy.posterior import JudgeError
-
-
-def near(similarity: float, rival: float = 0.5) -> Evidence:
-    return evidence_of(Neighbourhood(["near", "rival"], [similarity, rival], [0, 1]))
-
-
-def risk_of(decision: Decision) -> float:
-    assert decision.risk is not None
-    return decision.risk
-
-
-class Stream:
-    """Requests with one neighbour each, whose answer is right with a probability that its similarity says."""
-
-    def __init__(self, delta: float, seed: int, judge: JudgeError | None = None) -> None:
-        self.judge = judge or JudgeError()
-        self.policy = BudgetPolicy(delta, self.judge, random.Random(seed))  # noqa: S311 - reproducible
-        self.chance = random.Random(seed + 1)  # noqa: S311 - reproducible
-        self.requests = self.hits = self.wrong = self.audits = 0
-
-    def ask(self, similarity: float, probability: float) -> bool:
-        """Whether it was a hit."""
-        right = self.chance.random() < probability
-        said = self.chance.random() < (self.judge.recall if right else self.judge.false_same)
-        evidence = near(similarity)
-        decision = self.policy.decide(evidence)
-        self.requests += 1
-        if decision.serve:
-            self.hits += 1
-            self.wrong += not right
-            if decision.audit:
-                self.audits += 1
-                self.policy.learn(Label(evidence, said, audited=True))
-        else:
-            self.policy.learn(Label(evidence, said, audited=False))
-        return decision.serve
-
-    def run(self, requests: int, steepness: float) -> None:
-        for _ in range(requests):
-            similarity = self.chance.uniform(0.5, 1.0)
-            self.ask(similarity, float(1 / (1 + np.exp(-steepness * (similarity - 0.8)))))
+from tests.cache.semantic.policy.streams import Stream, dice, label_of, near, risk_of
 
 
 @pytest.mark.parametrize("delta", [0.02, 0.01, 0.005])
@@ -132,22 +90,22 @@ def test_audits_that_find_wrong_answers_close_the_door() -> None:
 def test_more_wrong_answers_than_expected_make_all_risks_larger() -> None:
     """Misses show one thing and audits another: audits count. A judge who misses same answers is no reason for it."""
     for recall, more in ((1.0, True), (0.9, False)):
-        judged = random.Random(1)  # noqa: S311 - reproducible
-        policy = BudgetPolicy(0.01, JudgeError(recall, 0.0), random.Random(0))  # noqa: S311 - reproducible
-        for _ in range(300):
-            policy.learn(Label(near(0.95), True, audited=False))
+        judged = dice(1)
+        policy = BudgetPolicy(0.01, JudgeError(recall, 0.0), dice())
+        hit = near(0.95)
         for turn in range(300):
-            for _ in range(5):
-                policy.learn(Label(near(0.95), judged.random() < recall, audited=False))
-            policy.learn(Label(near(0.95), turn % 10 != 0, audited=True))
+            for _ in range(6):
+                policy.learn(label_of(hit, policy.decide(hit), judged.random() < recall, "miss"))
+            decision = Decision(True, 0.02, policy.decide(hit).plain_risk, audit=True, audit_chance=0.5)
+            policy.learn(label_of(hit, decision, turn % 10 != 0, "audit"))
         assert (policy.inflation > 1.2) == more
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.floats(0.3, 1.0), st.booleans()), min_size=1, max_size=400), st.floats(0.0, 0.1))
+@given(st.lists(st.tuples(st.floats(0.3, 1.0), st.booleans()), min_size=1, max_size=400), st.floats(0.0005, 0.1))
 def test_the_ledger_holds_for_what_was_expected(asked: list[tuple[float, bool]], delta: float) -> None:
     """Whoever asks and whatever is said of it: the risks that were served add up to the budget at most, but for one."""
-    policy = BudgetPolicy(delta, JudgeError(), random.Random(0))  # noqa: S311 - reproducible
+    policy = BudgetPolicy(delta, JudgeError(), dice())
     spent = 0.0
     for similarity, same in asked:
         evidence = near(similarity)
@@ -155,7 +113,7 @@ def test_the_ledger_holds_for_what_was_expected(asked: list[tuple[float, bool]],
         if decision.serve:
             spent += risk_of(decision)
             if decision.audit:
-                policy.learn(Label(evidence, same, audited=True))
+                policy.learn(label_of(evidence, decision, same, "audit"))
         else:
-            policy.learn(Label(evidence, same, audited=False))
+            policy.learn(label_of(evidence, decision, same, "miss"))
     assert spent <= delta * len(asked) * 1.5 + 25 * MOST_RISK

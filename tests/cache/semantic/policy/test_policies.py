@@ -1,19 +1,15 @@
 """What every policy promises, and what the two simple ones do."""
 
 import math
-import random
 
 import pytest
 
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.policy import Label, Neighbourhood, Policy
+from cache.semantic.policy.policy import Neighbourhood, Policy
 from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.policy.vcache import VCachePolicy
-
-
-def dice(seed: int = 0) -> random.Random:
-    return random.Random(seed)  # noqa: S311 - reproducible
+from tests.cache.semantic.policy.streams import dice, label_of
 
 
 def make(name: str) -> Policy:
@@ -37,7 +33,7 @@ def policy(request: pytest.FixtureRequest) -> Policy:
         evidence = made.weigh(one(truth.uniform(0.5, 1.0)))
         decision = made.decide(evidence)
         if not decision.serve or decision.audit:
-            made.learn(Label(evidence, evidence.similarity > 0.8, audited=decision.serve))
+            made.learn(label_of(evidence, decision, evidence.similarity > 0.8, "audit" if decision.serve else "miss"))
     return made
 
 
@@ -90,11 +86,12 @@ def test_vcache_keeps_each_entrys_error(delta: float, steepness: float) -> None:
             evidence = policy.weigh(one(truth.uniform(0.5, 1.0), str(entry)))
             right = truth.random() < 1 / (1 + math.exp(-steepness * (evidence.similarity - boundary)))
             requests += 1
-            if policy.decide(evidence).serve:
+            decision = policy.decide(evidence)
+            if decision.serve:
                 hits += 1
                 wrong += not right
             else:
-                policy.learn(Label(evidence, right, audited=False))
+                policy.learn(label_of(evidence, decision, right, "miss"))
     assert wrong / requests <= delta
     assert hits / requests > 0.02
 
@@ -104,7 +101,7 @@ def test_vcache_knows_each_entry_by_itself() -> None:
     policy = VCachePolicy(0.05, dice())
     for similarity in range(50, 100):
         evidence = policy.weigh(one(similarity / 100, "known"))
-        policy.learn(Label(evidence, similarity > 70, audited=False))
+        policy.learn(label_of(evidence, policy.decide(evidence), similarity > 70, "miss"))
     assert sum(policy.decide(policy.weigh(one(0.99, "known"))).serve for _ in range(50)) > 10
     assert not any(policy.decide(policy.weigh(one(0.99, "new"))).serve for _ in range(50))
     policy.forget("known")

@@ -1,0 +1,60 @@
+"""Which hits are audited: more of the doubtful ones, and never more than the operator allows."""
+
+import math
+import random
+
+# Tokens that may be saved up for a time with many hits, in requests.
+_SAVED_REQUESTS = 250
+_LEAST_BURST = 2.0
+# Half of the audits go to all hits alike, half to the doubtful ones: weights that are too different from one another
+# make the bound wide.
+_EVENLY = 0.5
+_TYPICAL_RISK = 0.01
+_LEAST_RISK = 1e-4
+# Over about so many requests it is learned how much there is to audit.
+_MEMORY = 500.0
+
+
+class AuditLoad:
+    """Draws audits, at most `share` of all requests and a few: over any n requests, share * n + burst of them.
+
+    Where a sum of noughts and ones is estimated from a sample, the best chance to be drawn is proportional to the
+    standard deviation of each (Neyman), here the root of the risk. The chances are scaled so that the share is used up
+    and the tokens stay in the middle of their bucket:
+
+        tokens  0 ── 1 ──────────── burst / 2 ──────────── burst
+        scale      0 │ falls below 1     1     rises to 2
+
+    Args:
+        share: of all requests, [0, 1].
+    """
+
+    def __init__(self, share: float, chance: random.Random) -> None:
+        if not 0.0 <= share <= 1.0:
+            raise ValueError(f"audit_share is {share}; it must be a share of all requests, from 0 to 1.")
+        self._share = share
+        self._chance = chance
+        self._burst = max(_LEAST_BURST, share * _SAVED_REQUESTS)
+        self._tokens = 0.0
+        # Of the wish to audit, per request; before anything is served it is as if every hit were typical.
+        self._wish = 1.0
+
+    def request(self) -> None:
+        """Each request brings its share of an audit."""
+        self._tokens = min(self._burst, self._tokens + self._share)
+        self._wish -= self._wish / _MEMORY
+
+    def chance_of(self, risk: float) -> float:
+        """The probability with which a hit of this plain risk is audited now; ask once for each hit."""
+        wish = _EVENLY + (1.0 - _EVENLY) * math.sqrt(max(risk, _LEAST_RISK) / _TYPICAL_RISK)
+        self._wish += wish / _MEMORY
+        if self._tokens < 1.0:
+            return 0.0
+        return min(1.0, wish * self._share / self._wish * self._tokens / (self._burst / 2))
+
+    def draw(self, chance: float) -> bool:
+        """Whether it is audited; if so, a token is gone."""
+        drawn = self._chance.random() < chance
+        if drawn:
+            self._tokens -= 1.0
+        return drawn

@@ -1,0 +1,144 @@
+"""How often the cache was wrong, as audits show: an estimate, and a bound that holds with 95 % confidence."""
+
+import math
+from collections import deque
+from typing import NamedTuple
+
+import msgspec
+
+from cache.semantic.policy.label import Label
+from cache.semantic.policy.policy import Decision
+from cache.semantic.policy.posterior import JudgeError
+
+CONFIDENCE = 0.95
+WINDOW = 10_000
+"""Requests of the recent window, give or take a tenth."""
+
+_SLICES = 10
+# The normal quantile of CONFIDENCE.
+_QUANTILE = 1.6448536269514722
+
+
+class WrongShare(NamedTuple):
+    """Wrong answers per request: an unbiased estimate, cut to [0, 1], and its upper bound."""
+
+    estimate: float
+    upper: float
+
+
+class Tally(msgspec.Struct, array_like=True):
+    """What is counted of some requests; tallies of processes and of times add up to one of all.
+
+    `weight` is the sum of 1 / chance over audits that found a wrong answer (so many hits each stands for), `squares`
+    that of the squares; `heaviest` is the most that any hit may stand for, audited or not. `unwatched` are hits that no
+    audit could have found.
+    """
+
+    requests: int = 0
+    hits: int = 0
+    unwatched: int = 0
+    audits: int = 0
+    found_wrong: int = 0
+    complaints: int = 0
+    weight: float = 0.0
+    squares: float = 0.0
+    heaviest: float = 0.0
+
+    def decided(self, decision: Decision) -> None:
+        self.requests += 1
+        self.hits += decision.serve
+        if decision.serve and decision.audit_chance > 0.0:
+            self.heaviest = max(self.heaviest, 1.0 / decision.audit_chance)
+        elif decision.serve:
+            self.unwatched += 1
+
+    def judged(self, label: Label) -> None:
+        """Count the judgement of a hit: of an audit, or of one that a user complained of. Others are no hits.
+
+        A hit that a user complained of stands for itself alone: it is known to be wrong whatever the audits draw.
+        """
+        if label.source == "miss":
+            return
+        audited = label.source == "audit"
+        self.audits += audited
+        self.complaints += not audited
+        if not label.same:
+            stands_for = 1.0 / label.chance if audited else 1.0
+            self.found_wrong += 1
+            self.weight += stands_for
+            self.squares += stands_for * stands_for
+
+    def add(self, other: "Tally") -> None:
+        """Count what `other` has counted as well."""
+        for name in self.__struct_fields__:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            setattr(self, name, max(mine, theirs) if name == "heaviest" else mine + theirs)
+
+    def wrong_share(self, judge: JudgeError) -> WrongShare:
+        """How many of the requests got a wrong answer.
+
+        The estimate is that of Horvitz and Thompson; the bound is the gamma interval for weighted sums of Poisson
+        counts (Fay and Feuer, Statistics in Medicine 16, 1997), its quantile as Wilson and Hilferty's. Before the first
+        request nothing is known, and the bound is 1; it is never more than the hits. Of the weight that the judge calls
+        different, (1 - recall) of the hits is taken off as his own mistakes, and the rest is made up for those that he
+        misses (Rogan and Gladen). A judge whose recall is better than said makes both too low, by that times the hits.
+        """
+        if not self.requests:
+            return WrongShare(0.0, 1.0)
+        estimate, upper = self._corrected(self.weight, judge), self._corrected(self._most_weight(), judge)
+        return WrongShare(estimate / self.requests, max(estimate, upper) / self.requests)
+
+    def _most_weight(self) -> float:
+        """The upper bound of the weight that an audit of all hits would find."""
+        weight = self.weight + self.heaviest
+        squares = self.squares + self.heaviest * self.heaviest
+        if not self.audits or not weight:
+            return math.inf
+        return squares / weight * _gamma_quantile(weight * weight / squares)
+
+    def _corrected(self, weight: float, judge: JudgeError) -> float:
+        """The wrong answers behind `weight` of judgements "different": from 0 to the hits."""
+        watched = self.hits - self.unwatched
+        if not watched:
+            # Nobody looked: nothing was served, or any of it may be wrong.
+            return float(self.hits) if math.isinf(weight) else 0.0
+        wrong = (weight - (1.0 - judge.recall) * watched) / (judge.recall - judge.false_same)
+        return min(max(wrong, 0.0) * self.hits / watched, self.hits)
+
+
+class WrongAnswers:
+    """The tallies of one process: of all its requests, and of about the last WINDOW of them.
+
+    oldest ── slice ── slice ── … ── slice being filled
+              each of WINDOW / 10 requests; together they are the recent ones
+    """
+
+    def __init__(self) -> None:
+        self.all = Tally()
+        self._slices: deque[Tally] = deque([Tally()], maxlen=_SLICES)
+
+    @property
+    def recent(self) -> Tally:
+        """A new tally of the recent requests."""
+        recent = Tally()
+        for part in self._slices:
+            recent.add(part)
+        return recent
+
+    def decided(self, decision: Decision) -> None:
+        """Count a request; each one that is decided, once."""
+        if self._slices[-1].requests >= WINDOW // _SLICES:
+            self._slices.append(Tally())
+        self.all.decided(decision)
+        self._slices[-1].decided(decision)
+
+    def judged(self, label: Label) -> None:
+        """Count a judgement of what this process has served; it counts as recent when it comes."""
+        self.all.judged(label)
+        self._slices[-1].judged(label)
+
+
+def _gamma_quantile(shape: float) -> float:
+    """The CONFIDENCE quantile of the gamma distribution with scale 1, for a shape of 1 or more: within 2 %."""
+    ninth = 1.0 / (9.0 * shape)
+    return shape * (1.0 - ninth + _QUANTILE * math.sqrt(ninth)) ** 3

@@ -1,0 +1,52 @@
+"""One judgement of a cached answer: the only thing that policies learn from, and small enough to travel."""
+
+import math
+from typing import Annotated, Literal
+
+import msgspec
+
+from cache.semantic.policy.state import freeze, thaw
+
+Source = Literal["miss", "audit", "user"]
+
+_KIND = "label"
+_Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+
+
+class Label(msgspec.Struct, frozen=True, array_like=True):
+    """Whether the right answer to a question was the one that the neighbours spoke for.
+
+    `entry`, `similarity` and `features` are those of the evidence. `source` is how it was found: "miss" if nothing was
+    served and the fresh answer could be compared, "audit" if it was compared although the answer was served, "user"
+    if somebody asked again at once, or evicted the answer. `risk` is the decision's `plain_risk`, `chance` the
+    probability with which an audit was drawn for it: an audited hit stands for 1 / chance hits.
+
+    Raises ValueError where a number is none of these.
+    """
+
+    entry: Annotated[str, msgspec.Meta(max_length=512)]
+    similarity: float
+    features: Annotated[tuple[float, ...], msgspec.Meta(max_length=64)]
+    same: bool
+    source: Source
+    risk: _Probability = 1.0
+    chance: _Probability = 1.0
+
+    def __post_init__(self) -> None:
+        # A float of MessagePack may be NaN, for which the limits above say nothing.
+        if not all(map(math.isfinite, (self.similarity, self.risk, self.chance, *self.features))):
+            raise ValueError(f"label of {self.entry!r}: every number must be finite")
+        if not abs(self.similarity) <= 1.001:
+            raise ValueError(f"label of {self.entry!r}: similarity must be a cosine, and is {self.similarity}")
+        if self.source == "audit" and self.chance <= 0.0:
+            raise ValueError(f"label of {self.entry!r}: an audit has a chance above 0")
+
+
+def encode_label(label: Label) -> bytes:
+    """The label for other processes: about a hundred bytes."""
+    return freeze(_KIND, label)
+
+
+def decode_label(data: bytes) -> Label:
+    """The inverse of `encode_label`. Raises UnusableState for anything else."""
+    return thaw(data, _KIND, Label)

@@ -1,0 +1,49 @@
+"""How the state of a policy, and a label, are written down: named, versioned, and checked when they are read."""
+
+from typing import Any, TypeVar
+
+import msgspec
+import xxhash
+
+from cache.semantic.policy.errors import UnusableState
+
+VERSION = 1
+
+_MAGIC = b"KGS"
+_DIGEST_BYTES = 8
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class _Frame(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    kind: str
+    content: msgspec.Raw
+
+
+_encoder = msgspec.msgpack.Encoder()
+_frames = msgspec.msgpack.Decoder(_Frame)
+
+
+def freeze(kind: str, content: Any) -> bytes:
+    """Magic, xxh3-64 of the rest (big endian), and in MessagePack: version, kind, content."""
+    frame = _encoder.encode((VERSION, kind, content))
+    return _MAGIC + xxhash.xxh3_64_digest(frame) + frame
+
+
+def thaw(data: bytes, kind: str, of: type[T]) -> T:
+    """The inverse of `freeze`. Raises UnusableState for anything that this version did not write as `kind`."""
+    start = len(_MAGIC) + _DIGEST_BYTES
+    if data[: len(_MAGIC)] != _MAGIC:
+        raise UnusableState(f"{kind}: these bytes are no state of a policy; expected is what freeze() wrote.")
+    if xxhash.xxh3_64_digest(data[start:]) != data[len(_MAGIC) : start]:
+        raise UnusableState(f"{kind}: the checksum is wrong: the bytes are cut or damaged.")
+    try:
+        frame = _frames.decode(data[start:])
+        if frame.version != VERSION:
+            raise UnusableState(f"{kind}: written in version {frame.version}; this one reads version {VERSION}.")
+        if frame.kind != kind:
+            raise UnusableState(f"{kind}: this is the state of {frame.kind!r}.")
+        return msgspec.msgpack.decode(frame.content, type=of)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise UnusableState(f"{kind}: {error}") from error
