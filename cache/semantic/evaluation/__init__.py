@@ -1,0 +1,1 @@
+"""What a semantic cache would do on labelled pairs of prompts: `keepgate eval-pairs`."""

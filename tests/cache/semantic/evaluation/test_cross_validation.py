@@ -1,0 +1,73 @@
+"""What the policy serves of pairs that it has not learned from."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.semantic.evaluation.cross_validation import Similarities, served_by_policy
+from cache.semantic.evaluation.figures import Flags, figures_of
+
+PAIRS = 2000
+
+
+def population(seed: int, steepness: float) -> tuple[Similarities, Flags]:
+    """Similarities between .6 and 1, and labels that are the likelier 1 the nearer; at a steepness of 0 all alike."""
+    draw = np.random.default_rng(seed)
+    similarities = draw.uniform(0.6, 1.0, PAIRS).astype(np.float32)
+    same = draw.random(PAIRS) < 1.0 / (1.0 + np.exp(-steepness * (similarities - 0.8)))
+    return similarities, same
+
+
+def everything() -> Flags:
+    return np.ones(PAIRS, dtype=np.bool_)
+
+
+@pytest.mark.parametrize("delta", [0.005, 0.01, 0.02])
+def test_wrong_answers_stay_within_the_budget(delta: float) -> None:
+    """Over several populations in which similarity tells something, at most delta of all requests are wrong."""
+    wrong, recall = [], []
+    for seed in range(4):
+        similarities, same = population(seed, steepness=30.0)
+        figures = figures_of(served_by_policy(similarities, same, everything(), delta), same)
+        wrong.append(figures.wrong_per_request)
+        recall.append(figures.recall)
+    assert np.mean(wrong) <= delta
+    assert min(share for share in recall if share is not None) > 0.3
+
+
+def test_it_serves_as_much_as_the_best_threshold_with_as_many_wrong_answers() -> None:
+    """Where only similarity tells anything, no fixed threshold chosen in hindsight is clearly better."""
+    similarities, same = population(7, steepness=30.0)
+    policy = figures_of(served_by_policy(similarities, same, everything(), 0.01), same)
+    best = max(
+        (figures_of(similarities >= threshold, same) for threshold in np.arange(0.6, 1.0, 0.001)),
+        key=lambda figures: figures.hits if figures.wrong_hits <= policy.wrong_hits else -1,
+    )
+    assert policy.hits >= 0.95 * best.hits
+
+
+def test_it_serves_next_to_nothing_where_no_similarity_is_safe() -> None:
+    """Of pairs of which half are wrong however near they are, it keeps away."""
+    similarities, same = population(3, steepness=0.0)
+    assert served_by_policy(similarities, same, everything(), 0.01).mean() <= 0.02
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 60))
+@settings(max_examples=20, deadline=None)
+def test_what_guards_refuse_is_never_served_and_few_labels_serve_nothing(seed: int, allowed: int) -> None:
+    """With fewer allowed pairs than labels are needed nothing is served, and a refused one never."""
+    draw = np.random.default_rng(seed)
+    similarities = draw.uniform(0.9, 1.0, 300).astype(np.float32)
+    same = np.ones(300, dtype=np.bool_)
+    few = np.arange(300) < allowed
+    many = draw.random(300) < 0.7
+    assert not served_by_policy(similarities, same, few, 0.01).any()
+    assert not (served_by_policy(similarities, same, many, 0.5) & ~many).any()
+
+
+def test_the_same_pairs_give_the_same_verdicts() -> None:
+    """The division into parts is always the same one."""
+    similarities, same = population(11, steepness=20.0)
+    first = served_by_policy(similarities, same, everything(), 0.01)
+    assert (first == served_by_policy(similarities, same, everything(), 0.01)).all()

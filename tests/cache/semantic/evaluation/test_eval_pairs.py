@@ -1,0 +1,132 @@
+"""The command `keepgate eval-pairs`, with a small model on the real runtime."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cache.semantic.embedding import models
+
+KEEPGATE = Path(sys.executable).with_name("keepgate")
+COLUMNS = ("text_a", "text_b", "label")
+QUESTIONS = ("How do I activate my card", "Where is the nearest office", "What does a transfer abroad cost")
+
+
+class Command:
+    """The command with a model of its own and a folder for what it exports."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = models.write_bert(folder / "model", "mean")
+        self._exported = folder / "exported"
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "XDG_CACHE_HOME": str(self._exported), "COLUMNS": "120"}
+        command = [str(KEEPGATE), "eval-pairs", *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def eval_pairs(tmp_path_factory: pytest.TempPathFactory) -> Command:
+    return Command(tmp_path_factory.mktemp("eval"))
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 pairs of one prompt with another end, 60 of one polarity with the other, and an empty text."""
+    path = tmp_path_factory.mktemp("pairs") / "pairs.csv"
+    rows = [(f"{question} {n}", f"{question} {n}?", 1) for n in range(40) for question in QUESTIONS]
+    rows += [(f"enable the alarm {n}", f"disable the alarm {n}", 0) for n in range(60)]
+    with path.open("w", encoding="utf-8", newline="") as opened:
+        csv.writer(opened).writerows([COLUMNS, *rows, ("", "", 1)])
+    return path
+
+
+def report(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    parsed: dict[str, Any] = json.loads(done.stdout)
+    return parsed
+
+
+def test_the_figures_of_policy_and_thresholds_with_and_without_guards(eval_pairs: Command, file: Path) -> None:
+    """Guards keep all opposites away; without them near ones are served; an empty text never is."""
+    figures = report(eval_pairs(str(file), "--json", "--delta", "0.02", "--model", str(eval_pairs.model)))
+    assert (figures["file"], figures["pairs"], figures["positives"], figures["negatives"]) == (str(file), 181, 121, 60)
+    assert figures["delta"] == 0.02
+    assert figures["notes"] == []
+    assert figures["refusals"]["polarity"] == {"positives": 0, "negatives": 60}
+    for row in (figures["policy"], *figures["static"].values()):
+        for guards in ("guards_on", "guards_off"):
+            assert {"recall", "wrong_share_of_hits", "negatives_served"} <= row[guards].keys()
+        assert row["guards_on"]["negatives_served"] == 0.0
+        assert row["guards_off"]["recall"] <= 120 / 121
+    assert figures["static"]["0.70"]["guards_on"]["recall"] == pytest.approx(120 / 121)
+    assert figures["static"]["0.70"]["guards_off"]["wrong_share_of_hits"] > 0.0
+    assert figures["policy"]["guards_on"]["recall"] > 0.5
+    assert list(figures["static"]) == sorted(figures["static"])
+    assert {"0.70", "0.80", "0.90", "0.95", "0.98"} <= figures["static"].keys()
+
+
+def test_without_json_a_table_says_what_its_columns_are(eval_pairs: Command, file: Path) -> None:
+    """A newcomer reads it without the manual."""
+    done = eval_pairs(str(file), "--model", str(eval_pairs.model))
+    assert done.returncode == 0
+    for words in (
+        "181 pairs, 121 positive and 60 negative",
+        "policy ",
+        ">= 0.95",
+        "neg.served  share of",
+        "us to read",
+    ):
+        assert words in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 160
+
+
+def test_pairs_of_one_class_have_no_figures_of_the_other(eval_pairs: Command, tmp_path: Path) -> None:
+    """A set of traps alone is a set as well, and it is said what is missing."""
+    path = tmp_path / "traps.csv"
+    path.write_text("text_a,text_b,label\nbuy it,sell it,0\nHow far is Rome?,How far is Oslo?,0\n", encoding="utf-8")
+    figures = report(eval_pairs(str(path), "--json", "--model", str(eval_pairs.model)))
+    assert figures["policy"]["guards_on"] == {
+        "recall": None,
+        "wrong_share_of_hits": None,
+        "negatives_served": 0.0,
+        "wrong_per_request": 0.0,
+        "hits": 0,
+        "wrong_hits": 0,
+    }
+    assert "All pairs are negative" in figures["notes"][0]
+    assert "serves nothing before it has learned from" in figures["notes"][1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("none.csv",), "none.csv: cannot be read: No such file or directory"),
+        (("none.csv", "--delta", "1"), "'1' is no share"),
+        (("none.csv", "--delta", "a"), "'a' is no share"),
+        (("none.csv", "--delta", "nan"), "'nan' is no share"),
+        ((), "FILE.csv"),
+        (("none.csv", "--treshold", "1"), "unrecognized arguments: --treshold"),
+    ],
+)
+def test_a_wrong_word_is_refused_in_one_line(eval_pairs: Command, words: tuple[str, ...], message: str) -> None:
+    """The status is 2, and nothing is loaded for it."""
+    done = eval_pairs(*words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("keepgate eval-pairs: ")
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+
+
+def test_a_model_that_is_not_there_is_named(eval_pairs: Command, file: Path) -> None:
+    """One line says what is wrong with the model."""
+    done = eval_pairs(str(file), "--model", "no/such-model")
+    assert done.returncode == 1
+    assert "no/such-model" in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,68 @@
+"""A file of labelled pairs, and what is said of one that is none."""
+
+from pathlib import Path
+
+import pytest
+
+from cache.semantic.evaluation.pairs import LabelledPair, PairsError, read_pairs
+
+
+def written(folder: Path, content: str | bytes) -> Path:
+    path = folder / "pairs.csv"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_columns_in_any_order_with_others_between_and_every_way_to_write_a_label(tmp_path: Path) -> None:
+    """What a spreadsheet or a data frame writes is read."""
+    path = written(
+        tmp_path,
+        "\ufeffid,label, Text_B ,score,text_a\r\n"
+        '1,1,"one, two",.9,first\r\n'
+        '2,FALSE,"he said ""no""",.1,"two\nlines"\r\n'
+        "\r\n"
+        "3, true ,c,,Ünïcode\r\n",
+    )
+    assert read_pairs(path) == [
+        LabelledPair(cached="first", asked="one, two", same=True),
+        LabelledPair(cached="two\nlines", asked='he said "no"', same=False),
+        LabelledPair(cached="Ünïcode", asked="c", same=True),
+    ]
+
+
+HEADER = "text_a,text_b,label\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        (HEADER, "has no pair below its header line"),
+        ("text_a,text_b\na,b\n", "line 1: has no column label; it must name text_a, text_b, label, not text_a, text_b"),
+        ("text_a,label,text_b,label\na,1,b,1\n", "line 1: names the column label more than once"),
+        (HEADER + "a,b,1\na,b,yes\n", "line 3, column label: 'yes' is no label; it must be 1, 0, true or false"),
+        (HEADER + '"a\nb",b,1\na,b,\n', "line 4, column label: '' is no label"),
+        (HEADER + "a,b\n", "line 2: has no column label; it has 2 of the header's columns"),
+        (HEADER + 'a,b,1\n"a,b,1\n', "line 3: is no CSV"),
+        (HEADER + 'a,b,1\n"a"x,b,1\n', "line 3: is no CSV"),
+        (HEADER.encode() + b"a,b,1\na,\xff,1\n", "line 3: is not UTF-8"),
+        ((HEADER + "a,b,1\n").encode("utf-16"), "line 1: is not UTF-8"),
+    ],
+)
+def test_what_is_no_file_of_pairs_is_refused_in_one_line(tmp_path: Path, content: str | bytes, message: str) -> None:
+    """The message names the file, the line and the column, and says what would be right."""
+    path = written(tmp_path, content)
+    with pytest.raises(PairsError) as caught:
+        read_pairs(path)
+    assert str(caught.value).startswith(f"{path}")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_opened_is_named_with_the_reason(tmp_path: Path) -> None:
+    """A folder and a file that is not there are refused like any other."""
+    with pytest.raises(PairsError, match="Is a directory"):
+        read_pairs(tmp_path)
+    with pytest.raises(PairsError, match="No such file"):
+        read_pairs(tmp_path / "none.csv")
