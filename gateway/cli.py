@@ -24,6 +24,7 @@ examples:
   keepgate serve --upstream mock:                  a scripted upstream, to try an app without a model
   keepgate backend --model ./Llama-3.2-1B          the decode engine alone
   keepgate plan ./Llama-3.2-1B --memory 24GB       what fits a device: weights, KV memory, batch
+  keepgate eval-pairs pairs.csv                    what a semantic cache would do on labelled pairs of prompts
 
 `keepgate serve --help` lists the options."""
 
@@ -61,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] in (["backend"], ["plan"]):
         return _run_backend(words[0], words[1:])
+    if words[:1] == ["eval-pairs"]:
+        return _run_evaluation(words[1:])
     parser, commands = _parsers()
     if not words:
         parser.print_help()
@@ -140,7 +143,10 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     )
     backend = commands.add_parser("backend", help="run the decode engine alone; see `keepgate backend --help`")
     plan = commands.add_parser("plan", help="print what of a model fits a device's memory; see `keepgate plan --help`")
-    return parser, {"serve": serve, "backend": backend, "plan": plan}
+    pairs = commands.add_parser(
+        "eval-pairs", help="show what a semantic cache would do on labelled pairs; see `keepgate eval-pairs --help`"
+    )
+    return parser, {"serve": serve, "backend": backend, "plan": plan, "eval-pairs": pairs}
 
 
 def _refuse(parser: argparse.ArgumentParser, word: str) -> NoReturn:
@@ -188,4 +194,16 @@ def _run_backend(command: str, words: list[str]) -> int:
     sys.stdout.flush()
     module = "backend" if command == "backend" else f"backend.{command}"
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *words])  # noqa: S606  # no shell is wanted
+    return 1
+
+
+def _run_evaluation(words: list[str]) -> int:
+    """Become the evaluation of pairs: its libraries take seconds to load, and no other command needs them."""
+    if any(importlib.util.find_spec(package) is None for package in ("numpy", "tokenizers", "onnxruntime")):
+        print(
+            "keepgate eval-pairs: not installed; install the extra: pip install 'keepgate[semantic]'", file=sys.stderr
+        )
+        return 1
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "cache.semantic.evaluation", *words])  # noqa: S606  # as above
     return 1
