@@ -1,0 +1,127 @@
+"""Inverted lists of one large partition: FAISS finds candidates among them, by 8-bit codes of the vectors."""
+
+from collections.abc import Callable
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+from cache.semantic.index.vector import Floats, Rows
+
+# Lloyd iterations and vectors per list; more of either finds no more neighbours.
+_ITERATIONS = 8
+VECTORS_PER_LIST = 40
+_CODE_AND_ROW_BYTES = 8
+# An entry of FAISS's hash table from rows to places in lists: node, bucket and what malloc adds.
+_PLACE_BYTES = 48
+
+
+def spherical_centroids(sample: Floats, count: int, is_over: Callable[[], bool]) -> Floats | None:
+    """Unit centroids, float32 [count, d], of unit vectors [n, d], n ≥ count, by k-means on the sphere.
+
+    Asks `is_over` between the iterations, and returns None if it is so.
+    """
+    clustering = faiss.Clustering(sample.shape[1], count)
+    clustering.niter = 1
+    clustering.spherical = True
+    clustering.seed = 1
+    clustering.min_points_per_centroid = 1
+    clustering.max_points_per_centroid = len(sample)
+    for _ in range(_ITERATIONS):
+        if is_over():
+            return None
+        # Goes on from the centroids that it left in itself.
+        clustering.train(sample, faiss.IndexFlatIP(sample.shape[1]))
+    centroids: Floats = faiss.vector_to_array(clustering.centroids).reshape(count, -1)
+    return centroids
+
+
+class InvertedLists:
+    """Rows by the centroid next to their vector. Only a hint where to look: cosines come from the table.
+
+    `lists_of` may be called at any time, by any thread; the rest is not thread-safe.
+    """
+
+    def __init__(self, centroids: Floats, sample: Floats, scan: int, mark: int) -> None:
+        """`centroids` are unit vectors [lists, d]; `sample` [n, d] tells the codes the range of each component.
+
+        A search looks into as many of the nearest lists as hold `scan` rows by average. `mark` is negative, and tells
+        the rows of these lists from those of the lists before.
+        """
+        self.mark = mark
+        self.count, dimensions = centroids.shape
+        self._scan = scan
+        self._quantizer = faiss.IndexFlatIP(dimensions)
+        self._quantizer.add(centroids)
+        self._index = faiss.IndexIVFScalarQuantizer(
+            self._quantizer,
+            dimensions,
+            self.count,
+            faiss.ScalarQuantizer.QT_8bit,
+            faiss.METRIC_INNER_PRODUCT,
+            False,
+        )
+        self._index.train(sample)
+        self._index.set_direct_map_type(faiss.DirectMap.Hashtable)
+
+    def __len__(self) -> int:
+        return int(self._index.ntotal)
+
+    @property
+    def bytes(self) -> int:
+        # Lists grow by doubling: what they hold is, by average, three quarters of what they take.
+        held = len(self) * (int(self._index.code_size) + _CODE_AND_ROW_BYTES) * 4 // 3
+        centroids = self.count * int(self._index.d) * 4
+        return int(held + len(self) * _PLACE_BYTES + centroids)
+
+    def lists_of(self, vectors: Floats) -> Rows:
+        """The list of each of the vectors [n, d], int64 [n]."""
+        nearest: Rows = self._quantizer.search(vectors, 1)[1]
+        return np.ascontiguousarray(nearest[:, 0])
+
+    def add(self, rows: Rows, vectors: Floats, lists: Rows) -> None:
+        """Put rows [n] that are not in yet, with their vectors [n, d], into `lists` [n]."""
+        vectors, rows, lists = np.ascontiguousarray(vectors), np.ascontiguousarray(rows), np.ascontiguousarray(lists)
+        self._index.add_core(len(rows), faiss.swig_ptr(vectors), faiss.swig_ptr(rows), faiss.swig_ptr(lists))
+
+    def remove(self, rows: Rows) -> None:
+        """Take rows [n] out; all must be in."""
+        rows = np.ascontiguousarray(rows)
+        self._index.remove_ids(faiss.IDSelectorArray(len(rows), faiss.swig_ptr(rows)))
+
+    def rename(self, row: int, to: int, vector: Floats) -> None:
+        """Call `row`, which is in, `to`; `vector` is its own [d]."""
+        place = self._index.direct_map.get(row)
+        self.remove(np.array([row], np.int64))
+        self.add(np.array([to], np.int64), vector[None], np.array([place >> 32], np.int64))
+
+    def search(self, vector: Floats, k: int, only: npt.NDArray[np.uint8] | None = None) -> Rows:
+        """About the nearest k rows to a unit vector [d], int64 [≤ k].
+
+        `only` is a bitmap of the rows that may be found, lowest bit first. If the nearest lists have fewer than k of
+        these, all lists are looked into, which is quick where few rows count.
+        """
+        probes = min(self.count, -(-self._scan * self.count // max(1, len(self))))
+        options = faiss.SearchParametersIVF(nprobe=probes)
+        if only is not None:
+            options.sel = faiss.IDSelectorBitmap(len(only), faiss.swig_ptr(only))
+        rows = self._search(vector, k, options)
+        if only is not None and len(rows) < k and probes < self.count:
+            options.nprobe = self.count
+            rows = self._search(vector, k, options)
+        return rows
+
+    def _search(self, vector: Floats, k: int, options: faiss.SearchParametersIVF) -> Rows:
+        rows: Rows = self._index.search(vector[None], k, params=options)[1][0]
+        return rows[rows >= 0]
+
+    def rows(self, list_number: int) -> Rows:
+        """The rows of one list, a copy, int64 [n]."""
+        inverted = self._index.invlists
+        size = inverted.list_size(list_number)
+        if size == 0:
+            return np.empty(0, np.int64)
+        ids = inverted.get_ids(list_number)
+        copy: Rows = faiss.rev_swig_ptr(ids, size).copy()
+        inverted.release_ids(list_number, ids)
+        return copy
