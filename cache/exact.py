@@ -45,12 +45,25 @@ class ExactCache:
         """What an entry of a request that begins now must carry."""
         return self._generations.current(namespace, model)
 
+    @property
+    def purges(self) -> int:
+        """Changes whenever a purge becomes known."""
+        return self._generations.changes
+
     def counts(self, entry: Entry) -> bool:
         """Whether the entry is from after the last purge that concerns it."""
         return entry.generation == self._generations.current(namespace_of(entry.id), entry.model)
 
     async def lookup(self, key: Key) -> Hit | Miss | Failed:
-        if hit := self._in_memory(key):
+        """The answer to the request with this key."""
+        return await self._look(key.id, key.proof)
+
+    async def recall(self, entry_id: str) -> Hit | Miss | Failed:
+        """The entry with this id, whatever request it was the answer to."""
+        return await self._look(entry_id, None)
+
+    async def _look(self, entry_id: str, proof: bytes | None) -> Hit | Miss | Failed:
+        if hit := self._in_memory(entry_id, proof):
             return hit
         if self.redis is None:
             return Miss()
@@ -58,12 +71,12 @@ class ExactCache:
             return Failed("redis: purges are not known yet")
         deletions = self._deletions
         try:
-            entry = await self.redis.get(key.id)
+            entry = await self.redis.get(entry_id)
         except StoreUnavailable as error:
-            return self._in_memory(key) or Failed(str(error))
-        if entry is None or not self._answers(entry, key):
+            return self._in_memory(entry_id, proof) or Failed(str(error))
+        if entry is None or not self._answers(entry, entry_id, proof):
             # The answer may have been computed while Redis was being asked.
-            return self._in_memory(key) or Miss(("memory", "redis"))
+            return self._in_memory(entry_id, proof) or Miss(("memory", "redis"))
         if deletions == self._deletions:  # else it may be this entry that was deleted meanwhile
             await self.memory.put(entry, self._keep_for(entry))
         return self._hit(entry, "redis")
@@ -181,12 +194,12 @@ class ExactCache:
     def _knows_purges(self) -> bool:
         return self.redis is None or self._purges_read_at == self.redis.breaker.times_opened
 
-    def _in_memory(self, key: Key) -> Hit | None:
-        slot = self.memory.slot(key.id)
-        return self._hit(slot.entry, "memory") if slot and self._answers(slot.entry, key) else None
+    def _in_memory(self, entry_id: str, proof: bytes | None) -> Hit | None:
+        slot = self.memory.slot(entry_id)
+        return self._hit(slot.entry, "memory") if slot and self._answers(slot.entry, entry_id, proof) else None
 
-    def _answers(self, entry: Entry, key: Key) -> bool:
-        return entry.id == key.id and entry.proof == key.proof and self.counts(entry)
+    def _answers(self, entry: Entry, entry_id: str, proof: bytes | None) -> bool:
+        return entry.id == entry_id and proof in (None, entry.proof) and self.counts(entry)
 
     def _hit(self, entry: Entry, tier: Tier) -> Hit:
         age = entry.age(self._clock())

@@ -62,6 +62,7 @@ class Generations:
         merged = {**self._tokens, **tokens}
         news = merged != self._tokens
         self._tokens = merged
+        self.changes += news
         return news
 
     def missing_from(self, tokens: Mapping[str, str]) -> dict[str, str]:

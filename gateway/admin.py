@@ -15,7 +15,7 @@ from cache.key import namespace_for, namespace_of
 from gateway import stats
 from gateway.call import credential
 from gateway.errors import AdminForbidden, AdminKeyRequired, InvalidRequest, NotFound, StoreDown
-from gateway.keys import CACHE, GAUGES, SETTINGS
+from gateway.keys import CACHE, GAUGES, SEMANTIC, SETTINGS
 
 _encode = msgspec.json.Encoder().encode
 
@@ -24,7 +24,7 @@ async def get_stats(request: web.Request) -> web.Response:
     """GET /v1/cache/stats."""
     _require_operator(request)
     request.app[GAUGES].refresh()
-    return _json(await stats.collect(request.app[CACHE]))
+    return _json(await stats.collect(request.app[CACHE], request.app[SEMANTIC]))
 
 
 async def get_entry(request: web.Request) -> web.Response:
@@ -53,15 +53,31 @@ async def get_entry(request: web.Request) -> web.Response:
 
 
 async def delete_entry(request: web.Request) -> web.Response:
-    """DELETE /v1/cache/entries/{id}: forget one answer, in every worker."""
+    """DELETE /v1/cache/entries/{id}: forget one answer, in every worker.
+
+    With `?reason=wrong` the answer was served for a question that it does not answer: what decides that learns from it.
+    """
+    is_wrong = _is_wrong(request)
     entry = await _entry(request)
+    deleted: dict[str, Any] = {"id": entry.id, "deleted": True}
     try:
         await request.app[CACHE].delete(entry.id)
+        if is_wrong:
+            deleted["labels"] = (await request.app[SEMANTIC].wrong(entry.id)).labels
+        else:
+            await request.app[SEMANTIC].forget(entry.id)
     except StoreUnavailable as error:
-        raise StoreDown(
-            f"The entry is gone from this worker's memory, but not from the shared store: {error}."
-        ) from error
-    return _json({"id": entry.id, "deleted": True})
+        raise StoreDown(f"The entry is gone from this worker's memory, but not from everywhere: {error}.") from error
+    return _json(deleted)
+
+
+def _is_wrong(request: web.Request) -> bool:
+    for field in request.query:
+        if field != "reason":
+            raise InvalidRequest(f"'{field}' is no parameter of a deletion; use reason=wrong.", param=field)
+    if request.query.get("reason", "wrong") != "wrong":
+        raise InvalidRequest("'reason' must be wrong, or be left out.", param="reason")
+    return "reason" in request.query
 
 
 async def purge(request: web.Request) -> web.Response:
@@ -69,6 +85,7 @@ async def purge(request: web.Request) -> web.Response:
     _require_operator(request)
     scope, name = _purge_scope(request)
     try:
+        await request.app[SEMANTIC].purged(scope, name)
         await request.app[CACHE].purge(scope, name)
     except StoreUnavailable as error:
         raise StoreDown(f"The purge holds in this worker, but not in the shared store: {error}.") from error

@@ -15,6 +15,7 @@ from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from cache.memory import MemoryStore
 from cache.redis_store import RedisStore, open_redis_store
+from cache.semantic.client import SemanticClient
 from gateway import admin, handlers
 from gateway.embedded_store import embedded_store
 from gateway.exchange import Connections, open_connections
@@ -22,7 +23,7 @@ from gateway.fast_lane import FastLane
 from gateway.flight import FlightTable
 from gateway.gauges import Gauges
 from gateway.http_server import Handler, HttpServer
-from gateway.keys import CACHE, GAUGES, PIPELINE, ROUTER, SETTINGS
+from gateway.keys import CACHE, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
 from gateway.lookup import Lookup
 from gateway.metrics import HitTally
 from gateway.middleware import answer_errors, note_start
@@ -31,6 +32,8 @@ from gateway.pipeline import Pipeline
 from gateway.relay import Relay
 from gateway.replay import Replay
 from gateway.router import Router
+from gateway.semantic import Semantic
+from gateway.semantic_service import semantic_service
 from gateway.settings import Settings, SettingsError
 from gateway.single_flight import SingleFlight
 from gateway.tasks import background_tasks
@@ -55,15 +58,20 @@ class Gateway:
 
 
 @asynccontextmanager
-async def open_gateway(settings: Settings, *, share_port: bool = False) -> AsyncIterator[Gateway]:
-    """A running gateway: stores, upstreams, flights, server. Local children other than the store are the caller's.
+async def open_gateway(
+    settings: Settings, *, share_port: bool = False, semantic_socket: Path | None = None
+) -> AsyncIterator[Gateway]:
+    """A running gateway: stores, upstreams, flights, server. The local backend is the caller's, and the service of the
+    semantic cache where `semantic_socket` says where it listens.
 
     Raises SettingsError when a setting cannot be carried out, such as a port that is taken.
     """
     cache_settings = settings.cache
     keep_stale = max(_KEPT_FOR_MAX_STALE, cache_settings.stale_while_revalidate, cache_settings.stale_if_error)
     async with (
-        _redis(settings) as redis,
+        _redis_url(settings) as redis_url,
+        _redis(settings, redis_url) as redis,
+        _semantic_client(settings, redis_url, semantic_socket) as semantic_client,
         open_connections(settings.timeouts.connect) as connections,
         _upstream_urls(settings) as urls,
         background_tasks() as tasks,
@@ -78,25 +86,30 @@ async def open_gateway(settings: Settings, *, share_port: bool = False) -> Async
         hits = HitTally()
         gauges = Gauges(cache, flights, hits)
         tasks.keep(functools.partial(_keep_gauges, gauges))
+        if semantic_client is not None:
+            tasks.keep(semantic_client.watch)
+        semantic = Semantic(semantic_client, cache, settings, tasks)
         lookup = Lookup(cache, settings.cache)
         pipeline = Pipeline(
             lookup,
+            semantic,
             Replay(cache, hits, draws=settings.cache.sampled == "variants"),
-            SingleFlight(cache, flights, router, settings.cache),
+            SingleFlight(cache, semantic, flights, router, settings.cache),
             Relay(lookup, settings.timeouts.client),
         )
-        application = build_application(settings, cache, router, pipeline, gauges)
+        application = build_application(settings, cache, semantic, router, pipeline, gauges)
         fast_lane = functools.partial(FastLane, cache=cache, settings=settings, hits=hits)
         async with _listening(application, settings, fast_lane, share_port) as (url, port):
             yield Gateway(url, port, router, cache, connections)
 
 
 def build_application(
-    settings: Settings, cache: ExactCache, router: Router, pipeline: Pipeline, gauges: Gauges
+    settings: Settings, cache: ExactCache, semantic: Semantic, router: Router, pipeline: Pipeline, gauges: Gauges
 ) -> web.Application:
     application = web.Application(middlewares=[answer_errors], client_max_size=settings.max_body)
     application[SETTINGS] = settings
     application[CACHE] = cache
+    application[SEMANTIC] = semantic
     application[ROUTER] = router
     application[PIPELINE] = pipeline
     application[GAUGES] = gauges
@@ -122,19 +135,40 @@ def build_application(
 
 
 @asynccontextmanager
-async def _redis(settings: Settings) -> AsyncIterator[RedisStore | None]:
-    if settings.redis == "none":
+async def _redis_url(settings: Settings) -> AsyncIterator[str]:
+    """Where the store is that gateways share; "" for none."""
+    if settings.redis == "embedded":
+        async with embedded_store(settings.state_path(), settings.cache.embedded_memory) as url:
+            yield url
+    else:
+        yield "" if settings.redis == "none" else settings.redis
+
+
+@asynccontextmanager
+async def _redis(settings: Settings, url: str) -> AsyncIterator[RedisStore | None]:
+    if not url:
         yield None
         return
     async with contextlib.AsyncExitStack() as stack:
-        url = settings.redis
-        if url == "embedded":
-            url = await stack.enter_async_context(embedded_store(settings.state_path(), settings.cache.embedded_memory))
         try:
             store = await stack.enter_async_context(open_redis_store(url, settings.cache.redis_deadline))
         except (StoreUnavailable, ValueError) as error:
             raise SettingsError(f"redis: {error}") from error
         yield store
+
+
+@asynccontextmanager
+async def _semantic_client(
+    settings: Settings, redis_url: str, socket: Path | None
+) -> AsyncIterator[SemanticClient | None]:
+    if settings.semantic.mode == "off":
+        yield None
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        if socket is None:
+            socket = await stack.enter_async_context(semantic_service(settings, redis_url))
+        assert socket is not None  # noqa: S101  # it is on
+        yield SemanticClient(socket, settings.semantic.deadline)
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """One request for an answer, read and understood."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,14 @@ from multidict import CIMultiDictProxy
 
 from cache.entry import Family
 from cache.key import Key, namespace_for, priority_of, request_key
+from cache.semantic.messages import MOST_TEXT
+from cache.semantic.question import Question, question_of
 from gateway.directives import Directives, parse_cache_control
 from gateway.errors import InvalidRequest
 
 FAMILIES: dict[str, Family] = {"/v1/chat/completions": "chat.completions", "/v1/completions": "completions"}
+
+MOST_RISK_HEADER = "x-keepgate-max-risk"
 
 _MOST_VALUES = 300_000
 _OTHER_CREDENTIALS = ("x-api-key", "api-key")
@@ -37,6 +42,8 @@ class Call:
     choices: int
     priority: int
     directives: Directives
+    question: Question | None
+    most_risk: float
 
     @property
     def needs_usage(self) -> bool:
@@ -64,11 +71,14 @@ def credential(headers: CIMultiDictProxy[str], namespace_setting: str) -> str:
     return "\n".join((*headers.getall("Authorization", ()), *(f"\n{line}" for line in given)))
 
 
-def read_call(path: str, query: str, body: bytes, headers: CIMultiDictProxy[str], namespace_setting: str) -> Call:
+def read_call(
+    path: str, query: str, body: bytes, headers: CIMultiDictProxy[str], namespace_setting: str, semantic: bool
+) -> Call:
     """Understand a request body. Raises InvalidRequest, naming the field, where the gateway cannot.
 
     Only what the gateway itself must know is checked; the rest is the upstream's to judge. The query string is passed
-    on as it is, and a request with another one is another request.
+    on as it is, and a request with another one is another request. With `semantic` the call knows its question, where
+    its last turn is one.
     """
     fields = _decode_object(body)
     model = fields.get("model")
@@ -82,8 +92,10 @@ def read_call(path: str, query: str, body: bytes, headers: CIMultiDictProxy[str]
         )
     family = FAMILIES[path]
     namespace = namespace_for(credential(headers, namespace_setting))
+    scope = f"{family}?{query}" if query else family
     try:
-        key = request_key(namespace, f"{family}?{query}" if query else family, fields)
+        key = request_key(namespace, scope, fields)
+        question = question_of(namespace, scope, fields) if semantic else None
     except RecursionError as error:
         raise InvalidRequest("The body is nested too deeply.") from error
     return Call(
@@ -99,6 +111,8 @@ def read_call(path: str, query: str, body: bytes, headers: CIMultiDictProxy[str]
         choices=_choices(fields),
         priority=priority_of(fields) or 0,
         directives=parse_cache_control(", ".join(headers.getall("Cache-Control", ()))),
+        question=question if question and len(question.text) <= MOST_TEXT else None,
+        most_risk=_most_risk(headers),
     )
 
 
@@ -147,6 +161,20 @@ def _choices(fields: Mapping[str, Any]) -> int:
     if isinstance(prompts, list) and all(isinstance(prompt, str | list) for prompt in prompts):
         return each * max(1, len(prompts))
     return each
+
+
+def _most_risk(headers: CIMultiDictProxy[str]) -> float:
+    """The probability of a wrong answer that the client takes at most; 1 where it says nothing."""
+    said = headers.get(MOST_RISK_HEADER)
+    if said is None:
+        return 1.0
+    try:
+        risk = float(said)
+    except ValueError:
+        risk = math.nan
+    if not 0.0 <= risk <= 1.0:
+        raise InvalidRequest(f"'{MOST_RISK_HEADER}' must be a number from 0 to 1, such as 0.001.")
+    return risk
 
 
 def _boolean(fields: Mapping[str, Any], field: str, name: str) -> bool:

@@ -118,6 +118,12 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         " `none` for memory only",
     )
     serve.add_argument(
+        "--semantic",
+        metavar="MODE",
+        dest="semantic.mode",
+        help="answers to questions asked before in other words: off, observe (count them) or on (off)",
+    )
+    serve.add_argument(
         "--state-dir", metavar="FOLDER", help="where the embedded Valkey keeps its data (~/.local/state/keepgate)"
     )
     serve.add_argument("--config", metavar="FILE", help="settings in YAML (none)")

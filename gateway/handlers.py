@@ -28,7 +28,9 @@ async def answer(request: web.Request) -> web.StreamResponse:
     settings = request.app[SETTINGS]
     body = await read_body(request, settings.max_body, settings.timeouts.client)
     query = request.raw_path.partition("?")[2]
-    read = functools.partial(read_call, request.path, query, body, request.headers, settings.cache.namespace)
+    read = functools.partial(
+        read_call, request.path, query, body, request.headers, settings.cache.namespace, settings.semantic.mode != "off"
+    )
     # A long body takes more than a moment to decode: other requests do not wait for it.
     call = await asyncio.to_thread(read) if len(body) > _LARGE_BODY else read()
     return await request.app[PIPELINE].answer(request, call)

@@ -6,10 +6,12 @@ from cache.exact import ExactCache
 from gateway.gauges import Gauges
 from gateway.pipeline import Pipeline
 from gateway.router import Router
+from gateway.semantic import Semantic
 from gateway.settings import Settings
 
 SETTINGS = web.AppKey("settings", Settings)
 CACHE = web.AppKey("cache", ExactCache)
+SEMANTIC = web.AppKey("semantic", Semantic)
 ROUTER = web.AppKey("router", Router)
 PIPELINE = web.AppKey("pipeline", Pipeline)
 GAUGES = web.AppKey("gauges", Gauges)

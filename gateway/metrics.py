@@ -15,6 +15,7 @@ from cache.entry import Entry
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 FAMILIES = ("chat.completions", "completions")
+LAYERS = ("exact", "normalized", "semantic")
 
 registry = CollectorRegistry()
 # A second series beside each counter, which nobody asks for.
@@ -74,6 +75,17 @@ def samples() -> Iterator[tuple[str, dict[str, str], float]]:
             yield sample.name, sample.labels, sample.value
 
 
+semantic_asked = _counter("semantic_asked", "Questions to the semantic cache.", "outcome")
+semantic_refusals = _counter("semantic_refusals", "Near answers that a guard refused.", "guard")
+semantic_audits = _counter("semantic_audits", "Semantic hits that an upstream was asked about as well.")
+semantic_seconds = Histogram(
+    "keepgate_semantic_seconds",
+    "How long the semantic cache took to say whether it has an answer.",
+    buckets=(0.001, 0.002, 0.003, 0.005, 0.008, 0.012, 0.02, 0.05, 0.1, 0.5),
+    registry=registry,
+)
+
+
 class HitTally:
     """Hits, counted in plain numbers, for a hot hit costs less than the locks of a few counters.
 
@@ -81,27 +93,27 @@ class HitTally:
     """
 
     def __init__(self) -> None:
-        self._tallies = {family: [0, 0, 0, 0.0] for family in FAMILIES}
+        self._tallies = {(family, layer): [0, 0, 0, 0.0] for family in FAMILIES for layer in LAYERS}
         self._from_memory = 0
 
     def count_from_memory(self, entry: Entry) -> None:
         """For a hit that no tier was asked for, because the memory tier knew it already."""
         self._from_memory += 1
-        self.count(entry)
+        self.count(entry, "exact")
 
-    def count(self, entry: Entry) -> None:
-        tally = self._tallies[entry.family]
+    def count(self, entry: Entry, layer: str) -> None:
+        tally = self._tallies[entry.family, layer]
         tally[0] += 1
         tally[1] += entry.prompt_tokens
         tally[2] += entry.completion_tokens
         tally[3] += entry.seconds
 
     def flush(self) -> None:
-        for family, (hits, prompt_tokens, completion_tokens, seconds) in self._tallies.items():
-            requests.labels(family, "hit", "exact").inc(hits)
-            tokens_saved.labels("exact", "prompt").inc(prompt_tokens)
-            tokens_saved.labels("exact", "completion").inc(completion_tokens)
-            seconds_saved.labels("exact").inc(seconds)
-            self._tallies[family] = [0, 0, 0, 0.0]
+        for (family, layer), (hits, prompt_tokens, completion_tokens, seconds) in self._tallies.items():
+            requests.labels(family, "hit", layer).inc(hits)
+            tokens_saved.labels(layer, "prompt").inc(prompt_tokens)
+            tokens_saved.labels(layer, "completion").inc(completion_tokens)
+            seconds_saved.labels(layer).inc(seconds)
+            self._tallies[family, layer] = [0, 0, 0, 0.0]
         tier_lookups.labels("memory", "hit").inc(self._from_memory)
         self._from_memory = 0

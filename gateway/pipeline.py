@@ -1,24 +1,29 @@
 """The request's path, from a call to its answer:
 
-canonicalise → exact → join or lead a flight → route → relay and record → store
+canonicalise → exact → semantic → join or lead a flight → route → relay and record → store
 """
 
 from aiohttp import web
 
 from cache.results import Hit
+from cache.semantic.messages import Found
 from gateway.call import Call
 from gateway.errors import NotCached, UpstreamError
 from gateway.lookup import Lookup
 from gateway.relay import Relay
 from gateway.replay import Replay
+from gateway.semantic import Semantic
 from gateway.single_flight import SingleFlight
 
 
 class Pipeline:
     """Answers calls, one step after the other."""
 
-    def __init__(self, lookup: Lookup, replay: Replay, single_flight: SingleFlight, relay: Relay) -> None:
+    def __init__(
+        self, lookup: Lookup, semantic: Semantic, replay: Replay, single_flight: SingleFlight, relay: Relay
+    ) -> None:
         self._lookup = lookup
+        self._semantic = semantic
         self._replay = replay
         self._single_flight = single_flight
         self._relay = relay
@@ -30,12 +35,17 @@ class Pipeline:
             if outcome.stale and not call.directives.accepts(outcome):
                 self._single_flight.revalidate(call, key)
             return await self._replay.answer(request, call, outcome)
+        inquiry = await self._semantic.find(call, key, outcome)
+        if inquiry.hit is not None and isinstance(inquiry.reply, Found):
+            if inquiry.audit:
+                self._single_flight.audit(call, key, inquiry)
+            return await self._replay.answer_near(request, call, inquiry.hit, inquiry.reply)
         if call.directives.only_if_cached:
             raise NotCached("The answer is not in the cache, and the request says only-if-cached.")
-        flight, joined = self._single_flight.join_or_lead(call, key, outcome)
+        flight, joined = self._single_flight.join_or_lead(call, key, outcome, inquiry)
         with flight.board() as passenger:
             try:
-                return await self._relay.answer(request, call, key, outcome, passenger, joined)
+                return await self._relay.answer(request, call, key, outcome, inquiry, passenger, joined)
             except UpstreamError:
                 if stand_in := self._lookup.stand_in(call, outcome):
                     return await self._replay.answer(request, call, stand_in, "stale-if-error")

@@ -11,7 +11,8 @@ from gateway.errors import GatewayError, UpstreamCut, UpstreamUnreachable
 from gateway.flight import Passenger
 from gateway.lookup import Lookup
 from gateway.rendering import render
-from gateway.replies import forwarded_headers, whole_response
+from gateway.replies import forwarded_headers, semantic_headers, whole_response
+from gateway.semantic import Inquiry
 from gateway.sending import Sender
 
 
@@ -23,7 +24,14 @@ class Relay:
         self._patience = patience
 
     async def answer(
-        self, request: web.BaseRequest, call: Call, key: Key, outcome: Outcome, passenger: Passenger, joined: bool
+        self,
+        request: web.BaseRequest,
+        call: Call,
+        key: Key,
+        outcome: Outcome,
+        inquiry: Inquiry,
+        passenger: Passenger,
+        joined: bool,
     ) -> web.StreamResponse:
         """The client's response. Raises UpstreamError while it has not started."""
         await passenger.started()
@@ -31,6 +39,7 @@ class Relay:
         if flight.status >= 500 and self._lookup.stand_in(call, outcome):
             raise UpstreamUnreachable(f"The upstream answered with status {flight.status}.")
         headers = forwarded_headers(flight.headers, outcome, key.id, joined)
+        headers.update(semantic_headers(inquiry.reply))
         _count(call.family, outcome)
         if joined and flight.status == 200 and flight.is_event_stream != call.stream:
             return await self._convert(call, passenger, headers)

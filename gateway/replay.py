@@ -5,11 +5,12 @@ from aiohttp import web
 from cache.entry import Entry
 from cache.exact import ExactCache
 from cache.results import Hit
+from cache.semantic.messages import Found
 from gateway.call import Call
 from gateway.fast_lane import RAW_DIGEST
 from gateway.metrics import HitTally
 from gateway.rendering import render
-from gateway.replies import hit_headers, whole_response
+from gateway.replies import hit_headers, semantic_headers, whole_response
 
 
 class Replay:
@@ -24,10 +25,18 @@ class Replay:
         self._hits = hits
 
     async def answer(self, request: web.BaseRequest, call: Call, hit: Hit, detail: str = "exact") -> web.StreamResponse:
+        """The entry of this very request."""
         body = await self._form(hit.entry, call.form)
-        self._hits.count(hit.entry)
+        self._hits.count(hit.entry, "exact")
         self._remember(request, call, hit)
         return whole_response(request, hit_headers(hit.entry, hit.age, call.form, detail), body)
+
+    async def answer_near(self, request: web.BaseRequest, call: Call, hit: Hit, found: Found) -> web.StreamResponse:
+        """The entry of another question, which nothing here takes for the answer to this one the next time."""
+        body = await self._form(hit.entry, call.form)
+        self._hits.count(hit.entry, found.layer)
+        headers = hit_headers(hit.entry, hit.age, call.form, found.layer, found.layer) | semantic_headers(found)
+        return whole_response(request, headers, body)
 
     async def _form(self, entry: Entry, form: str) -> bytes:
         """The entry in the shape that is wanted, kept ready for the next time."""

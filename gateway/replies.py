@@ -13,19 +13,20 @@ from multidict import CIMultiDict
 
 from cache.entry import Entry
 from cache.results import Bypass, Failed, Hit, Outcome
+from cache.semantic.messages import Advice, NotFound
 
 CONTENT_TYPES = {"json": "application/json", "stream": "text/event-stream", "stream+usage": "text/event-stream"}
 _SERVER = f"Server: {SERVER_SOFTWARE}"
 
 
-def hit_headers(entry: Entry, age: float, form: str, detail: str) -> dict[str, str]:
+def hit_headers(entry: Entry, age: float, form: str, detail: str, layer: str = "exact") -> dict[str, str]:
     """For an answer from the cache; `age` in seconds."""
     headers = {
         "Content-Type": CONTENT_TYPES[form],
         "Age": str(int(age)),
         "Cache-Status": f"keepgate; hit; ttl={int(entry.fresh_for - age)}; detail={detail}",
         "x-keepgate-cache": "hit",
-        "x-keepgate-layer": "exact",
+        "x-keepgate-layer": layer,
         "x-keepgate-entry": entry.id,
     }
     if form != "json":
@@ -77,6 +78,19 @@ class _ReadyResponse(web.StreamResponse):
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Everything is written."""
+
+
+def semantic_headers(reply: Advice | None) -> dict[str, str]:
+    """What the semantic cache says of the nearest question: how near it is, how risky its answer, and who refused."""
+    headers: dict[str, str] = {}
+    if reply is None or reply.similarity is None:
+        return headers
+    headers["x-keepgate-similarity"] = f"{reply.similarity:.4f}"
+    if reply.risk is not None:
+        headers["x-keepgate-risk"] = f"{reply.risk:.5f}"
+    if isinstance(reply, NotFound) and reply.guard:
+        headers["x-keepgate-guard"] = reply.guard
+    return headers
 
 
 def forwarded_headers(upstream: CIMultiDict[str], outcome: Outcome, entry_id: str, collapsed: bool) -> CIMultiDict[str]:

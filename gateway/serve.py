@@ -16,6 +16,7 @@ from gateway import __version__
 from gateway.app import open_gateway
 from gateway.embedded_store import embedded_store
 from gateway.local_backend import BackendFailed, LocalBackend, LocalUpstream, require_backend
+from gateway.semantic_service import semantic_service
 from gateway.settings import Settings, SettingsError, masked
 from gateway.tasks import background_tasks
 from gateway.workers import Backend, Workers
@@ -102,12 +103,14 @@ async def _serve_with_workers(settings: Settings) -> None:
         if settings.redis == "embedded":
             store = embedded_store(settings.state_path(), settings.cache.embedded_memory)
             shared = msgspec.structs.replace(shared, redis=await stack.enter_async_context(store))
+        redis_url = "" if shared.redis == "none" else shared.redis
+        socket = await stack.enter_async_context(semantic_service(shared, redis_url))
         # In this order, so that the last requests of each worker still find the backend.
         backend_tasks = await stack.enter_async_context(background_tasks())
-        gateway = await stack.enter_async_context(open_gateway(shared, share_port=True))
+        gateway = await stack.enter_async_context(open_gateway(shared, share_port=True, semantic_socket=socket))
         worker_tasks = await stack.enter_async_context(background_tasks())
         _introduce(settings, gateway.url)
-        workers = Workers(msgspec.structs.replace(shared, port=gateway.port))
+        workers = Workers(msgspec.structs.replace(shared, port=gateway.port), socket)
         for _ in range(settings.workers - 1):
             worker_tasks.start(workers.keep_one())
         if not settings.upstreams:
@@ -155,6 +158,8 @@ def _introduce(settings: Settings, url: str) -> None:
     say(f"  serving    {url}/v1")
     say(f"  figures    {url}/v1/cache/stats and {url}/metrics")
     say(f"  store      {_store_in_words(settings)}")
+    if settings.semantic.mode != "off":
+        say(f"  semantic   {_semantic_in_words(settings)}")
     say(f"  upstreams  {', '.join(settings.upstreams) or 'the in-repo backend, starting now'}")
     if settings.upstreams:
         say("Ready. Ctrl-C stops it.")
@@ -168,6 +173,16 @@ def _store_in_words(settings: Settings) -> str:
     if settings.redis == "embedded":
         return f"embedded, data in {settings.state_path()}"
     return "memory only" if settings.redis == "none" else masked(settings.redis)
+
+
+def _semantic_in_words(settings: Settings) -> str:
+    semantic = settings.semantic
+    rule = {
+        "budget": f"at most {semantic.delta:.2%} of all requests answered wrong",
+        "vcache": f"at most {semantic.delta:.2%} of each entry's answers wrong",
+        "threshold": f"whatever is at least {semantic.threshold:g} similar, right or wrong",
+    }[semantic.policy]
+    return rule if semantic.mode == "on" else f"observed only; it would serve {rule}"
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

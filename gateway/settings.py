@@ -145,6 +145,35 @@ class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     max_answer: SomeSize = PositiveSize(8 * 2**20)
 
 
+class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Answers to questions that were asked before in other words.
+
+    `mode`: `observe` serves nothing and counts what it would have served. `policy` decides: `budget` keeps the share of
+    wrong answers of all requests at or below `delta`, `vcache` that of each entry; `threshold` serves what is at least
+    as similar as `threshold`, and nobody knows how often that is wrong. `model` embeds the questions. At most
+    `audit_share` of all requests are answered from the cache and sent to an upstream as well, to compare. Tenants whose
+    namespaces are `published` answer all others, with what `confirmations` others have got as well.
+
+    Whether two answers say the same is judged by their embeddings, or by `judge_model` of the server at `judge_url`.
+    """
+
+    mode: Annotated[Literal["off", "observe", "on"], Meta(description="one of off, observe and on")] = "off"
+    policy: Annotated[
+        Literal["budget", "vcache", "threshold"], Meta(description="one of budget, vcache and threshold")
+    ] = "budget"
+    delta: Annotated[float, Meta(gt=0, le=0.5, description="a share, more than 0 and at most 0.5")] = 0.01
+    threshold: Annotated[float, Meta(gt=0, le=1, description="a cosine similarity, more than 0 and at most 1")] = 0.95
+    model: Text = "default"
+    deadline: PositiveSeconds = 0.05
+    audit_share: Annotated[float, Meta(ge=0, le=1, description="a share from 0 to 1")] = 0.02
+    capacity: Annotated[int, Meta(ge=1, lt=2**31, description="a whole number of entries, 1 or more")] = 200_000
+    published: Annotated[tuple[str, ...], Meta(description="namespaces, as GET /v1/cache/entries/{id} names them")] = ()
+    confirmations: Annotated[int, Meta(ge=1, le=1000, description="a whole number from 1 to 1000")] = 3
+    judge_url: Annotated[str, Meta(description="the URL of a server, such as http://127.0.0.1:8000/v1")] = ""
+    judge_model: Annotated[str, Meta(description="the name of a model")] = ""
+    judge_key: Annotated[Secret | None, Meta(description="text that is not empty")] = None
+
+
 class TimeoutSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Seconds. `first_byte` is for the upstream to begin, `idle` between two pieces of its answer."""
 
@@ -225,6 +254,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         Literal["debug", "info", "warning", "error"], Meta(description="one of debug, info, warning and error")
     ] = "info"
     cache: CacheSettings = CacheSettings()
+    semantic: SemanticSettings = SemanticSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ _ENVIRONMENT = "environment"
 _COMMAND_LINE = "command line"
 _LONGEST_SHOWN = 80
 # Options of the command line that are not named as their setting is.
-_OPTIONS = {"upstreams": "upstream"}
+_OPTIONS = {"upstreams": "upstream", "mode": "semantic"}
 
 Keys = tuple[str, ...]
 
@@ -152,7 +152,8 @@ def _from_environment(environment: Mapping[str, str], warnings: list[str]) -> di
         if not text.strip(" ,"):
             words = _expectation(path)[1]
             raise SettingsError(f"{_ENVIRONMENT}: {variable}: expected {words}, got nothing; unset it for the default")
-        value: Any = [item.strip() for item in text.split(",") if item.strip()] if path == ("upstreams",) else text
+        is_list = path in (("upstreams",), ("semantic", "published"))
+        value: Any = [item.strip() for item in text.split(",") if item.strip()] if is_list else text
         _put(values, path, value)
     return values
 

@@ -16,6 +16,7 @@ from gateway.directives import parse_cache_control
 from gateway.flight import Flight, FlightTable
 from gateway.recorder import Recording
 from gateway.router import Router
+from gateway.semantic import Inquiry, Semantic
 from gateway.settings import CacheSettings
 from gateway.upstream import NAMESPACE_HEADER, USAGE_HEADER
 
@@ -23,17 +24,20 @@ from gateway.upstream import NAMESPACE_HEADER, USAGE_HEADER
 class SingleFlight:
     """Launches flights, each under the name of what it carries, and stores what they bring."""
 
-    def __init__(self, cache: ExactCache, flights: FlightTable, router: Router, settings: CacheSettings) -> None:
+    def __init__(
+        self, cache: ExactCache, semantic: Semantic, flights: FlightTable, router: Router, settings: CacheSettings
+    ) -> None:
         self._cache = cache
+        self._semantic = semantic
         self._flights = flights
         self._router = router
         self._settings = settings
 
-    def join_or_lead(self, call: Call, key: Key, outcome: Outcome) -> tuple[Flight, bool]:
+    def join_or_lead(self, call: Call, key: Key, outcome: Outcome, inquiry: Inquiry) -> tuple[Flight, bool]:
         """A flight that carries the answer to this call, and whether it was under way already."""
         if isinstance(outcome, Bypass):
             # Nobody else's answer will do; one that was only to be fresh is still worth keeping.
-            return self._launch(call, key, name=None, keeps=outcome.reason == "no-cache"), False
+            return self._launch(call, key, None, inquiry, keeps=outcome.reason == "no-cache"), False
         with_usage, without_usage = _names(call, key)
         wanted = (with_usage,) if call.needs_usage else (with_usage, without_usage)
         if flight := self._flights.find(wanted):
@@ -41,17 +45,24 @@ class SingleFlight:
             return flight, True
         # A stream that was not asked for usage may bring none: it does not serve those who did ask.
         may_lack_usage = call.stream and not call.include_usage
-        return self._launch(call, key, without_usage if may_lack_usage else with_usage), False
+        return self._launch(call, key, without_usage if may_lack_usage else with_usage, inquiry), False
 
     def revalidate(self, call: Call, key: Key) -> None:
         """Compute the answer again with nobody waiting for it, unless that is being done."""
         names = _names(call, key)
         if not self._flights.find(names):
-            self._launch(call, key, names[1]).background = True
+            self._launch(call, key, names[1], self._semantic.unasked(call)).background = True
 
-    def _launch(self, call: Call, key: Key, name: str | None, keeps: bool = True) -> Flight:
+    def audit(self, call: Call, key: Key, inquiry: Inquiry) -> None:
+        """Compute the answer that was not asked for because another was served, to compare the two."""
+        names = _names(call, key)
+        if not self._flights.find(names):
+            metrics.semantic_audits.inc()
+            self._launch(call, key, names[1], inquiry).background = True
+
+    def _launch(self, call: Call, key: Key, name: str | None, inquiry: Inquiry, keeps: bool = True) -> Flight:
         flight = Flight(self._settings.max_answer, call.choices)
-        self._flights.launch(flight, self._compute(call, key, flight, keeps), name)
+        self._flights.launch(flight, self._compute(call, key, flight, inquiry, keeps), name)
         return flight
 
     def _headers(self, call: Call) -> Mapping[str, str]:
@@ -67,7 +78,7 @@ class SingleFlight:
         headers.update(added)
         return headers
 
-    async def _compute(self, call: Call, key: Key, flight: Flight, keeps: bool) -> None:
+    async def _compute(self, call: Call, key: Key, flight: Flight, inquiry: Inquiry, keeps: bool) -> None:
         generation = self._cache.generation(key.namespace, call.model)
         await flight.fly(self._router.request("POST", call.path, self._headers(call), call.body, call.model))
         _count(flight)
@@ -76,11 +87,15 @@ class SingleFlight:
         if parse_cache_control(", ".join(flight.headers.getall("Cache-Control", ()))).no_store:
             metrics.not_stored.labels("upstream says no-store").inc()
             return
+        entry = self._entry(call, key, flight, flight.recording, generation)
         try:
-            await self._cache.store(self._entry(call, key, flight, flight.recording, generation))
+            await self._cache.store(entry)
             metrics.stored.inc()
         except StoreUnavailable:
             metrics.store_failures.labels("redis").inc()
+            return
+        if self._cache.counts(entry):
+            await self._semantic.answered(call, inquiry, entry)
 
     def _entry(self, call: Call, key: Key, flight: Flight, recording: Recording, generation: str) -> Entry:
         prompt_tokens, completion_tokens = recording.usage or (0, 0)

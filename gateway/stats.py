@@ -1,48 +1,63 @@
 """The cache's figures as an operator reads them, from the counters of all workers on this host."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from gateway import metrics
+from gateway.semantic import Semantic
 
 
-async def collect(cache: ExactCache) -> dict[str, Any]:
+async def collect(cache: ExactCache, semantic: Semantic) -> dict[str, Any]:
     """The body of GET /v1/cache/stats. Counts are since the start; rates are shares between 0 and 1."""
     totals = _Totals()
-    exact = {kind: totals.sum("requests", cache=kind) for kind in ("hit", "miss", "bypass", "failed")}
-    saved = {
-        "prompt_tokens": int(totals.sum("tokens_saved", kind="prompt")),
-        "completion_tokens": int(totals.sum("tokens_saved", kind="completion")),
-        "seconds": round(totals.sum("seconds_saved"), 6),
-    }
+    kinds = {kind: totals.sum("requests", {"cache": kind}) for kind in ("hit", "miss", "bypass", "failed")}
+    hits = {layer: int(totals.sum("requests", {"cache": "hit", "layer": layer})) for layer in metrics.LAYERS}
     memory = {
         **_tier(totals, "memory"),
         "entries": int(totals.sum("memory_entries", total=False)),
         "bytes": int(totals.sum("memory_bytes", total=False)),
         "evictions": int(totals.sum("memory_evictions", total=False)),
     }
-    layer = {
-        "hits": int(exact["hit"]),
-        "misses": int(exact["miss"]),
-        "bypasses": int(exact["bypass"]),
-        "failures": int(exact["failed"]),
-        "hit_rate": _rate(exact["hit"], exact["miss"] + exact["failed"]),
+    asked = sum(kinds.values()) - kinds["bypass"]
+    exact = {
+        "hits": hits["exact"],
+        "misses": int(asked - hits["exact"] - kinds["failed"]),
+        "bypasses": int(kinds["bypass"]),
+        "failures": int(kinds["failed"]),
+        "hit_rate": _rate(hits["exact"], asked - hits["exact"]),
         "entries": memory["entries"],
         "bytes": memory["bytes"],
-        "saved": saved,
+        "saved": _saved(totals, layer="exact"),
         "tiers": {"memory": memory},
     }
     if cache.redis is not None:
-        layer["tiers"]["redis"] = redis = {**_tier(totals, "redis"), **await _redis_usage(cache)}
+        exact["tiers"]["redis"] = redis = {**_tier(totals, "redis"), **await _redis_usage(cache)}
         if redis["entries"] is not None:
-            layer["entries"], layer["bytes"] = redis["entries"], redis["bytes"]
+            exact["entries"], exact["bytes"] = redis["entries"], redis["bytes"]
+    layers = {
+        "exact": exact,
+        **{layer: {"hits": hits[layer], "saved": _saved(totals, layer=layer)} for layer in ("normalized", "semantic")},
+    }
+    layers["semantic"] |= await semantic.describe()
     return {
-        "requests": int(sum(exact.values())),
+        "requests": int(sum(kinds.values())),
         "collapsed": int(totals.sum("collapsed_requests")),
-        "hit_rate": layer["hit_rate"],
-        "saved": saved,
-        "layers": {"exact": layer},
+        "hit_rate": _rate(kinds["hit"], kinds["miss"] + kinds["failed"]),
+        "saved": _saved(totals),
+        "layers": layers,
+    }
+
+
+def _saved(totals: "_Totals", layer: str = "") -> dict[str, Any]:
+    """What hits saved, of one layer or of all."""
+    labels = {"layer": layer} if layer else {}
+    return {
+        "prompt_tokens": int(totals.sum("tokens_saved", {"kind": "prompt", **labels})),
+        "completion_tokens": int(totals.sum("tokens_saved", {"kind": "completion", **labels})),
+        "seconds": round(totals.sum("seconds_saved", labels), 6),
     }
 
 
@@ -52,7 +67,7 @@ class _Totals:
     def __init__(self) -> None:
         self._samples = list(metrics.samples())
 
-    def sum(self, name: str, total: bool = True, **labels: str) -> float:
+    def sum(self, name: str, labels: Mapping[str, str] = MappingProxyType({}), total: bool = True) -> float:
         wanted = f"keepgate_{name}" + ("_total" if total else "")
         return sum(
             value
@@ -63,7 +78,7 @@ class _Totals:
 
 def _tier(totals: _Totals, tier: str) -> dict[str, Any]:
     hits, misses, failures = (
-        totals.sum("tier_lookups", tier=tier, outcome=outcome) for outcome in ("hit", "miss", "failed")
+        totals.sum("tier_lookups", {"tier": tier, "outcome": outcome}) for outcome in ("hit", "miss", "failed")
     )
     return {
         "hits": int(hits),

@@ -1,13 +1,14 @@
 """Worker processes of `keepgate serve --workers N`, which share the port of the first.
 
 The first process is the parent of the others and of the children that all use. It tells each worker over its standard
-input, a line of JSON at a time: its settings, then where the local backend is, whenever that changes. The end of the
-input is the end of the worker.
+input, a line of JSON at a time: its settings, the socket of the semantic cache, then where the local backend is,
+whenever that changes. The end of the input is the end of the worker.
 """
 
 import asyncio
 import logging
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -36,8 +37,9 @@ class Backend(msgspec.Struct, frozen=True, array_like=True):
 class Workers:
     """The parent's side: keeps workers running and tells them the news."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, semantic_socket: Path | None) -> None:
         self._settings = settings
+        self._semantic_socket = semantic_socket
         self._backend = Backend()
         self._inputs: set[asyncio.StreamWriter] = set()
 
@@ -54,6 +56,7 @@ class Workers:
             async with running(command, stdin=asyncio.subprocess.PIPE, stop_deadline=deadline) as process:
                 assert process.stdin is not None  # noqa: S101  # it was asked for
                 _write_line(process.stdin, self._settings)
+                _write_line(process.stdin, str(self._semantic_socket or ""))
                 _write_line(process.stdin, self._backend)
                 self._inputs.add(process.stdin)
                 try:
@@ -70,7 +73,9 @@ async def work() -> None:
     news = await _standard_input()
     settings = msgspec.json.decode(await news.readline(), type=Settings, dec_hook=lambda kind, value: kind(value))
     logging.getLogger().setLevel(settings.log_level.upper())
-    async with open_gateway(settings, share_port=True) as gateway:
+    socket = msgspec.json.decode(await news.readline(), type=str)
+    semantic_socket = Path(socket) if socket else None
+    async with open_gateway(settings, share_port=True, semantic_socket=semantic_socket) as gateway:
         backend = LocalUpstream(gateway, settings.timeouts)
         async for line in news:
             told = msgspec.json.decode(line, type=Backend)

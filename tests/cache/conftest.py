@@ -1,6 +1,7 @@
 """A real Valkey: one for the session, and one of its own for a test that freezes or kills it."""
 
 import asyncio
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -11,6 +12,8 @@ import redis.asyncio
 import uvloop
 
 from cache.redis_store import RedisStore, open_redis_store
+from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.embedding.load import load_encoder
 from tests.cache.valkey import Valkey
 
 # Far longer than the default, so that a test about something else does not turn on how busy the machine is.
@@ -22,6 +25,13 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Every test runs on the event loop that the gateway runs on."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Encoder:
+    """The default embedding model. It is exported once for all runs, which takes half a minute."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return load_encoder("default", cache / "keepgate" / "embedding")
 
 
 @pytest.fixture

@@ -15,11 +15,19 @@ from gateway.mock import MockUpstream, Reply
 from gateway.settings import CacheSettings, Settings, TimeoutSettings
 
 # The servers of the cache's tests serve here too.
-from tests.cache.conftest import folder, late_valkey, own_valkey, pytest_asyncio_loop_factories, shared_valkey, valkey
+from tests.cache.conftest import (
+    folder,
+    late_valkey,
+    minilm,
+    own_valkey,
+    pytest_asyncio_loop_factories,
+    shared_valkey,
+    valkey,
+)
 from tests.gateway.client import Client
 from tests.gateway.raw_upstream import Conversation, RawUpstream
 
-__all__ = ["folder", "late_valkey", "own_valkey", "pytest_asyncio_loop_factories", "shared_valkey", "valkey"]
+__all__ = ["folder", "late_valkey", "minilm", "own_valkey", "pytest_asyncio_loop_factories", "shared_valkey", "valkey"]
 
 
 class Stage:
@@ -42,9 +50,10 @@ class Stage:
         urls = tuple(upstream if isinstance(upstream, str) else upstream.url for upstream in upstreams)
         cache = msgspec.convert(settings.pop("cache", {}), CacheSettings, dec_hook=lambda kind, value: kind(value))
         timeouts = TimeoutSettings(**{"shutdown": 0.5, **settings.pop("timeouts", {})})
+        semantic_socket = settings.pop("semantic_socket", None)
         values = {"port": 0, "redis": "none", "state_dir": str(self._state), "upstreams": urls, **settings}
         gateway = await self._stack.enter_async_context(
-            open_gateway(Settings(cache=cache, timeouts=timeouts, **values))
+            open_gateway(Settings(cache=cache, timeouts=timeouts, **values), semantic_socket=semantic_socket)
         )
         session = await self._stack.enter_async_context(
             aiohttp.ClientSession(

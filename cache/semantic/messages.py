@@ -1,0 +1,171 @@
+"""What gateways and the process of the semantic cache say to each other over a Unix socket.
+
+Each message is a frame: its length in bytes (4 bytes, big endian), then MessagePack of [number, message]. A reply has
+the number of its question; a note, which nobody replies to, has number 0.
+"""
+
+import struct
+from typing import Any, Literal
+
+import msgspec
+
+from cache.generations import Scope
+
+Layer = Literal["normalized", "semantic"]
+
+MOST_TEXT = 4096
+"""Characters of a question that may be fuzzy. What is longer is no question but a document."""
+MOST_BODY = 64 * 2**10
+"""Bytes of a response whose answer may be compared with another."""
+MOST_FRAME = 2**20
+
+_LENGTH = struct.Struct(">I")
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """Is there an answer to a question like this one?
+
+    `key` is the id of the request's key, `most_risk` what the client allows, from 0 to 1. Without `serve` the answer
+    to this is not sent to anybody, only counted.
+    """
+
+    key: str
+    partition: str
+    text: str
+    most_risk: float
+    serve: bool
+
+
+class Advice(msgspec.Struct, frozen=True, array_like=True):
+    """The reply to `Ask`. `inquiry` is its number, for the answer that may follow.
+
+    `similarity` is that of the nearest question, `risk` the probability that its answer is wrong; both are None where
+    nobody knows.
+    """
+
+    inquiry: int
+    similarity: float | None = None
+    risk: float | None = None
+
+
+class Found(Advice, frozen=True, array_like=True, tag="found", kw_only=True):
+    """The answer of `entry` may be served. With `audit`, the upstream is to be asked all the same."""
+
+    layer: Layer
+    entry: str
+    audit: bool
+
+
+class NotFound(Advice, frozen=True, array_like=True, tag="not found"):
+    """No answer may be served. `guard` is the name of the one that refused the nearest neighbour's, or ""."""
+
+    guard: str = ""
+
+
+class Answered(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
+    """A note: the upstream has answered a question, and the answer is kept under `entry` until `expires`, Unix s.
+
+    `inquiry` is the number of what was asked before, 0 if nothing was. `body` is the response object, JSON.
+    """
+
+    inquiry: int
+    entry: str
+    partition: str
+    text: str
+    model: str
+    generation: str
+    expires: float
+    body: bytes
+
+
+class Retried(msgspec.Struct, frozen=True, array_like=True, tag="retried"):
+    """A note: the client wants a fresh answer to a request, whatever was served for it before."""
+
+    key: str
+
+
+class Forget(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
+    """A note: an entry is no longer kept."""
+
+    entry: str
+
+
+class Purged(msgspec.Struct, frozen=True, array_like=True, tag="purged"):
+    """A note: every entry of a scope is no longer kept; see `Purge` in cache/generations.py."""
+
+    scope: Scope
+    name: str
+
+
+class Wrong(msgspec.Struct, frozen=True, array_like=True, tag="wrong"):
+    """What was served from `entry` for other questions than its own was wrong: evict it, and learn."""
+
+    entry: str
+
+
+class Evicted(msgspec.Struct, frozen=True, array_like=True, tag="evicted"):
+    """Whether there was such an entry, and how many servings of it were taken for wrong."""
+
+    was_there: bool
+    labels: int
+
+
+class Describe(msgspec.Struct, frozen=True, array_like=True, tag="describe"):
+    """What are the figures of the moment?"""
+
+
+class Description(msgspec.Struct, frozen=True, array_like=True, tag="description"):
+    figures: dict[str, Any]
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """The question cannot be answered now; `reason` says why."""
+
+    reason: str
+
+
+Question = Ask | Wrong | Describe
+Note = Answered | Retried | Forget | Purged
+Reply = Found | NotFound | Evicted | Description | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+_of_gateway = msgspec.msgpack.Decoder(tuple[int, Question | Note])
+_of_service = msgspec.msgpack.Decoder(tuple[int, Reply])
+
+
+def frame(number: int, message: Question | Note | Reply) -> bytes:
+    """The message as it travels."""
+    payload = _encoder.encode((number, message))
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class Frames:
+    """Cuts what arrives into the payloads of frames."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The payloads that are complete now. Raises ValueError for a frame longer than MOST_FRAME."""
+        self._rest += data
+        payloads: list[bytes] = []
+        while len(self._rest) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._rest)
+            if size > MOST_FRAME:
+                raise ValueError(f"a frame of {size} bytes")
+            end = _LENGTH.size + size
+            if len(self._rest) < end:
+                break
+            payloads.append(bytes(self._rest[_LENGTH.size : end]))
+            del self._rest[:end]
+        return payloads
+
+
+def from_gateway(payload: bytes) -> tuple[int, Question | Note]:
+    """Raises msgspec.DecodeError for what no gateway of this version sends."""
+    return _of_gateway.decode(payload)
+
+
+def from_service(payload: bytes) -> tuple[int, Reply]:
+    """Raises msgspec.DecodeError for what no service of this version sends."""
+    return _of_service.decode(payload)

@@ -1,0 +1,55 @@
+"""`python -m cache.semantic.service`: started by a gateway, which tells it by one line of JSON what to be."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from cache.semantic.service.config import Config
+
+_SAID_WHY = 2
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def main() -> int:
+    """Serve until a signal; returns the exit status."""
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=Config)
+    # Before numpy, FAISS and ONNX Runtime are imported: the service takes one core, the engine needs the others.
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    from cache.semantic.embedding.errors import ModelUnusable
+
+    logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    try:
+        uvloop.run(_serve(config))
+    except ModelUnusable as error:
+        print(f"keepgate: {error}", file=sys.stderr, flush=True)
+        return _SAID_WHY
+    return 0
+
+
+async def _serve(config: Config) -> None:
+    from cache.semantic.embedding.load import load_encoder
+    from cache.semantic.service.service import open_service
+
+    stopped = asyncio.Event()
+    is_ready = False
+
+    def stop() -> None:
+        stopped.set()
+        if not is_ready:  # nothing is learned yet that could be lost, and loading a model cannot be broken off
+            os._exit(0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    async with open_service(config, lambda: load_encoder(config.model, Path(config.models))):
+        is_ready = True
+        await stopped.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""What the service is told when it starts."""
+
+from typing import Literal
+
+import msgspec
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of JSON on standard input.
+
+    `redis` is a URL or "" for none, `models` the folder where exported models are kept, `capacity` the most entries
+    that are kept. `delta`, `threshold` and `audit_share` are shares; see SemanticSettings of the gateway.
+    """
+
+    socket: str
+    redis: str
+    models: str
+    model: str
+    policy: Literal["budget", "vcache", "threshold"]
+    delta: float
+    threshold: float
+    audit_share: float
+    capacity: int
+    published: tuple[str, ...]
+    confirmations: int
+    judge_url: str = ""
+    judge_model: str = ""
+    judge_key: str = ""
+    judge_recall: float = 0.0
+    judge_false_same: float = 0.0
+    log_level: str = "info"

@@ -1,0 +1,46 @@
+"""What the semantic cache counts and times, for its operator."""
+
+import contextlib
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import Any
+
+_TIMES_KEPT = 1000
+
+
+class Figures:
+    """Counts since the start, and how long the last thousand of each step took."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
+        self._times: dict[str, deque[float]] = {}
+
+    def count(self, what: str) -> None:
+        self._counts[what] += 1
+
+    def count_refusal(self, guard: str) -> None:
+        self._refusals[guard] += 1
+
+    @contextlib.contextmanager
+    def timing(self, step: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._times.setdefault(step, deque(maxlen=_TIMES_KEPT)).append(time.perf_counter() - began)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Times in milliseconds."""
+        return {
+            **self._counts,
+            "refused_by_guard": dict(self._refusals),
+            "milliseconds": {step: _summary(times) for step, times in self._times.items()},
+        }
+
+
+def _summary(times: deque[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    return {
+        name: round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)
+        for name, share in (("p50", 0.5), ("p99", 0.99))
+    }

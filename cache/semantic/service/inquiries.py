@@ -1,0 +1,99 @@
+"""What was asked and not yet answered, and what was served and may yet turn out wrong."""
+
+import itertools
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.semantic.policy.label import Label, Source
+from cache.semantic.policy.policy import Decision, Evidence
+
+_MOST_OPEN = 4096
+_MOST_SERVED = 4096
+REGENERATE_SECONDS = 10.0
+"""Who asks the same again so soon was not content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """A question and what its neighbours said. Without `evidence` none of them could have been served."""
+
+    vector: npt.NDArray[np.float32]
+    evidence: Evidence | None
+    entry: str
+    decision: Decision
+    served: bool
+
+    def label(self, same: bool) -> Label:
+        """What the fresh answer says of the one that was, or would have been, served."""
+        assert self.evidence is not None  # noqa: S101  # else there is nothing to judge
+        decision = self.decision
+        if not decision.serve or (self.served and not decision.audit):  # the latter: it could not be served after all
+            return _label(self.evidence, decision, same, "miss", 1.0)
+        # Where nothing is really served every answer comes, and can be compared.
+        return _label(self.evidence, decision, same, "audit", decision.audit_chance if self.served else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """An answer that was served for another question than its own, at `time` in monotonic seconds."""
+
+    key: str
+    entry: str
+    evidence: Evidence
+    decision: Decision
+    time: float
+
+    def label(self) -> Label:
+        """That it was wrong, as somebody says who got it."""
+        return _label(self.evidence, self.decision, False, "user", self.decision.audit_chance)
+
+
+def _label(evidence: Evidence, decision: Decision, same: bool, source: Source, chance: float) -> Label:
+    features = tuple(evidence.features.tolist())
+    return Label(evidence.entry, evidence.similarity, features, same, source, decision.plain_risk, chance)
+
+
+class Inquiries:
+    """Open questions, by number; the oldest are forgotten when nobody says how they ended."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._open: OrderedDict[int, Inquiry] = OrderedDict()
+
+    def open(self, inquiry: Inquiry) -> int:
+        number = next(self._numbers)
+        self._open[number] = inquiry
+        if len(self._open) > _MOST_OPEN:
+            self._open.popitem(last=False)
+        return number
+
+    def close(self, number: int) -> Inquiry | None:
+        return self._open.pop(number, None)
+
+
+class Servings:
+    """What was served lately and has not been judged by those who got it."""
+
+    def __init__(self) -> None:
+        self._by_key: OrderedDict[str, Serving] = OrderedDict()
+
+    def note(self, serving: Serving) -> None:
+        self._by_key.pop(serving.key, None)
+        self._by_key[serving.key] = serving
+        if len(self._by_key) > _MOST_SERVED:
+            self._by_key.popitem(last=False)
+
+    def take(self, key: str) -> Serving | None:
+        return self._by_key.pop(key, None)
+
+    def take_repeated(self, key: str, now: float) -> Serving | None:
+        """The serving that somebody repeats so soon that he cannot have been content."""
+        serving = self._by_key.get(key)
+        return self.take(key) if serving is not None and now - serving.time <= REGENERATE_SECONDS else None
+
+    def take_of(self, entry: str) -> list[Serving]:
+        """Every serving of an entry."""
+        return [self._by_key.pop(key) for key in [key for key, s in self._by_key.items() if s.entry == entry]]

@@ -1,0 +1,252 @@
+"""Records in Redis, and the stream by which processes hear of each other's: what one learns the others know at once.
+
+keepgate:semantic:record:<entry>   a record and its vector, until the answer expires
+keepgate:semantic:records          sorted set of all entries, by the time at which they expire
+keepgate:semantic:log              stream: put, remove, confirm and label, in the order in which all see them
+keepgate:semantic:policy:<name>    what a policy had learned, and up to which place of the stream
+"""
+
+import asyncio
+import functools
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import msgspec
+import numpy as np
+import redis.asyncio
+import xxhash
+from redis.exceptions import RedisError, ResponseError
+
+from cache.breaker import Breaker
+from cache.errors import CorruptEntry, StoreUnavailable
+from cache.key import namespace_of
+from cache.semantic.service.neighbours import Vector
+from cache.semantic.service.records import Record
+
+log = logging.getLogger(__name__)
+
+_RECORD = "keepgate:semantic:record:"
+_RECORDS = "keepgate:semantic:records"
+_LOG = "keepgate:semantic:log"
+_POLICY = "keepgate:semantic:policy:"
+_EVENTS_KEPT = 100_000
+_EVENTS_AT_ONCE = 500
+_RECORDS_AT_ONCE = 256
+_POLL_MILLISECONDS = 2_000
+_DEADLINE = 5.0
+_MOST_WAITING = 20_000
+_WRITES_PER_BATCH = 128
+_PAUSE = 0.5
+_MAGIC = b"KGS1"
+_HEADER_BYTES = len(_MAGIC) + 8
+# Of two states the one that has seen more of the stream.
+_KEEP_NEWEST = """
+local function parts(id) local a, b = string.match(id, '^(%d+)-(%d+)$'); return tonumber(a), tonumber(b) end
+local known = redis.call('HGET', KEYS[1], 'position')
+if known then
+  local a, b = parts(known)
+  local c, d = parts(ARGV[1])
+  if a and (a > c or (a == c and b >= d)) then return 0 end
+end
+redis.call('HSET', KEYS[1], 'position', ARGV[1], 'state', ARGV[2])
+return 1
+"""
+
+Command = tuple[str | bytes | int | float, ...]
+
+
+class Event(NamedTuple):
+    """Something that a process did, at a position of the stream; `data` is an entry's id, or as the kind needs it."""
+
+    position: str
+    origin: str
+    kind: str
+    data: bytes
+
+
+class _Stored(msgspec.Struct, frozen=True, array_like=True):
+    record: Record
+    encoder: str
+    vector: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Stored).decode
+
+
+class RecordLog:
+    """This process's side of what all processes share. Nothing here is on the way of a request.
+
+    `encoder` names the embedding model: vectors of another one mean something else.
+    """
+
+    def __init__(self, client: "redis.asyncio.Redis", origin: str, encoder: str, dimensions: int) -> None:
+        self._client = client
+        self.origin = origin
+        self._encoder = encoder
+        self._dimensions = dimensions
+        self._waiting: deque[Command] = deque()
+        self._has_waiting = asyncio.Event()
+        self._keep_newest = client.register_script(_KEEP_NEWEST)
+        self.breaker = Breaker("redis (semantic)", self._ping, (RedisError,), _DEADLINE)
+        self.dropped = 0
+        self.corrupt = 0
+
+    def save(self, record: Record, vector: Vector) -> None:
+        remaining = round((record.expires - time.time()) * 1000)
+        if remaining > 0:
+            stored = _encode(_Stored(record, self._encoder, vector.astype("<f4").tobytes()))
+            data = _MAGIC + xxhash.xxh3_64_digest(stored) + stored
+            self._write("SET", _RECORD + record.entry, data, "PX", remaining)
+            self._write("ZADD", _RECORDS, record.expires, record.entry)
+            self._announce("put", record.entry.encode())
+
+    def remove(self, entry: str) -> None:
+        self._write("UNLINK", _RECORD + entry)
+        self._write("ZREM", _RECORDS, entry)
+        self._announce("remove", entry.encode())
+
+    def discard(self, entries: Sequence[str]) -> None:
+        """Remove records of which nobody has to be told."""
+        self._write("UNLINK", *(_RECORD + entry for entry in entries))
+        self._write("ZREM", _RECORDS, *entries)
+
+    def confirm(self, entry: str, namespace: str) -> None:
+        self._announce("confirm", _encode((entry, namespace)))
+
+    def publish(self, label: bytes) -> bool:
+        """Whether the label will come back to everybody, this process included, in one order."""
+        if self.breaker.is_open:
+            return False
+        self._announce("label", label)
+        return True
+
+    async def load(self) -> AsyncIterator[list[tuple[Record, Vector | None]]]:
+        """All records, some hundreds at a time; without a vector where it is of another model."""
+        cursor = 0
+        while True:
+            page = functools.partial(self._client.zscan, _RECORDS, cursor, count=_RECORDS_AT_ONCE)
+            cursor, found = await self._call(page)
+            yield await self.records([_text(entry) for entry, _ in found])
+            if cursor == 0:
+                return
+
+    async def records(self, entries: Sequence[str]) -> list[tuple[Record, Vector | None]]:
+        """Those of these records that are there and sound. Raises StoreUnavailable."""
+        if not entries:
+            return []
+        stored = await self._call(lambda: self._client.mget([_RECORD + entry for entry in entries]))
+        sound: list[tuple[Record, Vector | None]] = []
+        for entry, data in zip(entries, stored, strict=True):
+            try:
+                if data is not None:
+                    sound.append(self._read(entry, data))
+            except CorruptEntry as error:
+                self.corrupt += 1
+                log.warning("ignoring the record of %s in redis: %s", entry, error)
+        return sound
+
+    async def newest(self) -> str:
+        """The position of the newest event. Raises StoreUnavailable."""
+        newest = await self._call(lambda: self._client.xrevrange(_LOG, count=1))
+        return _text(newest[0][0]) if newest else "0-0"
+
+    async def since(self, position: str) -> list[Event]:
+        """Wait for events after a position, for two seconds at most. Raises StoreUnavailable."""
+        read = await self._call(
+            lambda: self._client.xread({_LOG: position}, count=_EVENTS_AT_ONCE, block=_POLL_MILLISECONDS),
+            _DEADLINE + _POLL_MILLISECONDS / 1000,
+        )
+        return [_event(place, fields) for _, items in read or () for place, fields in items]
+
+    async def learned(self, name: str) -> tuple[str, bytes] | None:
+        """A policy's newest state, and the position up to which it has seen the stream. Raises StoreUnavailable."""
+        kept = await self._call(lambda: self._client.hgetall(_POLICY + name))
+        return (_text(kept[b"position"]), kept[b"state"]) if {b"position", b"state"} <= kept.keys() else None
+
+    async def keep_learned(self, name: str, position: str, state: bytes) -> None:
+        """Keep a policy's state, unless one that has seen more is there. Raises StoreUnavailable."""
+        await self._call(lambda: self._keep_newest(keys=[_POLICY + name], args=[position, state]))
+
+    async def sweep(self) -> None:
+        """Forget the ids of entries whose time is over. Raises StoreUnavailable."""
+        await self._call(lambda: self._client.zremrangebyscore(_RECORDS, "-inf", time.time()))
+
+    async def write(self) -> None:
+        """Write what is waiting, in order; runs for as long as the log is used."""
+        while True:
+            await self._has_waiting.wait()
+            try:
+                await self._write_batch()
+            except StoreUnavailable:
+                await asyncio.sleep(_PAUSE)
+                await self.breaker.wait_closed()
+
+    async def flush(self) -> None:
+        """Write everything now. Raises StoreUnavailable."""
+        while self._waiting:
+            await self._write_batch()
+
+    async def _write_batch(self) -> None:
+        batch = list(itertools.islice(self._waiting, _WRITES_PER_BATCH))
+        pipeline = self._client.pipeline(transaction=False)
+        for command in batch:
+            pipeline.execute_command(*command)
+        replies = await self._call(lambda: pipeline.execute(raise_on_error=False))
+        for _ in batch:
+            self._waiting.popleft()
+        if not self._waiting:
+            self._has_waiting.clear()
+        if refusals := [reply for reply in replies if isinstance(reply, ResponseError)]:
+            self.dropped += len(refusals)
+            log.warning("redis refused %d of %d writes: %s", len(refusals), len(batch), refusals[0])
+
+    def _announce(self, kind: str, data: bytes) -> None:
+        self._write("XADD", _LOG, "MAXLEN", "~", _EVENTS_KEPT, "*", "origin", self.origin, "kind", kind, "data", data)
+
+    def _write(self, *command: str | bytes | int | float) -> None:
+        if len(self._waiting) >= _MOST_WAITING:
+            self.dropped += 1
+            return
+        self._waiting.append(command)
+        self._has_waiting.set()
+
+    def _read(self, entry: str, data: bytes) -> tuple[Record, Vector | None]:
+        payload = data[_HEADER_BYTES:]
+        if data[: len(_MAGIC)] != _MAGIC or xxhash.xxh3_64_digest(payload) != data[len(_MAGIC) : _HEADER_BYTES]:
+            raise CorruptEntry("stored bytes fail their checksum")
+        try:
+            stored = _decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise CorruptEntry(f"stored bytes do not decode: {error}") from error
+        record = stored.record
+        if record.entry != entry or namespace_of(record.partition) != record.namespace:
+            raise CorruptEntry("stored bytes are of another entry")
+        if stored.encoder != self._encoder:
+            return record, None
+        vector = np.frombuffer(stored.vector, dtype="<f4").astype(np.float32)
+        if vector.shape != (self._dimensions,) or not abs(float(np.linalg.norm(vector)) - 1.0) < 1e-3:
+            raise CorruptEntry("the vector is none of this model")
+        return record, vector
+
+    async def _ping(self) -> None:
+        try:
+            await self._client.ping()
+        except RedisError as error:
+            raise StoreUnavailable(f"redis: {error}") from error
+
+    async def _call(self, operation: Callable[[], Awaitable[Any]], deadline: float = _DEADLINE) -> Any:
+        return await self.breaker.call(operation, deadline)
+
+
+def _text(reply: Any) -> str:
+    return cast(bytes, reply).decode()
+
+
+def _event(position: bytes, fields: dict[bytes, bytes]) -> Event:
+    origin, kind = (fields.get(name, b"").decode(errors="replace") for name in (b"origin", b"kind"))
+    return Event(_text(position), origin, kind, fields.get(b"data", b""))

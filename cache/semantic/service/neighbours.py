@@ -1,0 +1,161 @@
+"""The neighbours of a question: which there are, and which of them may speak to whom."""
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.key import namespace_of
+from cache.semantic.guards import refusal
+from cache.semantic.index.index import VectorIndex
+from cache.semantic.policy.policy import NEIGHBOURS, Neighbourhood
+from cache.semantic.service.records import Record, Records
+from cache.semantic.text import Text
+
+T = TypeVar("T")
+Vector = npt.NDArray[np.float32]
+
+_TEXTS_KEPT = 2048
+# Members of one answer that the guards look at: who refuses so many near ones refuses the rest.
+_MOST_GUARDED = 8
+_COMMONS = "*"
+
+
+class Neighbour(NamedTuple):
+    record: Record
+    similarity: float
+
+
+class Neighbours:
+    """Records and their vectors as one: what is in the one is in the other.
+
+    `counts` says whether a record is from after the last purge of its tenant and model. Records of the tenants in
+    `published` may answer everybody, once `confirmations` other tenants got the same answer afresh.
+    """
+
+    def __init__(
+        self, index: VectorIndex, counts: Callable[[Record], bool], published: Sequence[str], confirmations: int
+    ) -> None:
+        self.records = Records()
+        self.index = index
+        self._counts = counts
+        self._published = frozenset(published)
+        self._confirmations = confirmations
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="index")
+
+    async def put(self, record: Record, vector: Vector) -> None:
+        record = self.records.put(record)
+        await self._run(self._add, record, vector)
+
+    async def put_all(self, records: Sequence[tuple[Record, Vector]]) -> None:
+        kept = [(self.records.put(record), vector) for record, vector in records]
+        await self._run(self._add_all, kept)
+
+    async def remove(self, entry: str) -> Record | None:
+        record = self.records.remove(entry)
+        if record is not None:
+            await self._run(self._remove, record)
+        return record
+
+    async def remove_all(self, entries: Sequence[str]) -> None:
+        gone = [record for entry in entries if (record := self.records.remove(entry)) is not None]
+        await self._run(self._remove_all, gone)
+
+    async def near(self, partition: str, vector: Vector) -> list[Neighbour]:
+        """The nearest records of a partition, and of what is published of its context; nearest first."""
+        found = await self._run(self._search, partition, vector)
+        own = namespace_of(partition)
+        near: dict[str, Neighbour] = {}
+        for entry, similarity in found:
+            record = self.records.get(entry.removeprefix(_COMMONS))
+            if record is None or not self._counts(record) or (entry[0] == _COMMONS and record.namespace == own):
+                continue
+            near.setdefault(record.entry, Neighbour(record, similarity))
+        return sorted(near.values(), key=lambda neighbour: -neighbour.similarity)[:NEIGHBOURS]
+
+    def same_form(self, partition: str, text: str) -> Record | None:
+        """The record of the same question, written differently."""
+        record = self.records.of_same_form(partition, text, time.time())
+        return record if record is not None and self._counts(record) else None
+
+    def may_answer(self, record: Record, namespace: str) -> bool:
+        """Whether the answer of a record may go to a tenant."""
+        return record.namespace == namespace or (
+            record.namespace in self._published and len(record.confirmed) >= self._confirmations
+        )
+
+    def is_stranger(self, record: Record, namespace: str) -> bool:
+        """Whether a tenant that got the same answer confirms a record for the others."""
+        return record.namespace != namespace and record.namespace in self._published
+
+    async def expire(self, most: int) -> list[str]:
+        """Remove up to `most` entries whose time is over."""
+        gone = self.records.pop_expired(time.time(), most)
+        await self.remove_all(gone)
+        return gone
+
+    def purged(self) -> list[str]:
+        """The entries that count no more."""
+        return [record.entry for record in self.records if not self._counts(record)]
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _add(self, record: Record, vector: Vector) -> None:
+        self.index.add(record.partition, record.entry, vector, record.expires)
+        if record.namespace in self._published:
+            self.index.add(f"{_COMMONS}.{record.context}", _COMMONS + record.entry, vector, record.expires)
+
+    def _remove(self, record: Record) -> None:
+        self.index.remove(record.entry)
+        if record.namespace in self._published:
+            self.index.remove(_COMMONS + record.entry)
+
+    def _add_all(self, records: Sequence[tuple[Record, Vector]]) -> None:
+        for record, vector in records:
+            self._add(record, vector)
+
+    def _remove_all(self, records: Sequence[Record]) -> None:
+        for record in records:
+            self._remove(record)
+
+    def _search(self, partition: str, vector: Vector) -> list[tuple[str, float]]:
+        now = time.time()
+        found = self.index.search(partition, vector, NEIGHBOURS, now)
+        if self._published:
+            context = partition.partition(".")[2]
+            found = found + self.index.search(f"{_COMMONS}.{context}", vector, NEIGHBOURS, now)
+        return found
+
+    async def _run(self, work: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(work, *arguments))
+
+
+def neighbourhood_of(near: Sequence[Neighbour]) -> Neighbourhood:
+    """The neighbours as a policy sees them."""
+    numbers: dict[str, int] = {}
+    return Neighbourhood(
+        [neighbour.record.entry for neighbour in near],
+        [neighbour.similarity for neighbour in near],
+        [numbers.setdefault(neighbour.record.answer, len(numbers)) for neighbour in near],
+    )
+
+
+read = functools.lru_cache(maxsize=_TEXTS_KEPT)(Text.of)
+
+
+def first_allowed(text: str, near: Sequence[Neighbour], members: Sequence[int]) -> tuple[int | None, str]:
+    """The place of the nearest member that no guard refuses, and the guard that refused the nearest one, or ""."""
+    asked = read(text)
+    refused = ""
+    for place in members[:_MOST_GUARDED]:
+        guard = refusal(asked, read(near[place].record.text))
+        if guard is None:
+            return place, ""
+        refused = refused or guard
+    return None, refused

@@ -1,0 +1,126 @@
+"""What the semantic cache knows of each entry it may serve, beside its vector."""
+
+import heapq
+from collections.abc import Iterator
+
+import msgspec
+import xxhash
+
+from cache.key import namespace_of
+from cache.semantic.normalize import normalized
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One question that was answered.
+
+    `entry` is the id of the answer in the store, `answer` that of the first entry known to say the same. `partition`
+    is the question's context (see `Question`). `confirmed` names the other tenants that got the same answer afresh.
+    The record counts until `expires` (Unix seconds), and only under its purge state, `generation`.
+    """
+
+    entry: str
+    partition: str
+    text: str
+    answer: str
+    model: str
+    generation: str
+    expires: float
+    confirmed: tuple[str, ...] = ()
+
+    @property
+    def namespace(self) -> str:
+        return namespace_of(self.entry)
+
+    @property
+    def context(self) -> str:
+        """The partition without its tenant."""
+        return self.partition.partition(".")[2]
+
+
+class Records:
+    """All records by entry, by normal form, and in the order in which they expire and were used."""
+
+    def __init__(self) -> None:
+        self._by_entry: dict[str, Record] = {}
+        self._by_form: dict[int, str] = {}
+        self._expiring: list[tuple[float, str]] = []
+        # What thousands of records share is kept once.
+        self._shared: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_entry)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(list(self._by_entry.values()))
+
+    def get(self, entry: str) -> Record | None:
+        return self._by_entry.get(entry)
+
+    def put(self, record: Record) -> Record:
+        """Keep the record in place of an older one of its entry; returns it as it is kept."""
+        self.remove(record.entry)
+        shared = {
+            name: self._shared.setdefault(getattr(record, name), getattr(record, name))
+            for name in ("partition", "model", "generation")
+        }
+        record = msgspec.structs.replace(record, **shared)
+        self._by_entry[record.entry] = record
+        if (form := _form_of(record.partition, record.text)) is not None:
+            self._by_form[form] = record.entry
+        heapq.heappush(self._expiring, (record.expires, record.entry))
+        if len(self._expiring) > 2 * len(self._by_entry) + 1000:
+            self._expiring = [(kept.expires, kept.entry) for kept in self._by_entry.values()]
+            heapq.heapify(self._expiring)
+        if len(self._shared) > 3 * len(self._by_entry) + 1000:
+            self._shared.clear()
+        return record
+
+    def remove(self, entry: str) -> Record | None:
+        """The record that was there."""
+        record = self._by_entry.pop(entry, None)
+        if record is not None:
+            form = _form_of(record.partition, record.text)
+            if form is not None and self._by_form.get(form) == entry:
+                del self._by_form[form]
+        return record
+
+    def confirm(self, entry: str, namespace: str) -> bool:
+        """Note that another tenant got the same answer afresh; False where that was known, or there is no record."""
+        record = self._by_entry.get(entry)
+        if record is None or namespace in record.confirmed or namespace == record.namespace:
+            return False
+        self._by_entry[entry] = msgspec.structs.replace(record, confirmed=(*record.confirmed, namespace))
+        return True
+
+    def use(self, entry: str) -> None:
+        """Note that the record was useful: what is used longest ago is the first to go."""
+        record = self._by_entry.pop(entry, None)
+        if record is not None:
+            self._by_entry[entry] = record
+
+    def oldest(self) -> str | None:
+        return next(iter(self._by_entry), None)
+
+    def of_same_form(self, partition: str, text: str, now: float) -> Record | None:
+        """The record of a question that differs in case, white space or end punctuation at most."""
+        form = _form_of(partition, text)
+        record = self._by_entry.get(self._by_form.get(form, "")) if form is not None else None
+        if record is None or record.partition != partition or record.expires <= now:
+            return None
+        return record if normalized(record.text) == normalized(text) else None
+
+    def pop_expired(self, now: float, most: int) -> list[str]:
+        """Up to `most` entries whose time is over; they are still to be removed."""
+        gone: list[str] = []
+        while self._expiring and self._expiring[0][0] <= now and len(gone) < most:
+            expires, entry = heapq.heappop(self._expiring)
+            record = self._by_entry.get(entry)
+            if record is not None and record.expires == expires:
+                gone.append(entry)
+        return gone
+
+
+def _form_of(partition: str, text: str) -> int | None:
+    """What all ways to write a question have in common, as a number; None where every sign may matter."""
+    form = normalized(text)
+    return None if form is None else xxhash.xxh3_64_intdigest(f"{partition}\0{form}".encode("utf-8", "surrogatepass"))

@@ -1,0 +1,209 @@
+"""The composition root of the process: what the semantic cache is made of, in the order in which it starts."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from cache.errors import StoreUnavailable
+from cache.exact import ExactCache
+from cache.memory import MemoryStore
+from cache.redis_store import open_redis_store
+from cache.semantic.embedding.embedder import Embedder, open_embedder
+from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.index.index import VectorIndex
+from cache.semantic.messages import (
+    Answered,
+    Ask,
+    Describe,
+    Description,
+    Forget,
+    Note,
+    Purged,
+    Question,
+    Refused,
+    Reply,
+    Retried,
+    Wrong,
+)
+from cache.semantic.policy.policy import Policy
+from cache.semantic.service.answers import Answers
+from cache.semantic.service.config import Config
+from cache.semantic.service.figures import Figures
+from cache.semantic.service.labels import Labels
+from cache.semantic.service.learner import Learner
+from cache.semantic.service.log import RecordLog
+from cache.semantic.service.neighbours import Neighbours
+from cache.semantic.service.parts import make_judge, make_policy
+from cache.semantic.service.records import Record
+from cache.semantic.service.semantic_cache import SemanticCache
+from cache.semantic.service.server import serving
+from cache.semantic.service.sharing import Sharing
+
+log = logging.getLogger(__name__)
+
+_STORE_DEADLINE = 2.0
+_EXPIRED_AT_ONCE = 500
+_TICK = 0.5
+_NOTES_KEPT = 1000
+
+
+class Service:
+    """Hands each message to the semantic cache; until there is one, questions are refused and notes wait."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self._cache: SemanticCache | None = None
+        self._describe: Callable[[], Description] | None = None
+        self._notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
+
+    async def begin(self, cache: SemanticCache, describe: Callable[[], Description]) -> None:
+        self._cache, self._describe = cache, describe
+        while self._notes:
+            await self.handle(self._notes.popleft())
+
+    async def handle(self, message: Question | Note) -> Reply | None:
+        """The reply to a question, None to a note. Raises CacheError where the cache cannot say."""
+        if self._cache is None or self._describe is None:
+            if isinstance(message, Ask | Wrong | Describe):
+                return Refused("the semantic cache is starting")
+            self._notes.append(message)
+            return None
+        match message:
+            case Ask():
+                return await self._cache.ask(message)
+            case Wrong():
+                return await self._cache.wrong(message)
+            case Describe():
+                return self._describe()
+            case Answered():
+                await self._cache.answered(message)
+            case Retried():
+                await self._cache.retried(message)
+            case Forget():
+                await self._cache.forget(message)
+            case Purged():
+                await self._cache.purged(message)
+        return None
+
+
+@asynccontextmanager
+async def open_service(config: Config, load: Callable[[], Encoder]) -> AsyncIterator[Service]:
+    """A service that listens at once and answers as soon as its model is there; `load` blocks until it is.
+
+    Raises ModelUnusable where the model of the setting is none.
+    """
+    service = Service(Path(config.socket))
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(serving(service.socket, service.handle))
+        encoder = await asyncio.to_thread(load)
+        embedder = await stack.enter_async_context(open_embedder(encoder))
+        await stack.enter_async_context(_running(config, encoder, embedder, service))
+        yield service
+
+
+@asynccontextmanager
+async def _running(config: Config, encoder: Encoder, embedder: Embedder, service: Service) -> AsyncIterator[None]:
+    async with contextlib.AsyncExitStack() as stack:
+        store = await stack.enter_async_context(_store(config.redis))
+        shared = await stack.enter_async_context(_log(config.redis, encoder))
+        judge = await stack.enter_async_context(make_judge(config, embedder))
+        policy = make_policy(config, judge, random.Random())  # noqa: S311  # which hits are audited is no secret
+        neighbours = Neighbours(
+            VectorIndex(encoder.dimensions), _counter(store), config.published, config.confirmations
+        )
+        stack.callback(neighbours.close)
+        labels = Labels(policy, f"{config.policy}:{encoder.fingerprint}")
+        figures = Figures()
+        learner = Learner(embedder, neighbours, Answers(store), judge, labels, shared, figures, config.capacity)
+        cache = SemanticCache(embedder, neighbours, policy, learner, figures, shares_purges=store is not None)
+        works = [learner.work(), _maintain(neighbours, learner, store)]
+        sharing = None
+        if shared is not None and store is not None:
+            sharing = Sharing(shared, neighbours, embedder, labels)
+            with contextlib.suppress(StoreUnavailable):  # it is learned later, by follow_purges
+                await store.learn_purges()
+            works += [sharing.follow(), shared.write(), shared.breaker.watch(), store.follow_purges()]
+        async with _tasks(works):
+            await service.begin(cache, lambda: Description(_figures(cache, neighbours, policy, encoder, sharing)))
+            yield
+        if shared is not None and sharing is not None:
+            with contextlib.suppress(StoreUnavailable):
+                await shared.flush()
+                await sharing.save()
+
+
+@asynccontextmanager
+async def _tasks(works: list[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    """All of them run while the block does; one that fails ends the process, which the gateway starts again."""
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(work) for work in works]
+        try:
+            yield
+        finally:
+            for task in running:
+                task.cancel()
+
+
+@asynccontextmanager
+async def _store(url: str) -> AsyncIterator[ExactCache | None]:
+    """The answers that gateways keep, read only."""
+    if not url:
+        yield None
+        return
+    async with open_redis_store(url, _STORE_DEADLINE) as redis_store:
+        yield ExactCache(MemoryStore(0), redis_store, keep_stale=0.0)
+
+
+@asynccontextmanager
+async def _log(url: str, encoder: Encoder) -> AsyncIterator[RecordLog | None]:
+    if not url:
+        yield None
+        return
+    client = redis.asyncio.from_url(url, protocol=2, driver_info=None, retry=Retry(NoBackoff(), 1))
+    try:
+        yield RecordLog(client, secrets.token_hex(8), encoder.fingerprint, encoder.dimensions)
+    finally:
+        await client.aclose()
+
+
+def _counter(store: ExactCache | None) -> Callable[[Record], bool]:
+    if store is None:  # the gateway says what is purged
+        return lambda record: True
+    return lambda record: record.generation == store.generation(record.namespace, record.model)
+
+
+async def _maintain(neighbours: Neighbours, learner: Learner, store: ExactCache | None) -> None:
+    """Remove what has expired and what has been purged."""
+    purges = 0
+    while True:
+        await asyncio.sleep(_TICK)
+        while len(await neighbours.expire(_EXPIRED_AT_ONCE)) == _EXPIRED_AT_ONCE:
+            pass
+        if store is not None and store.purges != purges:
+            purges = store.purges
+            await learner.discard(neighbours.purged())
+
+
+def _figures(
+    cache: SemanticCache, neighbours: Neighbours, policy: Policy, encoder: Encoder, sharing: Sharing | None
+) -> dict[str, object]:
+    return {
+        "model": encoder.name,
+        "entries": len(neighbours.records),
+        "partitions": neighbours.index.partitions,
+        "bytes": neighbours.index.bytes,
+        "loaded": sharing is None or sharing.loaded,
+        "policy": policy.figures(),
+        **cache.figures.as_dict(),
+    }

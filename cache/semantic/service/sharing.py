@@ -1,0 +1,112 @@
+"""What other processes learned, taken over: everything at the start, and then as it happens."""
+
+import asyncio
+import logging
+import time
+
+import msgspec
+
+from cache.errors import CacheError, StoreUnavailable
+from cache.semantic.embedding.embedder import Embedder
+from cache.semantic.service.labels import Labels
+from cache.semantic.service.log import Event, RecordLog
+from cache.semantic.service.neighbours import Neighbours, Vector
+from cache.semantic.service.records import Record
+
+log = logging.getLogger(__name__)
+
+_PAUSE = 0.5
+_SAVE_SECONDS = 30.0
+
+_confirmation = msgspec.msgpack.Decoder(tuple[str, str]).decode
+
+
+class Sharing:
+    """Keeps this process's records and policy in step with those of all others."""
+
+    def __init__(self, shared: RecordLog, neighbours: Neighbours, embedder: Embedder, labels: Labels) -> None:
+        self._log = shared
+        self._neighbours = neighbours
+        self._embedder = embedder
+        self._labels = labels
+        self._position = "0-0"
+        self._loaded_at = "0-0"
+        self._saved = (0, time.monotonic())
+        self.loaded = False
+
+    async def follow(self) -> None:
+        """Runs for as long as the cache is used; what cannot be read now is read when Redis is back."""
+        while True:
+            try:
+                if not self.loaded:
+                    await self._load()
+                events = await self._log.since(self._position)
+                await self._apply(events)
+                if time.monotonic() - self._saved[1] >= _SAVE_SECONDS:
+                    await self.save()
+                    await self._log.sweep()
+            except StoreUnavailable:
+                await asyncio.sleep(_PAUSE)
+                await self._log.breaker.wait_closed()
+
+    async def save(self) -> None:
+        """Keep what the policy has learned. Raises StoreUnavailable."""
+        count = self._labels.count
+        if count != self._saved[0]:
+            await self._log.keep_learned(self._labels.name, self._position, self._labels.snapshot())
+        self._saved = (count, time.monotonic())
+
+    async def _load(self) -> None:
+        """In this order: an event that comes while records are read is applied after them."""
+        learned = await self._log.learned(self._labels.name)
+        if learned is not None and self._labels.restore(learned[1]):
+            self._position = learned[0]
+        self._loaded_at = await self._log.newest()
+        began = time.monotonic()
+        async for page in self._log.load():
+            await self._take_over(page)
+        self.loaded = True
+        log.info("%d answered questions from redis in %.1f s", len(self._neighbours.records), time.monotonic() - began)
+
+    async def _apply(self, events: list[Event]) -> None:
+        news = [e for e in events if e.origin != self._log.origin and _is_after(e.position, self._loaded_at)]
+        # Of what happened to an entry the last counts.
+        last = {event.data: event.kind for event in news if event.kind in ("put", "remove")}
+        put = [entry.decode(errors="replace") for entry, kind in last.items() if kind == "put"]
+        await self._take_over(await self._log.records(put))  # what fails so far is read again
+        for entry, kind in last.items():
+            if kind == "remove":
+                await self._neighbours.remove(entry.decode(errors="replace"))
+        for event in news:
+            if event.kind == "confirm":
+                self._confirm(event.data)
+        for event in events:
+            if event.kind == "label":
+                self._labels.take(event.data)
+            self._position = event.position
+
+    def _confirm(self, data: bytes) -> None:
+        try:
+            self._neighbours.records.confirm(*_confirmation(data))
+        except msgspec.DecodeError:
+            log.warning("ignoring a confirmation in redis that does not decode")
+
+    async def _take_over(self, records: list[tuple[Record, Vector | None]]) -> None:
+        ready: list[tuple[Record, Vector]] = []
+        for record, vector in records:
+            if record.expires <= time.time():
+                continue
+            try:
+                ready.append((record, await self._embedder.embed(record.text) if vector is None else vector))
+            except CacheError as error:
+                log.warning("a record of another embedding model is left out: %s", error)
+        await self._neighbours.put_all(ready)
+
+
+def _is_after(position: str, other: str) -> bool:
+    return _parts(position) > _parts(other)
+
+
+def _parts(position: str) -> tuple[int, int]:
+    milliseconds, _, number = position.partition("-")
+    return int(milliseconds), int(number)

@@ -1,0 +1,153 @@
+"""The semantic cache, as the request's path sees it: asked after a miss, told of every fresh answer."""
+
+import asyncio
+from dataclasses import dataclass
+
+from cache.entry import Entry
+from cache.errors import StoreUnavailable
+from cache.exact import ExactCache
+from cache.generations import Scope
+from cache.key import Key
+from cache.results import Bypass, Hit, Miss, Outcome
+from cache.semantic.client import SemanticClient
+from cache.semantic.messages import (
+    MOST_BODY,
+    Advice,
+    Answered,
+    Ask,
+    Describe,
+    Description,
+    Evicted,
+    Forget,
+    Found,
+    NotFound,
+    Purged,
+    Retried,
+    Wrong,
+)
+from gateway import metrics
+from gateway.call import Call
+from gateway.settings import Settings
+from gateway.tasks import Tasks
+
+# Where nobody waits for the answer.
+_PATIENCE = 2.0
+
+
+@dataclass(slots=True)
+class Inquiry:
+    """What the semantic cache says of a call: `hit` is there where its answer may be served.
+
+    `observed` is the task that asks behind the request's back. An inquiry that is not `open` is not told the answer.
+    """
+
+    open: bool = False
+    reply: Advice | None = None
+    hit: Hit | None = None
+    observed: asyncio.Task[None] | None = None
+
+    @property
+    def audit(self) -> bool:
+        return isinstance(self.reply, Found) and self.reply.audit
+
+
+_CLOSED = Inquiry()
+
+
+class Semantic:
+    """Asks the service of the semantic cache under the operator's rules and the client's. It never fails a request."""
+
+    def __init__(self, client: SemanticClient | None, cache: ExactCache, settings: Settings, tasks: Tasks) -> None:
+        self._client = client
+        self._cache = cache
+        self._mode = settings.semantic.mode
+        self._draws = settings.cache.sampled == "variants"
+        self._tasks = tasks
+
+    async def find(self, call: Call, key: Key, outcome: Outcome) -> Inquiry:
+        """An answer to another question that may be served for this one, after the exact cache had none."""
+        question = call.question
+        inquiry = self.unasked(call)
+        if self._client is None or question is None or not inquiry.open:
+            return _CLOSED
+        if isinstance(outcome, Bypass):
+            if outcome.reason != "no-cache":
+                return _CLOSED
+            await self._client.note(Retried(key.id))
+            return inquiry
+        if isinstance(outcome, Hit):  # too old: whoever asks wants a new answer to this very question
+            return inquiry
+        serves = self._mode == "on"
+        ask = Ask(key.id, question.partition, question.text, call.most_risk, serves)
+        if not serves:
+            inquiry.observed = self._tasks.start_alone(self._ask(self._client, inquiry, ask, _PATIENCE))
+            return inquiry
+        await self._ask(self._client, inquiry, ask)
+        if isinstance(inquiry.reply, Found):
+            inquiry.hit = await self._fetch(self._client, call, inquiry.reply.entry)
+        return inquiry
+
+    def unasked(self, call: Call) -> Inquiry:
+        """For an answer that is computed although the cache has one."""
+        return _CLOSED if call.question is None or (self._draws and call.sampled) else Inquiry(open=True)
+
+    async def answered(self, call: Call, inquiry: Inquiry, entry: Entry) -> None:
+        """Tell of a fresh answer that is kept under `entry`."""
+        if self._client is None or not inquiry.open or call.question is None or len(entry.body) > MOST_BODY:
+            return
+        if inquiry.observed is not None:
+            await asyncio.wait({inquiry.observed})
+        number = inquiry.reply.inquiry if inquiry.reply is not None else 0
+        partition, text = call.question
+        expires = entry.created + entry.fresh_for
+        await self._client.note(
+            Answered(number, entry.id, partition, text, entry.model, entry.generation, expires, entry.body)
+        )
+
+    async def forget(self, entry_id: str) -> None:
+        """An entry has been deleted."""
+        if self._client is not None:
+            await self._client.note(Forget(entry_id))
+
+    async def purged(self, scope: Scope, name: str) -> None:
+        """Every entry of a scope has been purged."""
+        if self._client is not None:
+            await self._client.note(Purged(scope, name))
+
+    async def wrong(self, entry_id: str) -> Evicted:
+        """What was served from an entry was wrong. Raises StoreUnavailable."""
+        if self._client is None:
+            return Evicted(False, 0)
+        return await self._client.ask(Wrong(entry_id), Evicted, _PATIENCE)
+
+    async def describe(self) -> dict[str, object]:
+        """The figures of this host's semantic cache."""
+        figures: dict[str, object] = {"mode": self._mode}
+        if self._client is None:
+            return figures
+        try:
+            description = await self._client.ask(Describe(), Description, _PATIENCE)
+        except StoreUnavailable as error:
+            return {**figures, "available": False, "reason": str(error)}
+        return {**figures, "available": True, **description.figures}
+
+    async def _ask(self, client: SemanticClient, inquiry: Inquiry, ask: Ask, deadline: float | None = None) -> None:
+        try:
+            with metrics.semantic_seconds.time():
+                reply = await client.ask(ask, Advice, deadline)
+        except StoreUnavailable:
+            metrics.semantic_asked.labels("failed").inc()
+            return
+        inquiry.reply = reply
+        metrics.semantic_asked.labels("found" if isinstance(reply, Found) else "not found").inc()
+        if isinstance(reply, NotFound) and reply.guard:
+            metrics.semantic_refusals.labels(reply.guard).inc()
+
+    async def _fetch(self, client: SemanticClient, call: Call, entry_id: str) -> Hit | None:
+        """The entry as a hit, where it is there and the client takes it."""
+        outcome = await self._cache.recall(entry_id)
+        if isinstance(outcome, Miss):
+            await client.note(Forget(entry_id))
+        if not isinstance(outcome, Hit) or (call.needs_usage and not outcome.entry.has_usage):
+            return None
+        return outcome if call.directives.accepts(outcome) else None

@@ -1,0 +1,80 @@
+"""Gateways with a semantic cache, whose service runs in the test's own event loop or as the child that it is."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.service.config import Config
+from cache.semantic.service.service import Service, open_service
+from gateway.mock import MockUpstream
+from gateway.settings import SemanticSettings
+from tests.gateway.client import DEADLINE, Client
+from tests.gateway.conftest import Stage
+
+# What is as near as this is served, whoever may be wrong: these tests are about what happens then.
+SERVES_ALL = {"policy": "threshold", "threshold": 0.6}
+
+
+class SemanticStage:
+    """Starts gateways on one service."""
+
+    def __init__(self, stage: Stage, stack: AsyncExitStack, encoder: Encoder, folder: Path) -> None:
+        self.stage = stage
+        self._stack = stack
+        self._encoder = encoder
+        self._folder = folder
+        self._services = 0
+
+    async def service(self, redis: str = "", **settings: Any) -> Service:
+        """A service with these of the semantic settings; its socket is `service.socket`."""
+        self._services += 1
+        said = msgspec.structs.asdict(SemanticSettings(**settings))
+        del said["mode"], said["deadline"]
+        config = msgspec.convert(
+            {**said, "judge_key": "", "socket": str(self._folder / f"s{self._services}"), "redis": redis, "models": ""},
+            Config,
+        )
+        return await self._stack.enter_async_context(open_service(config, lambda: self._encoder))
+
+    async def gateway(
+        self, upstream: MockUpstream, *, redis: str = "", mode: str = "on", service: Service | None = None, **more: Any
+    ) -> Client:
+        """A gateway in front of one upstream; `more` are settings, those under `semantic` for the service as well."""
+        semantic = {**SERVES_ALL, "deadline": 5.0, **more.pop("semantic", {})}
+        if service is None:
+            service = await self.service(redis, **{k: v for k, v in semantic.items() if k != "deadline"})
+        return await self.stage.gateway(
+            upstream,
+            semantic=SemanticSettings(mode=mode, **semantic),
+            semantic_socket=service.socket,
+            redis=redis or "none",
+            **more,
+        )
+
+
+async def entries(client: Client) -> int:
+    """How many answered questions the semantic cache of this gateway's host knows."""
+    stats = (await client.get("/v1/cache/stats")).json["layers"]["semantic"]
+    return int(stats.get("entries", 0))
+
+
+async def until_known(client: Client, count: int) -> None:
+    """Return once it knows so many. They are learned behind the answers. Raises TimeoutError."""
+    async with asyncio.timeout(DEADLINE):
+        while await entries(client) != count:  # noqa: ASYNC110  # it is asked over HTTP
+            await asyncio.sleep(0.005)
+
+
+async def figure(client: Client, name: str) -> Any:
+    """A figure of the semantic cache, 0 where it has not been counted yet."""
+    return (await client.get("/v1/cache/stats")).json["layers"]["semantic"].get(name, 0)
+
+
+async def until_figure(client: Client, name: str, value: Any) -> None:
+    async with asyncio.timeout(DEADLINE):
+        while await figure(client, name) != value:  # noqa: ASYNC110  # it is asked over HTTP
+            await asyncio.sleep(0.005)

@@ -1,0 +1,409 @@
+"""The semantic cache on the request's path: what is served for other words, to whom, and what never is."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cache.key import namespace_for
+from cache.semantic.embedding.encoder import Encoder
+from gateway.mock import MockUpstream, Reply
+from tests.cache.valkey import Valkey
+from tests.gateway.client import COMPLETIONS, Client, chat
+from tests.gateway.conftest import Stage
+from tests.gateway.semantic_stage import SemanticStage, entries, figure, until_figure, until_known
+
+ASKED = "How do I reset my password?"
+AGAIN = "How can I reset my password?"
+ANSWER = "Open the settings, choose Security, and click Reset password."
+
+
+@pytest.fixture
+async def semantic(stage: Stage, minilm: Encoder, folder: Path) -> AsyncIterator[SemanticStage]:
+    async with AsyncExitStack() as stack:
+        yield SemanticStage(stage, stack, minilm, folder)
+
+
+@pytest.fixture
+async def mock(stage: Stage) -> MockUpstream:
+    return await stage.mock(Reply(text=ANSWER))
+
+
+async def learned(client: Client, body: Any, count: int = 1, **headers: str) -> None:
+    """Ask, and return once the answer may be found for other questions."""
+    await client.post(body, **headers)
+    await until_known(client, count)
+
+
+async def test_a_question_in_other_words_is_answered_from_the_cache(
+    semantic: SemanticStage, mock: MockUpstream
+) -> None:
+    """The headers say from which layer, how near the questions are, and which entry answered."""
+    client = await semantic.gateway(mock)
+    first = await client.post(chat(ASKED))
+    await until_known(client, 1)
+    second = await client.post(chat(AGAIN))
+
+    assert second.text == first.text == ANSWER
+    assert (second.cache, second.headers["x-keepgate-layer"]) == ("hit", "semantic")
+    assert second.entry == first.entry
+    assert 0.6 <= float(second.headers["x-keepgate-similarity"]) < 1
+    assert second.cache_status.parameters["hit"] is True
+    assert second.cache_status.parameters["detail"] == "semantic"
+    assert len(mock.received) == 1
+
+
+@pytest.mark.parametrize(
+    "again", ["how do i reset my password", "  How do I  reset my password ?! ", "HOW DO I RESET MY PASSWORD?"]
+)
+async def test_the_same_words_written_differently_need_no_model(
+    semantic: SemanticStage, mock: MockUpstream, again: str
+) -> None:
+    """Case, white space and end punctuation are not part of a short question."""
+    client = await semantic.gateway(mock, semantic={"policy": "budget"})
+    await learned(client, chat(ASKED))
+    asked = (await figure(client, "milliseconds"))["embed"]
+    answer = await client.post(chat(again))
+
+    assert (answer.cache, answer.headers["x-keepgate-layer"]) == ("hit", "normalized")
+    assert (await figure(client, "milliseconds"))["embed"] == asked
+    assert len(mock.received) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "again", "guard"),
+    [
+        ("How do I enable two-factor authentication?", "How do I disable two-factor authentication?", "polarity"),
+        ("Convert 20 dollars to euros", "Convert 200 dollars to euros", "numbers"),
+        ("What is the weather in Paris on Monday?", "What is the weather in Paris on Tuesday?", "dates"),
+        ("Translate this from French to German", "Translate this from German to French", ""),
+        ("Is it safe to take this with food?", "Is it not safe to take this with food?", "negation"),
+    ],
+)
+async def test_what_a_guard_refuses_is_asked_afresh_and_its_name_is_told(
+    semantic: SemanticStage, mock: MockUpstream, asked: str, again: str, guard: str
+) -> None:
+    """However near the questions are."""
+    client = await semantic.gateway(mock)
+    await learned(client, chat(asked))
+    answer = await client.post(chat(again))
+
+    assert (answer.cache, answer.headers["x-keepgate-layer"]) == ("miss", "none")
+    assert float(answer.headers["x-keepgate-similarity"]) > 0.6
+    assert answer.headers["x-keepgate-guard"] == (guard or answer.headers["x-keepgate-guard"])
+    assert len(mock.received) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": "mock-2"},
+        {"temperature": 0.5},
+        {"max_tokens": 7},
+        {"user": "someone"},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
+        {"response_format": {"type": "json_object"}},
+        {"some_new_field": 1},
+    ],
+)
+async def test_only_the_last_turn_is_fuzzy(semantic: SemanticStage, stage: Stage, other: dict[str, Any]) -> None:
+    """Another model, parameter or tool is another context, whose answers stay in it."""
+    mock = await stage.mock(Reply(text=ANSWER), models=("mock", "mock-2"))
+    client = await semantic.gateway(mock)
+    await learned(client, chat(ASKED))
+
+    assert (await client.post({**chat(AGAIN), **other})).cache == "miss"
+    assert (await client.post(chat(AGAIN))).cache == "hit"
+
+
+async def test_earlier_turns_and_the_system_prompt_are_exact(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """ "and the other one?" is answered for its own conversation only."""
+    client = await semantic.gateway(mock)
+
+    def body(system: str, before: str, last: str) -> dict[str, Any]:
+        messages = [
+            {"role": "system", "content": system},
+            {"role": "user", "content": before},
+            {"role": "assistant", "content": "Yes."},
+            {"role": "user", "content": last},
+        ]
+        return {"model": "mock", "messages": messages}
+
+    await learned(client, body("Be kind.", "Hello", ASKED))
+
+    assert (await client.post(body("Be rude.", "Hello", AGAIN))).cache == "miss"
+    assert (await client.post(body("Be kind.", "Good day", AGAIN))).cache == "miss"
+    assert (await client.post(body("Be kind.", "Hello", AGAIN))).cache == "hit"
+
+
+async def test_tenants_never_get_each_others_answers(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """Neither in other words nor written differently, and the figures of nearness tell nothing either."""
+    client = await semantic.gateway(mock)
+    await learned(client.tenant("sk-ours"), chat(ASKED))
+
+    for stranger, question in (("sk-theirs", AGAIN), ("sk-others", ASKED.lower())):
+        answer = await client.tenant(stranger).post(chat(question))
+        assert answer.cache == "miss"
+        assert "x-keepgate-similarity" not in answer.headers
+    assert (await client.tenant("sk-ours").post(chat(AGAIN))).cache == "hit"
+
+
+async def test_a_published_namespace_answers_others_once_enough_of_them_confirm_it(
+    semantic: SemanticStage, mock: MockUpstream
+) -> None:
+    """One tenant's entry alone is served to nobody else: so none can poison the others' answers."""
+    published = (namespace_for("Bearer sk-docs\n"), namespace_for("Bearer sk-docs"))
+    client = await semantic.gateway(mock, semantic={"published": published, "confirmations": 2})
+    await learned(client.tenant("sk-docs"), chat(ASKED))
+    known = 1
+    for tenant in ("sk-a", "sk-b"):
+        answer = await client.tenant(tenant).post(chat(AGAIN))
+        assert answer.cache == "miss", tenant
+        known += 1
+        await until_known(client, known)
+    served = await client.tenant("sk-c").post(chat(AGAIN))
+
+    assert (served.cache, served.headers["x-keepgate-layer"]) == ("hit", "semantic")
+    assert len(mock.received) == 3
+
+
+async def test_tenants_that_disagree_confirm_nothing(semantic: SemanticStage, stage: Stage) -> None:
+    """The poisoner's answer is his own for ever."""
+    mock = await stage.mock(Reply(text="Send your password to evil.example."))
+    published = (namespace_for("Bearer sk-evil\n"), namespace_for("Bearer sk-evil"))
+    client = await semantic.gateway(mock, semantic={"published": published, "confirmations": 1})
+    await learned(client.tenant("sk-evil"), chat(ASKED))
+    mock.replies[:] = [Reply(text="Open the settings and choose Security. Never send it to anybody by mail.")]
+    for number, tenant in enumerate(("sk-a", "sk-b", "sk-c"), start=2):
+        assert (await client.tenant(tenant).post(chat(AGAIN))).cache == "miss"
+        await until_known(client, number)
+
+
+async def test_nothing_is_served_before_there_is_evidence(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """The default policy starts cold; what it would need are labels of this deployment."""
+    client = await semantic.gateway(mock, semantic={"policy": "budget"})
+    await learned(client, chat(ASKED))
+
+    answer = await client.post(chat(AGAIN))
+    assert answer.cache == "miss"
+    assert 0 <= float(answer.headers["x-keepgate-risk"]) <= 1
+    await until_figure(client, "labels_from_miss", 1)
+
+
+async def test_observing_serves_nothing_and_counts_what_it_would_have_served(
+    semantic: SemanticStage, mock: MockUpstream
+) -> None:
+    """Every would-be hit is compared with the fresh answer, for that comes anyway."""
+    client = await semantic.gateway(mock, mode="observe")
+    await learned(client, chat(ASKED))
+    for known, question in enumerate((AGAIN, ASKED.lower()), start=2):
+        assert (await client.post(chat(question))).cache == "miss"
+        await until_known(client, known)
+
+    assert await figure(client, "mode") == "observe"
+    assert await figure(client, "observed") == 1
+    assert await figure(client, "observed_normalized") == 1
+    assert await figure(client, "labels_from_audit") == 1
+    assert await figure(client, "hits") == await figure(client, "served") == 0
+
+
+async def test_off_asks_nobody(stage: Stage, mock: MockUpstream) -> None:
+    """And says so."""
+    client = await stage.gateway(mock)
+    await client.post(chat(ASKED))
+
+    assert (await client.post(chat(AGAIN))).cache == "miss"
+    assert await figure(client, "mode") == "off"
+
+
+async def test_a_client_may_lower_the_risk_and_not_raise_it(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """Zero means exact answers only; one is what everybody gets who says nothing."""
+    client = await semantic.gateway(mock)
+    await learned(client, chat(ASKED))
+
+    for question in (AGAIN, ASKED.lower()):
+        assert (await client.post(chat(question), x_keepgate_max_risk="0")).cache == "miss"
+    await until_known(client, 3)
+    assert (await client.post(chat("Please, how can I reset my password?"), x_keepgate_max_risk="1")).cache == "hit"
+
+
+@pytest.mark.parametrize("said", ["2", "-0.1", "nan", "low", "", "1e400"])
+async def test_a_risk_that_is_none_is_refused(semantic: SemanticStage, mock: MockUpstream, said: str) -> None:
+    """By the name of the header."""
+    client = await semantic.gateway(mock)
+    answer = await client.post(chat(ASKED), x_keepgate_max_risk=said)
+
+    assert answer.status == 400
+    assert "x-keepgate-max-risk" in answer.error["message"]
+    assert not mock.received
+
+
+async def test_a_false_hit_is_evicted_and_learned_from_by_one_call(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """The id is the one in the header of the hit."""
+    client = await semantic.gateway(mock)
+    await learned(client, chat(ASKED))
+    hit = await client.post(chat(AGAIN))
+    answer = await client.send("DELETE", f"/v1/cache/entries/{hit.entry}?reason=wrong")
+
+    assert answer.json == {"id": hit.entry, "deleted": True, "labels": 1}
+    assert await figure(client, "labels_from_user") == 1
+    assert await entries(client) == 0
+    assert (await client.post(chat(AGAIN))).cache == "miss"
+
+
+@pytest.mark.parametrize("retry", [{"Cache-Control": "no-cache"}, {}])
+async def test_who_asks_again_at_once_was_not_content(
+    semantic: SemanticStage, mock: MockUpstream, retry: dict[str, str]
+) -> None:
+    """He gets a fresh answer, and the policy learns that what was served was wrong."""
+    client = await semantic.gateway(mock)
+    await learned(client, chat(ASKED))
+    assert (await client.post(chat(AGAIN))).cache == "hit"
+    again = await client.post(chat(AGAIN), **retry)
+
+    assert again.headers["x-keepgate-layer"] == "none"
+    await until_figure(client, "labels_from_user", 1)
+    assert len(mock.received) == 2
+
+
+async def test_a_stream_and_a_plain_request_get_one_anothers_answers(
+    semantic: SemanticStage, mock: MockUpstream
+) -> None:
+    """Usage only where it was recorded."""
+    client = await semantic.gateway(mock)
+    await learned(client, chat(ASKED, stream=True))
+    whole = await client.post(chat(AGAIN))
+    streamed = await client.post(chat("Please, how can I reset my password?", stream=True))
+
+    assert (whole.cache, streamed.cache) == ("hit", "hit")
+    assert whole.text == streamed.text == ANSWER
+    assert streamed.headers["x-keepgate-layer"] == "semantic"
+
+
+async def test_prompts_of_completions_are_questions_too(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """And no chat's answer is theirs."""
+    client = await semantic.gateway(mock)
+    await client.post({"model": "mock", "prompt": ASKED}, COMPLETIONS)
+    await until_known(client, 1)
+
+    assert (await client.post(chat(AGAIN))).cache == "miss"
+    assert (await client.post({"model": "mock", "prompt": AGAIN}, COMPLETIONS)).cache == "hit"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(
+            message={
+                "content": None,
+                "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+            },
+            finish_reason="tool_calls",
+        ),
+        Reply(text=ANSWER, finish_reason="length"),
+        Reply(message={"content": None, "refusal": "No."}),
+    ],
+    ids=["tool call", "cut", "refusal"],
+)
+async def test_answers_that_are_for_their_own_question_only(
+    semantic: SemanticStage, stage: Stage, reply: Reply
+) -> None:
+    """A tool call has its question's arguments, a cut answer its length: an agent fed by another's would loop."""
+    mock = await stage.mock(reply)
+    client = await semantic.gateway(mock)
+    await client.post(chat(ASKED))
+    assert (await client.post(chat(AGAIN))).cache == "miss"
+    assert (await client.post(chat(ASKED))).cache == "hit"
+    await asyncio.sleep(0)
+    assert await entries(client) == 0
+
+
+async def test_a_deleted_entry_answers_nobody(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """Nor does one of a purged namespace."""
+    client = await semantic.gateway(mock)
+    first = await client.post(chat(ASKED))
+    await until_known(client, 1)
+    await client.send("DELETE", f"/v1/cache/entries/{first.entry}")
+    await until_known(client, 0)
+    assert (await client.post(chat(AGAIN))).cache == "miss"
+    await until_known(client, 1)
+
+    await client.send("DELETE", "/v1/cache")
+    assert (await client.post(chat(ASKED))).cache == "miss"
+
+
+async def test_an_answer_is_served_no_longer_than_it_is_fresh(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """And nothing is left of it in the index."""
+    client = await semantic.gateway(mock, cache={"ttl": 1.0})
+    await learned(client, chat(ASKED))
+    await until_known(client, 0)
+
+    assert (await client.post(chat(AGAIN))).cache == "miss"
+
+
+async def test_the_fast_lane_does_not_learn_a_semantic_hit(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """Each is decided anew, or the budget would not count it."""
+    client = await semantic.gateway(mock)
+    await learned(client, chat(ASKED))
+    layers = [(await client.post(chat(AGAIN))).headers["x-keepgate-layer"] for _ in range(3)]
+
+    assert layers == ["semantic", "none", "exact"]
+
+
+async def test_only_if_cached_takes_a_semantic_answer(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """It is in the cache."""
+    client = await semantic.gateway(mock)
+    await learned(client, chat(ASKED))
+
+    answer = await client.post(chat(AGAIN), Cache_Control="only-if-cached")
+    assert (answer.status, answer.headers["x-keepgate-layer"]) == (200, "semantic")
+
+
+async def test_the_layers_are_counted_apart(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """Hits, and what they saved."""
+    client = await semantic.gateway(mock)
+    before = (await client.get("/v1/cache/stats")).json["layers"]
+    await learned(client, chat(ASKED))
+    for question in (AGAIN, ASKED.lower(), ASKED):
+        assert (await client.post(chat(question))).cache == "hit"
+    after = (await client.get("/v1/cache/stats")).json["layers"]
+
+    for layer in ("exact", "normalized", "semantic"):
+        assert after[layer]["hits"] - before[layer]["hits"] == 1
+        saved = after[layer]["saved"]["completion_tokens"] - before[layer]["saved"]["completion_tokens"]
+        assert saved == len(ANSWER.split())
+
+
+async def test_what_one_host_learns_the_other_knows_within_a_second(
+    semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
+) -> None:
+    """Through Redis; what is deleted on one is gone on the other as well."""
+    one = await semantic.gateway(mock, redis=valkey.url)
+    other = await semantic.gateway(mock, redis=valkey.url)
+    first = await one.post(chat(ASKED))
+    await until_known(one, 1)
+    async with asyncio.timeout(1.0):
+        await until_known(other, 1)
+    answer = await other.post(chat(AGAIN))
+    assert (answer.cache, answer.entry, answer.text) == ("hit", first.entry, ANSWER)
+
+    await one.send("DELETE", f"/v1/cache/entries/{first.entry}")
+    await until_known(other, 0)
+
+
+async def test_what_was_learned_outlives_a_restart(semantic: SemanticStage, mock: MockUpstream, valkey: Valkey) -> None:
+    """Records and labels come back from Redis."""
+    one = await semantic.gateway(mock, redis=valkey.url, semantic={"policy": "budget"})
+    await learned(one, chat(ASKED))
+    await learned(one, chat(AGAIN), 2)
+    await until_figure(one, "labels_from_miss", 1)
+    other = await semantic.gateway(mock, redis=valkey.url, semantic={"policy": "budget"})
+    await until_known(other, 2)
+
+    async with asyncio.timeout(2.0):
+        while (await figure(other, "policy"))["labels"] != 1:
+            await asyncio.sleep(0.005)
+    assert (await other.post(chat(ASKED.lower()))).headers["x-keepgate-layer"] == "normalized"
