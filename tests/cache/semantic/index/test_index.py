@@ -1,0 +1,210 @@
+"""What is asked of the index, whatever it is made of: right answers, nothing dead, bad input refused."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from cache.semantic.index.index import VectorIndex
+from cache.semantic.index.partition import Thresholds
+from cache.semantic.index.vector import NotAUnitVector
+from tests.cache.semantic.index.vectors import topics, unit, units
+
+LATER = 2_000_000_000.0
+NOW = 1_900_000_000.0
+SMALL = Thresholds(flat=32, one_list=256, scan=512, batch=16)
+
+
+@pytest.fixture
+def index() -> Iterator[VectorIndex]:
+    index = VectorIndex(8, SMALL)
+    yield index
+    index.close()
+
+
+def test_neighbours_come_nearest_first_with_their_cosines(index: VectorIndex) -> None:
+    """The cosine of an entry is that of its vector to the question, to the fourth decimal."""
+    question = unit(0)
+    for seed in range(20):
+        index.add("p", f"e{seed}", unit(seed), LATER)
+    found = index.search("p", question, 5, NOW)
+    expected = sorted(((float(unit(seed) @ question), f"e{seed}") for seed in range(20)), reverse=True)[:5]
+    assert [entry for entry, _ in found] == [entry for _, entry in expected]
+    assert [cosine for _, cosine in found] == pytest.approx([cosine for cosine, _ in expected], abs=1e-4)
+
+
+def test_partitions_see_nothing_of_each_other(index: VectorIndex) -> None:
+    """The same question finds in each partition only what was added there."""
+    index.add("a", "in a", unit(1), LATER)
+    index.add("b", "in b", unit(1), LATER)
+    assert [entry for entry, _ in index.search("a", unit(1), 16, NOW)] == ["in a"]
+    assert index.search("c", unit(1), 16, NOW) == []
+
+
+def test_a_replaced_entry_is_only_where_it_was_put_last(index: VectorIndex) -> None:
+    """An id that comes again takes its vector, time and partition from its last appearance."""
+    index.add("a", "e", unit(1), LATER)
+    index.add("b", "e", unit(2), LATER + 9)
+    assert index.search("a", unit(1), 16, NOW) == []
+    assert [entry for entry, _ in index.search("b", unit(2), 16, LATER + 1)] == ["e"]
+    assert (len(index), index.partitions) == (1, 1)
+
+
+def test_an_expired_entry_is_not_found_even_before_it_is_freed(index: VectorIndex) -> None:
+    """At the very second of its end an entry is gone for searches; freeing follows."""
+    index.add("p", "short", unit(1), NOW + 1)
+    index.add("p", "long", unit(2), LATER)
+    assert {entry for entry, _ in index.search("p", unit(1), 16, NOW + 0.5)} == {"short", "long"}
+    assert {entry for entry, _ in index.search("p", unit(1), 16, NOW + 1)} == {"long"}
+    assert len(index) == 2
+    assert index.expire(NOW + 2) == 1
+    assert (len(index), "short" in index) == (1, False)
+    assert index.expire(NOW + 3) == 0
+
+
+def test_the_living_are_found_among_many_dead(index: VectorIndex) -> None:
+    """In lists full of expired entries that are nearer, a search still finds those that live."""
+    near, far = topics(2000, 8, seed=1, about=1), topics(20, 8, seed=2, about=50)
+    for number, vector in enumerate(near):
+        index.add("p", f"dead {number}", vector, NOW - 1)
+    for number, vector in enumerate(far):
+        index.add("p", f"alive {number}", vector, LATER)
+    assert index.settle(30)
+    found = index.search("p", near[0], 16, NOW)
+    expected = np.sort(far @ near[0])[::-1][:16]
+    assert [cosine for _, cosine in found] == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_a_call_of_expire_is_short_and_the_calls_free_all(index: VectorIndex) -> None:
+    """However many expire in one second, a call frees some of them and comes back."""
+    for number in range(3000):
+        index.add(f"p{number % 3}", str(number), unit(number), NOW + 0.5)
+    freed = []
+    while freed[-1:] != [0]:
+        freed.append(index.expire(NOW + 2))
+    assert sum(freed) == 3000
+    assert max(freed) < 3000
+    assert (len(index), index.partitions) == (0, 0)
+
+
+def test_memory_goes_back_when_entries_go(index: VectorIndex) -> None:
+    """An index that was large and is empty takes as little as a new one."""
+    empty = index.bytes
+    vectors = topics(20_000, 8, seed=1)
+    for number, vector in enumerate(vectors):
+        index.add("p", str(number), vector, LATER)
+    full = index.bytes
+    for number in range(len(vectors)):
+        assert index.remove(str(number))
+    assert index.settle(30)
+    # What is left is the dict of entries, which Python shrinks at the next addition.
+    index.add("p", "one", unit(1), LATER)
+    assert full > 20_000 * 16
+    assert index.bytes < empty + 0.25 * (full - empty)
+
+
+def test_a_hundred_thousand_partitions_are_filled_and_searched_quickly() -> None:
+    """Many small partitions cost as much memory as their entries, little more, and every search takes microseconds."""
+    partitions, each, dimensions = 100_000, 3, 8
+    index = VectorIndex(dimensions)
+    vectors = topics(1000, dimensions, seed=1)
+    began = time.process_time()
+    for number in range(partitions * each):
+        index.add(f"p{number % partitions}", f"e{number}", vectors[number % 1000], LATER)
+    filled = time.process_time()
+    for number in range(0, partitions, 100):
+        found = index.search(f"p{number}", vectors[number % 1000], 16, NOW)
+        assert sorted(entry for entry, _ in found) == sorted(f"e{number + n * partitions}" for n in range(each))
+    searched = time.process_time()
+    assert (index.partitions, len(index)) == (partitions, partitions * each)
+    assert filled - began < 30
+    assert (searched - filled) / (partitions / 100) < 0.002
+    assert index.bytes / (partitions * each) < 600
+    index.close()
+
+
+def test_of_real_size_little_is_missed() -> None:
+    """In thousands of lists' worth of topics the nearest is found as by comparing all, and nearly all sixteen."""
+    vectors, questions = topics(12_000, 64, seed=1), topics(300, 64, seed=2)
+    index = VectorIndex(64, Thresholds(flat=256, one_list=1024, scan=1500))
+    for number, vector in enumerate(vectors):
+        index.add("p", str(number), vector, LATER)
+    assert index.settle(60)
+    first = all_sixteen = 0.0
+    for question in questions:
+        cosines = vectors @ question
+        expected = np.argsort(-cosines)[:16]
+        found = index.search("p", question, 16, NOW)
+        first += found[0][1] >= cosines[expected[0]] - 1e-4
+        all_sixteen += len({int(entry) for entry, _ in found} & set(expected.tolist())) / 16
+        assert all(cosine == pytest.approx(cosines[int(entry)], abs=1e-4) for entry, cosine in found)
+    assert first / len(questions) >= 0.99
+    assert all_sixteen / len(questions) >= 0.97
+    index.close()
+
+
+def test_searches_go_on_while_lists_are_made(index: VectorIndex) -> None:
+    """Every entry is found at any moment of the making, moving and remaking of lists."""
+    vectors = topics(3000, 8, seed=1, about=3000)
+    for number, vector in enumerate(vectors):
+        index.add("p", str(number), vector, LATER)
+        asked = number * 7919 % (number + 1)
+        nearest = index.search("p", vectors[asked], 1, NOW)[0]
+        assert nearest[1] > 0.9998
+    assert index.settle(30)
+
+
+def test_the_same_vector_many_times_over_is_no_trouble(index: VectorIndex) -> None:
+    """Entries that all lie in one point can be listed, found and removed."""
+    for number in range(1500):
+        index.add("p", str(number), unit(1), LATER)
+    assert index.settle(30)
+    found = index.search("p", unit(1), 16, NOW)
+    assert len(found) == 16
+    for number in range(1500):
+        assert index.remove(str(number))
+    assert index.search("p", unit(1), 16, NOW) == []
+
+
+@pytest.mark.parametrize(
+    ("vector", "complaint"),
+    [
+        (np.ones(7, np.float32) / np.sqrt(7), r"has shape \[7\]; this index needs \[8\]"),
+        (np.ones((1, 8), np.float32) / np.sqrt(8), r"has shape \[1, 8\]"),
+        (np.zeros(8, np.float32), "has length 0; it must be normalised to length 1"),
+        (np.full(8, np.nan, np.float32), "has length nan"),
+        (np.full(8, np.inf, np.float32), "has length inf"),
+        (unit(1) * np.float32(1.01), r"has length 1\.01"),
+        (["a"] * 8, "must be 8 numbers"),
+    ],
+)
+def test_a_vector_that_is_no_unit_vector_is_refused(index: VectorIndex, vector: object, complaint: str) -> None:
+    """Adding or searching it says what is wrong, and leaves the entry of that id as it was."""
+    index.add("p", "e", unit(1), LATER)
+    with pytest.raises(NotAUnitVector, match=complaint):
+        index.add("p", "e", vector, LATER)  # type: ignore[arg-type]  # that is what is tested
+    with pytest.raises(NotAUnitVector, match=complaint):
+        index.search("p", vector, 16, NOW)  # type: ignore[arg-type]  # as above
+    assert [entry for entry, _ in index.search("p", unit(1), 16, NOW)] == ["e"]
+
+
+def test_bad_numbers_are_refused(index: VectorIndex) -> None:
+    """A time that is no time and a count below one are named."""
+    with pytest.raises(ValueError, match="expires: nan; it must be a finite number"):
+        index.add("p", "e", unit(1), float("nan"))
+    with pytest.raises(ValueError, match="k: 0; it must be at least 1"):
+        index.search("p", unit(1), 0, NOW)
+    assert len(index) == 0
+
+
+def test_the_background_ends_with_the_index() -> None:
+    """After close no thread of the index is left, also when it was closed in the middle of its work."""
+    index = VectorIndex(8, SMALL)
+    for number, vector in enumerate(topics(5000, 8, seed=1)):
+        index.add("p", str(number), vector, LATER)
+    index.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("semantic-index")]
+    assert units(unit(1)) == pytest.approx(unit(1))
+    assert index.search("p", unit(1), 16, NOW)

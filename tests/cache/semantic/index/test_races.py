@@ -1,0 +1,190 @@
+"""Entries that go, change or come while a background thread is between two looks at them."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from cache.semantic.index import lists, maker
+from cache.semantic.index.index import VectorIndex
+from cache.semantic.index.lists import InvertedLists
+from cache.semantic.index.partition import Thresholds
+from cache.semantic.index.vector import Floats, Rows
+from tests.cache.semantic.index.vectors import topics, unit
+
+LATER = 2_000_000_000.0
+NOW = 1_900_000_000.0
+SMALL = Thresholds(flat=32, one_list=64, scan=512, batch=16)
+
+
+class Gate:
+    """Stops the background at a point: it says when it is there, and goes on when it may."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+
+    def pass_through(self) -> None:
+        self.reached.set()
+        assert self.go_on.wait(30)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.go_on.set()
+
+
+@pytest.fixture
+def choosing(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """The background stops after it has chosen the lists of a batch, before it puts the batch in."""
+    choose = InvertedLists.lists_of
+
+    def choose_and_stop(self: InvertedLists, vectors: Floats) -> Rows:
+        numbers = choose(self, vectors)
+        gate.pass_through()
+        return numbers
+
+    monkeypatch.setattr(InvertedLists, "lists_of", choose_and_stop)
+    return gate
+
+
+@pytest.fixture
+def training(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """The background stops when new centroids are there, before they are used."""
+    train = lists.spherical_centroids
+
+    def train_and_stop(sample: Floats, count: int, is_over: object) -> Floats | None:
+        centroids = train(sample, count, lambda: False)
+        gate.pass_through()
+        return centroids
+
+    monkeypatch.setattr(maker, "spherical_centroids", train_and_stop)
+    return gate
+
+
+def filled(count: int) -> tuple[VectorIndex, Floats]:
+    index, vectors = VectorIndex(8, SMALL), topics(count, 8, seed=1, about=count)
+    for number, vector in enumerate(vectors):
+        index.add("p", str(number), vector, LATER)
+    return index, vectors
+
+
+def found(index: VectorIndex, vector: Floats, partition: str = "p") -> set[str]:
+    return {entry for entry, _ in index.search(partition, vector, 500, NOW)}
+
+
+def test_what_is_removed_while_its_list_is_chosen_stays_away(choosing: Gate) -> None:
+    """A batch that was read before a removal does not bring the removed back."""
+    index, vectors = filled(40)
+    assert choosing.reached.wait(30)
+    for number in range(0, 40, 2):
+        assert index.remove(str(number))
+    odd = {str(number) for number in range(1, 40, 2)}
+    assert found(index, vectors[0]) == odd
+    choosing.go_on.set()
+    assert index.settle(30)
+    assert found(index, vectors[0]) == odd
+    assert len(index) == 20
+    index.close()
+
+
+def test_a_new_entry_is_not_taken_for_the_one_whose_row_it_has(choosing: Gate) -> None:
+    """What was chosen for a removed entry is not used for one that has come in its place, of whatever partition."""
+    index, _ = filled(40)
+    assert choosing.reached.wait(30)
+    for number in range(40):
+        assert index.remove(str(number))
+    others = topics(40, 8, seed=5, about=40)
+    for number, vector in enumerate(others):
+        index.add("p" if number % 2 else "q", f"new {number}", vector, LATER)
+    choosing.go_on.set()
+    assert index.settle(30)
+    for number, vector in enumerate(others):
+        entry, cosine = index.search("p" if number % 2 else "q", vector, 1, NOW)[0]
+        assert (entry, cosine) == (f"new {number}", pytest.approx(1, abs=1e-4))
+    assert found(index, others[0]) == {f"new {number}" for number in range(1, 40, 2)}
+    assert found(index, others[0], "q") == {f"new {number}" for number in range(0, 40, 2)}
+    index.close()
+
+
+def test_what_is_removed_while_centroids_are_trained_is_never_found(training: Gate) -> None:
+    """New lists, trained on vectors that were removed meanwhile, never have these in them."""
+    index, vectors = filled(200)
+    assert training.reached.wait(30)
+    for number in range(0, 200, 2):
+        assert index.remove(str(number))
+    index.add("q", "1", vectors[1], LATER)
+    left = {str(number) for number in range(3, 200, 2)}
+    assert found(index, vectors[0]) == left
+    training.go_on.set()
+    assert index.settle(30)
+    assert found(index, vectors[0]) == left
+    assert found(index, vectors[1], "q") == {"1"}
+    index.close()
+
+
+def test_what_is_added_while_centroids_are_trained_is_found_at_once(training: Gate) -> None:
+    """Entries that come during a training are found during it and after it."""
+    index, _ = filled(100)
+    assert training.reached.wait(30)
+    late = topics(300, 8, seed=9, about=300)
+    for number, vector in enumerate(late):
+        index.add("p", f"late {number}", vector, LATER)
+    assert all(index.search("p", vector, 1, NOW)[0][1] > 0.9998 for vector in late)
+    training.go_on.set()
+    assert index.settle(30)
+    assert all(index.search("p", vector, 1, NOW)[0][1] > 0.9998 for vector in late)
+    index.close()
+
+
+def test_a_partition_that_is_emptied_during_a_training_leaves_nothing(training: Gate) -> None:
+    """Lists that come too late for their partition find no place, and the partition of the same name is a new one."""
+    index, vectors = filled(100)
+    assert training.reached.wait(30)
+    for number in range(100):
+        assert index.remove(str(number))
+    assert (len(index), index.partitions) == (0, 0)
+    index.add("p", "new", vectors[0], LATER)
+    training.go_on.set()
+    assert index.settle(30)
+    assert found(index, vectors[0]) == {"new"}
+    index.close()
+
+
+def test_a_training_that_fails_costs_speed_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If there is no memory for centroids, everything is found as before, and the log says so."""
+    failed = threading.Event()
+
+    def fail(sample: Floats, count: int, is_over: object) -> Floats | None:
+        failed.set()
+        raise MemoryError("no memory for centroids")
+
+    monkeypatch.setattr(maker, "spherical_centroids", fail)
+    index, vectors = filled(300)
+    assert failed.wait(30)
+    assert all(index.search("p", vector, 1, NOW)[0][1] > 0.9998 for vector in vectors)
+    index.close()
+    assert "no memory for centroids" in caplog.text
+
+
+def test_a_storm_of_changes_leaves_what_was_put_last() -> None:
+    """With the background at work all the time, the index ends with what a dict would hold."""
+    index, vectors = VectorIndex(8, SMALL), topics(600, 8, seed=1, about=600)
+    kept: dict[str, int] = {}
+    for step in range(12_000):
+        number = step * 7919 % 600
+        entry = str(step * 31 % 400)
+        if step % 3 == 2:
+            assert index.remove(entry) == (kept.pop(entry, None) is not None)
+        else:
+            index.add(f"p{number % 2}", entry, vectors[number], LATER)
+            kept[entry] = number
+    assert index.settle(30)
+    for partition in (0, 1):
+        expected = {entry for entry, number in kept.items() if number % 2 == partition}
+        assert found(index, unit(1), f"p{partition}") == expected
+    index.close()
