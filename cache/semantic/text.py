@@ -15,7 +15,7 @@ from cache.semantic.reading.persons import persons
 from cache.semantic.reading.phrases import rewritten
 from cache.semantic.reading.quantities import quantities
 from cache.semantic.reading.questions import questions
-from cache.semantic.reading.verbatim import verbatim
+from cache.semantic.reading.verbatim import is_sql, verbatim
 from cache.semantic.token import Kind, Token, tokens_of
 
 # One sign for what keyboards and phones write in several ways.
@@ -94,7 +94,7 @@ def _plain(prompt: str) -> str:
         for written, meant in (("a.m.", "am"), ("p.m.", "pm"), ("A.M.", "am"), ("P.M.", "pm")):
             prompt = prompt.replace(written, meant)
     # A prompt all in capitals says nothing by them.
-    return prompt.lower() if prompt.isupper() else prompt
+    return prompt.lower() if prompt.isupper() and not is_sql(prompt) else prompt
 
 
 def _sides(tokens: Iterable[Token], denied: frozenset[str]) -> tuple[int, int]:

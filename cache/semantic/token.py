@@ -70,6 +70,7 @@ _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _PARENTHESISED = re.compile(r"(?<=\d)\(([a-z])\)", re.IGNORECASE)
 _ADDRESS = re.compile(r"://|^www\.|[^@\s]@[^@\s]+\.|^[~.]{0,2}/[^/]+/|^[a-z]:\\|\\\w", re.IGNORECASE)
 _SENTENCE_ENDS = frozenset(".?!…。\uff1f\uff01")
+_ABBREVIATED = words("dr. mr. mrs. ms. prof. st. vs. rs. approx. etc. jr. sr. inc. ltd. e.g. i.e.")
 _CLAUSE_ENDS = frozenset(",;:()\u2013—\uff0c\uff1b\uff1a、")
 _SILENT = frozenset("'\"`-“”\u2018«»„\u201a*_~¿¡\N{VARIATION SELECTOR-16}")
 _CURRENCY_SIGNS = frozenset("$£€¥₹₩₽₿%°")
@@ -183,9 +184,11 @@ def _suffix_of_name(piece: str, rest: str) -> str:
 def _mark(chunk: str, start: int) -> Token | None:
     mark = chunk[start]
     glued = start > 0
+    if mark in "/&" and _is_between_words(chunk, start):
+        return word("and" if mark == "&" else "or")
     if mark in _SENTENCE_ENDS:
         inside = mark == "." and glued and start + 1 < len(chunk) and chunk[start + 1].isalnum()
-        return None if inside else Token(mark, mark, Kind.SENTENCE_END, glued=glued)
+        return None if inside or chunk.casefold() in _ABBREVIATED else Token(mark, mark, Kind.SENTENCE_END, glued=glued)
     if mark in _CLAUSE_ENDS or chunk == "-":
         return Token(mark, mark, Kind.CLAUSE_END, glued=glued)
     if mark in _CURRENCY_SIGNS:
@@ -194,6 +197,14 @@ def _mark(chunk: str, start: int) -> Token | None:
     if mark in _SILENT and not between_numbers and chunk not in ("*", "~"):
         return None
     return Token(mark, mark, Kind.SYMBOL, glued=glued)
+
+
+def _is_between_words(chunk: str, start: int) -> bool:
+    """Whether the mark at `start` stands between two words, in one chunk or beside it: tummy/belly, Tom & Jerry."""
+    if chunk == "&":
+        return True
+    before, after = chunk[:start], chunk[start + 1 :]
+    return before[-2:].isalpha() and after[:2].isalpha() and len(before) > 1 and len(after) > 1
 
 
 def _words(piece: str, glued: bool) -> tuple[Token, ...]:

@@ -8,6 +8,8 @@ from cache.semantic.text import Text
 
 # From this share of common words on, the longer text's being the whole, two texts say the same words in some order.
 SAME_WORDS = 0.6
+# In a text of more words than these, any of them that moves may change what is said.
+MANY_WORDS = 5
 # Of more words than these no single one is sought that moved: it would take quadratic time.
 _MAX_WORDS = 64
 # Their answer is one side of a verb, so that which side the other stands on decides.
@@ -24,10 +26,17 @@ def roles_differ(asked: Text, cached: Text) -> bool:
     the same words come in another order, as in the word swaps of PAWS (Zhang et al., arXiv 1904.01130). Of reorderings
     only those pass that Order undoes, and one verb that moved: "activate my card", "get my card activated".
     """
-    if asked.order == cached.order:
-        return False
     ours, theirs = asked.order, cached.order
+    if ours == theirs:
+        return False
     if ours.roles != theirs.roles and _roles_clash(ours.roles, theirs.roles):
+        return True
+    written = (ours.undated, theirs.undated) if ours.undated and theirs.undated else (ours.plain, theirs.plain)
+    one, other = _common(*written), _common(*reversed(written))
+    if one == other:
+        return False
+    longest = max(map(len, written))
+    if longest > MANY_WORDS and len(one) >= SAME_WORDS * longest:
         return True
     if not (ours.aside.isdisjoint(theirs.sequence) or theirs.aside.isdisjoint(ours.sequence)):
         return True
@@ -99,4 +108,7 @@ def _is_one_verb_moved(one: list[str], other: list[str], asked: Text, cached: Te
     if any((a, b) in asked.order.compounds and (b, a) in cached.order.compounds for a in span for b in span):
         return False
     verbs = asked.order.verbs | cached.order.verbs
+    if len(asked.order.verbs.intersection(cached.order.verbs, span)) > 1:
+        # Two verbs have changed places: what was cancelled when what was opened.
+        return False
     return (span[0] in verbs and moved == span[1:] + span[:1]) or (span[-1] in verbs and moved == span[-1:] + span[:-1])

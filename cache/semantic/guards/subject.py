@@ -6,7 +6,7 @@ from cache.semantic.text import Text
 from cache.semantic.token import word
 
 # Shares of common content words, the longer text's being the whole. From the first on, two texts are one sentence with
-# something exchanged or added. From the second on, a word more is an elaboration, unless a preposition introduces it:
+# something exchanged or added. From the second on, a word more is an elaboration, unless it narrows what is meant:
 # "… in India", "… for beginners".
 SAME_SENTENCE = 0.5
 LONG_SENTENCE = 0.8
@@ -58,8 +58,17 @@ def _has_nothing(text: Text) -> bool:
 
 
 def _are_restricting(added: frozenset[str], asked: Text, cached: Text) -> bool:
-    """Whether a preposition stands before one of the `added` words."""
-    return any(stem in added for stem, _ in asked.order.roles | cached.order.roles)
+    """Whether one of the `added` words narrows what is meant.
+
+    So does one after a preposition, and in a question one right before a word that both have: art history is not all
+    of history.
+    """
+    if any(stem in added for stem, _ in asked.order.roles | cached.order.roles):
+        return True
+    if not (asked.questions and cached.questions):
+        return False
+    compounds = asked.order.compounds | cached.order.compounds
+    return any(one in added and other not in added for one, other in compounds)
 
 
 def _without_kin(some: frozenset[str], others: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:

@@ -3,7 +3,7 @@
 Left: as written, after contractions. Right: what stands for it, or nothing.
 """
 
-LEADS = """
+_LEADS = """
     give me = tell
     provide me with = tell
     at what time = when
@@ -29,11 +29,7 @@ LEADS = """
     best way to = how to
     is there a way to = how to
     is there any way to = how to
-    what do i do to = how to
-    what should i do to = how to
     what do i need to do to = how to
-    what must i do to = how to
-    what can i do to = how to
     what steps do i take to = how to
     what are the steps to = how to
     what is the procedure to = how to
@@ -149,4 +145,78 @@ LEADS = """
     am i able to = can i
     what is up with = why
     what is wrong with = why problem
+    what can be done to = how to
+    what should be done to = how to
+    what is the best strategy to = how to
+    what is the best method to = how to
+    what are some tips to = how to
+    what are some tips for = how to
+    what are some tips on = how to
+    what are the tips to = how to
+    any tips on how to = how to
+    any tips on = how to
+    any tips for = how to
+    any advice on how to = how to
+    what are some ways of = how to
+    what are the ways of = how to
+    what are the best ways of = how to
+    what are some of the best ways to = how to
+    what is a way to = how to
+    which is the best way to = how to
+    is there anything i can do to = how to
+    what makes = why
+    what made = why
+    what is the reason for = why
+    what is the reason behind = why
+    what are the reasons for = why
+    what are the reasons behind = why
+    what could be the reason for = why
+    what could cause = why cause
+    what can cause = why cause
+    what might cause = why cause
+    what may cause = why cause
+    what is the cause of = why cause
+    what are the causes of = why cause
+    what could be the cause of = why cause
+    what could be the causes of = why cause
+    what is the importance of = why important
+    what is the significance of = why important
+    what is it like to = how does it feel to
+    how is it like to = how does it feel to
+    is it true that = is it so
+    do you think =
+    you think =
+    any ideas =
+    do you have any idea =
+    may i know =
+    can i know =
+    i am curious to know =
+    i would like to ask =
+    i want to ask =
+    could you suggest = suggest
+    can you suggest = suggest
+    could you recommend = suggest
+    can you recommend = suggest
+    would you suggest = suggest
+    would you recommend = suggest
+    hi doctor = hello
+    hello doctor = hello
+    hi everyone = hello
+    hello everyone = hello
+    hi all = hello
+    hello all = hello
+    hi guys = hello
+    hey guys = hello
+    why or why not =
+    if so why =
+    if yes why =
+    if not why not =
 """
+
+# "What can we do to": whoever asks, it is asked how.
+_DOERS = [
+    f"what {auxiliary} {person} do to = how to"
+    for auxiliary in ("can", "could", "should", "must", "do", "would")
+    for person in ("i", "we", "you", "one")
+]
+LEADS = "\n".join([_LEADS.strip(), *_DOERS])

@@ -25,6 +25,7 @@ _GROUPS = """
     increase raise
     big large huge
     small little tiny
+    strange weird odd peculiar
     quick fast rapid speedy
     easy simple effortless
     hard difficult tough
@@ -64,11 +65,11 @@ _GROUPS = """
     recommend suggest advise
     instruction direction
     example instance sample
-    difference distinction
+    difference distinction differ differentiate distinguish
     advantage benefit pro upside
     disadvantage drawback con downside
     definition meaning
-    important significant crucial vital
+    important significant crucial vital importance significance
     dangerous risky hazardous unsafe
     allowed permitted legal lawful
     illegal unlawful
@@ -131,6 +132,9 @@ _GROUPS = """
     eat consume
     cook prepare
     use utilize
+    destroy demolish
+    motivate motivation
+    cancel cancellation
     need require
     exchange swap trade
     withdraw withdrawal
@@ -173,10 +177,11 @@ _GROUPS = """
     tired exhausted
     beautiful pretty gorgeous
     funny hilarious
-    strange weird odd
     main primary
     total overall
     whole entire
+    locate situate
+    defeat beat
     various different several
     often frequently
     usually normally typically generally

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 
+from cache.semantic.lexicon import words
 from cache.semantic.lexicon.measures import SHORT_UNITS, SUFFIXES, UNITS
 from cache.semantic.reading.numerals import scaled
 from cache.semantic.token import Kind, Token
 
 _SIGNS = frozenset("$£€¥₹₩₽₿")
+# Before a figure they are its unit: Rs 500, USD 20.
+_CODES = words("rs inr usd eur gbp jpy cny")
 _ORDINAL_ENDINGS = frozenset({"st", "nd", "rd", "th"})
 # A million after a currency, a metre after a length.
 _SCALED_MONEY = frozenset({"m", "b"})
@@ -41,9 +44,10 @@ def measured(tokens: Sequence[Token]) -> list[Token]:
             figure = scaled(figure, SUFFIXES[after.form])
             position += 1
             after = tokens[position] if position < len(tokens) else _NO_TOKEN
-        if sign:
+        code = "" if sign or not result or after.form in UNITS else result[-1].form
+        if sign or code in _CODES:
             result.pop()
-            unit = UNITS[sign]
+            unit = UNITS[sign or code]
         elif after.glued and after.form in _ORDINAL_ENDINGS:
             figure += "th"
             position += 1

@@ -16,13 +16,13 @@ _PRONOUNS = words("i you we they he she it")
 _COORDINATORS = frozenset({"and", "or", "vs", "versus"})
 # Directly after these words a coordination may start: "compare cats and dogs".
 _SYMMETRIC = frozenset(word(form).stem for form in words("compare difference combine mix merge connect"))
-# They may stand before what they praise or after it: "the best laptop", "which laptop is best".
+# They may stand before what they are said of or after it: "the best laptop", "which laptop is best".
 _FREE = frozenset(
     word(form).stem
     for form in words(
         "best good worst fastest cheapest largest biggest smallest highest lowest longest shortest tallest oldest "
         "youngest newest richest poorest safest strongest weakest easiest hardest deepest heaviest lightest hottest "
-        "coldest"
+        "coldest important difference"
     )
 )
 # Whoever stands after one of these is not who stands after another.
@@ -49,12 +49,15 @@ _BEFORE_VERB = words("i you we they to be been being not get got is are was were
 class Order(NamedTuple):
     """How the words of a text stand to each other.
 
-    `sequence` has the stems that carry meaning, dates apart, in an order that harmless rearrangements share; `aside`
-    those of the one prepositional phrase that may stand anywhere, which are not in `sequence`. `roles` has (word,
-    preposition). `compounds` has the pairs of words with nothing between them, participles apart; `verbs` has those
-    words that are verbs or said of another.
+    `plain` has the stems that carry meaning as they are written, `undated` the same without a date, which may stand
+    anywhere; it is empty where there are several. `sequence` has them, dates apart, in an order that harmless
+    rearrangements share; `aside` those of the prepositional phrases that may stand anywhere, which are not in
+    `sequence`. `roles` has (word, preposition). `compounds` has the pairs of words with nothing between them,
+    participles apart; `verbs` has those words that are verbs or said of another.
     """
 
+    plain: tuple[str, ...]
+    undated: tuple[str, ...]
     sequence: tuple[str, ...]
     aside: frozenset[str]
     roles: frozenset[tuple[str, str]]
@@ -67,7 +70,8 @@ def order_of(tokens: Sequence[Token]) -> Order:
     role_of, phrases = _roles(tokens)
     aside: set[int] = set()
     # Of several phrases that open alike or are coordinated, each has its own place.
-    if phrases == 1 or (phrases == 2 and not any(token.form in _COORDINATORS for token in tokens)):
+    openers = {role for role in role_of.values() if role in OPENERS}
+    if phrases == len(openers) <= 2 and not (phrases == 2 and any(token.form in _COORDINATORS for token in tokens)):
         aside = {position for position, role in role_of.items() if role in OPENERS}
     compounds: list[tuple[str, str]] = []
     verbs: list[str] = []
@@ -81,13 +85,30 @@ def order_of(tokens: Sequence[Token]) -> Order:
             ):
                 verbs.append(token.stem)
         before = token
+    plain, undated = _plain(tokens)
     return Order(
+        plain=plain,
+        undated=undated,
         sequence=_sequence([token for i, token in enumerate(tokens) if i not in aside] if aside else tokens),
         aside=frozenset([tokens[position].stem for position in aside]),
         roles=frozenset([(tokens[position].stem, role) for position, role in role_of.items()]),
         compounds=frozenset(compounds),
         verbs=frozenset(verbs),
     )
+
+
+def _plain(tokens: Sequence[Token]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The stems of the carriers in their order, and the same without the date; nothing where there are several."""
+    carriers = [token for token in tokens if token.kind in CARRIERS]
+    dates, before = 0, False
+    for token in carriers:
+        is_date = token.kind == Kind.MOMENT and token.form not in ZONES
+        dates += is_date and not before
+        before = is_date
+    plain = tuple([token.stem for token in carriers])
+    if dates > 1:
+        return plain, ()
+    return plain, tuple([token.stem for token in carriers if token.kind != Kind.MOMENT or token.form in ZONES])
 
 
 def _is_participle(form: str) -> bool:

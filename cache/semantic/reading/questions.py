@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cache.semantic.lexicon import words
-from cache.semantic.token import Kind, Token
+from cache.semantic.token import Kind, Token, word
 
 _BOUNDARIES = frozenset({Kind.CLAUSE_END, Kind.SENTENCE_END})
 # Before the first word of a question without changing it.
@@ -45,6 +45,8 @@ _KINDS_OF_WHAT = ((_TIMES, "when"), (_PLACES, "where"), (_REASONS, "why"), (_WAY
 # Of these questions past and present have different answers; why and how it is, is mostly how it was.
 _TENSED = frozenset({"who", "what", "when", "where", "yes or no"})
 PAST = ", past"
+_DIFFERENCE = word("difference").stem
+_OF_DIFFERENCES = frozenset({"what", "how"})
 
 
 def questions(tokens: Sequence[Token]) -> frozenset[str]:
@@ -68,7 +70,11 @@ def questions(tokens: Sequence[Token]) -> frozenset[str]:
                 subordinate = kind
             elif kind:
                 found.add(kind)
-    return frozenset(found) or _embedded(tokens) or frozenset([subordinate] if subordinate else [])
+    found = found or _embedded(tokens) or ({subordinate} if subordinate else set())
+    if not found.isdisjoint(_OF_DIFFERENCES) and any(token.stem == _DIFFERENCE for token in tokens):
+        # What the difference is, and how two things differ, is one question.
+        return frozenset(found - _OF_DIFFERENCES | {"difference"})
+    return frozenset(found)
 
 
 def _is_inverted(tokens: Sequence[Token], position: int) -> bool:
@@ -84,14 +90,14 @@ def _is_closed(tokens: Sequence[Token], position: int) -> bool:
     return position + 1 == len(tokens) or tokens[position + 1].form not in _QUESTION_WORDS
 
 
-def _embedded(tokens: Sequence[Token]) -> frozenset[str]:
+def _embedded(tokens: Sequence[Token]) -> set[str]:
     """The type of a question that starts late: "in python how do i …", "show me how to …"."""
     for position in range(len(tokens) - 1):
         if tokens[position].form in _QUESTION_WORDS:
             after = tokens[position + 1].form
             if after in _AUXILIARIES or after == "to" or after in _AMOUNTS:
-                return frozenset({_type(tokens, position)} - {""})
-    return frozenset()
+                return {_type(tokens, position)} - {""}
+    return set()
 
 
 def _type(tokens: Sequence[Token], position: int) -> str:

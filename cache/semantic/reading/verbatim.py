@@ -13,9 +13,16 @@ _SUSPICIOUS = re.compile(r"[`~{};=<>&|#(\[\n:$\"“«„']|SELECT")
 _CODE = re.compile(
     r"```|~~~|[{};]\s*\n|\{\s*\}|=>|->|==|!=|<=|>=|:=|&&|\|\||</|/>|"
     r"#include|\w\(\)|\bdef \w{1,64}\(|\bfunction\s?\w{0,64}\(|"
-    r"\bSELECT\s.{0,200}\sFROM\b|\bimport \w{1,64}\n|\bclass \w{1,64}[:(]|\n(?: {4}|\t)\S|^\s*[$>] \S|"
+    r"\bimport \w{1,64}\n|\bclass \w{1,64}[:(]|\n(?: {4}|\t)\S|^\s*[$>] \S|"
     r"\w\[\w{0,20}\]|\w\+\+[;)]"
 )
+# Its keywords and most of its names are read in any case.
+_SQL = re.compile(r"\bSELECT\s.{0,200}\sFROM\b")
+
+
+def is_sql(prompt: str) -> bool:
+    """Whether `prompt` has a query in it, its keywords in capitals."""
+    return "SELECT" in prompt and _SQL.search(prompt) is not None
 
 
 def verbatim(prompt: str, tokens: Sequence[Token]) -> tuple[str, ...]:
@@ -25,6 +32,8 @@ def verbatim(prompt: str, tokens: Sequence[Token]) -> tuple[str, ...]:
         return tuple(parts)
     if _CODE.search(prompt):
         return (prompt.strip(),)
+    if is_sql(prompt):
+        return (_folded(prompt),)
     if _QUOTE_SIGNS.search(prompt):
         parts += [part.strip() for match in _QUOTED.finditer(prompt) for part in match.groups() if part]
     payload = _payload(prompt)
@@ -38,5 +47,9 @@ def _payload(prompt: str) -> str:
     head, newline, body = prompt.strip().partition("\n")
     _, colon, rest = head.partition(": ")
     if colon:
-        return " ".join((rest + newline + body).split()).casefold().rstrip(" .?!")
-    return " ".join(body.split()).casefold().rstrip(" .?!")
+        return _folded(rest + newline + body)
+    return _folded(body)
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split()).casefold().rstrip(" .?!")
