@@ -103,7 +103,8 @@ def test_a_new_entry_is_not_taken_for_the_one_whose_row_it_has(choosing: Gate) -
     assert index.settle(30)
     for number, vector in enumerate(others):
         entry, cosine = index.search("p" if number % 2 else "q", vector, 1, NOW)[0]
-        assert (entry, cosine) == (f"new {number}", pytest.approx(1, abs=1e-4))
+        assert entry == f"new {number}"
+        assert cosine == pytest.approx(1, abs=1e-4)
     assert found(index, others[0]) == {f"new {number}" for number in range(1, 40, 2)}
     assert found(index, others[0], "q") == {f"new {number}" for number in range(0, 40, 2)}
     index.close()
