@@ -1,0 +1,205 @@
+"""What was learned survives a restart, and nothing else passes for it."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.semantic.policy import state as state_module
+from cache.semantic.policy.budget import BudgetPolicy
+from cache.semantic.policy.errors import UnusableState
+from cache.semantic.policy.evidence import FEATURES
+from cache.semantic.policy.label import Label, decode_label, encode_label
+from cache.semantic.policy.policy import Neighbourhood, Policy
+from cache.semantic.policy.posterior import JudgeError, PosteriorState
+from cache.semantic.policy.state import freeze
+from cache.semantic.policy.threshold import ThresholdPolicy
+from cache.semantic.policy.vcache import VCachePolicy
+from tests.cache.semantic.policy.streams import Stream, dice, label_of, near
+
+MAKERS: dict[str, Callable[[], Policy]] = {
+    "budget": lambda: BudgetPolicy(0.01, JudgeError(), dice()),
+    "vcache": lambda: VCachePolicy(0.05, dice()),
+    "threshold": lambda: ThresholdPolicy(0.9),
+}
+PRIOR = PosteriorState((0.0,) * FEATURES, tuple(tuple(row) for row in np.eye(FEATURES).tolist()), 7)
+
+
+def learned(policy: Policy) -> Policy:
+    for turn in range(200):
+        evidence = near(0.5 + turn % 50 / 100)
+        policy.learn(label_of(evidence, policy.decide(evidence), evidence.similarity > 0.75, "miss"))
+    return policy
+
+
+def risks(policy: Policy) -> list[float | None]:
+    return [policy.decide(policy.weigh(_one(similarity))).risk for similarity in (0.6, 0.75, 0.8, 0.9, 0.99)]
+
+
+def _one(similarity: float) -> Neighbourhood:
+    return Neighbourhood(["near", "rival"], [similarity, 0.5], [0, 1])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_restored_policy_knows_what_the_saved_one_knew(name: str) -> None:
+    """Its risks are the same; and saved again it is the same state, to the byte."""
+    saved = learned(MAKERS[name]())
+    state = saved.snapshot()
+    restored = MAKERS[name]()
+    restored.restore(state)
+    assert risks(restored) == risks(saved)
+    assert restored.snapshot() == state
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_damaged_state_is_refused_wherever_it_is_damaged(name: str) -> None:
+    """One bit is enough, and so is a missing end; the policy goes on with what it knew."""
+    policy = learned(MAKERS[name]())
+    state = policy.snapshot()
+    known = risks(policy)
+    chance = dice(1)
+    places = range(len(state)) if len(state) < 200 else [chance.randrange(len(state)) for _ in range(200)]
+    for place in places:
+        damaged = bytearray(state)
+        damaged[place] ^= 1 << chance.randrange(8)
+        with pytest.raises(UnusableState):
+            policy.restore(bytes(damaged))
+    for end in (0, 1, 5, len(state) - 1):
+        with pytest.raises(UnusableState):
+            policy.restore(state[:end])
+    assert risks(policy) == known
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_state_of_another_policy_is_refused_by_name(name: str) -> None:
+    for other, make in MAKERS.items():
+        if other != name:
+            with pytest.raises(UnusableState, match=f"'{other}'"):
+                MAKERS[name]().restore(learned(make()).snapshot())
+
+
+def test_state_from_the_future_is_refused_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is older cannot know what it means."""
+    policy = MAKERS["budget"]()
+    with monkeypatch.context() as later:
+        later.setattr(state_module, "VERSION", 2)
+        state = policy.snapshot()
+    with pytest.raises(UnusableState, match="version 2"):
+        policy.restore(state)
+
+
+def _with(**changes: object) -> tuple[object, ...]:
+    """As a posterior is written down, which is an array of its fields."""
+    return tuple(changes.get(name, getattr(PRIOR, name)) for name in PRIOR.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        (_with(mean=(math.nan, *PRIOR.mean[1:])), "finite"),
+        (_with(mean=PRIOR.mean[1:]), "length"),
+        (_with(covariance=tuple((math.inf, *row[1:]) for row in PRIOR.covariance)), "finite"),
+        (_with(covariance=((1.0, 0.5, 0.0, 0.0, 0.0), *PRIOR.covariance[1:])), "symmetric"),
+        (_with(covariance=tuple(tuple(-v for v in row) for row in PRIOR.covariance)), "positive definite"),
+        (_with(covariance=tuple((0.5,) * FEATURES for _ in range(FEATURES))), "positive definite"),
+        (_with(covariance=tuple(tuple(9 * v for v in row) for row in PRIOR.covariance)), "no wider"),
+        (_with(labels=-1), "labels|>= 0"),
+    ],
+)
+def test_impossible_numbers_are_refused_although_the_checksum_is_right(broken: tuple[object, ...], why: str) -> None:
+    """Not finite, no covariance, wider than ignorance: somebody else wrote them, or a fault did."""
+    policy = MAKERS["budget"]()
+    with pytest.raises(UnusableState, match=why):
+        policy.restore(freeze("budget", (broken, 1.04, 0.8)))
+
+
+@pytest.mark.parametrize("audited", [(math.nan, 0.8), (1.0, math.nan), (-1.0, 0.8), (1.0, 0.0), (1.0, 1e9)])
+def test_audits_that_cannot_have_been_are_refused(audited: tuple[float, float]) -> None:
+    with pytest.raises(UnusableState):
+        MAKERS["budget"]().restore(freeze("budget", (PRIOR, *audited)))
+
+
+@pytest.mark.parametrize("entry", [[[math.nan, True]], [[2.0, True]], [[0.9, True]] * 300, [[0.9]]])
+def test_observations_that_cannot_have_been_are_refused(entry: list[list[float]]) -> None:
+    with pytest.raises(UnusableState):
+        MAKERS["vcache"]().restore(freeze("vcache", ({"near": entry},)))
+
+
+def test_processes_that_hear_the_same_know_the_same() -> None:
+    """Who served and audited, and who only heard the labels from Redis, end with equal states and equal risks."""
+    stream = Stream(0.02, 3, JudgeError(0.98, 0.01), complaints=0.3)
+    stream.run(2500, 40.0)
+    assert {label.source for label in stream.labels} == {"miss", "audit", "user"}
+    other = BudgetPolicy(0.02, JudgeError(0.98, 0.01), dice(99))
+    for label in stream.labels:
+        other.learn(decode_label(encode_label(label)))
+    assert other.snapshot() == stream.policy.snapshot()
+
+
+def test_a_restart_gives_no_budget_away() -> None:
+    """A process that has just begun has saved nothing up: it serves again only as its requests bring budget."""
+    stream = Stream(0.01, 3)
+    stream.run(3000, 40.0)
+    restarted = BudgetPolicy(0.01, JudgeError(), dice())
+    restarted.restore(stream.policy.snapshot())
+    spent, chance = 0.0, dice(5)
+    for asked in range(1, 401):
+        decision = restarted.decide(near(chance.uniform(0.5, 1.0)))
+        if decision.serve:
+            spent += decision.risk or 0.0
+        assert spent <= 0.01 * asked * 1.5 + 0.05
+    assert spent > 0
+
+
+LABELS = st.builds(
+    Label,
+    entry=st.text(max_size=40),
+    similarity=st.floats(-1, 1),
+    features=st.lists(st.floats(-1e6, 1e6), max_size=8).map(tuple),
+    same=st.booleans(),
+    source=st.sampled_from(["miss", "audit", "user"]),
+    risk=st.floats(0, 1),
+    chance=st.floats(0.001, 1),
+)
+
+
+@given(LABELS)
+def test_a_label_travels_unchanged(label: Label) -> None:
+    assert decode_label(encode_label(label)) == label
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200) | st.builds(lambda label, end: encode_label(label)[:end], LABELS, st.integers(0, 40)))
+def test_bytes_that_are_no_label_are_refused(data: bytes) -> None:
+    """Whatever they are, there is one error for it."""
+    with pytest.raises(UnusableState):
+        decode_label(data)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("similarity", math.nan),
+        ("similarity", 3.0),
+        ("risk", math.nan),
+        ("chance", math.inf),
+        ("features", (math.nan,)),
+    ],
+)
+def test_a_label_has_finite_numbers(field: str, value: object) -> None:
+    """NaN in a posterior is for ever."""
+    fields: dict[str, object] = {"entry": "e", "similarity": 0.9, "features": (1.0,), "same": True, "source": "miss"}
+    with pytest.raises(ValueError, match=r"finite|cosine"):
+        Label(**fields | {field: value})  # type: ignore[arg-type]
+
+
+def test_a_label_of_other_features_is_refused_and_teaches_nothing() -> None:
+    """Such as one from a host that runs another policy."""
+    policy = MAKERS["budget"]()
+    before = policy.snapshot()
+    with pytest.raises(UnusableState, match="3 features"):
+        policy.learn(Label("e", 0.9, (1.0, 2.0, 3.0), True, "audit", 0.1, 0.5))
+    assert policy.snapshot() == before
