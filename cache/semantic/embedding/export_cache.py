@@ -32,7 +32,7 @@ def exported(files: ModelFiles, fingerprint: str, cache: Path) -> tuple[Path, Ma
     Raises:
         ExportUnavailable: the model cannot be exported, or its export cannot be kept; the message says which.
     """
-    folder = cache / xxhash.xxh3_128_hexdigest(f"{fingerprint} {_versions()}".encode())
+    folder = export_folder(fingerprint, cache)
     try:
         if folder.exists():
             try:
@@ -46,14 +46,19 @@ def exported(files: ModelFiles, fingerprint: str, cache: Path) -> tuple[Path, Ma
         raise ExportUnavailable(f"its export cannot be kept in {cache}: {error}") from error
 
 
-def _versions() -> str:
+def export_folder(fingerprint: str, cache: Path) -> Path:
+    """Where the export of a model lies: another model, another exporter or another format is another folder.
+
+    Raises ExportUnavailable when a package that exports is not installed.
+    """
     try:
-        return f"format={FORMAT} " + " ".join(f"{name}={version(name)}" for name in _EXPORTERS)
+        made_by = " ".join(f"{name}={version(name)}" for name in _EXPORTERS)
     except PackageNotFoundError as error:
         raise ExportUnavailable(
             f"the package {error.name} is not installed, which the export needs; install the extra:"
             " pip install 'keepgate[semantic]'"
         ) from error
+    return cache / xxhash.xxh3_128_hexdigest(f"{fingerprint} format={FORMAT} {made_by}".encode())
 
 
 def _make(files: ModelFiles, folder: Path) -> None:
@@ -64,14 +69,18 @@ def _make(files: ModelFiles, folder: Path) -> None:
     try:
         _run(files, work)
         work.chmod(0o755)
-        try:
-            # Atomic. It fails where another process was faster, whose files are as good as these.
-            work.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
+        publish(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def publish(work: Path, folder: Path) -> None:
+    """Let a finished folder appear under its name, atomically; where another process was faster, its files stay."""
+    try:
+        work.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
 
 
 def _run(files: ModelFiles, target: Path) -> None:

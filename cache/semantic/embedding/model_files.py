@@ -52,6 +52,8 @@ def find_model(model: str) -> ModelFiles:
     """
     if model == DEFAULT:
         return ModelFiles("all-MiniLM-L6-v2", _default_folder())
+    if not model:
+        raise ModelUnusable(f"{SETTING}: it is empty; write {DEFAULT!r}, a folder, or the name of a model")
     folder = Path(model).expanduser()
     if not folder.exists() and not model.startswith((".", "/", "~")):
         folder = _hub_folder(model)

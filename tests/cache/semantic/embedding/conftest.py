@@ -15,8 +15,14 @@ from tests.cache.semantic.embedding import models
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a small model."""
-    return models.write_bert(tmp_path_factory.mktemp("tiny"), "mean")
+    """The folder of a small model. Its vectors are those of all poolings, one after the other."""
+    return models.write_bert(tmp_path_factory.mktemp("tiny"), models.POOLINGS)
+
+
+@pytest.fixture(scope="session")
+def plain_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one that is quick to export."""
+    return models.write_bert(tmp_path_factory.mktemp("plain"), "mean")
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from tokenizers import Tokenizer
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
+POOLINGS = ["mean", "cls", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"]
 LONGEST = 24
 DIMENSIONS = 32
 
@@ -29,10 +30,10 @@ def write_bert(
     lower_case: bool = False,
     prompt: str | None = None,
 ) -> Path:
-    """A BERT of two layers with the default model's vocabulary; further modules follow the pooling."""
+    """A BERT of one layer with the default model's vocabulary; further modules follow the pooling."""
     torch.manual_seed(3)
     config = BertConfig(
-        vocab_size=30522, hidden_size=DIMENSIONS, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        vocab_size=30522, hidden_size=DIMENSIONS, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
         max_position_embeddings=64, initializer_range=0.5,
     )  # fmt: skip
     BertModel(config).save_pretrained(folder / "plain")
@@ -44,7 +45,7 @@ def write_llama(folder: Path) -> Path:
     """A decoder that is padded on the left and read at its last token, as the embedding models made of LLMs are."""
     torch.manual_seed(4)
     config = LlamaConfig(
-        vocab_size=30522, hidden_size=DIMENSIONS, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        vocab_size=30522, hidden_size=DIMENSIONS, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
         max_position_embeddings=64, initializer_range=0.5, pad_token_id=0,
     )  # fmt: skip
     LlamaModel(config).save_pretrained(folder / "plain")

@@ -1,12 +1,15 @@
 """An exported model gives the vectors of sentence-transformers, whatever its modules are."""
 
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sentence_transformers.sentence_transformer.modules import Normalize
 
-from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.embedding.encoder import Encoder, unit
 from cache.semantic.embedding.errors import ExportUnavailable
 from cache.semantic.embedding.export import export
 from cache.semantic.embedding.manifest import REFERENCE_FILE, Damaged, read_manifest
@@ -15,9 +18,6 @@ from cache.semantic.embedding.onnx_encoder import OnnxEncoder
 from cache.semantic.embedding.torch_encoder import TorchEncoder
 from tests.cache.semantic.embedding import models
 
-POOLINGS: list[str | list[str]] = [
-    "mean", "cls", "max", "lasttoken", "weightedmean", ["mean_sqrt_len_tokens", "cls"],
-]  # fmt: skip
 TEXTS = ["How do I top up?", "how do i TOP UP?", "why " * 100, "", "  ", "Ünïcödé 我的银行卡", "a b c d e f g h i"]
 
 
@@ -42,11 +42,15 @@ def assert_same(ours: Encoder, reference: Encoder, texts: list[str]) -> None:
         np.testing.assert_allclose((vectors * expected).sum(axis=1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("pooling", POOLINGS, ids=str)
-def test_every_pooling_is_exported(pooling: str | list[str], tmp_path: Path) -> None:
-    """Tokens become one vector as the model's own pooling says."""
-    folder = models.write_bert(tmp_path, pooling)
-    assert_same(on_onnx(folder, tmp_path / "target"), on_torch(folder), TEXTS)
+def test_every_pooling_is_exported(encoder: Encoder, tiny_model: Path) -> None:
+    """Tokens become a vector as each pooling of the library makes it: the parts agree, not only the whole."""
+    reference = on_torch(tiny_model)
+    assert_same(encoder, reference, TEXTS)
+    parts = len(models.POOLINGS)
+    ours = encoder.encode(TEXTS).reshape(-1, parts, models.DIMENSIONS)
+    theirs = reference.encode(TEXTS).reshape(-1, parts, models.DIMENSIONS)
+    lengths = np.linalg.norm(ours, axis=2) * np.linalg.norm(theirs, axis=2)
+    np.testing.assert_allclose((ours * theirs).sum(axis=2) / lengths, 1, atol=1e-5)
 
 
 def test_dense_lower_case_and_prompt_are_exported(tmp_path: Path) -> None:
@@ -73,7 +77,7 @@ def test_a_model_that_is_no_transformer_says_why_it_is_not_exported(tmp_path: Pa
     target = tmp_path / "target"
     target.mkdir()
     export(ModelFiles("static", models.write_static(tmp_path / "model")), target)
-    with pytest.raises(ExportUnavailable, match="its modules read more than the tokens of a text.*remove"):
+    with pytest.raises(ExportUnavailable, match=r"its modules read more than the tokens of a text.*remove"):
         read_manifest(target)
 
 
@@ -109,3 +113,33 @@ def test_a_graph_that_the_runtime_cannot_read_is_refused(exported_folder: Path) 
     (exported_folder / "model.onnx").write_bytes(b"not a graph")
     with pytest.raises(ExportUnavailable, match=r"ONNX Runtime cannot compute it: .*"):
         OnnxEncoder("tiny", "f", exported_folder, manifest, threads=1)
+
+
+@given(texts=st.lists(st.text(st.characters(), max_size=200), max_size=6))
+@settings(max_examples=50, deadline=None)
+def test_any_text_has_the_vector_that_it_has_alone(texts: list[str], encoder: Encoder) -> None:
+    """Halves of surrogate pairs and control characters too; order and company change nothing but the last bits."""
+    vectors = encoder.encode(texts)
+    assert vectors.shape == (len(texts), encoder.dimensions)
+    for text, vector in zip(texts, vectors, strict=True):
+        np.testing.assert_allclose(vector, encoder.encode([text])[0], atol=1e-5)
+        assert 0 < encoder.length(text) <= models.LONGEST
+
+
+def test_a_text_far_beyond_the_limit_is_read_as_far_as_the_model_reads(encoder: Encoder, tiny_model: Path) -> None:
+    """Megabytes cost what their first tokens cost, unless these fill few tokens: then all of it is read."""
+    spaces, words, word = " " * 100_000 + "top up my card", "top up my card " * 200_000, "x" * 1_000_000
+    reference = on_torch(tiny_model)
+    assert_same(encoder, reference, [spaces, words[:100_000], word[:100_000]])
+    began = time.process_time()
+    encoder.encode([words])
+    assert time.process_time() - began < 0.5
+    np.testing.assert_array_equal(encoder.encode([words]), encoder.encode([words[:100_000]]))
+
+
+def test_a_vector_without_direction_is_nan() -> None:
+    """Zero, infinite or not a number: no unit vector can be made of these, and others stay as they are."""
+    rows = np.array([[3, 4], [0, 0], [np.inf, 1], [np.nan, 1], [1e-30, 0], [-2, 0]], np.float32)
+    scaled = unit(rows)
+    np.testing.assert_allclose(scaled[[0, 5]], [[0.6, 0.8], [-1, 0]], rtol=1e-6)
+    assert np.isnan(scaled[1:5]).any(axis=1).all()

@@ -1,0 +1,185 @@
+"""Many callers, one thread: who is computed with whom, who goes first, and what each is told when it goes wrong."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from cache.semantic.embedding.embedder import MOST_TOKENS, MOST_WAITING, Embedder, open_embedder
+from cache.semantic.embedding.encoder import Encoder, Vectors
+from cache.semantic.embedding.errors import EmbedderBusy, EmbeddingFailed
+from tests.cache.semantic.embedding import models
+
+LONG = "why " * 100
+TEXTS = ["How do I top up?", "", "Where is my card?", LONG, "我的银行卡", "How do I top up?", "a b c d e f g"]
+
+
+class Gate:
+    """The real encoder behind a gate: the test sees each call, and says when it may go on."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.name, self.fingerprint, self.dimensions = encoder.name, encoder.fingerprint, encoder.dimensions
+        self.length = encoder.length
+        self.calls: list[list[str]] = []
+        self.entered = threading.Semaphore(0)
+        self.open = threading.Semaphore(0)
+        self._encoder = encoder
+
+    def encode(self, texts: list[str]) -> Vectors:
+        self.calls.append(texts)
+        self.entered.release()
+        assert self.open.acquire(timeout=60)
+        if "poison" in texts:
+            raise RuntimeError("no such kernel: poison")
+        vectors = self._encoder.encode(texts)
+        vectors[[text == "nowhere" for text in texts]] = np.nan
+        return vectors
+
+    async def reached(self) -> None:
+        """Wait until a call has begun."""
+        assert await asyncio.to_thread(self.entered.acquire, timeout=60)
+
+    def let(self, calls: int = 1000) -> None:
+        """Let this many calls go on."""
+        self.open.release(calls)
+
+
+@pytest.fixture
+def gate(encoder: Encoder) -> Iterator[Gate]:
+    gate = Gate(encoder)
+    yield gate
+    gate.let()
+
+
+async def asked(embedder: Embedder, *texts: str) -> list["asyncio.Task[Vectors]"]:
+    """Ask for texts, in this order, and come back when all of them wait."""
+    tasks = [asyncio.create_task(embedder.embed(text)) for text in texts]
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def test_each_caller_gets_the_vector_of_its_text(encoder: Encoder) -> None:
+    """However texts were batched, and in whatever order they were computed."""
+    expected = [encoder.encode([text])[0] for text in TEXTS]
+    async with open_embedder(encoder) as embedder:
+        for _ in range(20):
+            vectors = await asyncio.gather(*map(embedder.embed, TEXTS))
+            for ours, theirs in zip(vectors, expected, strict=True):
+                np.testing.assert_allclose(ours, theirs, atol=1e-5)
+                assert ours.flags.owndata
+
+
+async def test_texts_that_come_meanwhile_share_the_next_call(gate: Gate) -> None:
+    """One call for the first, one for all others, and none of it on the event loop's thread."""
+    async with open_embedder(gate) as embedder:
+        first = await asked(embedder, "first")
+        await gate.reached()
+        others = await asked(embedder, *TEXTS)
+        assert embedder.waiting == len(TEXTS)
+        gate.let()
+        await asyncio.gather(*first, *others)
+        assert [sorted(call) for call in gate.calls] == [["first"], sorted(TEXTS)]
+        assert (embedder.calls, embedder.texts, embedder.waiting) == (2, 1 + len(TEXTS), 0)
+
+
+async def test_a_call_has_no_more_tokens_than_the_bound_and_short_texts_go_first(gate: Gate) -> None:
+    """A short text that comes after many long ones waits for the call under way, not for all of them."""
+    async with open_embedder(gate) as embedder:
+        first = await asked(embedder, "first")
+        await gate.reached()
+        others = await asked(embedder, *[LONG] * 30, "short")
+        gate.let()
+        await asyncio.gather(*first, *others)
+        assert "short" in gate.calls[1]
+        assert sum(map(len, gate.calls)) == 32
+        assert all(sum(map(gate.length, call)) <= MOST_TOKENS for call in gate.calls)
+        assert len(gate.calls) == 2 + 30 * models.LONGEST // MOST_TOKENS
+
+
+async def test_a_long_text_is_not_put_off_for_ever(gate: Gate) -> None:
+    """Short texts that come later than its length is worth do not go before it."""
+    crowd = ["a b c d e f g h"] * 60
+    async with open_embedder(gate) as embedder:
+        first = await asked(embedder, "first")
+        await gate.reached()
+        long = await asked(embedder, LONG)
+        # The texts below come when even the longest text has waited enough.
+        await asyncio.sleep(models.LONGEST * 1e-3 + 0.01)
+        later = await asked(embedder, *crowd)
+        gate.let()
+        await asyncio.gather(*first, *long, *later)
+        assert LONG in gate.calls[1]
+        assert len(gate.calls) > 2
+
+
+async def test_a_text_nobody_waits_for_is_not_computed(gate: Gate) -> None:
+    """The deadline of the caller is over: its text costs no more, and the others get theirs."""
+    async with open_embedder(gate) as embedder:
+        first = await asked(embedder, "first")
+        await gate.reached()
+        [gone, stays] = await asked(embedder, "gone", "stays")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await gone
+        first[0].cancel()
+        gate.let()
+        np.testing.assert_allclose(np.linalg.norm(await stays), 1, atol=1e-6)
+        assert gate.calls == [["first"], ["stays"]]
+
+
+async def test_too_many_that_wait_are_refused_at_once(gate: Gate) -> None:
+    """A full queue takes no more, until somebody in it gives up."""
+    async with open_embedder(gate) as embedder:
+        first = await asked(embedder, "first")
+        await gate.reached()
+        waiting = await asked(embedder, *["text"] * MOST_WAITING)
+        with pytest.raises(EmbedderBusy, match="1024 texts wait"):
+            await embedder.embed("one more")
+        waiting[7].cancel()
+        await asyncio.sleep(0)
+        [late] = await asked(embedder, "late")
+        gate.let()
+        await asyncio.gather(*first, late)
+
+
+async def test_a_fault_of_the_model_reaches_each_caller_and_the_next_text_is_well(gate: Gate) -> None:
+    """The message has the kind of the fault, and nothing of what was asked."""
+    async with open_embedder(gate) as embedder:
+        first = await asked(embedder, "first")
+        await gate.reached()
+        harmed = await asked(embedder, "poison", "beside it")
+        gate.let()
+        await first[0]
+        for task in harmed:
+            with pytest.raises(EmbeddingFailed, match=r"^the embedding model failed: RuntimeError$"):
+                await task
+        assert (await embedder.embed("after")).shape == (embedder.dimensions,)
+
+
+async def test_a_text_without_direction_fails_alone(gate: Gate) -> None:
+    """Those beside it get their vectors."""
+    async with open_embedder(gate) as embedder:
+        first = await asked(embedder, "first")
+        await gate.reached()
+        [nowhere, beside] = await asked(embedder, "nowhere", "beside it")
+        gate.let()
+        await asyncio.gather(*first, beside)
+        with pytest.raises(EmbeddingFailed, match="no direction"):
+            await nowhere
+
+
+async def test_closing_ends_the_thread_and_tells_who_waits(gate: Gate) -> None:
+    """Nobody hangs: not those whose text is being computed, not those in the queue, not those who come later."""
+    async with open_embedder(gate) as embedder:
+        tasks = await asked(embedder, "computing")
+        await gate.reached()
+        tasks += await asked(embedder, "waiting")
+        asyncio.get_running_loop().call_later(0.05, gate.let)
+    for task in tasks:
+        with pytest.raises(EmbeddingFailed, match="closed"):
+            await task
+    with pytest.raises(EmbeddingFailed, match="closed"):
+        await embedder.embed("late")
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("embedder")] == []

