@@ -20,7 +20,7 @@ _MODIFIERS = frozenset(
     word(form).stem
     for form in words(
         "current good easy quick own full personal common main certain specific different various generic usual normal "
-        "recent ever official actual exact"
+        "recent ever official actual exact type person proper effective"
     )
 )
 

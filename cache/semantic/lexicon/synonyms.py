@@ -11,7 +11,7 @@ _GROUPS = """
     stop quit cease
     start begin commence
     end finish
-    repair fix mend
+    repair fix mend resolve
     build construct
     choose pick select
     show display
@@ -43,11 +43,11 @@ _GROUPS = """
     computer pc
     laptop notebook
     tv television telly
-    photo picture photograph pic
+    photo picture photograph pic image
     job occupation
     kid child
     baby infant
-    doctor physician
+    doctor physician doc
     lawyer attorney solicitor
     apartment flat
     vacation holiday
@@ -99,7 +99,7 @@ _GROUPS = """
     cure remedy
     drug medicine medication meds
     stomach tummy belly
-    pain ache
+    pain ache hurt painful
     slim thin skinny
     exercise workout
     rich wealthy
@@ -112,7 +112,7 @@ _GROUPS = """
     website site webpage
     app application
     program software
-    find locate discover
+    find discover
     check verify confirm
     track trace
     see view
@@ -169,7 +169,7 @@ _GROUPS = """
     decline declined reject rejected denied refuse refused
     miss missing
     late delayed delay
-    world globe
+    world globe earth
     happy glad
     sad unhappy
     angry mad
@@ -198,6 +198,47 @@ _GROUPS = """
     expire expired expiry expiration
     happen occur
     dish meal
+    effect impact affect influence consequence
+    reason cause
+    recover retrieve regain restore
+    overcome conquer
+    strengthen reinforce
+    concentrate focus
+    memorize remember
+    handle tackle
+    evaluate assess
+    teen teenager adolescent
+    husband hubby
+    boyfriend bf
+    girlfriend gf
+    exam examination
+    expert specialist
+    coding programming
+    marijuana cannabis
+    plane airplane aeroplane
+    bike bicycle
+    motorcycle motorbike
+    taxi cab
+    metro subway
+    luggage baggage
+    link url hyperlink
+    folder directory
+    disappear vanish
+    urinate pee
+    vomit puke
+    swell swollen
+    pregnant pregnancy conceive
+    abroad overseas
+    quiet silent
+    loud noisy
+    anonymous anonymously
+    destiny fate
+    courage bravery
+    jail prison
+    fake counterfeit
+    rabbit bunny
+    freedom liberty
+    romance romantic
 """
 
 REPRESENTATIVE: dict[str, str] = {}

@@ -45,8 +45,9 @@ _KINDS_OF_WHAT = ((_TIMES, "when"), (_PLACES, "where"), (_REASONS, "why"), (_WAY
 # Of these questions past and present have different answers; why and how it is, is mostly how it was.
 _TENSED = frozenset({"who", "what", "when", "where", "yes or no"})
 PAST = ", past"
-_DIFFERENCE = word("difference").stem
-_OF_DIFFERENCES = frozenset({"what", "how"})
+# What the difference is, and how two things differ, is one question.
+_RELATIONS = frozenset({word("difference").stem, word("effect").stem})
+_WHAT_OR_HOW = frozenset({"what", "how"})
 
 
 def questions(tokens: Sequence[Token]) -> frozenset[str]:
@@ -71,9 +72,10 @@ def questions(tokens: Sequence[Token]) -> frozenset[str]:
             elif kind:
                 found.add(kind)
     found = found or _embedded(tokens) or ({subordinate} if subordinate else set())
-    if not found.isdisjoint(_OF_DIFFERENCES) and any(token.stem == _DIFFERENCE for token in tokens):
-        # What the difference is, and how two things differ, is one question.
-        return frozenset(found - _OF_DIFFERENCES | {"difference"})
+    if not found.isdisjoint(_WHAT_OR_HOW):
+        asked = {token.stem for token in tokens} & _RELATIONS
+        if asked:
+            return frozenset(found - _WHAT_OR_HOW | asked)
     return frozenset(found)
 
 
