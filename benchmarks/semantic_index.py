@@ -255,7 +255,7 @@ def measure_here(mixture: Mixture, rows: int, partitions: int) -> Measured:
         searches.append(1000 * (time.perf_counter() - began))
         if partitions == 1:
             ids = [int(entry, 16) for entry, _ in found]
-            first += ids[0] == exact.rows[number, 0]
+            first += bool(ids[0] == exact.rows[number, 0])
             all_sixteen += len(set(ids) & set(exact.rows[number].tolist())) / _NEIGHBOURS
     own = float(index.bytes)
     gone = np.random.default_rng(1).choice(rows, min(rows, _REMOVALS), replace=False).tolist()

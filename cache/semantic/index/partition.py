@@ -14,16 +14,20 @@ class Thresholds:
     """At which number of rows a partition is searched in another way.
 
     Up to `flat` rows every vector is compared. Beyond, the rows are in inverted lists: in a single one up to
-    `one_list`, and from there in about 2·√n lists, made anew whenever the partition has grown or shrunk `change`
+    `one_list`, and from there in about 4·√n lists, made anew whenever the partition has grown or shrunk `change`
     times. `scan` is how many codes a search compares, about; `batch` how many rows move into lists at once, while a
     search waits. The defaults are measured, see docs/decisions.
     """
 
-    flat: int = 1024
+    flat: int = 512
     one_list: int = 16384
     change: int = 4
-    scan: int = 24576
+    scan: int = 16384
     batch: int = 64
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.flat <= self.one_list and self.change >= 2 and self.scan >= 1 and self.batch >= 1):
+            raise ValueError(f"{self}: must have 1 <= flat <= one_list, change >= 2, scan >= 1 and batch >= 1.")
 
     @property
     def loose(self) -> int:
@@ -34,7 +38,7 @@ class Thresholds:
         """How many lists a partition of so many rows should have; 0 to compare every vector."""
         if rows <= self.flat:
             return 0
-        return 1 if rows <= self.one_list else max(2, round(2 * rows**0.5))
+        return 1 if rows <= self.one_list else max(2, round(4 * rows**0.5))
 
 
 @dataclass(eq=False, slots=True)
