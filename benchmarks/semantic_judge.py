@@ -1,0 +1,152 @@
+"""The judge of "same answer": how often it is wrong, and how often it says nothing."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.figure import Figure, Row, Target
+from benchmarks.labelled_answers import DIFFERENT, SAME, Kind, Pair, is_held_out, labelled, pairs
+from cache.semantic.embedding.model_files import find_model
+from cache.semantic.embedding.torch_encoder import TorchEncoder
+from cache.semantic.judge.embedding_judge import EmbeddingJudge
+from cache.semantic.judge.judge import Verdict
+
+_RESAMPLES = 400
+_BATCH = 64
+_METHOD = """\
+The answers of benchmarks/data/answers.jsonl as ordered pairs (fresh, cached), groups that the coefficients and limits
+of the judge were not fitted to. Recall is the share of SAME among the decided pairs that say the same; false same is
+the share of SAME among all pairs that do not, undecided ones too. Each kind of pair stands for itself: contradicting
+answers to the very same question, which one upstream hardly gives; answers to questions that differ in what matters;
+answers to questions of related situations; answers to any other. The intervals hold 95 % of resamples of whole
+groups, as the pairs of a group are not independent. Embeddings by all-MiniLM-L6-v2."""
+
+
+class Tally(NamedTuple):
+    """The verdicts on the pairs of one kind, group by group: int64 [groups, 3] in the order of Verdict."""
+
+    counts: npt.NDArray[np.int64]
+
+    @property
+    def pairs(self) -> int:
+        return int(self.counts.sum())
+
+    def share(self, verdict: Verdict) -> float:
+        """Of all pairs."""
+        return float(_shares(self.counts.sum(axis=0))[_ORDER[verdict]])
+
+    def recall(self) -> float:
+        """The share of SAME among the decided."""
+        return float(_recall(self.counts.sum(axis=0)))
+
+    def share_interval(self, verdict: Verdict) -> tuple[float, float]:
+        shares = [float(_shares(sums)[_ORDER[verdict]]) for sums in _resampled(self.counts)]
+        return float(np.quantile(shares, 0.025)), float(np.quantile(shares, 0.975))
+
+    def recall_interval(self) -> tuple[float, float]:
+        recalls = [_recall(sums) for sums in _resampled(self.counts)]
+        return float(np.quantile(recalls, 0.025)), float(np.quantile(recalls, 0.975))
+
+
+_ORDER = {verdict: place for place, verdict in enumerate(Verdict)}
+
+
+class Vectors:
+    """Embeds texts that were all computed before, many at a time."""
+
+    def __init__(self, encoder: TorchEncoder) -> None:
+        self._encoder = encoder
+        self.known: dict[str, npt.NDArray[np.float32]] = {}
+
+    def learn(self, texts: Sequence[str]) -> None:
+        new = sorted({text for text in texts if text not in self.known}, key=len)
+        for start in range(0, len(new), _BATCH):
+            batch = new[start : start + _BATCH]
+            self.known |= dict(zip(batch, self._encoder.encode(batch), strict=True))
+
+    async def embed(self, text: str) -> npt.NDArray[np.float32]:
+        if text not in self.known:
+            self.learn([text])
+        return self.known[text]
+
+
+def open_vectors() -> Vectors:
+    files = find_model("default")
+    return Vectors(TorchEncoder(files, files.fingerprint(), threads=1))
+
+
+async def verdicts(vectors: Vectors, found: Sequence[Pair]) -> list[Verdict]:
+    """What the default judge says of each pair, in order."""
+    judge = EmbeddingJudge(vectors, kept=1 << 16)
+    by_fresh: dict[tuple[str, str], list[int]] = {}
+    for place, pair in enumerate(found):
+        by_fresh.setdefault((pair.fresh.question, pair.fresh.answer), []).append(place)
+    said: dict[int, Verdict] = {}
+    for (question, answer), places in by_fresh.items():
+        cached = [found[place].cached.answer for place in places]
+        said |= dict(zip(places, await judge.compare(question, answer, cached), strict=True))
+    return [said[place] for place in range(len(found))]
+
+
+def tallies(found: Sequence[Pair], said: Sequence[Verdict]) -> dict[Kind, Tally]:
+    """The verdicts of each kind of pair that there is."""
+    groups = sorted({pair.fresh.group for pair in found})
+    place = {group: number for number, group in enumerate(groups)}
+    counts = {kind: np.zeros((len(groups), len(Verdict)), dtype=np.int64) for kind in Kind}
+    for pair, verdict in zip(found, said, strict=True):
+        counts[pair.kind][place[pair.fresh.group], _ORDER[verdict]] += 1
+    return {kind: Tally(count[count.sum(axis=1) > 0]) for kind, count in counts.items() if count.sum()}
+
+
+def together(kinds: Sequence[Kind], of: dict[Kind, Tally]) -> Tally:
+    return Tally(np.concatenate([of[kind].counts for kind in kinds if kind in of]))
+
+
+async def measure(quick: bool) -> Figure:
+    vectors = await asyncio.to_thread(open_vectors)
+    answers = [answer for answer in labelled() if is_held_out(answer.group)]
+    await asyncio.to_thread(vectors.learn, [answer.question for answer in answers])
+    found = pairs(answers, vectors.known)[:: 10 if quick else 1]
+    of = tallies(found, await verdicts(vectors, found))
+    rows = [_recall_row("recall, all that say the same", together(SAME, of), Target("least", 0.98))]
+    rows += [_recall_row(f"recall, {kind.value}", of[kind], None) for kind in SAME]
+    rows += [_false_same_row(kind, of[kind]) for kind in DIFFERENT]
+    rows += [_unsure_row(kind, of[kind]) for kind in Kind]
+    return Figure(figure="semantic_judge", title="The judge of the same answer", method=_METHOD, rows=tuple(rows))
+
+
+def _recall_row(what: str, tally: Tally, target: Target | None) -> Row:
+    low, high = tally.recall_interval()
+    decided = 1.0 - tally.share(Verdict.UNSURE)
+    beside = {"pairs": float(tally.pairs), "decided": decided, "low": low, "high": high}
+    return Row(what=what, unit="", rounds=(tally.recall(),), target=target, beside=(beside,))
+
+
+def _false_same_row(kind: Kind, tally: Tally) -> Row:
+    low, high = tally.share_interval(Verdict.SAME)
+    beside = {"pairs": float(tally.pairs), "low": low, "high": high}
+    share = tally.share(Verdict.SAME)
+    return Row(
+        what=f"false same, {kind.value}", unit="", rounds=(share,), target=Target("most", 0.01), beside=(beside,)
+    )
+
+
+def _unsure_row(kind: Kind, tally: Tally) -> Row:
+    return Row(what=f"unsure, {kind.value}", unit="", rounds=(tally.share(Verdict.UNSURE),))
+
+
+def _shares(sums: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    return sums / max(1, int(sums.sum()))
+
+
+def _recall(sums: npt.NDArray[np.int64]) -> float:
+    decided = int(sums[_ORDER[Verdict.SAME]] + sums[_ORDER[Verdict.DIFFERENT]])
+    return float(sums[_ORDER[Verdict.SAME]]) / decided if decided else 1.0
+
+
+def _resampled(counts: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+    draw = np.random.default_rng(0)
+    return [counts[draw.integers(0, len(counts), len(counts))].sum(axis=0) for _ in range(_RESAMPLES)]
