@@ -14,6 +14,8 @@ MANY_WORDS = 5
 _MAX_WORDS = 64
 # Their answer is one side of a verb, so that which side the other stands on decides.
 _ASKING_FOR_A_SIDE = frozenset({"who", "what"})
+# None of these is ever another one: a talk about Paris, a talk in Paris; with a child, as a child.
+_TOPICAL = frozenset({"about", "as", "if"})
 
 Roles = Iterable[tuple[str, str]]
 
@@ -52,14 +54,18 @@ def roles_differ(asked: Text, cached: Text) -> bool:
 
 
 def _roles_clash(ours: Roles, theirs: Roles) -> bool:
-    """Whether a word has other directions in the other text, or two words other prepositions."""
+    """Whether a word has other directions in the other text, or two phrases other prepositions.
+
+    In one phrase "on" may be "for": the date on my visa card, the date for my visa card.
+    """
     if _of(ours, DIRECTIONS) and _of(theirs, DIRECTIONS) and _differing(_of(ours, DIRECTIONS), _of(theirs, DIRECTIONS)):
         return True
     # Dates have no place in the sequence: which of two is the end of a range is seen here.
     ends, other_ends = _ends(ours), _ends(theirs)
     if ends and other_ends and ends != other_ends:
         return True
-    return _differing(_of(ours, OPENERS), _of(theirs, OPENERS)) > 1
+    differing = _differing(_of(ours, OPENERS), _of(theirs, OPENERS))
+    return len(differing) > 1 or any(not _TOPICAL.isdisjoint(one | other) for one, other in differing)
 
 
 def _ends(roles: Roles) -> set[str]:
@@ -75,8 +81,13 @@ def _of(roles: Roles, prepositions: frozenset[str]) -> dict[str, set[str]]:
     return found
 
 
-def _differing(ours: dict[str, set[str]], theirs: dict[str, set[str]]) -> int:
-    return sum(stem in theirs and roles.isdisjoint(theirs[stem]) for stem, roles in ours.items())
+def _differing(ours: dict[str, set[str]], theirs: dict[str, set[str]]) -> set[tuple[frozenset[str], frozenset[str]]]:
+    """The roles of words that have none in common: those in the one text, those in the other."""
+    return {
+        (frozenset(roles), frozenset(theirs[stem]))
+        for stem, roles in ours.items()
+        if stem in theirs and roles.isdisjoint(theirs[stem])
+    }
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> list[str]:
