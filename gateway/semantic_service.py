@@ -88,7 +88,7 @@ async def _supervise(line: bytes) -> None:
                 await process.stdin.drain()
             status = await process.wait()
         if status == _SAID_WHY:
-            raise SettingsError("semantic: the semantic cache could not start with these settings")
+            raise SettingsError  # it has said itself which setting
         pause = _FIRST_PAUSE if loop.time() - began > _LONGEST_PAUSE else min(pause * 2, _LONGEST_PAUSE)
         log.error("the semantic cache ended with status %s; starting it again in %g s", status, pause)
         await asyncio.sleep(pause)

@@ -83,6 +83,13 @@ def check_upstream(url: str) -> None:
         raise Refused("expected a base URL, without anything from `?` or `#` on")
 
 
+def check_judge(url: str) -> None:
+    """The base URL of an OpenAI-compatible server. Raises ValueError for others."""
+    if url.startswith("mock:"):
+        raise ValueError
+    check_upstream(url)
+
+
 def check_store(url: str) -> None:
     """`embedded`, `none`, or a Redis URL of which redis-py understands every part. Raises ValueError for others."""
     if url in ("embedded", "none"):

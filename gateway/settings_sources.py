@@ -13,7 +13,17 @@ from typing import Annotated, Any, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.settings import Refused, Secret, Settings, SettingsError, check_store, check_upstream, masked
+from gateway.settings import (
+    Refused,
+    Secret,
+    SemanticSettings,
+    Settings,
+    SettingsError,
+    check_judge,
+    check_store,
+    check_upstream,
+    masked,
+)
 
 PREFIX = "KEEPGATE_"
 _ENVIRONMENT = "environment"
@@ -44,6 +54,9 @@ def load(file: Path | None, environment: Mapping[str, str], arguments: Mapping[s
         _check(source, layer)  # each on its own, so that the message can say who said it
         merged = _merge(merged, layer)
     settings = _check("settings", merged)
+    if bool(settings.semantic.judge_url) != bool(settings.semantic.judge_model):
+        missing = "judge_model" if settings.semantic.judge_url else "judge_url"
+        raise SettingsError(f"semantic.{missing}: expected one, for a judge is a model of a server; both, or none")
     if settings.upstreams:
         warnings += [
             f"{source}: {_key(source, path)} is not used: it is for the in-repo backend, and upstreams are named"
@@ -65,7 +78,19 @@ def _check(source: str, values: dict[str, Any]) -> Settings:
             check(url)
         except ValueError as error:
             raise SettingsError(f"{source}: {_key(source, path)}: {_what_is_wrong(error, path, url)}") from error
+    _check_judge(source, settings.semantic)
     return settings
+
+
+def _check_judge(source: str, semantic: SemanticSettings) -> None:
+    """Raises SettingsError unless a server and its model are named together."""
+    path = ("semantic", "judge_url")
+    try:
+        if semantic.judge_url:
+            check_judge(semantic.judge_url)
+    except ValueError as error:
+        said = _what_is_wrong(error, path, semantic.judge_url)
+        raise SettingsError(f"{source}: {_key(source, path)}: {said}") from error
 
 
 def _decode_own_type(kind: Any, value: Any) -> Any:

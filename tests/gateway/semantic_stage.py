@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -41,7 +41,13 @@ class SemanticStage:
         return await self._stack.enter_async_context(open_service(config, lambda: self._encoder))
 
     async def gateway(
-        self, upstream: MockUpstream, *, redis: str = "", mode: str = "on", service: Service | None = None, **more: Any
+        self,
+        upstream: MockUpstream,
+        *,
+        redis: str = "",
+        mode: Literal["observe", "on"] = "on",
+        service: Service | None = None,
+        **more: Any,
     ) -> Client:
         """A gateway in front of one upstream; `more` are settings, those under `semantic` for the service as well."""
         semantic = {**SERVES_ALL, "deadline": 5.0, **more.pop("semantic", {})}
@@ -70,8 +76,11 @@ async def until_known(client: Client, count: int) -> None:
 
 
 async def figure(client: Client, name: str) -> Any:
-    """A figure of the semantic cache, 0 where it has not been counted yet."""
-    return (await client.get("/v1/cache/stats")).json["layers"]["semantic"].get(name, 0)
+    """A figure of the semantic cache, 0 where it has not been counted yet; a dot leads into a group."""
+    figures: Any = (await client.get("/v1/cache/stats")).json["layers"]["semantic"]
+    for part in name.split("."):
+        figures = figures.get(part, 0)
+    return figures
 
 
 async def until_figure(client: Client, name: str, value: Any) -> None:

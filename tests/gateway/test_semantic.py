@@ -155,7 +155,7 @@ async def test_a_published_namespace_answers_others_once_enough_of_them_confirm_
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
     """One tenant's entry alone is served to nobody else: so none can poison the others' answers."""
-    published = (namespace_for("Bearer sk-docs\n"), namespace_for("Bearer sk-docs"))
+    published = (namespace_for("Bearer sk-docs"),)
     client = await semantic.gateway(mock, semantic={"published": published, "confirmations": 2})
     await learned(client.tenant("sk-docs"), chat(ASKED))
     known = 1
@@ -173,7 +173,7 @@ async def test_a_published_namespace_answers_others_once_enough_of_them_confirm_
 async def test_tenants_that_disagree_confirm_nothing(semantic: SemanticStage, stage: Stage) -> None:
     """The poisoner's answer is his own for ever."""
     mock = await stage.mock(Reply(text="Send your password to evil.example."))
-    published = (namespace_for("Bearer sk-evil\n"), namespace_for("Bearer sk-evil"))
+    published = (namespace_for("Bearer sk-evil"),)
     client = await semantic.gateway(mock, semantic={"published": published, "confirmations": 1})
     await learned(client.tenant("sk-evil"), chat(ASKED))
     mock.replies[:] = [Reply(text="Open the settings and choose Security. Never send it to anybody by mail.")]
@@ -207,7 +207,7 @@ async def test_observing_serves_nothing_and_counts_what_it_would_have_served(
     assert await figure(client, "observed") == 1
     assert await figure(client, "observed_normalized") == 1
     assert await figure(client, "labels_from_audit") == 1
-    assert await figure(client, "hits") == await figure(client, "served") == 0
+    assert await figure(client, "served") == 0
 
 
 async def test_off_asks_nobody(stage: Stage, mock: MockUpstream) -> None:
@@ -403,7 +403,5 @@ async def test_what_was_learned_outlives_a_restart(semantic: SemanticStage, mock
     other = await semantic.gateway(mock, redis=valkey.url, semantic={"policy": "budget"})
     await until_known(other, 2)
 
-    async with asyncio.timeout(2.0):
-        while (await figure(other, "policy"))["labels"] != 1:
-            await asyncio.sleep(0.005)
+    await until_figure(other, "policy.labels", 1)
     assert (await other.post(chat(ASKED.lower()))).headers["x-keepgate-layer"] == "normalized"

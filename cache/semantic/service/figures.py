@@ -29,6 +29,10 @@ class Figures:
         yield
         self._times.setdefault(step, deque(maxlen=_TIMES_KEPT)).append(time.perf_counter() - began)
 
+    def times(self, step: str) -> list[float]:
+        """Seconds that a step took, of the last thousand times."""
+        return list(self._times.get(step, ()))
+
     def as_dict(self) -> dict[str, Any]:
         """Times in milliseconds."""
         return {

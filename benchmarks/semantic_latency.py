@@ -1,0 +1,174 @@
+"""How long the semantic cache takes to answer a question: embedding, search and guards, on one core.
+
+As a program it makes one of the measurements, in a process of its own: `python -m benchmarks.semantic_latency ENTRIES`.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from benchmarks.figure import Figure, Row, Target
+from benchmarks.intent_data import banking77, clinc150, embedded
+from benchmarks.processes import ROOT, CannotMeasure, cores
+from benchmarks.semantic_index import Mixture
+from cache.semantic.embedding.embedder import open_embedder
+from cache.semantic.embedding.load import load_encoder
+from cache.semantic.index.index import VectorIndex
+from cache.semantic.index.vector import Floats
+from cache.semantic.judge.embedding_judge import EmbeddingJudge
+from cache.semantic.messages import Ask
+from cache.semantic.policy.budget import BudgetPolicy
+from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.service.answers import Answers
+from cache.semantic.service.figures import Figures
+from cache.semantic.service.labels import Labels
+from cache.semantic.service.learner import Learner
+from cache.semantic.service.neighbours import Neighbours
+from cache.semantic.service.records import Record
+from cache.semantic.service.semantic_cache import SemanticCache
+
+_SIZES = (10_000, 1_000_000)
+_QUESTIONS = 1_000
+_ROUNDS = 3
+_PARTITION = "public.00000000000000000000000000000000"
+_LATER = 4e9
+_PIECE = 1_000
+_SETTLE_SECONDS = 900.0
+_METHOD = """\
+One process on one core with everything that the service of the semantic cache does for one question: its normal form,
+the embedding of all-MiniLM-L6-v2, the search for sixteen neighbours in one partition, the weighing of their votes, the
+guards over the texts of those with the winning answer, and the decision of the budget policy. Questions are those of
+Banking77's test split, one after the other. Ten thousand entries are the questions of its train split; a million are
+mixtures of real ones (see the semantic index), with the texts of the first of each mixture's parts. The way over the
+socket is not in it."""
+
+
+class Measured(msgspec.Struct, kw_only=True):
+    """Milliseconds of each question, by step, and bytes for each entry of vectors, texts, ids and tables."""
+
+    ask: list[float]
+    embed: list[float]
+    search: list[float]
+    guards: list[float]
+    entry_bytes: float
+
+
+async def measure(quick: bool) -> Figure:
+    rows: list[Row] = []
+    for entries in (1_000,) if quick else _SIZES:
+        runs = [await _run(entries) for _ in range(1 if quick or entries > 100_000 else _ROUNDS)]
+        beside = tuple(_beside(run) for run in runs)
+        small = entries <= 10_000
+        name = f"{entries:,} entries in one partition"
+        for percent, target in ((50, 3.0 if small else 8.0), (99, 8.0 if small else None)):
+            rows.append(
+                Row(
+                    what=f"{name}: embed, search, guards, p{percent}",
+                    unit="ms",
+                    rounds=tuple(float(np.percentile(run.ask, percent)) for run in runs),
+                    target=Target("most", target) if target else None,
+                    beside=beside,
+                )
+            )
+        if not small or quick:
+            bytes_of = tuple(run.entry_bytes for run in runs)
+            rows.append(
+                Row(what=f"{name}: memory an entry", unit="bytes", rounds=bytes_of, target=Target("most", 2560.0))
+            )
+    return Figure(figure="semantic_latency", title="The semantic cache's answer", method=_METHOD, rows=tuple(rows))
+
+
+def _beside(run: Measured) -> dict[str, float | str]:
+    steps = {"embed": run.embed, "search": run.search, "guards": run.guards}
+    return {
+        f"{step} p{percent} ms": round(float(np.percentile(times, percent)), 3)
+        for step, times in steps.items()
+        for percent in (50, 99)
+    }
+
+
+async def _run(entries: int) -> Measured:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.semantic_latency", str(entries)),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        preexec_fn=lambda: os.sched_setaffinity(0, cores().subject),
+    )
+    said, complaint = await process.communicate()
+    if process.returncode:
+        last = complaint.decode(errors="replace").strip().splitlines()[-1:]
+        raise CannotMeasure(f"benchmarks.semantic_latency ended with status {process.returncode}: {''.join(last)}")
+    return msgspec.json.decode(said, type=Measured)
+
+
+async def measure_here(entries: int, folder: Path) -> Measured:
+    """One measurement, in this process."""
+    encoder = load_encoder("default", folder)
+    asked = banking77("test").texts[:_QUESTIONS]
+    texts = banking77("train").texts
+    vectors = embedded((*texts, *clinc150("train").texts) if entries > len(texts) else texts[:entries], folder)
+    neighbours = Neighbours(VectorIndex(encoder.dimensions), lambda record: True, (), 1)
+    policy = BudgetPolicy(0.01, JudgeError(0.98, 0.01), random.Random(1))  # noqa: S311  # which hits are audited is no secret
+    async with open_embedder(encoder) as embedder:
+        figures = Figures()
+        learner = Learner(
+            embedder, neighbours, Answers(None), EmbeddingJudge(embedder), Labels(policy, ""), None, figures, entries
+        )
+        cache = SemanticCache(embedder, neighbours, policy, learner, figures, shares_purges=True)
+        before = _resident()
+        pieces = _pieces(vectors, texts, entries)
+        for piece in pieces:
+            await neighbours.put_all(piece)
+        neighbours.index.settle(_SETTLE_SECONDS)
+        entry_bytes = (_resident() - before) / entries
+        took = []
+        for number, text in enumerate(asked):
+            began = time.perf_counter()
+            await cache.ask(Ask(f"public.{number}", _PARTITION, text, 1.0, True))
+            took.append(1000 * (time.perf_counter() - began))
+        times = {step: [1000 * each for each in figures.times(step)] for step in ("embed", "search", "guards")}
+    neighbours.close()
+    return Measured(ask=took, entry_bytes=entry_bytes, **times)
+
+
+def _pieces(vectors: Floats, texts: Sequence[str], entries: int) -> Iterator[list[tuple[Record, Floats]]]:
+    if entries <= len(texts):
+        made: Iterator[Floats] = (vectors[start : start + _PIECE] for start in range(0, entries, _PIECE))
+    else:
+        made = Mixture(vectors).pieces(entries)
+    number = 0
+    for piece in made:
+        records = []
+        for vector in piece:
+            entry = f"public.{number:032x}"
+            # Half of the neighbours have one answer, so that votes are weighed and several members guarded.
+            record = Record(entry, _PARTITION, texts[number % len(texts)], f"{number % 2}", "m", "0.0.0", _LATER)
+            records.append((record, vector))
+            number += 1
+        yield records
+
+
+def _resident() -> float:
+    """Bytes of memory that this process has for itself."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return float(line.split()[1]) * 1024
+    raise CannotMeasure("/proc/self/status does not tell the memory of this process")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.semantic_latency")
+    parser.add_argument("entries", type=int)
+    arguments = parser.parse_args()
+    cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "keepgate" / "embedding"
+    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(measure_here(arguments.entries, cache_folder))))

@@ -1,0 +1,297 @@
+"""A semantic cache that is frozen, killed, lying or poisoned costs a request its deadline at most, and comes back."""
+
+import asyncio
+import os
+import signal
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import redis.asyncio
+import xxhash
+
+from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.service.records import Record
+from gateway.mock import MockUpstream, Reply
+from gateway.settings import SemanticSettings
+from tests.cache.valkey import Valkey
+from tests.gateway.client import Client, chat
+from tests.gateway.conftest import Stage
+from tests.gateway.semantic_stage import SERVES_ALL, SemanticStage, entries, figure, until_known
+from tests.gateway.serving import parent_of, processes, serving
+
+ASKED = "How do I reset my password?"
+AGAIN = "How can I reset my password?"
+ANSWER = "Open the settings, choose Security, and click Reset password."
+STARTS_WITHIN = 60.0
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.fixture
+async def semantic(stage: Stage, minilm: Encoder, folder: Path) -> AsyncIterator[SemanticStage]:
+    async with AsyncExitStack() as stack:
+        yield SemanticStage(stage, stack, minilm, folder)
+
+
+@pytest.fixture
+async def mock(stage: Stage) -> MockUpstream:
+    return await stage.mock(Reply(text=ANSWER))
+
+
+def child() -> int:
+    """The process of the semantic cache that this one has started."""
+    found = [pid for pid, words in processes().items() if "cache.semantic.service" in words]
+    (pid,) = [pid for pid in found if parent_of(pid) == os.getpid()]
+    return pid
+
+
+async def until_ready(client: Client) -> None:
+    async with asyncio.timeout(STARTS_WITHIN):
+        while not await figure(client, "available"):  # noqa: ASYNC110  # it is asked over HTTP
+            await asyncio.sleep(0.05)
+
+
+async def test_a_frozen_process_costs_one_deadline_once(
+    stage: Stage, mock: MockUpstream, valkey: Valkey, minilm: Encoder
+) -> None:
+    """SIGSTOP: no request fails, the first waits its deadline, the next wait for nothing; then it serves again."""
+    client = await stage.gateway(
+        mock, redis=valkey.url, semantic=SemanticSettings(mode="on", deadline=0.2, **SERVES_ALL)
+    )
+    await until_ready(client)
+    await client.post(chat(ASKED))
+    await until_known(client, 1)
+    pid = child()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        took = []
+        for number in range(6):
+            began = time.monotonic()
+            assert (await client.post(chat(f"Where is office number {number}?"))).cache == "miss"
+            took.append(time.monotonic() - began)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await until_ready(client)
+
+    assert took[0] >= 0.2, "the first waits for it"
+    assert max(took[1:]) < 0.2, "the others do not"
+    assert (await client.post(chat(AGAIN))).status == 200
+
+
+async def test_a_killed_process_fails_no_request_and_comes_back_with_what_it_knew(
+    stage: Stage, mock: MockUpstream, valkey: Valkey, minilm: Encoder
+) -> None:
+    """kill -9 under load: the gateway goes on, starts another, which reads the records from Redis."""
+    client = await stage.gateway(
+        mock, redis=valkey.url, semantic=SemanticSettings(mode="on", deadline=5.0, **SERVES_ALL)
+    )
+    await until_ready(client)
+    await client.post(chat(ASKED))
+    await until_known(client, 1)
+    first = child()
+    os.kill(first, signal.SIGKILL)
+    answers = await asyncio.gather(*(client.post(chat(f"Who is number {number}?")) for number in range(20)))
+    assert {answer.status for answer in answers} == {200}
+    await until_ready(client)
+
+    assert child() != first
+    async with asyncio.timeout(STARTS_WITHIN):
+        while not await entries(client):  # noqa: ASYNC110  # it is asked over HTTP
+            await asyncio.sleep(0.05)
+    answer = await client.post(chat(AGAIN))
+    assert (answer.headers["x-keepgate-layer"], answer.text) == ("semantic", ANSWER)
+
+
+async def test_a_model_that_is_none_is_one_clear_line(tmp_path: Path) -> None:
+    """The gateway ends, for the operator asked for what cannot be."""
+    model = {"KEEPGATE_SEMANTIC_MODE": "on", "KEEPGATE_SEMANTIC_MODEL": "/nowhere/at/all"}
+    async with serving(tmp_path, "--upstream", "mock:", ready=False, **model) as gateway:
+        assert await gateway.ended() == 1
+        assert len([line for line in gateway.lines if "/nowhere/at/all" in line]) == 1
+        assert gateway.lines[-1].startswith("keepgate: semantic.model:")
+
+
+async def test_workers_share_one_process(mock: MockUpstream, tmp_path: Path) -> None:
+    """What one worker has asked another answers; and the process ends with them."""
+    settings = {"MODE": "on", "POLICY": "threshold", "THRESHOLD": "0.6", "DEADLINE": "5"}
+    words = ("--upstream", mock.url, "--workers", "3")
+    async with serving(
+        tmp_path, *words, **{f"KEEPGATE_SEMANTIC_{name}": value for name, value in settings.items()}
+    ) as gateway:
+        pid = gateway.child("cache.semantic.service")
+        async with asyncio.timeout(STARTS_WITHIN):
+            # Each worker finds it in its own time, and any of them is asked.
+            for asked in range(1, 4):
+                while not (await gateway.stats())["layers"]["semantic"].get("available"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                await gateway.ask(ASKED if asked == 1 else f"What is the capital of country number {asked}?")
+                while (await gateway.stats())["layers"]["semantic"].get("entries") != asked:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        names = ("Ann", "Bob", "Eve", "Tom", "Kim", "Lee")
+        answers = [await gateway.ask(f"{AGAIN} Thanks, {name}.") for name in names]
+        assert {answer.text for answer in answers} == {ANSWER}
+        assert await gateway.signal(signal.SIGTERM) == 0
+        assert pid not in processes()
+    assert len(mock.received) + sum(answer.cache == "hit" for answer in answers) == 3 + len(names)
+
+
+async def _silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+
+
+async def _garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.write(os.urandom(200))
+    await reader.read()
+
+
+async def _endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.write(struct.pack(">I", 2**31) + b"x" * 10_000)
+    await reader.read()
+
+
+async def _wrong_reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while head := await reader.read(4):
+        payload = await reader.readexactly(struct.unpack(">I", head)[0])
+        number = msgspec.msgpack.decode(payload)[0]
+        reply = msgspec.msgpack.encode([number, ["evicted", True, 3]])
+        writer.write(struct.pack(">I", len(reply)) + reply)
+
+
+async def _stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Finds an entry that nobody has."""
+    while head := await reader.read(4):
+        payload = await reader.readexactly(struct.unpack(">I", head)[0])
+        number = msgspec.msgpack.decode(payload)[0]
+        reply = msgspec.msgpack.encode([number, ["found", 1, 0.9, 0.001, "semantic", "public.nobody", False]])
+        writer.write(struct.pack(">I", len(reply)) + reply)
+
+
+async def _leaver(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.close()
+
+
+@pytest.mark.parametrize("talk", [_silent, _garbage, _endless, _wrong_reply, _stranger, _leaver])
+async def test_whatever_the_process_says_the_request_is_answered(
+    stage: Stage, mock: MockUpstream, folder: Path, talk: Talk
+) -> None:
+    """Within its deadline and what the upstream takes."""
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await talk(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    socket = folder / "liar"
+    server = await asyncio.start_unix_server(converse, socket)
+    try:
+        client = await stage.gateway(mock, semantic=SemanticSettings(mode="on", deadline=0.1), semantic_socket=socket)
+        began = time.monotonic()
+        answers = [await client.post(chat(question)) for question in (ASKED, AGAIN, ASKED)]
+        took = time.monotonic() - began
+    finally:
+        server.close()
+
+    assert [(answer.status, answer.cache) for answer in answers] == [(200, "miss"), (200, "miss"), (200, "hit")]
+    assert took < 2.0
+
+
+async def test_no_process_at_all_is_no_fault_of_the_request(stage: Stage, mock: MockUpstream, folder: Path) -> None:
+    """Nothing listens, and nothing waits for it."""
+    client = await stage.gateway(mock, semantic=SemanticSettings(mode="on"), semantic_socket=folder / "nobody")
+
+    assert (await client.post(chat(ASKED))).status == 200
+    assert (await client.get("/v1/cache/stats")).json["layers"]["semantic"]["available"] is False
+
+
+def _stored(record: Record, vector: bytes, encoder: str) -> bytes:
+    payload = msgspec.msgpack.encode([record, encoder, vector])
+    return b"KGS1" + xxhash.xxh3_64_digest(payload) + payload
+
+
+async def test_records_that_are_none_are_ignored_and_the_others_serve(
+    semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, minilm: Encoder
+) -> None:
+    """Cut, foreign, not a number, of another length, under another tenant's id: a shared Redis may hold anything."""
+    one = await semantic.gateway(mock, redis=valkey.url)
+    await one.post(chat(ASKED))
+    await until_known(one, 1)
+    raw = redis.asyncio.Redis.from_url(valkey.url)
+    (good,) = [key async for key in raw.scan_iter("keepgate:semantic:record:*")]
+    data = await raw.get(good)
+    poisoned = Record("public.evil", "victim.context", AGAIN, "public.evil", "mock", "0.0.0", time.time() + 60)
+    nan = np.full(minilm.dimensions, np.nan, dtype="<f4").tobytes()
+    unit = np.eye(1, minilm.dimensions, dtype="<f4").tobytes()
+    honest = msgspec.structs.replace(poisoned, partition="public.context")
+    bad = {
+        "public.cut": data[:-3],
+        "public.bytes": os.urandom(100),
+        "public.empty": b"",
+        "public.copy": data,
+        "public.evil": _stored(poisoned, unit, minilm.fingerprint),
+        "public.nan": _stored(msgspec.structs.replace(honest, entry="public.nan"), nan, minilm.fingerprint),
+        "public.short": _stored(msgspec.structs.replace(honest, entry="public.short"), unit[:-4], minilm.fingerprint),
+    }
+    for entry, value in bad.items():
+        await raw.set(f"keepgate:semantic:record:{entry}", value)
+        await raw.zadd("keepgate:semantic:records", {entry: time.time() + 60})
+        await raw.xadd("keepgate:semantic:log", {"origin": "x", "kind": "put", "data": entry})
+    for event in ({"kind": "label", "data": os.urandom(30)}, {"kind": "confirm", "data": b"\xc1"}, {"what": "?"}):
+        await raw.xadd("keepgate:semantic:log", event)
+    await raw.hset("keepgate:semantic:policy:threshold:" + minilm.fingerprint, mapping={"position": "x", "state": "y"})
+    await raw.aclose()
+    other = await semantic.gateway(mock, redis=valkey.url)
+    await until_known(other, 1)
+
+    for client in (one, other):
+        answer = await client.post(chat(AGAIN), x_keepgate_max_risk="1")
+        assert (answer.headers["x-keepgate-layer"], answer.text) == ("semantic", ANSWER)
+        assert await entries(client) == 1
+
+
+async def test_an_entry_that_is_gone_from_the_store_is_forgotten(
+    semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
+) -> None:
+    """Index and store agree again as soon as anybody asks: evicted there, it is evicted here."""
+    client = await semantic.gateway(mock, redis=valkey.url)
+    await client.post(chat(ASKED))
+    await until_known(client, 1)
+    raw = redis.asyncio.Redis.from_url(valkey.url)
+    async for key in raw.scan_iter("keepgate:entry:*"):
+        await raw.delete(key)
+    await raw.aclose()
+    client.gateway.cache.memory._slots.clear()
+
+    assert (await client.post(chat(AGAIN))).cache == "miss"
+    assert (await client.post(chat("Please, how can I reset my password?"))).headers["x-keepgate-layer"] == "semantic"
+    assert await entries(client) == 1
+
+
+async def test_a_frozen_store_costs_a_semantic_hit_and_no_request(
+    semantic: SemanticStage, mock: MockUpstream, own_valkey: Valkey
+) -> None:
+    """What is in memory is served; what is not goes upstream; learning goes on when the store is back."""
+    client = await semantic.gateway(mock, redis=own_valkey.url)
+    await client.post(chat(ASKED))
+    await until_known(client, 1)
+    own_valkey.freeze()
+    try:
+        answers = [await client.post(chat(question)) for question in (AGAIN, "What is the capital of France?")]
+    finally:
+        own_valkey.thaw()
+
+    assert [answer.status for answer in answers] == [200, 200]
+    assert answers[0].headers["x-keepgate-layer"] == "semantic"
+    assert answers[1].cache == "miss"
+    await until_known(client, 2)
