@@ -46,7 +46,6 @@ def test_a_damaged_export_is_made_again_and_needs_no_torch(
     assert said.startswith("model, ONNX Runtime 32 [")
     assert said.endswith("] []\n")
     assert list(tmp_path.iterdir()) == [folder]
-    assert graph.stat().st_size == len(whole)
     made = graph.stat().st_mtime_ns
     assert loaded(str(plain_model), tmp_path) == said
     assert graph.stat().st_mtime_ns == made
