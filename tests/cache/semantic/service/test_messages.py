@@ -1,0 +1,92 @@
+"""Frames between gateways and the process of the semantic cache."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache.semantic.messages import (
+    MOST_FRAME,
+    Answered,
+    Ask,
+    Describe,
+    Description,
+    Evicted,
+    Forget,
+    Found,
+    Frames,
+    Note,
+    NotFound,
+    Purged,
+    Question,
+    Refused,
+    Reply,
+    Retried,
+    Wrong,
+    frame,
+    from_gateway,
+    from_service,
+)
+
+SAID: list[Question | Note] = [
+    Ask("public.a", "public.b", "How?", 0.5, True),
+    Wrong("public.a"),
+    Describe(),
+    Answered(3, "public.a", "public.b", "How?", "m", "0.0.0", 1e9, b"{}"),
+    Retried("public.a"),
+    Forget("public.a"),
+    Purged("model", "m"),
+]
+REPLIED: list[Reply] = [
+    Found(1, 0.9, None, layer="normalized", entry="public.a", audit=False),
+    NotFound(2, 0.5, 0.1, "numbers"),
+    Evicted(True, 2),
+    Description({"entries": 1, "policy": {"delta": 0.01}}),
+    Refused("no"),
+]
+
+
+@pytest.mark.parametrize("message", SAID)
+def test_what_a_gateway_says_arrives_as_it_was(message: Question | Note) -> None:
+    """With its number."""
+    (payload,) = Frames().feed(frame(7, message))
+    assert from_gateway(payload) == (7, message)
+
+
+@pytest.mark.parametrize("message", REPLIED)
+def test_what_the_service_says_arrives_as_it_was(message: Reply) -> None:
+    """With the number of the question."""
+    (payload,) = Frames().feed(frame(7, message))
+    assert from_service(payload) == (7, message)
+
+
+@given(st.lists(st.integers(0, len(SAID) - 1), max_size=8), st.lists(st.integers(1, 40), min_size=1, max_size=30))
+def test_frames_arrive_however_they_are_cut(chosen: list[int], cuts: list[int]) -> None:
+    """A socket knows no messages."""
+    stream = b"".join(frame(number, SAID[which]) for number, which in enumerate(chosen))
+    frames, arrived, start = Frames(), [], 0
+    for number in range(len(stream)):
+        size = cuts[number % len(cuts)]
+        arrived += [from_gateway(payload) for payload in frames.feed(stream[start : start + size])]
+        start += size
+        if start >= len(stream):
+            break
+    assert arrived == [(number, SAID[which]) for number, which in enumerate(chosen)]
+
+
+def test_a_frame_beyond_measure_is_none() -> None:
+    """It is not waited for, and no memory is set aside for it."""
+    with pytest.raises(ValueError, match="a frame of"):
+        Frames().feed((MOST_FRAME + 1).to_bytes(4, "big"))
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
+    """Each direction knows its own messages only."""
+    for read, own in ((from_gateway, SAID), (from_service, REPLIED)):
+        try:
+            number, message = read(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        assert type(message) in {type(each) for each in own}
+        assert isinstance(number, int)

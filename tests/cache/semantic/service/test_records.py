@@ -1,0 +1,108 @@
+"""Records: by entry, by normal form, by age."""
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from cache.semantic.normalize import normalized
+from cache.semantic.service.records import Record, Records
+
+TEXTS = ("How are you?", "how are you", "HOW ARE YOU", "Where is it?", "print(1)", "I have 3 cats")
+PARTITIONS = ("a.1", "a.2", "b.1")
+
+
+def record(entry: str, partition: str = "a.1", text: str = "How are you?", expires: float = 100.0) -> Record:
+    return Record(entry, partition, text, entry, "m", "0.0.0", expires)
+
+
+class RecordsMachine(RuleBasedStateMachine):
+    """Against a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records = Records()
+        self.model: dict[str, Record] = {}
+        self.newest: dict[tuple[str, str], str] = {}
+
+    @rule(
+        number=st.integers(0, 5),
+        partition=st.sampled_from(PARTITIONS),
+        text=st.sampled_from(TEXTS),
+        expires=st.integers(1, 9),
+    )
+    def put(self, number: int, partition: str, text: str, expires: int) -> None:
+        new = record(f"a.{number}", partition, text, float(expires))
+        self.drop(new.entry)
+        self.records.put(new)
+        self.model[new.entry] = new
+        if (form := normalized(text)) is not None:
+            self.newest[partition, form] = new.entry
+
+    @rule(number=st.integers(0, 5))
+    def remove(self, number: int) -> None:
+        gone = self.records.remove(f"a.{number}")
+        assert gone == self.model.get(f"a.{number}")
+        self.drop(f"a.{number}")
+
+    def drop(self, entry: str) -> None:
+        old = self.model.pop(entry, None)
+        if old is not None and self.newest.get((old.partition, normalized(old.text) or "")) == entry:
+            del self.newest[old.partition, normalized(old.text) or ""]
+
+    @rule(number=st.integers(0, 5))
+    def use(self, number: int) -> None:
+        self.records.use(f"a.{number}")
+        if f"a.{number}" in self.model:
+            self.model[f"a.{number}"] = self.model.pop(f"a.{number}")
+
+    @rule(now=st.integers(0, 10), most=st.integers(1, 3))
+    def expire(self, now: int, most: int) -> None:
+        due = {entry for entry, kept in self.model.items() if kept.expires <= now}
+        gone = self.records.pop_expired(float(now), most)
+        assert len(gone) == len(set(gone)) == min(most, len(due))
+        assert set(gone) <= due
+        for entry in gone:
+            self.records.remove(entry)
+            self.drop(entry)
+
+    @rule(number=st.integers(0, 5), namespace=st.sampled_from(("a", "b", "c")))
+    def confirm(self, number: int, namespace: str) -> None:
+        kept = self.records.get(f"a.{number}")
+        is_news = self.records.confirm(f"a.{number}", namespace)
+        assert is_news == (kept is not None and namespace != "a" and namespace not in kept.confirmed)
+        if (kept := self.records.get(f"a.{number}")) is not None:
+            self.model[f"a.{number}"] = kept
+
+    @invariant()
+    def same(self) -> None:
+        assert len(self.records) == len(self.model)
+        assert list(self.records) == list(self.model.values())
+        assert self.records.oldest() == next(iter(self.model), None)
+
+    @rule(partition=st.sampled_from(PARTITIONS), text=st.sampled_from(TEXTS))
+    def find(self, partition: str, text: str) -> None:
+        found = self.records.of_same_form(partition, text, 0.0)
+        form = normalized(text)
+        expected = self.newest.get((partition, form)) if form is not None else None
+        assert (found.entry if found else None) == expected
+
+
+TestRecords = RecordsMachine.TestCase
+TestRecords.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_an_expired_record_answers_nobody() -> None:
+    """Also before it is removed."""
+    records = Records()
+    records.put(record("a.1", expires=10.0))
+
+    assert records.of_same_form("a.1", "how are you", 9.9) is not None
+    assert records.of_same_form("a.1", "how are you", 10.0) is None
+
+
+def test_what_many_records_share_is_kept_once() -> None:
+    """Partition, model and generation, of which there are few."""
+    records = Records()
+    kept = [records.put(record(f"a.{number}", partition="".join(["a.", "1"]))) for number in range(3)]
+
+    assert len({id(each.partition) for each in kept}) == 1
