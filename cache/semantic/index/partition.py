@@ -38,7 +38,7 @@ class Thresholds:
         """How many lists a partition of so many rows should have; 0 to compare every vector."""
         if rows <= self.flat:
             return 0
-        return 1 if rows <= self.one_list else max(2, round(4 * rows**0.5))
+        return 1 if rows <= self.one_list else max(2, min(rows, round(4 * rows**0.5)))
 
 
 @dataclass(eq=False, slots=True)
