@@ -24,7 +24,7 @@ _OF_TIME = words("second minute hour day night week fortnight month year decade 
 
 def dated(tokens: Sequence[Token]) -> list[Token]:
     """`tokens` with each date or time as one token; its stem is "@friday", "@june 5", "@1995", "@last week", "@utc"."""
-    if _TRIGGERS.isdisjoint([token.form for token in tokens]) and not any(map(_is_year, tokens)):
+    if _TRIGGERS.isdisjoint([token.form for token in tokens]) and Kind.NUMBER not in [token.kind for token in tokens]:
         return list(tokens)
     result: list[Token] = []
     position = 0

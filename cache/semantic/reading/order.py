@@ -75,9 +75,14 @@ def order_of(tokens: Sequence[Token]) -> Order:
         aside = {position for position, role in role_of.items() if role in OPENERS}
     compounds: list[tuple[str, str]] = []
     verbs: list[str] = []
+    carriers: list[Token] = []
     before: Token | None = None
     for position, token in enumerate(tokens):
-        if token.kind in CARRIERS and before is not None:
+        if token.kind not in CARRIERS:
+            before = token
+            continue
+        carriers.append(token)
+        if before is not None:
             if before.kind in CARRIERS and not (_is_participle(before.form) or _is_participle(token.form)):
                 compounds.append((before.stem, token.stem))
             if token.kind == Kind.CONTENT and (
@@ -85,7 +90,7 @@ def order_of(tokens: Sequence[Token]) -> Order:
             ):
                 verbs.append(token.stem)
         before = token
-    plain, undated = _plain(tokens)
+    plain, undated = _plain(carriers)
     return Order(
         plain=plain,
         undated=undated,
@@ -97,18 +102,17 @@ def order_of(tokens: Sequence[Token]) -> Order:
     )
 
 
-def _plain(tokens: Sequence[Token]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The stems of the carriers in their order, and the same without the date; nothing where there are several."""
-    carriers = [token for token in tokens if token.kind in CARRIERS]
-    dates, before = 0, False
-    for token in carriers:
-        is_date = token.kind == Kind.MOMENT and token.form not in ZONES
-        dates += is_date and not before
-        before = is_date
+def _plain(carriers: Sequence[Token]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The stems of `carriers` in their order, and the same without the date; nothing where there are several."""
     plain = tuple([token.stem for token in carriers])
-    if dates > 1:
+    is_date = [token.kind == Kind.MOMENT and token.form not in ZONES for token in carriers]
+    if True not in is_date:
+        return plain, plain
+    first = is_date.index(True)
+    dates = is_date.count(True)
+    if is_date[first : first + dates] != [True] * dates:
         return plain, ()
-    return plain, tuple([token.stem for token in carriers if token.kind != Kind.MOMENT or token.form in ZONES])
+    return plain, plain[:first] + plain[first + dates :]
 
 
 def _is_participle(form: str) -> bool:

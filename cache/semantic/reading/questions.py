@@ -72,8 +72,11 @@ def questions(tokens: Sequence[Token]) -> frozenset[str]:
             elif kind:
                 found.add(kind)
     found = found or _embedded(tokens) or ({subordinate} if subordinate else set())
+    if "ever" in [token.form for token in tokens]:
+        # The best that ever was is the best there is.
+        found = {kind.removesuffix(PAST) for kind in found}
     if not found.isdisjoint(_WHAT_OR_HOW):
-        asked = {token.stem for token in tokens} & _RELATIONS
+        asked = _RELATIONS.intersection([token.stem for token in tokens])
         if asked:
             return frozenset(found - _WHAT_OR_HOW | asked)
     return frozenset(found)
