@@ -31,12 +31,13 @@ class Tally(msgspec.Struct, array_like=True):
 
     `weight` is the sum of 1 / chance over audits that found a wrong answer (so many hits each stands for), `squares`
     that of the squares; `heaviest` is the most that any hit may stand for, audited or not. `unwatched` are hits that no
-    audit could have found.
+    audit could have found. `drawn` are audits that were to be, `audits` those of which a judgement came.
     """
 
     requests: int = 0
     hits: int = 0
     unwatched: int = 0
+    drawn: int = 0
     audits: int = 0
     found_wrong: int = 0
     complaints: int = 0
@@ -47,6 +48,7 @@ class Tally(msgspec.Struct, array_like=True):
     def decided(self, decision: Decision) -> None:
         self.requests += 1
         self.hits += decision.serve
+        self.drawn += decision.audit
         if decision.serve and decision.audit_chance > 0.0:
             self.heaviest = max(self.heaviest, 1.0 / decision.audit_chance)
         elif decision.serve:
@@ -79,7 +81,8 @@ class Tally(msgspec.Struct, array_like=True):
 
         The estimate is that of Horvitz and Thompson; the bound is the gamma interval for weighted sums of Poisson
         counts (Fay and Feuer, Statistics in Medicine 16, 1997), its quantile as Wilson and Hilferty's. Before the first
-        request nothing is known, and the bound is 1; it is never more than the hits. Of the weight that the judge calls
+        request nothing is known, and the bound is 1; it is never more than the hits. Audits without a judgement (he was
+        unsure, or the upstream failed) are taken to be like the others. Of the weight that the judge calls
         different, (1 - recall) of the hits is taken off as his own mistakes, and the rest is made up for those that he
         misses (Rogan and Gladen). A judge whose recall is better than said makes both too low, by that times the hits.
         """
@@ -102,6 +105,7 @@ class Tally(msgspec.Struct, array_like=True):
         if not watched:
             # Nobody looked: nothing was served, or any of it may be wrong.
             return float(self.hits) if math.isinf(weight) else 0.0
+        weight *= max(1.0, self.drawn / max(self.audits, 1))
         wrong = (weight - (1.0 - judge.recall) * watched) / (judge.recall - judge.false_same)
         return min(max(wrong, 0.0) * self.hits / watched, self.hits)
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from cache.semantic.policy.audits import AuditLoad
+from cache.semantic.policy.blame import MOST_BLAMED, Blame, Blamed
 from cache.semantic.policy.bound import WrongAnswers
 from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.label import Label
@@ -37,7 +38,8 @@ class BudgetPolicy:
 
     Three corrections keep the promise where a plain posterior breaks it: the risk is taken one standard deviation too
     high, it is multiplied by how much more often audits found a wrong answer than was expected (never less than 1),
-    and what was spent is kept in a ledger (see there how the budget is spent).
+    and what was spent is kept in a ledger (see there how the budget is spent). An entry that was found wrong is out of
+    service until it is vindicated.
 
     A user's complaint says that one answer was wrong, and silence says nothing. Hence it stands for that answer alone,
     where an audit stands for 1 / chance answers: beside audits it counts by its own chance of having been one. So
@@ -58,6 +60,7 @@ class BudgetPolicy:
             raise ValueError(f"delta is {delta}; it must be a share of wrong answers between 0 and 1, such as 0.01.")
         self.delta = delta
         self.posterior = Posterior(judge)
+        self._blame = Blame()
         self._judge = judge
         self.wrong_answers = WrongAnswers()
         self._ledger = Ledger(delta)
@@ -80,6 +83,8 @@ class BudgetPolicy:
 
     def learn(self, label: Label) -> None:
         features = vector(label.features)
+        if label.same or label.source != "miss":
+            self._blame.found(label.entry, label.same)
         if label.source == "audit":
             # A judge who calls some of the same answers different makes that many of the right ones look wrong.
             self._count((not label.same) - (1.0 - self._judge.recall) * (1.0 - label.risk), label.risk)
@@ -93,11 +98,14 @@ class BudgetPolicy:
             self._ledger.complain()
 
     def snapshot(self) -> bytes:
-        return freeze(_KIND, _State(self.posterior.state(), self._audited_wrong, self._audited_risk))
+        return freeze(
+            _KIND, _State(self.posterior.state(), self._audited_wrong, self._audited_risk, self._blame.state())
+        )
 
     def restore(self, state: bytes) -> None:
         learned = thaw(state, _KIND, _State)
         self.posterior.restore(learned.posterior)
+        self._blame.restore(learned.blamed)
         self._audited_wrong, self._audited_risk = learned.audited_wrong, learned.audited_risk
 
     def figures(self) -> dict[str, float]:
@@ -124,7 +132,7 @@ class BudgetPolicy:
         if evidence is None:
             self._ledger.request(math.inf, inflation)
             return Decision(False, 1.0)
-        plain = self.posterior.wrong(evidence.features, _DEVIATIONS)
+        plain = max(self.posterior.wrong(evidence.features, _DEVIATIONS), self._blame.risk_of(evidence.entry))
         self._ledger.request(plain, inflation)
         risk = min(1.0, inflation * plain)
         if self.posterior.labels < WARM_LABELS or risk > min(self._ledger.limit, MOST_RISK, most_risk):
@@ -147,6 +155,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     posterior: PosteriorState
     audited_wrong: _NotNegative
     audited_risk: _NotNegative
+    blamed: Annotated[tuple[Blamed, ...], msgspec.Meta(max_length=MOST_BLAMED)]
 
     def __post_init__(self) -> None:
         # Nothing that was learned makes it less than what it began with.

@@ -13,8 +13,8 @@ def dice(seed: int = 0) -> random.Random:
     return random.Random(seed)  # noqa: S311 - reproducible
 
 
-def near(similarity: float, rival: float = 0.5) -> Evidence:
-    return evidence_of(Neighbourhood(["near", "rival"], [similarity, rival], [0, 1]))
+def near(similarity: float, rival: float = 0.5, entry: str = "near") -> Evidence:
+    return evidence_of(Neighbourhood([entry, "rival"], [similarity, rival], [0, 1]))
 
 
 def label_of(evidence: Evidence, decision: Decision, same: bool, source: Source) -> Label:
@@ -54,12 +54,12 @@ class Stream:
         self.requests = self.hits = self.wrong = self.audits = 0
         self.labels: list[Label] = []
 
-    def ask(self, similarity: float, probability: float) -> bool:
-        """Whether it was a hit."""
+    def ask(self, similarity: float, probability: float, entry: str | None = None) -> bool:
+        """Whether it was a hit. Unless said otherwise, each request is near another entry."""
         right = self.chance.random() < probability
         said = self.chance.random() < (self.truly.recall if right else self.truly.false_same)
         silent = self.chance.random() < self.unsure
-        evidence = near(similarity)
+        evidence = near(similarity, entry=entry or str(self.requests))
         decision = self.policy.decide(evidence)
         self.requests += 1
         if decision.serve:

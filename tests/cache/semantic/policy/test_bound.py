@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.semantic.policy.bound import CONFIDENCE, WINDOW, Tally, WrongAnswers, WrongShare
@@ -98,6 +98,21 @@ def test_hits_that_no_audit_could_find_count_like_the_others() -> None:
     assert all_hits.wrong_share(SURE).upper == pytest.approx(2 * watched.wrong_share(SURE).upper)
 
 
+def test_audits_that_nobody_could_judge_are_not_taken_for_right() -> None:
+    """A judge who says nothing of half of them leaves the estimate as it is, and the bound wider."""
+    shares = []
+    for answered in (1, 2):
+        tally = Tally()
+        for turn in range(4000):
+            drawn = turn % 10 == 0
+            tally.decided(Decision(True, 0.01, 0.01, drawn, 0.1))
+            if drawn and turn // 10 % answered == 0:
+                tally.judged(verdict(turn // 10 % 20 > 1, 0.1))
+        shares.append(tally.wrong_share(SURE))
+    assert shares[1].estimate == pytest.approx(shares[0].estimate)
+    assert shares[1].upper > shares[0].upper
+
+
 def test_a_complaint_stands_for_itself_alone() -> None:
     """It is one wrong answer; an audit at 5 % that finds one speaks for twenty."""
     tallies = {source: Tally() for source in ("user", "audit")}
@@ -129,6 +144,7 @@ def counted(events: list[Decision | Label]) -> Tally:
     return tally
 
 
+@settings(max_examples=60, deadline=None)
 @given(EVENTS, EVENTS)
 def test_tallies_of_two_processes_are_one_of_both(here: list[Decision | Label], there: list[Decision | Label]) -> None:
     """Sent over as bytes and added, they say what one that saw it all would say."""
@@ -139,6 +155,7 @@ def test_tallies_of_two_processes_are_one_of_both(here: list[Decision | Label], 
         assert getattr(both, name) == pytest.approx(getattr(counted(here + there), name))
 
 
+@settings(max_examples=60, deadline=None)
 @given(EVENTS, st.floats(0.6, 1.0), st.floats(0.0, 0.4))
 def test_shares_are_shares(events: list[Decision | Label], recall: float, false_same: float) -> None:
     """Whatever happened, and whoever judged: 0 <= estimate <= bound <= 1."""

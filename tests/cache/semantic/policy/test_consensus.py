@@ -1,0 +1,83 @@
+"""A crowd of questions with one answer may vouch for a wording, and for nothing else."""
+
+import csv
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.semantic.guards import refusal
+from cache.semantic.policy.consensus import FEWEST, voucher
+from cache.semantic.text import Text
+from tests.cache.semantic.trap_pairs import DATA
+
+PIN = ["How do I reset my PIN?", "Where can I change the PIN?", "I forgot my PIN", "How can I get a new PIN?"]
+
+
+def vouched(asked: str, crowd: Sequence[str]) -> tuple[int | None, str]:
+    return voucher(Text.of(asked), [Text.of(question) for question in crowd])
+
+
+def test_a_crowd_vouches_for_words_that_it_used() -> None:
+    """No single question passes the guards, but together they have said it all."""
+    asked = "Where do I get a new PIN if I forgot it?"
+    assert all(vouched(asked, [question])[0] is None for question in PIN)
+    place, refused = vouched(asked, PIN)
+    assert place is not None
+    assert refused == ""
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "Where do I get a new password if I forgot it?",  # a word that nobody used
+        "Where can I change it?",  # not about a PIN
+        "Where do I get 2 new PINs if I forgot one?",  # a number
+        "Why did I not forget my PIN?",  # denied, and another type of question
+    ],
+)
+def test_a_crowd_vouches_for_nothing_else(asked: str) -> None:
+    place, refused = vouched(asked, PIN)
+    assert place is None
+    assert refused
+
+
+def test_a_crowd_is_a_crowd_from_three_on() -> None:
+    """Two may both be exceptions."""
+    asked = "Where do I get a new PIN if I forgot it?"
+    enough = [PIN[2], PIN[1], PIN[3]]
+    assert vouched(asked, enough)[0] is not None
+    assert FEWEST == 3
+    assert vouched(asked, enough[:2])[0] is None
+
+
+def test_the_first_whom_no_guard_refuses_vouches() -> None:
+    """As the neighbours are sorted, that is the nearest."""
+    assert vouched("How do I reset my PIN?", ["I lost my card", PIN[0], PIN[0]]) == (1, "")
+
+
+WRAPPERS = ("{}", "Hi, {}", "{} Thanks!", "Please tell me: {}", "I have a question. {}", "Quick question: {}", "So, {}")
+
+
+def test_no_trap_is_served_in_a_dense_neighbourhood() -> None:
+    """A crowd that asks the seed in many ways vouches for none of the questions that only look like it."""
+    with (DATA / "finance_adversarial_pairs.csv").open(encoding="utf-8", newline="") as file:
+        pairs = [(row["seed"], row["probe"]) for row in csv.DictReader(file) if row["should_hit"] == "0"]
+    assert len(pairs) >= 30
+    served = [probe for seed, probe in pairs if vouched(probe, [form.format(seed) for form in WRAPPERS])[0] is not None]
+    assert not served
+    known = [seed for seed, _ in pairs if vouched(seed, [form.format(seed) for form in WRAPPERS])[0] is not None]
+    assert len(known) == len(pairs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([*PIN, "I lost my card", "Is my card lost?", "Order 2 cards", ""]), max_size=6))
+def test_whoever_passes_alone_passes_in_a_crowd(crowd: list[str]) -> None:
+    """A crowd never refuses what one of it would answer, and names a guard where it refuses."""
+    for asked in (*PIN, "Order 3 cards"):
+        place, refused = vouched(asked, crowd)
+        alone = [refusal(Text.of(asked), Text.of(question)) is None for question in crowd]
+        if any(alone):
+            assert place == alone.index(True)
+        assert bool(refused) == (place is None and bool(crowd))
