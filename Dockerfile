@@ -1,4 +1,5 @@
-# Two images from one file: `gateway`, without torch, and `backend`, with it and the small model.
+# Three images from one file: `gateway`, without torch; `backend`, with it and the small model; and `semantic`, a gateway
+# with the semantic cache, on the packages of the backend.
 # Pins come from constraints.txt. Packages lying in wheels/ of the build context, if that folder is there, are used
 # before any index; pip's own settings come in as build arguments, each of which may be left out.
 
@@ -19,7 +20,7 @@ RUN mv /wheels/constraints.txt . \
 COPY pyproject.toml ./
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
     open('base.txt', 'w').write('\n'.join(p['dependencies'])); \
-    open('backend.txt', 'w').write('\n'.join(p['optional-dependencies']['backend']))"
+    [open(f'{e}.txt', 'w').write('\n'.join(p['optional-dependencies'][e])) for e in ('backend', 'semantic')]"
 
 FROM build AS wheel
 COPY . .
@@ -71,3 +72,15 @@ HEALTHCHECK --interval=5s --timeout=5s --start-period=180s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8081/health', timeout=4)"]
 # The model is converted at the first start too, into the volume that compose.yaml puts at ~/.cache.
 CMD ["keepgate", "backend", "--host", "0.0.0.0", "--port", "8081"]
+
+# Last, because builders of old build every stage before the one that is asked for.
+FROM backend-packages AS semantic-packages
+RUN /tools/bin/pip --python /opt/keepgate/bin/python install -c constraints.txt -r semantic.txt
+
+FROM semantic-packages AS semantic-environment
+COPY --from=wheel /wheel /wheel
+RUN /tools/bin/pip --python /opt/keepgate/bin/python install --no-deps --no-index /wheel/*.whl
+
+FROM gateway AS semantic
+# Over the small environment: what comes with torch is there as well.
+COPY --from=semantic-environment /opt/keepgate /opt/keepgate
