@@ -60,7 +60,7 @@ class Stream:
     def __init__(self, questions: Questions, vectors: npt.NDArray[np.float32]) -> None:
         self.answers: Ints = questions.answers
         self.size = len(questions.texts)
-        self._vectors = vectors
+        self.vectors = vectors
         self._questions = questions.texts
         self._texts: dict[int, Text] = {}
         self._opinions: dict[tuple[int, int], Opinion] = {}
@@ -87,7 +87,7 @@ class Stream:
         if places.size == most:
             return near[places].astype(np.int64), self._similarities[question][places]
         candidates = np.flatnonzero(stored)
-        similarities = self._vectors[candidates] @ self._vectors[question]
+        similarities = self.vectors[candidates] @ self.vectors[question]
         order = np.argsort(-similarities, kind="stable")[:most]
         return candidates[order], similarities[order]
 
