@@ -23,10 +23,13 @@ Vector = npt.NDArray[np.float64]
 
 # There are many more pairs of some kinds than of others, and some matter more: each pair's weight.
 _WEIGHTS = {Kind.FREE: 1.0, Kind.CHAT: 6.0, Kind.CONTRADICTING: 1.0, Kind.NEAR: 3.0, Kind.RELATED: 1.0, Kind.OTHER: 0.5}
-# The shares of pairs that may be called wrongly, with room below what is promised (.01 and .02 of the decided).
-_MOST_FALSE_SAME = {Kind.NEAR: 0.007, Kind.RELATED: 0.003, Kind.OTHER: 0.003}
-_MOST_FALSE_DIFFERENT = 0.010
+# Of the different pairs of each kind, how many may be called the same; of those that say the same and are decided, how
+# many different, each kind counting alike. Both lie below what is promised (.01 and .02), because groups differ more
+# from each other than pairs do: a limit that just holds on some groups is broken on others.
+_MOST_FALSE_SAME = 0.007
+_MOST_FALSE_DIFFERENT = 0.007
 _RIDGE = 3.0
+_STEP_OF_LIMIT = 0.02
 _STEPS = 2000
 
 
@@ -57,17 +60,13 @@ def fit(features: Vector, same: npt.NDArray[np.bool_], weights: Vector) -> tuple
 
 
 def limits(log_odds: Vector, kinds: npt.NDArray[np.object_]) -> tuple[float, float]:
-    """Above which log odds to say SAME, and below which DIFFERENT, so that no kind is called wrongly too often."""
-    above = max(float(np.quantile(log_odds[kinds == kind], 1.0 - most)) for kind, most in _MOST_FALSE_SAME.items())
-    below = min(
-        float(
-            np.quantile(
-                log_odds[kinds == kind], _MOST_FALSE_DIFFERENT * float((log_odds[kinds == kind] > above).mean())
-            )
-        )
-        for kind in SAME
-    )
-    return above, min(below, above)
+    """Above which log odds to say SAME, and below which DIFFERENT, so that neither is wrong too often."""
+    above = max(float(np.quantile(log_odds[kinds == kind], 1.0 - _MOST_FALSE_SAME)) for kind in DIFFERENT)
+    right = sum(float((log_odds[kinds == kind] > above).mean()) for kind in SAME)
+    below = above
+    while sum(float((log_odds[kinds == kind] < below).mean()) for kind in SAME) > _MOST_FALSE_DIFFERENT * right:
+        below -= _STEP_OF_LIMIT
+    return above, below
 
 
 async def features_of(
@@ -131,8 +130,8 @@ COEFFICIENTS: Final = (
 SAME_ABOVE: Final = {above:.3f}
 DIFFERENT_BELOW: Final = {below:.3f}
 """Limits of the log odds."""
-ERROR: Final = JudgeError(recall=0.98, false_same=0.01)
-"""What is promised; benchmarks/semantic_judge.py measures it on answers that were not fitted to."""
+ERROR: Final = JudgeError(recall=0.98, false_same=0.02)
+"""Of the decided pairs; measured by benchmarks/semantic_judge.py on answers that were not fitted to."""
 '''
 
 

@@ -12,7 +12,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-FILE = Path(__file__).resolve().parent / "data" / "answers.jsonl"
+_DATA = Path(__file__).resolve().parent / "data"
+FILE = _DATA / "answers.jsonl"
+LATER_FILE = _DATA / "answers-later.jsonl"
+"""Written when the features of the judge stood, and never fitted to."""
 
 _NEAR_SITUATIONS = 3
 _OTHERS = 2

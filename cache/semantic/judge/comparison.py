@@ -44,6 +44,8 @@ FEATURES = tuple(SIGNS)
 _ALIGNED = 0.3
 # Of the wording. Where so much is literally the same, what is not makes the difference.
 _COPY = 0.8
+# Of the words in any order. Where all are the same, their order makes the difference.
+_SAME_WORDS = 0.97
 # Pairs of equal words. Texts that repeat themselves have so many that finding the edits would take seconds.
 _MOST_MATCHES = 30_000
 
@@ -59,7 +61,7 @@ class _Edits(NamedTuple):
     """How one wording becomes another; where that takes too long, as if everything had been touched.
 
     `shared` is the share of words that stay, 0 to 1. The others are those of a copy, which stays for the most part:
-    whether content words, and little words that matter, were replaced, and whether a word went elsewhere.
+    whether content words, and little words that matter, were replaced, and whether one that matters went elsewhere.
     """
 
     shared: float
@@ -125,7 +127,7 @@ def _edits(ours: Answer, theirs: Answer) -> _Edits:
         return _Edits(1.0, True, True, True)
     matcher = SequenceMatcher(None, ours.sequence, theirs.sequence, autojunk=False)
     shared = matcher.ratio()
-    if shared <= _COPY:
+    if shared <= _COPY and matcher.quick_ratio() <= _SAME_WORDS:
         return _Edits(shared, False, False, False)
     gone: set[str] = set()
     come: set[str] = set()
@@ -138,7 +140,8 @@ def _edits(ours: Answer, theirs: Answer) -> _Edits:
         come.update(found)
         words = words or not (ours.contents.isdisjoint(lost) or theirs.contents.isdisjoint(found))
         little_words = little_words or LITTLE.intersection(lost) != LITTLE.intersection(found)
-    return _Edits(shared, words, little_words, not gone.isdisjoint(come))
+    moved = any(word in LITTLE or word in ours.contents or len(word) == 1 for word in gone & come)
+    return _Edits(shared, words, little_words, moved)
 
 
 def _both_more(ours: Set[str], theirs: Set[str]) -> bool:

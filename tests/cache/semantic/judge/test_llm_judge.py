@@ -189,7 +189,7 @@ async def test_completes_the_url(url: str, path: str) -> None:
         ("localhost:8000", "m", "", 1.0, 1, "the URL of the judge is 'localhost:8000': expected one such as"),
         ("ftp://u:pw@h/", "m", "", 1.0, 1, r"the URL of the judge is 'ftp://\*\*\*@h/'"),
         ("http://[::1", "m", "", 1.0, 1, "expected one such as"),
-        ("http://u:pw@h", "m", "k", 1.0, 1, "has a user and there is a key"),
+        ("http://u:pw@h", "m", "k", 1.0, 1, "has a user and there is a key: one is right"),
         ("http://h", "", "", 1.0, 1, "the model of the judge is empty"),
         ("http://h", "m", "", 0.0, 1, "the deadline of the judge is 0"),
         ("http://h", "m", "", 1.0, 0, "the concurrency of the judge is 0"),
