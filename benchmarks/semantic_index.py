@@ -30,7 +30,7 @@ _QUESTIONS = 1000
 _NEIGHBOURS = 16
 _REMOVALS = 2000
 _PIECE = 10_000
-_SETTLE_SECONDS = 900.0
+_SETTLE_SECONDS = 1800.0
 _LATER, _NOW = 2e9, 1e9
 # Which vectors are mixed, and how much noise they get: see _METHOD.
 _NEAR = 32
@@ -232,15 +232,16 @@ def measure_here(mixture: Mixture, rows: int, partitions: int) -> Measured:
         exact.see(piece)
     index = VectorIndex(questions.shape[1])
     _warm_up(index, questions[0])
+    names = [f"tenant.{number:032x}" for number in range(partitions)]
     before = _anonymous_bytes()
     process_before, thread_before = time.process_time(), time.thread_time()
     additions: list[float] = []
-    names = [f"tenant.{number:032x}" for number in range(partitions)]
     for piece in mixture.pieces(rows):
         for vector in piece:
             number = len(additions)
             entry, partition = f"{number:032x}", names[number % partitions]
             additions.append(_milliseconds(index.add, partition, entry, vector, _LATER))
+    del piece, vector
     began = time.monotonic()
     if not index.settle(_SETTLE_SECONDS):
         raise CannotMeasure(f"The index was still at work {_SETTLE_SECONDS:.0f} s after the last addition.")

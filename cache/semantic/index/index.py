@@ -22,7 +22,8 @@ _EXPIRY_SECONDS = 0.001
 # What Python takes beside the columns: the row number in the dict of entries, and for a partition its object, its
 # array with what malloc adds, and the slot in the dict. CPython 3.11; tests compare with what the process takes.
 _NUMBER_BYTES = 32
-_STRING_BYTES = 49
+# With half of the 16 bytes to which malloc rounds up.
+_STRING_BYTES = 57
 _PARTITION_BYTES = 300
 # The entry's and the partition's reference, and the place; lists and arrays have an eighth in reserve at most.
 _COLUMN_BYTES = 22
