@@ -4,11 +4,12 @@ import math
 import random
 
 # Tokens that may be saved up for a time with many hits, in requests.
-_SAVED_REQUESTS = 250
+_SAVED_REQUESTS = 500
 _LEAST_BURST = 2.0
-# Half of the audits go to all hits alike, half to the doubtful ones: weights that are too different from one another
-# make the bound wide.
-_EVENLY = 0.5
+# Most audits go to all hits alike, the rest to the doubtful ones; and near an empty bucket chances fall to a half
+# before they end: the bound is as wide as the most that any hit may stand for.
+_EVENLY = 0.7
+_LEAST_SCALE = 0.5
 _TYPICAL_RISK = 0.01
 _LEAST_RISK = 1e-4
 # Over about so many requests it is learned how much there is to audit.
@@ -22,8 +23,8 @@ class AuditLoad:
     standard deviation of each (Neyman), here the root of the risk. The chances are scaled so that the share is used up
     and the tokens stay in the middle of their bucket:
 
-        tokens  0 ── 1 ──────────── burst / 2 ──────────── burst
-        scale      0 │ falls below 1     1     rises to 2
+        tokens  0 ─── 1 ──────── burst / 2 ──────── burst
+        scale     0   │ 1/2 or more    1   rises to 2
 
     Args:
         share: of all requests, [0, 1].
@@ -36,8 +37,8 @@ class AuditLoad:
         self._chance = chance
         self._burst = max(_LEAST_BURST, share * _SAVED_REQUESTS)
         self._tokens = 0.0
-        # Of the wish to audit, per request; before anything is served it is as if every hit were typical.
-        self._wish = 1.0
+        # The wish to audit, per request; it begins low, because the first hits are the ones that are known least.
+        self._wish = 0.2
 
     def request(self) -> None:
         """Each request brings its share of an audit."""
@@ -50,7 +51,8 @@ class AuditLoad:
         self._wish += wish / _MEMORY
         if self._tokens < 1.0:
             return 0.0
-        return min(1.0, wish * self._share / self._wish * self._tokens / (self._burst / 2))
+        scale = max(_LEAST_SCALE, self._tokens / (self._burst / 2))
+        return min(1.0, scale * wish * self._share / self._wish)
 
     def draw(self, chance: float) -> bool:
         """Whether it is audited; if so, a token is gone."""
