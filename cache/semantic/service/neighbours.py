@@ -104,7 +104,9 @@ class Neighbours:
         return [record.entry for record in self.records if not self._counts(record)]
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """End the threads. A search that is under way ends first."""
+        self._thread.shutdown(cancel_futures=True)
+        self.index.close()
 
     def _add(self, record: Record, vector: Vector) -> None:
         self.index.add(record.partition, record.entry, vector, record.expires)

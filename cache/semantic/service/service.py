@@ -122,7 +122,7 @@ async def _running(config: Config, encoder: Encoder, embedder: Embedder, service
         neighbours = Neighbours(
             VectorIndex(encoder.dimensions), _counter(store), config.published, config.confirmations
         )
-        stack.callback(neighbours.close)
+        stack.push_async_callback(asyncio.to_thread, neighbours.close)
         labels = Labels(policy, f"{config.policy}:{encoder.fingerprint}")
         figures = Figures()
         learner = Learner(embedder, neighbours, Answers(store), judge, labels, shared, figures, config.capacity)
