@@ -100,7 +100,7 @@ def _main() -> None:
     found = pairs(answers, vectors.known)
     features = asyncio.run(features_of(found, EmbeddingJudge(vectors), vectors.known))
     kinds = np.array([pair.kind for pair in found], dtype=object)
-    same = np.isin(kinds, SAME)
+    same = np.array([pair.kind in SAME for pair in found])
     intercept, coefficients = fit(features, same, np.array([_WEIGHTS[kind] for kind in kinds]))
     log_odds = intercept + features @ coefficients
     above, below = limits(log_odds, kinds)

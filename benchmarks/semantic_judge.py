@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.figure import Figure, Row, Target
-from benchmarks.labelled_answers import DIFFERENT, LATER_FILE, SAME, Kind, Pair, is_held_out, labelled, pairs
+from benchmarks.labelled_answers import DIFFERENT, LATER_FILE, SAME, Kind, Labelled, Pair, is_held_out, labelled, pairs
 from cache.semantic.embedding.model_files import find_model
 from cache.semantic.embedding.torch_encoder import TorchEncoder
+from cache.semantic.judge.answer import Answer
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.judge import Verdict
 
@@ -18,8 +19,9 @@ _RESAMPLES = 400
 _BATCH = 64
 _METHOD = """\
 Labelled answers as ordered pairs (fresh, cached): the groups of benchmarks/data/answers.jsonl that coefficients and
-limits of the judge were not fitted to (its features, and the rule for its limits, were chosen with a view of all), and those of answers-later.jsonl,
-written when the features stood. Recall is the share of SAME among the decided pairs that say the same, both kinds of
+limits of the judge were not fitted to (its features, and the rule for its limits, were chosen with a view of all), and
+those of answers-later.jsonl, written when the features stood.
+Recall is the share of SAME among the decided pairs that say the same, both kinds of
 wordings counting alike; false same is
 the share of SAME among all pairs that do not, undecided ones too. Each kind of pair stands for itself: contradicting
 answers to the very same question, which one upstream hardly gives; answers to questions that differ in what matters;
@@ -93,6 +95,12 @@ async def verdicts(vectors: Vectors, found: Sequence[Pair]) -> list[Verdict]:
     return [said[place] for place in range(len(found))]
 
 
+def texts_of(answers: Sequence[Labelled]) -> list[str]:
+    """Whatever the judge will have embedded of these answers, and their questions."""
+    passages = [passage for answer in answers for passage in Answer.of(answer.answer).passages]
+    return [answer.question for answer in answers] + passages
+
+
 def tallies(found: Sequence[Pair], said: Sequence[Verdict]) -> dict[Kind, Tally]:
     """The verdicts of each kind of pair that there is."""
     groups = sorted({pair.fresh.group for pair in found})
@@ -108,7 +116,7 @@ async def measure(quick: bool) -> Figure:
     rows: list[Row] = []
     held_out = [answer for answer in labelled() if is_held_out(answer.group)]
     for name, answers in (("held out", held_out), ("written later", labelled(LATER_FILE))):
-        await asyncio.to_thread(vectors.learn, [answer.question for answer in answers])
+        await asyncio.to_thread(vectors.learn, texts_of(answers))
         found = pairs(answers, vectors.known)[:: 10 if quick else 1]
         of = tallies(found, await verdicts(vectors, found))
         kinds = [kind for kind in SAME if kind in of]

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.labelled_answers import Kind, is_held_out, labelled, pairs
-from benchmarks.semantic_judge import Vectors, open_vectors, recall, tallies, verdicts
+from benchmarks.semantic_judge import Vectors, open_vectors, recall, tallies, texts_of, verdicts
 from cache.semantic.judge.answer import MAX_CHARACTERS, Answer
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.judge import Verdict
 
-_EVERY = 6
+_EVERY = 3
 
 
 class Bags:
@@ -40,8 +40,10 @@ def vectors() -> Vectors:
 async def test_errs_on_held_out_answers_no_more_than_it_promises(vectors: Vectors) -> None:
     """Recall and false same of answers to other questions hold on groups that were not fitted to."""
     answers = [answer for answer in labelled() if is_held_out(answer.group)]
-    vectors.learn([answer.question for answer in answers])
-    found = pairs(answers, vectors.known)[::_EVERY]
+    some = sorted({answer.group for answer in answers})[::_EVERY]
+    answers = [answer for answer in answers if answer.group in some]
+    vectors.learn(texts_of(answers))
+    found = pairs(answers, vectors.known)
     of = tallies(found, await verdicts(vectors, found))
     assert recall(of) >= 0.97
     for kind in (Kind.NEAR, Kind.RELATED, Kind.OTHER):
