@@ -52,6 +52,12 @@ def test_a_crowd_is_a_crowd_from_three_on() -> None:
     assert vouched(asked, enough[:2])[0] is None
 
 
+def test_questions_that_only_share_their_answer_are_no_crowd() -> None:
+    """All are answered by "yes", and every word is known; what they ask for is not."""
+    crowd = ["Is a whale a mammal?", "Is a cat a mammal?", "Is a dog a pet?", "Is a hamster a pet?"]
+    assert vouched("Is a whale a pet?", crowd)[0] is None
+
+
 def test_the_first_whom_no_guard_refuses_vouches() -> None:
     """As the neighbours are sorted, that is the nearest."""
     assert vouched("How do I reset my PIN?", ["I lost my card", PIN[0], PIN[0]]) == (1, "")
