@@ -81,6 +81,6 @@ def _is_known(asked: Text, crowd: Sequence[Text]) -> bool:
     """Whether `asked` has the core of what the crowd says, and no word that it never says."""
     uses = Counter(stem for cached in crowd for stem in cached.stems)
     core = {stem for stem, times in uses.items() if times >= CORE * len(crowd)}
-    # Without a core they are several questions, whose words may mean something else together: that a whale and a cat are
-    # mammals and a dog and a hamster pets does not make a whale a pet.
+    # Without a core they are several questions, whose words may mean something else together: that a whale and a cat
+    # are mammals, and a dog and a hamster pets, does not make a whale a pet.
     return bool(core) and asked.stems <= uses.keys() and core <= asked.stems
