@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cache.semantic.embedding.load import load_encoder
 from tests.cache.semantic.embedding import models
 
 KEEPGATE = Path(sys.executable).with_name("keepgate")
@@ -23,11 +24,13 @@ class Command:
     def __init__(self, folder: Path) -> None:
         self.model = models.write_bert(folder / "model", "mean")
         self._exported = folder / "exported"
+        # Half a minute of work, done once.
+        load_encoder(str(self.model), self._exported / "keepgate" / "models")
 
     def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "XDG_CACHE_HOME": str(self._exported), "COLUMNS": "120"}
         command = [str(KEEPGATE), "eval-pairs", *words]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
 
 
 @pytest.fixture(scope="module")
