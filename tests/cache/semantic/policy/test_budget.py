@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.semantic.policy.budget import MOST_RISK, WARM_LABELS, BudgetPolicy
+from cache.semantic.policy.label import Label
 from cache.semantic.policy.ledger import HORIZON
 from cache.semantic.policy.policy import Decision
 from cache.semantic.policy.posterior import JudgeError
@@ -116,3 +117,47 @@ def test_the_ledger_holds_for_what_was_expected(asked: list[tuple[float, bool]],
         else:
             policy.learn(label_of(evidence, decision, same, "miss"))
     assert spent <= delta * len(asked) * 1.5 + 25 * MOST_RISK
+
+
+def test_a_complaint_counts_by_its_chance_of_having_been_an_audit() -> None:
+    """Twenty complaints of hits that were audited once in twenty times weigh as much as one audit, not as twenty."""
+
+    def taught(*labels: Label) -> BudgetPolicy:
+        policy = BudgetPolicy(0.01, JudgeError(), dice())
+        for _ in range(300):
+            policy.learn(label_of(near(0.95), policy.decide(near(0.95)), True, "miss"))
+        for label in labels:
+            policy.learn(label)
+        return policy
+
+    features = tuple(near(0.95).features.tolist())
+    complaint = Label("complained", 0.95, features, False, "user", 0.0, 0.05)
+    audit = Label("audited", 0.95, features, False, "audit", 0.0, 0.05)
+    nothing, complaints, audited = taught(), taught(*[complaint] * 20), taught(audit)
+    assert complaints.inflation == pytest.approx(audited.inflation)
+    risks = [policy.posterior.wrong(near(0.95).features, 0.0) for policy in (nothing, complaints, audited)]
+    assert risks[0] < risks[1] < 2.5 * risks[2]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(-1.0, 1.0), st.floats(-1.0, 1.0), st.booleans()), max_size=150),
+    st.sampled_from([JudgeError(), JudgeError(0.9, 0.1)]),
+    st.floats(0.0, 1.0),
+)
+def test_what_a_decision_says_can_be_shown(
+    asked: list[tuple[float, float, bool]], judge: JudgeError, share: float
+) -> None:
+    """A risk is a probability, never below what the posterior says; only what is served is audited, by its chance."""
+    policy = BudgetPolicy(0.3, judge, dice(), share)
+    for number, (one, other, same) in enumerate(asked):
+        evidence = near(max(one, other), min(one, other), str(number % 7))
+        decision = policy.decide(evidence)
+        assert 0.0 <= decision.plain_risk <= risk_of(decision) <= 1.0
+        assert 0.0 <= decision.audit_chance <= 1.0
+        assert decision.serve or decision.audit_chance == 0.0
+        assert decision.audit_chance > 0.0 or not decision.audit
+        label = label_of(evidence, decision, same, "audit" if decision.audit else "miss")
+        policy.learn(label)
+        policy.settle(label)
+    assert all(np.isfinite(list(policy.figures().values())))
