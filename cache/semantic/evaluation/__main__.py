@@ -94,7 +94,7 @@ def _delta(written: str) -> float:
 
 def _exported_models() -> Path:
     """The folder for exported models (XDG base directory specification)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "keepgate" / "models"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "keepgate" / "embedding"
 
 
 def _progress(pairs: int) -> Callable[[int], None]:

@@ -25,7 +25,7 @@ class Command:
         self.model = models.write_bert(folder / "model", "mean")
         self._exported = folder / "exported"
         # Half a minute of work, done once.
-        load_encoder(str(self.model), self._exported / "keepgate" / "models")
+        load_encoder(str(self.model), self._exported / "keepgate" / "embedding")
 
     def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "XDG_CACHE_HOME": str(self._exported), "COLUMNS": "120"}
