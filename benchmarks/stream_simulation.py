@@ -106,8 +106,14 @@ class Stream:
         return said
 
 
-def serve_by_policy(stream: Stream, order: Ints, policy: Policy, judge: SimulatedJudge, seed: int) -> Outcome:
-    """What a policy serves: every question is weighed, guarded and decided; misses are stored, and teach it."""
+def serve_by_policy(
+    stream: Stream, order: Ints, policy: Policy, judge: SimulatedJudge, seed: int, bare: bool = False
+) -> Outcome:
+    """What a policy serves: every question is weighed, guarded and decided; misses are stored, and teach it.
+
+    A `bare` cache is one for vCache: it has no guards, and stores a question only if its answer is not that of the
+    neighbour it was compared with, so that the neighbour's entry learns from all of them.
+    """
     chance = random.Random(seed)  # noqa: S311  # reproducible
     stored = np.zeros(stream.size, dtype=np.bool_)
     groups = np.arange(stream.size)
@@ -117,7 +123,7 @@ def serve_by_policy(stream: Stream, order: Ints, policy: Policy, judge: Simulate
         evidence, source = None, -1
         if near.size:
             around = Neighbourhood([str(n) for n in near], similarities.tolist(), groups[near].tolist())
-            evidence, source = _guarded(stream, asked, near, policy.weigh(around))
+            evidence, source = _guarded(stream, asked, near, policy.weigh(around), bare)
         decision = policy.decide(evidence)
         if decision.serve:
             hits += 1
@@ -134,7 +140,7 @@ def serve_by_policy(stream: Stream, order: Ints, policy: Policy, judge: Simulate
             policy.learn(label)
             if decision.audit:
                 policy.settle(label)
-        if not decision.serve:
+        if not decision.serve and not (bare and verdict):
             stored[asked] = True
             groups[asked] = next((groups[other] for other, said in verdicts.items() if said), asked)
     return Outcome(hits / stream.size, wrong / stream.size, audits / stream.size)
@@ -161,8 +167,10 @@ def best_within(outcomes: Sequence[Outcome], wrong: float) -> Outcome:
     return max((o for o in outcomes if o.wrong <= wrong), key=lambda o: o.hits, default=Outcome(0.0, 0.0, 0.0))
 
 
-def _guarded(stream: Stream, asked: int, near: Ints, evidence: Evidence) -> tuple[Evidence | None, int]:
+def _guarded(stream: Stream, asked: int, near: Ints, evidence: Evidence, bare: bool) -> tuple[Evidence | None, int]:
     crowd = [int(near[place]) for place in evidence.members]
+    if bare:
+        return evidence, crowd[0]
     place, _ = voucher(stream.text(asked), [stream.text(other) for other in crowd], stream.opinion)
     return (None, -1) if place is None else (evidence, crowd[place])
 

@@ -94,8 +94,13 @@ def test_thresholds_trade_hits_for_wrong_answers() -> None:
     assert best_within(plain, -1.0) == Outcome(0.0, 0.0, 0.0)
 
 
-def test_vcache_runs_on_the_same_stream() -> None:
+def test_vcache_serves_more_where_its_entries_learn_more() -> None:
+    """Bare, the observations of an answer come together in few entries; stored one by one they are spread thin."""
     stream = made(20, 40, 0.7)
-    outcome = serve_by_policy(stream, stream.order(0), VCachePolicy(0.05, dice()), SURE, 0)
-    assert outcome.audits == 0.0
-    assert outcome.wrong <= 0.05
+    bare, spread = (
+        serve_by_policy(stream, stream.order(0), VCachePolicy(0.05, dice()), SURE, 0, bare=bare)
+        for bare in (True, False)
+    )
+    assert bare.audits == spread.audits == 0.0
+    assert bare.hits > spread.hits
+    assert bare.wrong <= 0.05
