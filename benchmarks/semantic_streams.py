@@ -37,18 +37,19 @@ _OTHER_JUDGES = (
     SimulatedJudge("silent on 15 %, on 50 % of the hard ones", _JUDGE.error, unsure=0.15, unsure_if_hard=0.5),
 )
 _METHOD = """\
-Questions of the test splits, in {orders} random orders each; nothing in the policy was chosen on them. Banking77 has
-{banking} requests, CLINC150 {clinc} (a hit on a question out of scope is wrong). Half unrepeatable is both together
-({half}), where for every second intent each question wants an answer of its own; sparse is both together with at most
-a dozen questions an intent ({sparse}). Each starts with an empty cache and an ignorant policy. Embedded with the
-default model, exact search, the guards of production (several neighbours with one answer vouch together for a
-wording). The judge of answers is simulated: recall .98, false "same" .01, which the policy knows; audits at most
-{audits:.0%} of requests. "Worst order" and "mean" are over the orders. Gain: hits over those of the best of
-{thresholds} static thresholds of similarity, chosen in hindsight for each order among those that are wrong no more
-often than the policy was; static thresholds without guards are what other caches do. `at delta` beside it is against
-the best threshold that is wrong no more often than delta: the policy spends less than its budget, the hindsight all
-of it. vCache is arXiv 2502.03771, without guards and storing only questions whose answer is new, which serves it
-best: with the guards and every question stored its entries hardly learn, and it serves a tenth of that."""
+Questions of the test splits, in {orders} random orders each; the posterior, its features and the ledger were chosen
+on the training splits; what makes a crowd of questions, and how evenly audits are drawn, was not settled before these
+had been seen. Banking77 has {banking} requests, CLINC150 {clinc} (a hit on a question out of scope is wrong). Half
+unrepeatable is both together ({half}), where for every second intent each question wants an answer of its own; sparse
+is both together with at most a dozen questions an intent ({sparse}). Each starts with an empty cache and an ignorant
+policy. Embedded with the default model, exact search, the guards of production (several neighbours with one answer
+vouch together for a wording). The judge of answers is simulated: recall .98, false "same" .01, which the policy
+knows; audits at most {audits:.0%} of requests. "Worst order" and "mean" are over the orders. Gain: hits over those of
+the best of {thresholds} static thresholds of similarity, chosen in hindsight for each order among those that are
+wrong no more often than the policy was; static thresholds without guards are what other caches do. `at delta` beside
+it is against the best threshold that is wrong no more often than delta: the policy spends less than its budget, the
+hindsight all of it. vCache is arXiv 2502.03771, without guards and storing only questions whose answer is new, which
+serves it best: with the guards and every question stored its entries hardly learn, and it serves a tenth of that."""
 
 
 class _Run(NamedTuple):
