@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import redis.asyncio
 
 from benchmarks.figure import RATIO, Beside, Figure, Row
 from benchmarks.processes import ROOT, CannotMeasure, cores, free_port, server
 from benchmarks.semantic_peer_caches.banking import MOST_WRONG, THRESHOLDS, Asked, hindsight, streams
+from benchmarks.semantic_peer_caches.keepgate_cache import DELTA, models_folder
 from benchmarks.semantic_peer_caches.stream import Job, Outcome
 from cache.semantic.embedding.model_files import find_model
 
@@ -25,7 +27,7 @@ REDISEARCH = "KEEPGATE_PEER_REDISEARCH"
 _HOW = {
     GPTCACHE: "the Python of an environment with gptcache, sentence-transformers, faiss-cpu and sqlalchemy",
     REDISVL: "the Python of an environment with redisvl and sentence-transformers",
-    REDISEARCH: "for RedisVL, a redis-server that has RediSearch, such as Redis 8 or redis-stack-server",
+    REDISEARCH: "a redis-server with RediSearch, such as Redis 8 or redis-stack-server, for RedisVL",
 }
 _OURS = "Keepgate"
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -80,9 +82,18 @@ class Run:
         return float(np.percentile(self.outcome.milliseconds, percent))
 
 
+@dataclass(frozen=True, slots=True)
+class _Store:
+    url: str
+    versions: dict[str, str]
+
+
+_NO_STORE = _Store("", {})
+
+
 async def measure(quick: bool) -> Figure:
     peers = peers_of(os.environ)
-    asked = await asyncio.to_thread(streams, quick)
+    asked = await asyncio.to_thread(streams, quick, models_folder())
     rows: list[Row] = []
     versions: dict[str, str] = {}
     for each in asked:
@@ -99,7 +110,7 @@ async def measure(quick: bool) -> Figure:
         title="Beside other semantic caches",
         method=_METHOD.format(
             questions=len(asked[0].questions),
-            delta=MOST_WRONG,
+            delta=DELTA,
             tried=len(THRESHOLDS),
             wrong=MOST_WRONG,
             versions=", ".join(f"{package} {version}" for package, version in sorted(versions.items())),
@@ -168,9 +179,11 @@ async def _best(peer: Peer, asked: Asked, thresholds: Sequence[float]) -> Run:
 async def _run(peer: Peer, asked: Asked, threshold: float | None, name: str) -> Run:
     """A stream through a cache in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="keepgate-bench-") as folder:
-        async with _redis() if peer.needs_redis else contextlib.nullcontext("") as redis:
+        async with _redis() if peer.needs_redis else contextlib.nullcontext(_NO_STORE) as store:
             model = str(find_model("default").folder)
-            outcome = await _outcome(peer, Path(folder), Job(asked.questions, asked.answers, model, threshold, redis))
+            job = Job(asked.questions, asked.answers, model, threshold, store.url)
+            outcome = await _outcome(peer, Path(folder), job)
+            outcome = dataclasses.replace(outcome, versions=outcome.versions | store.versions)
     pairs = zip(outcome.served, asked.answers, strict=True)
     wrong = sum(said is not None and said != right for said, right in pairs) / len(asked.answers)
     return Run(name, outcome, wrong, threshold)
@@ -195,9 +208,20 @@ async def _outcome(peer: Peer, folder: Path, job: Job) -> Outcome:
 
 
 @asynccontextmanager
-async def _redis() -> AsyncIterator[str]:
-    """The URL of an empty store with RediSearch."""
+async def _redis() -> AsyncIterator[_Store]:
+    """An empty store with RediSearch."""
     port = free_port()
     command = (os.environ[REDISEARCH], "--port", str(port), "--save", "", "--appendonly", "no")
     async with server(command, port, cores().load) as started:
-        yield f"redis://127.0.0.1:{started.port}"
+        url = f"redis://127.0.0.1:{started.port}"
+        client = redis.asyncio.from_url(url, protocol=2)
+        try:
+            said = await client.info("server", "modules")
+        finally:
+            await client.aclose()
+        search = [module["ver"] for module in said.get("modules", ()) if module["name"] == "search"]
+        if not search:
+            raise CannotMeasure(f"{REDISEARCH}: that redis-server has no RediSearch; it has to be {_HOW[REDISEARCH]}")
+        number = search[0]
+        version = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+        yield _Store(url, {"redis-server": str(said["redis_version"]), "RediSearch": version})

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,16 +33,18 @@ class Asked:
     stream: Stream
 
 
-def streams(quick: bool) -> list[Asked]:
-    """Banking77's test split in one random order, and half unrepeatable; the first questions only if `quick`."""
+def streams(quick: bool, models: Path) -> list[Asked]:
+    """Banking77's test split in one random order, and half unrepeatable; the first questions only if `quick`.
+
+    `models` is the folder of exported models.
+    """
     questions = banking77("test")
     kinds = {"Banking77": questions}
     if not quick:
         kinds["half unrepeatable"] = half_unrepeatable(questions)
     order = np.random.default_rng(_ORDER).permutation(len(questions.texts))[: _QUICK if quick else None]
     texts = tuple(questions.texts[place] for place in order)
-    with tempfile.TemporaryDirectory() as folder:
-        vectors = embedded(texts, Path(folder))
+    vectors = embedded(texts, models)
     made = []
     for name, kind in kinds.items():
         answers = answers_of(kind)

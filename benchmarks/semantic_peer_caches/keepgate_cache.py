@@ -67,7 +67,7 @@ class Keepgate:
 
 @asynccontextmanager
 async def opened(job: Job, folder: Path) -> Opening:
-    encoder = load_encoder(job.model, _models())
+    encoder = load_encoder(job.model, models_folder())
     neighbours = Neighbours(VectorIndex(encoder.dimensions), lambda record: True, (), 1)
     async with open_embedder(encoder) as embedder:
         judge = EmbeddingJudge(embedder)
@@ -92,7 +92,8 @@ async def _working(learner: Learner) -> AsyncIterator[None]:
             await work
 
 
-def _models() -> Path:
+def models_folder() -> Path:
+    """Where `keepgate serve` keeps exported models."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "keepgate" / "embedding"
 
 
