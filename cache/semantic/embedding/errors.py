@@ -5,7 +5,8 @@ CacheError
     ├── ModelUnusable       the model of the setting is not there or cannot be read: nothing semantic can start
     ├── EmbedderBusy        so many texts wait that another one would not be in time
     ├── EmbeddingFailed     the model made no vector of this text; the next one may be well
-    └── ExportUnavailable   no exported form of the model may be used: torch computes it instead
+    ├── ExportUnavailable   no exported form of the model may be used: torch computes it instead
+    └── NativeUnavailable   the compiled encoder does not know the model or the machine: ONNX Runtime computes it
 """
 
 from cache.errors import CacheError
@@ -28,4 +29,8 @@ class EmbeddingFailed(EmbeddingError):
 
 
 class ExportUnavailable(EmbeddingError):
+    """The message says why, for the log."""
+
+
+class NativeUnavailable(EmbeddingError):
     """The message says why, for the log."""

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from cache.semantic.embedding.encoder import Encoder
-from cache.semantic.embedding.errors import ExportUnavailable, ModelUnusable
+from cache.semantic.embedding.errors import ExportUnavailable, ModelUnusable, NativeUnavailable
 from cache.semantic.embedding.export_cache import exported
 from cache.semantic.embedding.model_files import SETTING, ModelFiles, find_model
 
@@ -17,7 +17,7 @@ def load_encoder(model: str, cache: Path, threads: int = 1) -> Encoder:
     Args:
         model: "default", a folder, or the name of a model in this machine's hub cache.
         cache: folder where exported models are kept.
-        threads: of one computation.
+        threads: of one computation, where it is not the compiled encoder's, which has one.
 
     Raises:
         ModelUnusable: the model is not there or cannot be read, or the packages that it needs are not installed.
@@ -25,7 +25,7 @@ def load_encoder(model: str, cache: Path, threads: int = 1) -> Encoder:
     files = find_model(model)
     fingerprint = files.fingerprint()
     try:
-        return _on_onnx(files, fingerprint, cache, threads)
+        return _of_export(files, fingerprint, cache, threads)
     except ExportUnavailable as reason:
         log.warning("%s: %s is computed by torch, slower than need be: %s", SETTING, files.name, reason)
     try:
@@ -38,9 +38,15 @@ def load_encoder(model: str, cache: Path, threads: int = 1) -> Encoder:
     return TorchEncoder(files, fingerprint, threads)
 
 
-def _on_onnx(files: ModelFiles, fingerprint: str, cache: Path, threads: int) -> Encoder:
+def _of_export(files: ModelFiles, fingerprint: str, cache: Path, threads: int) -> Encoder:
     folder, manifest = exported(files, fingerprint, cache)
     try:
+        try:
+            from cache.semantic.embedding.native_encoder import NativeEncoder
+
+            return NativeEncoder(files, fingerprint, folder, manifest)
+        except NativeUnavailable as reason:
+            log.info("%s: %s is computed by ONNX Runtime; the compiled encoder: %s", SETTING, files.name, reason)
         from cache.semantic.embedding.onnx_encoder import OnnxEncoder
     except ImportError as error:
         raise ExportUnavailable(f"{error}; install the extra: pip install 'keepgate[semantic]'") from error

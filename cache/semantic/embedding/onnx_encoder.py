@@ -3,30 +3,20 @@
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
-from tokenizers import Encoding, Tokenizer
 
-from cache.semantic.embedding.encoder import Vectors, unit, well_formed
+from cache.semantic.embedding.encoder import Vectors, unit
 from cache.semantic.embedding.errors import ExportUnavailable
-from cache.semantic.embedding.manifest import MODEL_FILE, REFERENCE_FILE, TOKENIZER_FILE, Manifest
+from cache.semantic.embedding.manifest import MODEL_FILE, REFERENCE_FILE, Manifest
 from cache.semantic.embedding.reference import LEAST_COSINE, lowest_cosine
+from cache.semantic.embedding.text_tokens import TextTokens, Tokens
 
 # Tokens, padding among them, that the graph gets at once. A matrix of this many rows keeps a core busy; more rows leave
 # its caches.
 _MOST_TOKENS = 256
-# No reader of a whole text needs more than this of it to fill one token, or it is read whole after all.
-_CHARACTERS_OF_TOKEN = 64
 _ERRORS_ONLY = 3
-
-
-class Tokens(NamedTuple):
-    """A text as the graph reads it."""
-
-    input_ids: list[int]
-    token_type_ids: list[int]
 
 
 class OnnxEncoder:
@@ -35,9 +25,7 @@ class OnnxEncoder:
     def __init__(self, name: str, fingerprint: str, folder: Path, manifest: Manifest, threads: int) -> None:
         """Raises ExportUnavailable when this machine's runtime does not give the reference's vectors."""
         self._manifest = manifest
-        self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
-        if manifest.longest is not None:
-            self._tokenizer.enable_truncation(manifest.longest, direction="left" if manifest.cuts_left else "right")
+        self._tokens = TextTokens(folder, manifest)
         try:
             self._session = _open_session(folder / MODEL_FILE, threads)
             expected: Vectors = np.load(folder / REFERENCE_FILE)
@@ -55,28 +43,14 @@ class OnnxEncoder:
             )
 
     def length(self, text: str) -> int:
-        return len(self._read(text).input_ids)
+        return len(self._tokens.read(text).input_ids)
 
     def encode(self, texts: list[str]) -> Vectors:
         vectors = np.full((len(texts), self.dimensions), np.nan, np.float32)
-        tokens = [self._read(text) for text in texts]
+        tokens = [self._tokens.read(text) for text in texts]
         for group in _groups([len(each.input_ids) for each in tokens]):
             vectors[group] = self._compute([tokens[index] for index in group])
         return unit(vectors)
-
-    def _read(self, text: str) -> Tokens:
-        encoding = self._read_head(self._manifest.prompt + text)
-        return Tokens(encoding.ids, encoding.type_ids)
-
-    def _read_head(self, text: str) -> Encoding:
-        # A megabyte takes a second to read, and most of it is cut away again.
-        longest = self._manifest.longest
-        most = len(text) if longest is None or self._manifest.cuts_left else longest * _CHARACTERS_OF_TOKEN
-        encoding = self._tokenizer.encode(well_formed(text[:most]))
-        # With that much cut away, the word that ended too early is not in what is left.
-        if most >= len(text) or len(encoding.overflowing) > 1:
-            return encoding
-        return self._tokenizer.encode(well_formed(text))
 
     def _compute(self, tokens: list[Tokens]) -> Vectors:
         width = max(len(each.input_ids) for each in tokens)

@@ -1,0 +1,69 @@
+"""The compiled encoder: built with the machine's own compiler, once, into the folder of exported models."""
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import xxhash
+
+from cache.semantic.embedding.errors import NativeUnavailable
+
+_SOURCE = Path(__file__).with_name("bert.cpp")
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC")
+_LONGEST_BUILD = 120
+
+
+def native_library(cache: Path) -> ctypes.CDLL:
+    """The library, built in some seconds if this machine has not built this source yet.
+
+    Args:
+        cache: folder of exported models; machines of different kinds may share it.
+
+    Raises:
+        NativeUnavailable: no compiler, one that refuses the source (a CPU without the instructions), or no room.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        raise NativeUnavailable("no C++ compiler (g++, or what CXX names) on PATH")
+    try:
+        target = cache / f"bert-{_digest(compiler)}.so"
+        if not target.is_file():
+            _build(compiler, target)
+        return ctypes.CDLL(str(target))
+    except OSError as error:
+        raise NativeUnavailable(f"it cannot be built or loaded: {error}") from error
+
+
+def _build(compiler: str, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as work:
+        output = Path(work) / target.name
+        command = [compiler, *_FLAGS, "-o", str(output), str(_SOURCE)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_LONGEST_BUILD)  # noqa: S603  our own source, the user's compiler
+        except subprocess.CalledProcessError as error:
+            reason = next((line for line in error.stderr.splitlines() if "error" in line), "no message")
+            raise NativeUnavailable(f"{compiler} refuses its source: {reason.strip()}") from error
+        except subprocess.TimeoutExpired as error:
+            raise NativeUnavailable(f"{compiler} took more than {_LONGEST_BUILD} s for its source") from error
+        output.rename(target)  # Atomic: two processes that build at once both end with a whole file.
+
+
+def _digest(compiler: str) -> str:
+    """Names the build: same source, flags, compiler and CPU features, same file."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603  the user's compiler
+    parts = (_SOURCE.read_text("utf-8"), *_FLAGS, version, platform.machine(), _cpu_features())
+    return xxhash.xxh3_128_hexdigest("\0".join(parts).encode())
+
+
+def _cpu_features() -> str:
+    """What -march=native depends on."""
+    path = Path("/proc/cpuinfo")
+    if not path.is_file():
+        return platform.processor()
+    lines = path.read_text("utf-8", "replace").splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
