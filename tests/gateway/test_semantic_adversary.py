@@ -181,10 +181,14 @@ async def test_an_entry_that_is_deleted_while_it_is_being_learned_answers_nobody
 async def test_neither_prompts_nor_keys_are_logged(mock: MockUpstream, tmp_path: Path) -> None:
     """Not even at the level debug, neither by the gateway nor by the process of the semantic cache."""
     secret = "Is Xylophonius Quaggmire the one who reset my password?"
-    words = ("--upstream", mock.url)
-    settings = {"SEMANTIC_MODE": "on", "SEMANTIC_POLICY": "threshold", "SEMANTIC_THRESHOLD": "0.6"}
-    variables = {f"KEEPGATE_{name}": value for name, value in settings.items()}
-    async with serving(tmp_path, *words, KEEPGATE_LOG_LEVEL="debug", **variables) as gateway:
+    async with serving(
+        tmp_path,
+        *("--upstream", mock.url),
+        KEEPGATE_LOG_LEVEL="debug",
+        KEEPGATE_SEMANTIC_MODE="on",
+        KEEPGATE_SEMANTIC_POLICY="threshold",
+        KEEPGATE_SEMANTIC_THRESHOLD="0.6",
+    ) as gateway:
         async with asyncio.timeout(DEADLINE):
             while not (await gateway.stats())["layers"]["semantic"].get("available"):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
