@@ -161,7 +161,8 @@ class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     `audit_share` of all requests are answered from the cache and sent to an upstream as well, to compare. Tenants whose
     namespaces are `published` answer all others, with what `confirmations` others have got as well.
 
-    Whether two answers say the same is judged by their embeddings, or by `judge_model` of the server at `judge_url`.
+    Whether two answers say the same is judged by their embeddings, or by `judge_model` of the server at `judge_url`,
+    which calls `judge_recall` of the same answers the same and `judge_false_same` of the different ones.
     """
 
     mode: Annotated[Literal["off", "observe", "on"], Meta(description="one of off, observe and on")] = "off"
@@ -179,6 +180,8 @@ class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     judge_url: Annotated[str, Meta(description="the URL of a server, such as http://127.0.0.1:8000/v1")] = ""
     judge_model: Annotated[str, Meta(description="the name of a model")] = ""
     judge_key: Annotated[Secret | None, Meta(description="text that is not empty")] = None
+    judge_recall: Annotated[float, Meta(ge=0.6, le=1, description="a share from 0.6 to 1")] = 0.95
+    judge_false_same: Annotated[float, Meta(ge=0, le=0.4, description="a share from 0 to 0.4")] = 0.02
 
 
 class TimeoutSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -23,9 +23,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int
     published: tuple[str, ...]
     confirmations: int
-    judge_url: str = ""
-    judge_model: str = ""
-    judge_key: str = ""
-    judge_recall: float = 0.0
-    judge_false_same: float = 0.0
+    judge_url: str
+    judge_model: str
+    judge_key: str
+    judge_recall: float
+    judge_false_same: float
     log_level: str = "info"

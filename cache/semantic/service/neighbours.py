@@ -5,14 +5,14 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.key import namespace_of
-from cache.semantic.guards import refusal
 from cache.semantic.index.index import VectorIndex
+from cache.semantic.policy.consensus import voucher
 from cache.semantic.policy.policy import NEIGHBOURS, Neighbourhood
 from cache.semantic.service.records import Record, Records
 from cache.semantic.text import Text
@@ -21,8 +21,6 @@ T = TypeVar("T")
 Vector = npt.NDArray[np.float32]
 
 _TEXTS_KEPT = 2048
-# Members of one answer that the guards look at: who refuses so many near ones refuses the rest.
-_MOST_GUARDED = 8
 _COMMONS = "*"
 
 
@@ -148,16 +146,32 @@ def neighbourhood_of(near: Sequence[Neighbour]) -> Neighbourhood:
     )
 
 
-read = functools.lru_cache(maxsize=_TEXTS_KEPT)(Text.of)
-
-
 def first_allowed(text: str, near: Sequence[Neighbour], members: Sequence[int]) -> tuple[int | None, str]:
-    """The place of the nearest member that no guard refuses, and the guard that refused the nearest one, or ""."""
-    asked = read(text)
-    refused = ""
-    for place in members[:_MOST_GUARDED]:
-        guard = refusal(asked, read(near[place].record.text))
-        if guard is None:
-            return place, ""
-        refused = refused or guard
-    return None, refused
+    """The place of the member that the guards let answer `text`, or None and the guard that refuses the nearest one."""
+    place, guard = voucher(_read(text), _Texts(near, members))
+    return None if place is None else members[place], guard
+
+
+_read = functools.lru_cache(maxsize=_TEXTS_KEPT)(Text.of)
+
+
+class _Texts(Sequence[Text]):
+    """The texts of some neighbours, read when the guards come to them: mostly the first will do."""
+
+    def __init__(self, near: Sequence[Neighbour], members: Sequence[int]) -> None:
+        self._near = near
+        self._members = members
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @overload
+    def __getitem__(self, place: int) -> Text: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> "_Texts": ...
+
+    def __getitem__(self, place: int | slice) -> "Text | _Texts":
+        if isinstance(place, slice):
+            return _Texts(self._near, self._members[place])
+        return _read(self._near[self._members[place]].record.text)

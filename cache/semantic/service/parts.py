@@ -10,6 +10,7 @@ from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.llm_judge import open_llm_judge
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.policy import Policy
+from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.policy.vcache import VCachePolicy
 from cache.semantic.service.config import Config
@@ -30,7 +31,8 @@ def make_policy(config: Config, judge: Judge, chance: random.Random) -> Policy:
 async def make_judge(config: Config, embedder: Embedder) -> AsyncIterator[Judge]:
     """Who says whether two answers are the same: a model behind a URL where one is named, else their embeddings."""
     if config.judge_url:
-        async with open_llm_judge(config.judge_url, config.judge_model, config.judge_key) as judge:
+        error = JudgeError(config.judge_recall, config.judge_false_same)
+        async with open_llm_judge(config.judge_url, config.judge_model, config.judge_key, error=error) as judge:
             yield judge
     else:
         yield EmbeddingJudge(embedder)
