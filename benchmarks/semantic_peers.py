@@ -38,7 +38,8 @@ the other; on a miss the upstream answers and the answer is stored. The upstream
 intent, which for the unrepeatable ones goes on with a case number. So answers that say the same are the same words,
 which is easier for Keepgate's judge than an upstream that words each answer anew. A hit is wrong where the question
 it was stored for has another intent; shares are of all requests. All embed with all-MiniLM-L6-v2. A look-up is timed
-in the process of the cache, on one core with one thread, from the question to the answer with the embedding. Keepgate:
+in the process of the cache, on one core with one thread, from the question to the answer with the embedding, which is
+most of it: Keepgate has a runtime of its own for the model, the others' embedders run sentence-transformers. Keepgate:
 the parts of its service in one process, policy "budget" with delta {delta:g} and the default judge; what it has learned
 from an answer is settled before the next question; the way over its socket is not timed, nor is reading the answer
 from the gateway's own store. GPTCache: `init_similar_cache` with its SBERT embedding, SQLite, FAISS and its default
@@ -159,7 +160,7 @@ def rows_of(stream: str, runs: Sequence[Run]) -> list[Row]:
 
 
 def _beside(run: Run) -> Beside:
-    beside: dict[str, float | str] = {}
+    beside: dict[str, float | str] = {"embedding p50 ms": float(np.median(run.outcome.embedding))}
     if run.cache == _OURS:
         beside["audits"] = run.audits
     if run.threshold is not None:

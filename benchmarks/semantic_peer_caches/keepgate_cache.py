@@ -46,6 +46,10 @@ class Keepgate:
     def audits(self) -> bool:
         return isinstance(self._advice, Found) and self._advice.audit
 
+    @property
+    def embedding(self) -> list[float]:
+        return [1e3 * seconds for seconds in self._cache.figures.times("embed")]
+
     async def look_up(self, question: str) -> str | None:
         self._asked += 1
         self._advice = await self._cache.ask(Ask(self._key, _PARTITION, question, 1.0, True))

@@ -35,11 +35,13 @@ class Job:
 class Outcome:
     """`served[i]` is the answer that the cache gave to question i, None for a miss; `milliseconds[i]` how long it took.
 
-    `audits` is how many of the hits were also sent to the upstream, `versions` what was measured.
+    `embedding` is how long embeddings took, ms, of the last thousand look-ups at least. `audits` is how many of the
+    hits were also sent to the upstream, `versions` what was measured.
     """
 
     served: list[str | None]
     milliseconds: list[float]
+    embedding: list[float]
     audits: int
     versions: dict[str, str]
 
@@ -58,6 +60,11 @@ class SemanticCache(Protocol):
         """Whether the upstream is to be asked although the last look-up was a hit."""
         ...
 
+    @property
+    def embedding(self) -> Sequence[float]:
+        """How long the embeddings of questions took, ms, of the last thousand at least."""
+        ...
+
 
 async def serve(cache: SemanticCache, job: Job, versions: dict[str, str]) -> Outcome:
     """Look up every question; on a miss, and for an audit, the upstream answers and the cache is told."""
@@ -73,7 +80,7 @@ async def serve(cache: SemanticCache, job: Job, versions: dict[str, str]) -> Out
         audits += audited
         if said is None or audited:
             await cache.keep(question, answer)
-    return Outcome(served, milliseconds, audits, versions)
+    return Outcome(served, milliseconds, list(cache.embedding), audits, versions)
 
 
 async def run(opened: Opened, packages: Sequence[str]) -> None:

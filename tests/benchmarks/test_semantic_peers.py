@@ -26,6 +26,7 @@ class ByFirstWord:
         self.kept: dict[str, str] = {}
         self.told: list[str] = []
         self.hits = 0
+        self.embedding = [1.0]
 
     @property
     def audits(self) -> bool:
@@ -51,6 +52,7 @@ async def test_a_cache_is_told_of_misses_and_of_audited_hits_only() -> None:
     assert outcome.served == [None, "1", None, "1", "3"]
     assert cache.told == ["how a", "who a", "how c"]
     assert outcome.audits == 1
+    assert outcome.embedding == [1.0]
     assert len(outcome.milliseconds) == len(questions)
 
 
@@ -85,14 +87,18 @@ def test_hindsight_is_the_best_threshold_that_is_wrong_rarely_enough() -> None:
 
 def test_shares_are_of_requests_and_ratios_against_the_first() -> None:
     """What is wrong and what hits is counted over all requests, not over hits."""
-    ours = Run("ours", Outcome(["a", None, None, "b"], [2.0, 2.0, 2.0, 2.0], 1, {}), 0.25, None)
-    theirs = Run("theirs", Outcome([None, None, None, "b"], [6.0, 6.0, 6.0, 6.0], 0, {"them": "1.2"}), 0.0, 0.9)
+    ours = Run("ours", Outcome(["a", None, None, "b"], [2.0, 2.0, 2.0, 2.0], [1.0], 1, {}), 0.25, None)
+    theirs = Run(
+        "theirs", Outcome([None, None, None, "b"], [6.0, 6.0, 6.0, 6.0], [4.0, 5.0, 6.0], 0, {"them": "1.2"}), 0.0, 0.9
+    )
 
     rows = {row.what: row for row in rows_of("stream", [ours, theirs])}
 
     assert rows["stream, hits: ours"].measured == 0.5
     assert rows["stream, wrong: ours"].measured == 0.25
-    assert rows["stream, hits: theirs"].beside == ({"cosine similarity at least": 0.9, "them": "1.2"},)
+    assert rows["stream, hits: theirs"].beside == (
+        {"embedding p50 ms": 5.0, "cosine similarity at least": 0.9, "them": "1.2"},
+    )
     ratio = rows["stream, look-up p50: theirs against ours"]
     assert (ratio.unit, ratio.measured) == (RATIO, 3.0)
 
