@@ -114,7 +114,7 @@ class BertLayout:
     def _add_linear(self, name: str, weight: Floats, bias: Floats) -> None:
         """Of a matrix [out, in]."""
         weight = _padded(weight, (self._panel, self._panel))
-        integers, scales = _rounded(weight, self._activation_max)
+        integers, scales = rounded(weight, self._activation_max)
         panels = integers.reshape(-1, self._panel, weight.shape[1] // 2, 2).transpose(0, 2, 1, 3)
         self._arrays[f"{name}.panels"] = panels
         self._add_floats(f"{name}.scales", scales)
@@ -133,7 +133,7 @@ class BertLayout:
         return Norm(self._address[f"{name}.weight"], self._address[f"{name}.bias"])
 
 
-def _rounded(weight: Floats, activation_max: int) -> tuple[npt.NDArray[np.int16], Floats]:
+def rounded(weight: Floats, activation_max: int) -> tuple[npt.NDArray[np.int16], Floats]:
     """Integers of a matrix [out, in], and what one is worth in each of its columns, [out].
 
     As fine as they may be for a column's sum of products to stay below 2^31, whatever the activations are: each of

@@ -77,29 +77,32 @@ def _export(model: SentenceTransformer, target: Path) -> None:
     foreign = sorted(set(features) - set(names) - set(constants))
     if foreign or constants.get("modality", "text") != "text" or "input_ids" not in names:
         raise NotExportable(f"its modules read more than the tokens of a text: {foreign or constants or names}")
-    tokenizer = model.tokenizer
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not isinstance(backend, Tokenizer):
-        raise NotExportable(f"its tokenizer {type(tokenizer).__name__} is not of the library tokenizers")
+    if not isinstance(getattr(model.tokenizer, "backend_tokenizer", None), Tokenizer):
+        raise NotExportable(f"its tokenizer {type(model.tokenizer).__name__} is not of the library tokenizers")
 
+    # The graph last: a disk without room says so before a minute has gone into it.
+    manifest = write_description(model, names, prompt, target)
     _write_graph(Pipeline(model, names, constants), [features[name] for name in names], names, target / MODEL_FILE)
-    _write_tokenizer(backend, target / TOKENIZER_FILE)
+    write_manifest(target, manifest)
+
+
+def write_description(model: SentenceTransformer, inputs: list[str], prompt: str, target: Path) -> Manifest:
+    """Write tokenizer, of the library tokenizers, and reference of a model. Gives what is to be said of both."""
+    tokenizer = model.tokenizer
+    _write_tokenizer(tokenizer.backend_tokenizer, target / TOKENIZER_FILE)
     longest = model.max_seq_length if (model.max_seq_length or _NO_LIMIT) < _NO_LIMIT else None
     texts = reference_texts(longest)
     vectors = model.encode(texts, batch_size=1, show_progress_bar=False)
     np.save(target / REFERENCE_FILE, unit(np.asarray(vectors, np.float32)))
-    write_manifest(
-        target,
-        Manifest(
-            inputs=names,
-            longest=longest,
-            cuts_left=tokenizer.truncation_side == "left",
-            prompt=prompt,
-            pad_id=tokenizer.pad_token_id or 0,
-            pad_type_id=tokenizer.pad_token_type_id,
-            pads_left=tokenizer.padding_side == "left",
-            texts=texts,
-        ),
+    return Manifest(
+        inputs=inputs,
+        longest=longest,
+        cuts_left=tokenizer.truncation_side == "left",
+        prompt=prompt,
+        pad_id=tokenizer.pad_token_id or 0,
+        pad_type_id=tokenizer.pad_token_type_id,
+        pads_left=tokenizer.padding_side == "left",
+        texts=texts,
     )
 
 

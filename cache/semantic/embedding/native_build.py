@@ -50,7 +50,10 @@ def _build(compiler: str, target: Path) -> None:
             raise NativeUnavailable(f"{compiler} refuses its source: {reason.strip()}") from error
         except subprocess.TimeoutExpired as error:
             raise NativeUnavailable(f"{compiler} took more than {_LONGEST_BUILD} s for its source") from error
-        output.rename(target)  # Atomic: two processes that build at once both end with a whole file.
+        # On the disk before it has its name, which appears at once: whoever finds the file finds all of it.
+        with output.open("rb") as file:
+            os.fsync(file.fileno())
+        output.rename(target)
 
 
 def _digest(compiler: str) -> str:

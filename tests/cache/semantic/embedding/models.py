@@ -27,30 +27,38 @@ def write_bert(
     folder: Path,
     pooling: str | list[str],
     *further: torch.nn.Module,
-    lower_case: bool = False,
-    prompt: str | None = None,
+    hidden: int = DIMENSIONS,
+    **shape: float,
 ) -> Path:
-    """A BERT of one layer with the default model's vocabulary; further modules follow the pooling."""
+    """A BERT, of one layer unless `shape` says otherwise, with the default model's vocabulary.
+
+    Further modules follow the pooling.
+    """
     torch.manual_seed(3)
-    config = BertConfig(
-        vocab_size=30522, hidden_size=DIMENSIONS, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=64, initializer_range=0.5,
-    )  # fmt: skip
+    usual = {
+        "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 64,
+        "initializer_range": 0.5,
+    }  # fmt: skip
+    config = BertConfig.from_dict({"vocab_size": 30522, "hidden_size": hidden} | usual | shape)
     BertModel(config).save_pretrained(folder / "plain")
-    _write_tokenizer(folder / "plain", lower_case=not lower_case)
-    return _write(folder, pooling, *further, lower_case=lower_case, prompt=prompt)
+    _write_tokenizer(folder / "plain")
+    return _write(folder, Pooling(hidden, pooling_mode=pooling), *further)
 
 
 def write_llama(folder: Path) -> Path:
-    """A decoder that is padded on the left and read at its last token, as the embedding models made of LLMs are."""
+    """A decoder that is padded on the left and read at its last token, as the embedding models made of LLMs are.
+
+    A prompt and a lower-casing stand before it, a dense layer to half the size comes after it.
+    """
     torch.manual_seed(4)
     config = LlamaConfig(
         vocab_size=30522, hidden_size=DIMENSIONS, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
         max_position_embeddings=64, initializer_range=0.5, pad_token_id=0,
     )  # fmt: skip
     LlamaModel(config).save_pretrained(folder / "plain")
-    _write_tokenizer(folder / "plain", padding_side="left")
-    return _write(folder, "lasttoken", Normalize(), prompt="Instruct: find the same question\nQuery: ")
+    _write_tokenizer(folder / "plain", lower_case=False, padding_side="left")
+    further = Pooling(DIMENSIONS, pooling_mode="lasttoken"), Dense(DIMENSIONS, DIMENSIONS // 2), Normalize()
+    return _write(folder, *further, lower_case=True, prompt="INSTRUCT: find the same question\nQuery: ")
 
 
 def write_static(folder: Path) -> Path:
@@ -61,16 +69,8 @@ def write_static(folder: Path) -> Path:
     return folder
 
 
-def dense(size: int = DIMENSIONS) -> Dense:
-    """A dense layer with a tanh, to half the size."""
-    return Dense(size, size // 2)
-
-
-def _write(
-    folder: Path, pooling: str | list[str], *further: torch.nn.Module, lower_case: bool = False, prompt: str | None
-) -> Path:
-    transformer = Transformer(str(folder / "plain"), max_seq_length=LONGEST, do_lower_case=lower_case)
-    modules = [transformer, Pooling(DIMENSIONS, pooling_mode=pooling), *further]  # type: ignore[arg-type]  # names
+def _write(folder: Path, *further: torch.nn.Module, lower_case: bool = False, prompt: str | None = None) -> Path:
+    modules = [Transformer(str(folder / "plain"), max_seq_length=LONGEST, do_lower_case=lower_case), *further]
     model = SentenceTransformer(
         modules=modules, device="cpu", prompts={"query": prompt} if prompt else None,
         default_prompt_name="query" if prompt else None,
@@ -84,7 +84,7 @@ def _write_tokenizer(folder: Path, lower_case: bool = True, padding_side: str = 
     written = json.loads((default_folder() / "tokenizer.json").read_text("utf-8"))
     written["normalizer"]["lowercase"] = lower_case
     file.write_text(json.dumps(written), "utf-8")
-    PreTrainedTokenizerFast(
+    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # The library's own lack.
         tokenizer_file=str(file), padding_side=padding_side, model_max_length=64, pad_token="[PAD]", unk_token="[UNK]",
         cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
     ).save_pretrained(folder)  # fmt: skip

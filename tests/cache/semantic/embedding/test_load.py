@@ -43,12 +43,23 @@ def test_a_damaged_export_is_made_again_and_needs_no_torch(
     whole = graph.read_bytes()
     graph.write_bytes(whole[: len(whole) // 2])
     said = loaded(str(plain_model), tmp_path)
-    assert said.startswith("model, ONNX Runtime 32 [")
+    assert said.startswith("model, compiled 32 [")
     assert said.endswith("] []\n")
-    assert list(tmp_path.iterdir()) == [folder]
+    assert [path for path in tmp_path.iterdir() if path.suffix != ".so"] == [folder]
     made = graph.stat().st_mtime_ns
-    assert loaded(str(plain_model), tmp_path) == said
+    assert load_encoder(str(plain_model), tmp_path).name == "model, compiled"
     assert graph.stat().st_mtime_ns == made
+
+
+def test_the_fastest_runtime_that_can_do_it_serves(
+    tiny_model: Path, tiny_export: Path, plain_model: Path, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """What the compiled encoder does not know is for ONNX Runtime, and a line says why."""
+    caplog.set_level(logging.INFO)
+    shutil.copytree(tiny_export, export_folder(ModelFiles("tiny", tiny_model).fingerprint(), tmp_path))
+    assert load_encoder(str(tiny_model), tmp_path).name == "model, ONNX Runtime"
+    assert "model is computed by ONNX Runtime; the compiled encoder: it does not know the pooling" in caplog.text
 
 
 def test_the_first_of_two_exports_stays(tmp_path: Path) -> None:
