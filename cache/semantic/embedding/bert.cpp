@@ -23,18 +23,23 @@ namespace {
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 constexpr int LANES = 16;
+#if defined(__AVX512VNNI__)
 constexpr int ROW_TILE = 14;  // rows of a matrix product that share the weights in registers: 28 accumulators
+#else
+constexpr int ROW_TILE = 12;
+#endif
 using Pairs = __m512i;
 inline Pairs load_pairs(const int16_t* p) { return _mm512_load_si512(p); }
+inline Pairs broadcast(int32_t pair) { return _mm512_set1_epi32(pair); }
 #if defined(__AVX512VNNI__)
-inline Pairs add_products(Pairs total, Pairs weights, const int32_t* pair) {
+inline Pairs add_products(Pairs total, Pairs weights, Pairs pair) {
   // The intrinsic is the same, but GCC 12 then moves half of the totals to memory and back for each product.
-  asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(total) : "v"(weights), "m"(*pair));
+  asm("vpdpwssd %2, %1, %0" : "+v"(total) : "v"(weights), "v"(pair));
   return total;
 }
 #else
-inline Pairs add_products(Pairs total, Pairs weights, const int32_t* pair) {
-  return _mm512_add_epi32(total, _mm512_madd_epi16(weights, _mm512_set1_epi32(*pair)));
+inline Pairs add_products(Pairs total, Pairs weights, Pairs pair) {
+  return _mm512_add_epi32(total, _mm512_madd_epi16(weights, pair));
 }
 #endif
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -42,8 +47,9 @@ constexpr int LANES = 8;
 constexpr int ROW_TILE = 6;
 using Pairs = __m256i;
 inline Pairs load_pairs(const int16_t* p) { return _mm256_load_si256((const __m256i*)p); }
-inline Pairs add_products(Pairs total, Pairs weights, const int32_t* pair) {
-  return _mm256_add_epi32(total, _mm256_madd_epi16(weights, _mm256_set1_epi32(*pair)));
+inline Pairs broadcast(int32_t pair) { return _mm256_set1_epi32(pair); }
+inline Pairs add_products(Pairs total, Pairs weights, Pairs pair) {
+  return _mm256_add_epi32(total, _mm256_madd_epi16(weights, pair));
 }
 #else
 #error "needs AVX-512 F and BW, or AVX2 with FMA"
@@ -201,8 +207,9 @@ __attribute__((noinline)) void multiply(
     const Pairs w0 = load_pairs(weights), w1 = load_pairs(weights + PANEL);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
-      acc[r][0] = add_products(acc[r][0], w0, pairs + r);
-      acc[r][1] = add_products(acc[r][1], w1, pairs + r);
+      const Pairs pair = broadcast(pairs[r]);
+      acc[r][0] = add_products(acc[r][0], w0, pair);
+      acc[r][1] = add_products(acc[r][1], w1, pair);
     }
   }
   const float* column_scales = w.scales + panel * PANEL;
@@ -225,8 +232,11 @@ constexpr Kernel KERNELS[ROW_TILE + 1] = {
     nullptr, multiply<1, ADDS>, multiply<2, ADDS>, multiply<3, ADDS>,
     multiply<4, ADDS>, multiply<5, ADDS>, multiply<6, ADDS>,
 #if defined(__AVX512F__)
-    multiply<7, ADDS>, multiply<8, ADDS>, multiply<9, ADDS>, multiply<10, ADDS>,
-    multiply<11, ADDS>, multiply<12, ADDS>, multiply<13, ADDS>, multiply<14, ADDS>,
+    multiply<7, ADDS>, multiply<8, ADDS>, multiply<9, ADDS>,
+    multiply<10, ADDS>, multiply<11, ADDS>, multiply<12, ADDS>,
+#endif
+#if defined(__AVX512VNNI__)
+    multiply<13, ADDS>, multiply<14, ADDS>,
 #endif
 };
 
