@@ -13,7 +13,7 @@ CLIENTS := tests/clients/node_modules/.package-lock.json
 WITH_PATH := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-compose test-gpu lint format bench bench-gpu lock clean
+.PHONY: help install serve test test-compose test-gpu lint format bench bench-semantic bench-gpu lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ format: $(INSTALLED) ## let ruff put the code in order
 
 bench: $(INSTALLED) ## measure, and write docs/benchmarks.md
 	@exec $(BIN)/python -m benchmarks $(ARGS)
+
+bench-semantic: $(INSTALLED) ## measure the semantic cache alone, and write docs/benchmarks.md
+	@exec $(BIN)/python -m benchmarks semantic_streams semantic_judge semantic_latency semantic_index $(ARGS)
 
 bench-gpu: ## measure the engine on one GPU against transformers, in under ten minutes
 	@$(ON_GPU); exec "$$@" -m benchmarks.gpu $(ARGS)

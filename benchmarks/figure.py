@@ -12,9 +12,19 @@ RESULTS = Path(__file__).resolve().parent / "results"
 RATIO = "×"  # noqa: RUF001  # the sign that is meant
 
 # The table that must be filled: a figure that has no file in results/ is an error of the report, not a gap in it.
-FIGURES = ("exact_hits", "miss_latency", "relay_cpu", "frozen_redis", "decode", "quality", "memory")
+SEMANTIC_FIGURES = ("semantic_streams", "semantic_judge", "semantic_latency", "semantic_index")
+FIGURES = (
+    "exact_hits",
+    "miss_latency",
+    "relay_cpu",
+    "frozen_redis",
+    "decode",
+    "quality",
+    "memory",
+    *SEMANTIC_FIGURES,
+)
 # Figures that need what a machine may not have: in the report where they have been measured.
-OPTIONAL_FIGURES = ("engines", "gpu")
+OPTIONAL_FIGURES = ("engines", "semantic_peers", "gpu")
 
 
 Beside = Mapping[str, float | str]

@@ -10,7 +10,18 @@ from pathlib import Path
 
 from benchmarks.processes import ROOT, CannotMeasure, cores
 
-_PACKAGES = ("aiohttp", "uvloop", "msgspec", "redis", "xxhash", "torch", "transformers")
+_PACKAGES = (
+    "aiohttp",
+    "uvloop",
+    "msgspec",
+    "redis",
+    "xxhash",
+    "torch",
+    "transformers",
+    "faiss-cpu",
+    "onnxruntime",
+    "sentence-transformers",
+)
 
 
 def machine() -> dict[str, str]:

@@ -152,7 +152,7 @@ def _pieces(vectors: Floats, texts: Sequence[str], entries: int) -> Iterator[lis
         for vector in piece:
             entry = f"public.{number:032x}"
             # Half of the neighbours have one answer, so that votes are weighed and several members guarded.
-            record = Record(entry, _PARTITION, texts[number % len(texts)], f"{number % 2}", "m", "0.0.0", _LATER)
+            record = Record(entry, _PARTITION, texts[number % len(texts)], f"{number % 2}", "m", "0.0.0", 1.0, _LATER)
             records.append((record, vector))
             number += 1
         yield records

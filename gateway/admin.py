@@ -61,13 +61,12 @@ async def delete_entry(request: web.Request) -> web.Response:
     entry = await _entry(request)
     deleted: dict[str, Any] = {"id": entry.id, "deleted": True}
     try:
-        await request.app[CACHE].delete(entry.id)
-        if is_wrong:
+        if is_wrong:  # first, so that it can be said again where nobody has heard it
             deleted["labels"] = (await request.app[SEMANTIC].wrong(entry.id)).labels
-        else:
-            await request.app[SEMANTIC].forget(entry.id)
+        await request.app[CACHE].delete(entry.id)
+        await request.app[SEMANTIC].forget(entry.id)
     except StoreUnavailable as error:
-        raise StoreDown(f"The entry is gone from this worker's memory, but not from everywhere: {error}.") from error
+        raise StoreDown(f"The entry is not gone from everywhere, and may be deleted again: {error}.") from error
     return _json(deleted)
 
 

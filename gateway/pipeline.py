@@ -37,7 +37,7 @@ class Pipeline:
             return await self._replay.answer(request, call, outcome)
         inquiry = await self._semantic.find(call, key, outcome)
         if inquiry.hit is not None and isinstance(inquiry.reply, Found):
-            if inquiry.audit:
+            if inquiry.audit and not call.directives.only_if_cached:
                 self._single_flight.audit(call, key, inquiry)
             return await self._replay.answer_near(request, call, inquiry.hit, inquiry.reply)
         if call.directives.only_if_cached:

@@ -23,6 +23,7 @@ from cache.semantic.messages import (
     NotFound,
     Purged,
     Retried,
+    Unused,
     Wrong,
 )
 from gateway import metrics
@@ -84,7 +85,9 @@ class Semantic:
             return inquiry
         await self._ask(self._client, inquiry, ask)
         if isinstance(inquiry.reply, Found):
-            inquiry.hit = await self._fetch(self._client, call, inquiry.reply.entry)
+            inquiry.hit = await self._fetch(self._client, call, inquiry.reply)
+            if inquiry.hit is None:
+                await self._client.note(Unused(key.id))
         return inquiry
 
     def unasked(self, call: Call) -> Inquiry:
@@ -93,15 +96,17 @@ class Semantic:
 
     async def answered(self, call: Call, inquiry: Inquiry, entry: Entry) -> None:
         """Tell of a fresh answer that is kept under `entry`."""
-        if self._client is None or not inquiry.open or call.question is None or len(entry.body) > MOST_BODY:
+        if self._client is None or not inquiry.open or call.question is None:
             return
         if inquiry.observed is not None:
             await asyncio.wait({inquiry.observed})
         number = inquiry.reply.inquiry if inquiry.reply is not None else 0
         partition, text = call.question
         expires = entry.created + entry.fresh_for
+        body = entry.body if len(entry.body) <= MOST_BODY else b""
+        created = entry.created
         await self._client.note(
-            Answered(number, entry.id, partition, text, entry.model, entry.generation, expires, entry.body)
+            Answered(number, entry.id, partition, text, entry.model, entry.generation, created, expires, body)
         )
 
     async def forget(self, entry_id: str) -> None:
@@ -137,17 +142,19 @@ class Semantic:
                 reply = await client.ask(ask, Advice, deadline)
         except StoreUnavailable:
             metrics.semantic_asked.labels("failed").inc()
+            await client.note(Unused(ask.key))  # it may have been found too late
             return
         inquiry.reply = reply
         metrics.semantic_asked.labels("found" if isinstance(reply, Found) else "not found").inc()
         if isinstance(reply, NotFound) and reply.guard:
             metrics.semantic_refusals.labels(reply.guard).inc()
 
-    async def _fetch(self, client: SemanticClient, call: Call, entry_id: str) -> Hit | None:
-        """The entry as a hit, where it is there and the client takes it."""
-        outcome = await self._cache.recall(entry_id)
-        if isinstance(outcome, Miss):
-            await client.note(Forget(entry_id))
+    async def _fetch(self, client: SemanticClient, call: Call, found: Found) -> Hit | None:
+        """The entry as a hit, where it is there, still the one that was found, and the client takes it."""
+        outcome = await self._cache.recall(found.entry)
+        if isinstance(outcome, Miss) or (isinstance(outcome, Hit) and outcome.entry.created != found.created):
+            await client.note(Forget(found.entry, found.created))
+            return None
         if not isinstance(outcome, Hit) or (call.needs_usage and not outcome.entry.has_usage):
             return None
         return outcome if call.directives.accepts(outcome) else None

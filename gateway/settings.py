@@ -175,7 +175,10 @@ class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     deadline: PositiveSeconds = 0.05
     audit_share: Annotated[float, Meta(ge=0, le=1, description="a share from 0 to 1")] = 0.02
     capacity: Annotated[int, Meta(ge=1, lt=2**31, description="a whole number of entries, 1 or more")] = 200_000
-    published: Annotated[tuple[str, ...], Meta(description="namespaces, as GET /v1/cache/entries/{id} names them")] = ()
+    published: Annotated[
+        tuple[Annotated[str, Meta(pattern="^(public|[0-9a-f]{20})$")], ...],
+        Meta(description="namespaces as GET /v1/cache/entries/{id} names them: public, or 20 hexadecimal digits"),
+    ] = ()
     confirmations: Annotated[int, Meta(ge=1, le=1000, description="a whole number from 1 to 1000")] = 3
     judge_url: Annotated[str, Meta(description="the URL of a server, such as http://127.0.0.1:8000/v1")] = ""
     judge_model: Annotated[str, Meta(description="the name of a model")] = ""

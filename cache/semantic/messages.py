@@ -13,8 +13,8 @@ from cache.generations import Scope
 
 Layer = Literal["normalized", "semantic"]
 
-MOST_TEXT = 4096
-"""Characters of a question that may be fuzzy. What is longer is no question but a document."""
+MOST_TEXT = 1000
+"""Characters of a question that may be fuzzy. What is longer is a document, and would hold up the others."""
 MOST_BODY = 64 * 2**10
 """Bytes of a response whose answer may be compared with another."""
 MOST_FRAME = 2**20
@@ -49,10 +49,14 @@ class Advice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Found(Advice, frozen=True, array_like=True, tag="found", kw_only=True):
-    """The answer of `entry` may be served. With `audit`, the upstream is to be asked all the same."""
+    """The answer of `entry` may be served, if it is the one that was computed at `created`, Unix seconds.
+
+    With `audit`, the upstream is to be asked all the same.
+    """
 
     layer: Layer
     entry: str
+    created: float
     audit: bool
 
 
@@ -65,7 +69,8 @@ class NotFound(Advice, frozen=True, array_like=True, tag="not found"):
 class Answered(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
     """A note: the upstream has answered a question, and the answer is kept under `entry` until `expires`, Unix s.
 
-    `inquiry` is the number of what was asked before, 0 if nothing was. `body` is the response object, JSON.
+    `inquiry` is the number of what was asked before, 0 if nothing was. `body` is the response object, JSON; empty if
+    it is too long to be compared.
     """
 
     inquiry: int
@@ -74,6 +79,7 @@ class Answered(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
     text: str
     model: str
     generation: str
+    created: float
     expires: float
     body: bytes
 
@@ -84,10 +90,17 @@ class Retried(msgspec.Struct, frozen=True, array_like=True, tag="retried"):
     key: str
 
 
+class Unused(msgspec.Struct, frozen=True, array_like=True, tag="unused"):
+    """A note: what was found for a request was not served after all."""
+
+    key: str
+
+
 class Forget(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
-    """A note: an entry is no longer kept."""
+    """A note: an entry is no longer kept; where `created` is not 0, only the one of that time."""
 
     entry: str
+    created: float = 0.0
 
 
 class Purged(msgspec.Struct, frozen=True, array_like=True, tag="purged"):
@@ -125,7 +138,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
 
 Question = Ask | Wrong | Describe
-Note = Answered | Retried | Forget | Purged
+Note = Answered | Retried | Unused | Forget | Purged
 Reply = Found | NotFound | Evicted | Description | Refused
 
 _encoder = msgspec.msgpack.Encoder()

@@ -27,7 +27,40 @@ _CASE_SENSITIVE = PLAIN_WORDS_TOO | {
     "grace",
     "hope",
     "paris",
+    "bath",
+    "cork",
+    "nice",
+    "reading",
+    "split",
+    "mobile",
+    "word",
+    "excel",
+    "teams",
+    "outlook",
+    "slack",
+    "edge",
+    "safari",
+    "chase",
+    "target",
+    "gap",
+    "shell",
+    "subway",
+    "stripe",
+    "square",
+    "discover",
+    "swift",
+    "rust",
+    "ruby",
+    "python",
+    "java",
+    "oracle",
+    "basic",
 }
+# Words that are another word where they alone are written in capitals.
+_ACRONYMS = frozenset(
+    {"aids", "rest", "soap", "me", "or", "in", "it", "who", "arm", "cat", "ram", "sad", "sim", "pin", "go", "hi", "ok"}
+    | {"ma", "pa", "la", "al", "id", "ad", "oh", "hiv", "nap", "spa", "tips", "wasp", "ira", "bat", "dose", "lead"}
+)
 
 
 def normalized(text: str) -> str | None:
@@ -47,6 +80,9 @@ def normalized(text: str) -> str | None:
         return None
     if any(word.strip(_END_PUNCTUATION + ",").removesuffix("'s") in CAPITAL_NAMES for word in words):
         return None
+    shouts = not any(map(str.islower, words))
+    if not shouts and any(word.isupper() and _bare(word) in _ACRONYMS for word in words):
+        return None
     return " ".join(map(_folded, words)).rstrip(_END_PUNCTUATION)
 
 
@@ -64,4 +100,9 @@ def _is_plain_word(word: str) -> bool:
 
 def _folded(word: str) -> str:
     low = word.lower()
-    return word if low.strip(_END_PUNCTUATION + ",").removesuffix("'s") in _CASE_SENSITIVE else low
+    return word if _bare(word) in _CASE_SENSITIVE else low
+
+
+def _bare(word: str) -> str:
+    """The word without case and the signs around it."""
+    return word.lower().strip(_END_PUNCTUATION + ",").removesuffix("'s")

@@ -28,12 +28,13 @@ class Question(NamedTuple):
 def question_of(namespace: str, family: str, body: Mapping[str, Any]) -> Question | None:
     """The question of a decoded JSON request; None where its last turn is not the plain text of one user.
 
-    Such are images and other parts, the result of a tool, a prefilled answer, a batch of prompts, tokens.
+    Such are images and other parts, the result of a tool, a prefilled answer, and every prompt that is no chat.
     `family` is as in `request_key`. Raises RecursionError as it does.
     """
+    if family.partition("?")[0] == "completions":
+        return None  # its prompt is text to be continued, where every sign counts
     canonical = canonical_body(body)
-    is_chat = family.partition("?")[0] != "completions"
-    text = _take_last_message(canonical) if is_chat else _take_prompt(canonical)
+    text = _take_last_message(canonical)
     if text is None:
         return None
     digest = hashlib.blake2b(_encoder.encode((family, canonical)), digest_size=16).hexdigest()
@@ -45,17 +46,8 @@ def _take_last_message(body: dict[str, Any]) -> str | None:
     last = messages[-1] if isinstance(messages, list) and messages else None
     if not isinstance(last, dict) or last.get("role") != "user":
         return None
-    return _take(last, "content")
-
-
-def _take_prompt(body: dict[str, Any]) -> str | None:
-    # What follows the gap that is to be filled is part of the question.
-    return None if "suffix" in body else _take(body, "prompt")
-
-
-def _take(of: dict[str, Any], field: str) -> str | None:
-    text = of.get(field)
+    text = last.get("content")
     if not isinstance(text, str) or not text.strip():
         return None
-    of[field] = _BLANK
+    last["content"] = _BLANK
     return text

@@ -283,14 +283,15 @@ async def test_a_stream_and_a_plain_request_get_one_anothers_answers(
     assert streamed.headers["x-keepgate-layer"] == "semantic"
 
 
-async def test_prompts_of_completions_are_questions_too(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """And no chat's answer is theirs."""
+async def test_a_prompt_to_be_continued_is_no_question(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """There a space at the end makes another text; only the very same one is answered from the cache."""
     client = await semantic.gateway(mock)
-    await client.post({"model": "mock", "prompt": ASKED}, COMPLETIONS)
-    await until_known(client, 1)
+    await client.post({"model": "mock", "prompt": "the capital of france is"}, COMPLETIONS)
 
-    assert (await client.post(chat(AGAIN))).cache == "miss"
-    assert (await client.post({"model": "mock", "prompt": AGAIN}, COMPLETIONS)).cache == "hit"
+    for prompt in ("the capital of france is ", "The capital of France is", "the capital of france is."):
+        assert (await client.post({"model": "mock", "prompt": prompt}, COMPLETIONS)).cache == "miss"
+    assert (await client.post({"model": "mock", "prompt": "the capital of france is"}, COMPLETIONS)).cache == "hit"
+    assert await entries(client) == 0
 
 
 @pytest.mark.parametrize(

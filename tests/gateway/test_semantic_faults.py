@@ -170,7 +170,7 @@ async def _stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
     while head := await reader.read(4):
         payload = await reader.readexactly(struct.unpack(">I", head)[0])
         number = msgspec.msgpack.decode(payload)[0]
-        reply = msgspec.msgpack.encode([number, ["found", 1, 0.9, 0.001, "semantic", "public.nobody", False]])
+        reply = msgspec.msgpack.encode([number, ["found", 1, 0.9, 0.001, "semantic", "public.nobody", 1.0, False]])
         writer.write(struct.pack(">I", len(reply)) + reply)
 
 
@@ -230,7 +230,7 @@ async def test_records_that_are_none_are_ignored_and_the_others_serve(
     raw = redis.asyncio.Redis.from_url(valkey.url)
     (good,) = [key async for key in raw.scan_iter("keepgate:semantic:record:*")]
     data = await raw.get(good)
-    poisoned = Record("public.evil", "victim.context", AGAIN, "public.evil", "mock", "0.0.0", time.time() + 60)
+    poisoned = Record("public.evil", "victim.context", AGAIN, "public.evil", "mock", "0.0.0", 1.0, time.time() + 60)
     nan = np.full(minilm.dimensions, np.nan, dtype="<f4").tobytes()
     unit = np.eye(1, minilm.dimensions, dtype="<f4").tobytes()
     honest = msgspec.structs.replace(poisoned, partition="public.context")
@@ -241,6 +241,9 @@ async def test_records_that_are_none_are_ignored_and_the_others_serve(
         "public.copy": data,
         "public.evil": _stored(poisoned, unit, minilm.fingerprint),
         "public.nan": _stored(msgspec.structs.replace(honest, entry="public.nan"), nan, minilm.fingerprint),
+        "public.always": _stored(
+            msgspec.structs.replace(honest, entry="public.always", expires=float("nan")), unit, minilm.fingerprint
+        ),
         "public.short": _stored(msgspec.structs.replace(honest, entry="public.short"), unit[:-4], minilm.fingerprint),
     }
     for entry, value in bad.items():

@@ -76,8 +76,8 @@ class BudgetPolicy:
     def weigh(self, neighbourhood: Neighbourhood) -> Evidence:
         return evidence_of(neighbourhood)
 
-    def decide(self, evidence: Evidence | None, most_risk: float = 1.0) -> Decision:
-        decision = self._decide(evidence, most_risk)
+    def decide(self, evidence: Evidence | None, most_risk: float = 1.0, compares: bool = False) -> Decision:
+        decision = self._decide(evidence, most_risk, compares)
         self.wrong_answers.decided(decision)
         return decision
 
@@ -128,7 +128,7 @@ class BudgetPolicy:
             "recent_wrong_upper": recent.wrong_share(self._judge).upper,
         }
 
-    def _decide(self, evidence: Evidence | None, most_risk: float) -> Decision:
+    def _decide(self, evidence: Evidence | None, most_risk: float, compares: bool) -> Decision:
         self._load.request()
         inflation = self.inflation
         if evidence is None:
@@ -140,6 +140,8 @@ class BudgetPolicy:
         if self.posterior.labels < WARM_LABELS or risk > min(self._ledger.limit, MOST_RISK, most_risk):
             return Decision(False, risk, plain)
         self._ledger.spend(risk, plain)
+        if compares:
+            return Decision(True, risk, plain, audit=True, audit_chance=1.0)
         chance = self._load.chance_of(plain)
         return Decision(True, risk, plain, self._load.draw(chance), chance)
 

@@ -29,8 +29,9 @@ class ThresholdPolicy:
     def weigh(self, neighbourhood: Neighbourhood) -> Evidence:
         return nearest(neighbourhood)
 
-    def decide(self, evidence: Evidence | None, most_risk: float = 1.0) -> Decision:
-        return Decision(evidence is not None and most_risk >= 1.0 and evidence.similarity >= self._threshold, None)
+    def decide(self, evidence: Evidence | None, most_risk: float = 1.0, compares: bool = False) -> Decision:
+        serve = evidence is not None and most_risk >= 1.0 and evidence.similarity >= self._threshold
+        return Decision(serve, None, audit=serve and compares, audit_chance=float(serve and compares))
 
     def learn(self, label: Label) -> None:
         """A fixed threshold learns nothing."""

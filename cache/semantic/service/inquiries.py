@@ -1,6 +1,7 @@
 """What was asked and not yet answered, and what was served and may yet turn out wrong."""
 
 import itertools
+import secrets
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ REGENERATE_SECONDS = 10.0
 class Inquiry:
     """A question and what its neighbours said. Without `evidence` none of them could have been served."""
 
+    key: str
+    partition: str
+    text: str
     vector: npt.NDArray[np.float32]
     evidence: Evidence | None
     entry: str
@@ -32,8 +36,7 @@ class Inquiry:
         decision = self.decision
         if not decision.serve or (self.served and not decision.audit):  # the latter: it could not be served after all
             return _label(self.evidence, decision, same, "miss", 1.0)
-        # Where nothing is really served every answer comes, and can be compared.
-        return _label(self.evidence, decision, same, "audit", decision.audit_chance if self.served else 1.0)
+        return _label(self.evidence, decision, same, "audit", decision.audit_chance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class Inquiries:
     """Open questions, by number; the oldest are forgotten when nobody says how they ended."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
+        # Not from 1: an answer that is told to the next process must not be taken for that to another question.
+        self._numbers = itertools.count(secrets.randbits(62) + 1)
         self._open: OrderedDict[int, Inquiry] = OrderedDict()
 
     def open(self, inquiry: Inquiry) -> int:
@@ -70,8 +74,10 @@ class Inquiries:
             self._open.popitem(last=False)
         return number
 
-    def close(self, number: int) -> Inquiry | None:
-        return self._open.pop(number, None)
+    def close(self, number: int, partition: str, text: str) -> Inquiry | None:
+        """The inquiry of this number, if it is of this question."""
+        inquiry = self._open.pop(number, None)
+        return inquiry if inquiry is not None and (inquiry.partition, inquiry.text) == (partition, text) else None
 
 
 class Servings:
@@ -94,6 +100,7 @@ class Servings:
         serving = self._by_key.get(key)
         return self.take(key) if serving is not None and now - serving.time <= REGENERATE_SECONDS else None
 
-    def take_of(self, entry: str) -> list[Serving]:
-        """Every serving of an entry."""
-        return [self._by_key.pop(key) for key in [key for key, s in self._by_key.items() if s.entry == entry]]
+    def take_latest_of(self, entry: str) -> Serving | None:
+        """The last serving of an entry: the one that somebody complains of."""
+        key = next((key for key, serving in reversed(self._by_key.items()) if serving.entry == entry), None)
+        return None if key is None else self._by_key.pop(key)

@@ -16,7 +16,7 @@ from cache.semantic.service.figures import Figures
 from cache.semantic.service.inquiries import Inquiry
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.log import RecordLog
-from cache.semantic.service.neighbours import Neighbour, Neighbours
+from cache.semantic.service.neighbours import Neighbour, Neighbours, first_allowed
 from cache.semantic.service.records import Record
 
 log = logging.getLogger(__name__)
@@ -82,14 +82,16 @@ class Learner:
         self._figures.count(f"labels_from_{label.source}")
         if label.source != "miss":
             self._labels.settle(label)
-        if self._log is None or not self._log.publish(self._labels.encode(label)):
+        if self._log is None or not self._log.publish(self._labels.encode(label), lambda: self._labels.learn(label)):
             self._labels.learn(label)
 
-    async def forget(self, entry: str) -> bool:
-        """Remove an entry everywhere; False if there was none."""
+    async def forget(self, entry: str, wrong: bool = False) -> bool:
+        """Remove an entry everywhere; False if there was none. Others hear as well if it is because it was `wrong`."""
         self._answers.forget(entry)
         record = await self._neighbours.remove(entry)
         if self._log is not None:
+            if wrong:
+                self._log.wrong(entry)
             self._log.remove(entry)
         return record is not None
 
@@ -106,6 +108,8 @@ class Learner:
     async def _learn(self, note: Answered, inquiry: Inquiry | None) -> None:
         text = plain_answer(note.body)
         if text is None:
+            if self._neighbours.records.get(note.entry) is not None:  # it was of an older answer
+                await self.forget(note.entry)
             return
         namespace = namespace_of(note.entry)
         vector = await self._embedder.embed(note.text) if inquiry is None else inquiry.vector
@@ -121,12 +125,14 @@ class Learner:
             if kept and verdicts[kept.entry] is Verdict.SAME
         ]
         for record in same:
-            if self._neighbours.is_stranger(record, namespace):
-                self._confirm(record.entry, namespace)
+            is_stranger = self._neighbours.is_stranger(record, namespace)
+            # The same words may answer another question: three who hear "Yes." have not been asked the same.
+            if is_stranger and first_allowed(note.text, [Neighbour(record, 1.0)], [0])[0] is not None:
+                self._confirm(record, namespace)
         own = [record.answer for record in same if record.namespace == namespace] or [r.answer for r in same]
         record = Record(
             note.entry, note.partition, note.text, own[0] if own else note.entry, note.model, note.generation,
-            note.expires,
+            note.created, note.expires,
         )  # fmt: skip
         if record.expires > time.time():
             self._answers.hear(record.entry, text)
@@ -159,9 +165,9 @@ class Learner:
                 chosen.setdefault(neighbour.record.answer, neighbour)
         return list(chosen.values())[:_MOST_COMPARED]
 
-    def _confirm(self, entry: str, namespace: str) -> None:
-        if self._neighbours.records.confirm(entry, namespace) and self._log is not None:
-            self._log.confirm(entry, namespace)
+    def _confirm(self, record: Record, namespace: str) -> None:
+        if self._neighbours.records.confirm(record.entry, record.created, namespace) and self._log is not None:
+            self._log.confirm(record, namespace)
 
     async def _make_room(self) -> None:
         while len(self._neighbours.records) > self._capacity:

@@ -2,7 +2,7 @@
 
 keepgate:semantic:record:<entry>   a record and its vector, until the answer expires
 keepgate:semantic:records          sorted set of all entries, by the time at which they expire
-keepgate:semantic:log              stream: put, remove, confirm and label, in the order in which all see them
+keepgate:semantic:log              stream: put, remove, confirm, wrong and label, in the order in which all see them
 keepgate:semantic:policy:<name>    what a policy had learned, and up to which place of the stream
 """
 
@@ -10,6 +10,7 @@ import asyncio
 import functools
 import itertools
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -24,6 +25,7 @@ from redis.exceptions import RedisError, ResponseError
 from cache.breaker import Breaker
 from cache.errors import CorruptEntry, StoreUnavailable
 from cache.key import namespace_of
+from cache.semantic.messages import MOST_TEXT
 from cache.semantic.service.neighbours import Vector
 from cache.semantic.service.records import Record
 
@@ -59,11 +61,22 @@ return 1
 Command = tuple[str | bytes | int | float, ...]
 
 
+class _Write(NamedTuple):
+    """A command, and what to do if Redis refuses it."""
+
+    command: Command
+    lost: Callable[[], None]
+
+
 class Event(NamedTuple):
-    """Something that a process did, at a position of the stream; `data` is an entry's id, or as the kind needs it."""
+    """Something that a process did, at a position of the stream; `data` is an entry's id, or as the kind needs it.
+
+    `number` counts the events of its origin.
+    """
 
     position: str
     origin: str
+    number: int
     kind: str
     data: bytes
 
@@ -89,7 +102,8 @@ class RecordLog:
         self.origin = origin
         self._encoder = encoder
         self._dimensions = dimensions
-        self._waiting: deque[Command] = deque()
+        self._waiting: deque[_Write] = deque()
+        self._number = 0
         self._has_waiting = asyncio.Event()
         self._keep_newest = client.register_script(_KEEP_NEWEST)
         self.breaker = Breaker("redis (semantic)", self._ping, (RedisError,), _DEADLINE)
@@ -115,14 +129,21 @@ class RecordLog:
         self._write("UNLINK", *(_RECORD + entry for entry in entries))
         self._write("ZREM", _RECORDS, *entries)
 
-    def confirm(self, entry: str, namespace: str) -> None:
-        self._announce("confirm", _encode((entry, namespace)))
+    def confirm(self, record: Record, namespace: str) -> None:
+        self._announce("confirm", _encode((record.entry, record.created, namespace)))
 
-    def publish(self, label: bytes) -> bool:
-        """Whether the label will come back to everybody, this process included, in one order."""
+    def wrong(self, entry: str) -> None:
+        """Tell the others that what was served from an entry was wrong."""
+        self._announce("wrong", entry.encode())
+
+    def publish(self, label: bytes, lost: Callable[[], None]) -> bool:
+        """Whether the label will come back to everybody, this process included, in one order.
+
+        `lost` is called if Redis refuses it later.
+        """
         if self.breaker.is_open:
             return False
-        self._announce("label", label)
+        self._announce("label", label, lost)
         return True
 
     async def load(self) -> AsyncIterator[list[tuple[Record, Vector | None]]]:
@@ -194,25 +215,34 @@ class RecordLog:
     async def _write_batch(self) -> None:
         batch = list(itertools.islice(self._waiting, _WRITES_PER_BATCH))
         pipeline = self._client.pipeline(transaction=False)
-        for command in batch:
-            pipeline.execute_command(*command)
+        for write in batch:
+            pipeline.execute_command(*write.command)
         replies = await self._call(lambda: pipeline.execute(raise_on_error=False))
         for _ in batch:
             self._waiting.popleft()
         if not self._waiting:
             self._has_waiting.clear()
-        if refusals := [reply for reply in replies if isinstance(reply, ResponseError)]:
-            self.dropped += len(refusals)
-            log.warning("redis refused %d of %d writes: %s", len(refusals), len(batch), refusals[0])
+        refused = [
+            (write, reply) for write, reply in zip(batch, replies, strict=True) if isinstance(reply, ResponseError)
+        ]
+        for write, _ in refused:
+            write.lost()
+        if refused:
+            self.dropped += len(refused)
+            log.warning("redis refused %d of %d writes: %s", len(refused), len(batch), refused[0][1])
 
-    def _announce(self, kind: str, data: bytes) -> None:
-        self._write("XADD", _LOG, "MAXLEN", "~", _EVENTS_KEPT, "*", "origin", self.origin, "kind", kind, "data", data)
+    def _announce(self, kind: str, data: bytes, lost: Callable[[], None] = lambda: None) -> None:
+        # By its number an event is known that was written twice, because the first reply got lost.
+        self._number += 1
+        fields = ("origin", self.origin, "number", self._number, "kind", kind, "data", data)
+        self._write("XADD", _LOG, "MAXLEN", "~", _EVENTS_KEPT, "*", *fields, lost=lost)
 
-    def _write(self, *command: str | bytes | int | float) -> None:
+    def _write(self, *command: str | bytes | int | float, lost: Callable[[], None] = lambda: None) -> None:
         if len(self._waiting) >= _MOST_WAITING:
             self.dropped += 1
+            lost()
             return
-        self._waiting.append(command)
+        self._waiting.append(_Write(command, lost))
         self._has_waiting.set()
 
     def _read(self, entry: str, data: bytes) -> tuple[Record, Vector | None]:
@@ -226,6 +256,8 @@ class RecordLog:
         record = stored.record
         if record.entry != entry or namespace_of(record.partition) != record.namespace:
             raise CorruptEntry("stored bytes are of another entry")
+        if not (math.isfinite(record.created) and math.isfinite(record.expires)) or len(record.text) > MOST_TEXT:
+            raise CorruptEntry("stored bytes are no record that this version keeps")
         if stored.encoder != self._encoder:
             return record, None
         vector = np.frombuffer(stored.vector, dtype="<f4").astype(np.float32)
@@ -249,4 +281,5 @@ def _text(reply: Any) -> str:
 
 def _event(position: bytes, fields: dict[bytes, bytes]) -> Event:
     origin, kind = (fields.get(name, b"").decode(errors="replace") for name in (b"origin", b"kind"))
-    return Event(_text(position), origin, kind, fields.get(b"data", b""))
+    number = fields.get(b"number", b"")
+    return Event(_text(position), origin, int(number) if number.isdigit() else 0, kind, fields.get(b"data", b""))

@@ -65,7 +65,7 @@ class Neighbours:
         await self._run(self._remove_all, gone)
 
     async def near(self, partition: str, vector: Vector) -> list[Neighbour]:
-        """The nearest records of a partition, and of what is published of its context; nearest first."""
+        """The sixteen nearest records of a partition, and as many that are published of its context; nearest first."""
         found = await self._run(self._search, partition, vector)
         own = namespace_of(partition)
         near: dict[str, Neighbour] = {}
@@ -74,7 +74,7 @@ class Neighbours:
             if record is None or not self._counts(record) or (entry[0] == _COMMONS and record.namespace == own):
                 continue
             near.setdefault(record.entry, Neighbour(record, similarity))
-        return sorted(near.values(), key=lambda neighbour: -neighbour.similarity)[:NEIGHBOURS]
+        return sorted(near.values(), key=lambda neighbour: -neighbour.similarity)
 
     def same_form(self, partition: str, text: str) -> Record | None:
         """The record of the same question, written differently."""

@@ -15,7 +15,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `entry` is the id of the answer in the store, `answer` that of the first entry known to say the same. `partition`
     is the question's context (see `Question`). `confirmed` names the other tenants that got the same answer afresh.
-    The record counts until `expires` (Unix seconds), and only under its purge state, `generation`.
+    The record is of the answer that was computed at `created`, and counts until `expires` (both in Unix seconds), under
+    its purge state, `generation`, alone.
     """
 
     entry: str
@@ -24,6 +25,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     answer: str
     model: str
     generation: str
+    created: float
     expires: float
     confirmed: tuple[str, ...] = ()
 
@@ -84,10 +86,15 @@ class Records:
                 del self._by_form[form]
         return record
 
-    def confirm(self, entry: str, namespace: str) -> bool:
+    def confirm(self, entry: str, created: float, namespace: str) -> bool:
         """Note that another tenant got the same answer afresh; False where that was known, or there is no record."""
         record = self._by_entry.get(entry)
-        if record is None or namespace in record.confirmed or namespace == record.namespace:
+        if (
+            record is None
+            or record.created != created
+            or namespace in record.confirmed
+            or namespace == record.namespace
+        ):
             return False
         self._by_entry[entry] = msgspec.structs.replace(record, confirmed=(*record.confirmed, namespace))
         return True
@@ -111,13 +118,13 @@ class Records:
 
     def pop_expired(self, now: float, most: int) -> list[str]:
         """Up to `most` entries whose time is over; they are still to be removed."""
-        gone: list[str] = []
+        gone: dict[str, None] = {}
         while self._expiring and self._expiring[0][0] <= now and len(gone) < most:
             expires, entry = heapq.heappop(self._expiring)
             record = self._by_entry.get(entry)
             if record is not None and record.expires == expires:
-                gone.append(entry)
-        return gone
+                gone[entry] = None
+        return list(gone)
 
 
 def _form_of(partition: str, text: str) -> int | None:

@@ -1,15 +1,18 @@
 """The semantic cache: what is asked of it, step by step."""
 
+import asyncio
 import time
 
 from cache.key import namespace_of
 from cache.semantic.embedding.embedder import Embedder
-from cache.semantic.messages import Answered, Ask, Evicted, Forget, Found, NotFound, Purged, Retried, Wrong
-from cache.semantic.policy.policy import Policy
+from cache.semantic.messages import Answered, Ask, Evicted, Forget, Found, NotFound, Purged, Retried, Unused, Wrong
+from cache.semantic.policy.policy import NEIGHBOURS, Policy
 from cache.semantic.service.figures import Figures
 from cache.semantic.service.inquiries import Inquiries, Inquiry, Serving, Servings
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.neighbours import Neighbours, first_allowed, neighbourhood_of
+
+_LONG_TEXT = 200
 
 
 class SemanticCache:
@@ -44,7 +47,7 @@ class SemanticCache:
             await self._blame(repeated)
         elif ask.most_risk > 0 and (same := self._neighbours.same_form(ask.partition, ask.text)):
             self.figures.count("normalized" if ask.serve else "observed_normalized")
-            return Found(0, 1.0, layer="normalized", entry=same.entry, audit=False)
+            return Found(0, 1.0, layer="normalized", entry=same.entry, created=same.created, audit=False)
         namespace = namespace_of(ask.partition)
         with self.figures.timing("embed"):
             vector = await self._embedder.embed(ask.text)
@@ -53,16 +56,23 @@ class SemanticCache:
                 neighbour
                 for neighbour in await self._neighbours.near(ask.partition, vector)
                 if self._neighbours.may_answer(neighbour.record, namespace)
-            ]
+            ][:NEIGHBOURS]
         evidence, place, guard = None, None, ""
         if near:
             with self.figures.timing("guards"):
                 weighed = self._policy.weigh(neighbourhood_of(near))
-                place, guard = first_allowed(ask.text, near, weighed.members)
+                if len(ask.text) > _LONG_TEXT:  # read for milliseconds, in which others are answered
+                    place, guard = await asyncio.to_thread(first_allowed, ask.text, near, weighed.members)
+                else:
+                    place, guard = first_allowed(ask.text, near, weighed.members)
             evidence = weighed if place is not None else None
-        decision = self._policy.decide(evidence, 0.0 if repeated is not None else ask.most_risk)
+        most_risk = 0.0 if repeated is not None else ask.most_risk
+        decision = self._policy.decide(evidence, most_risk, compares=not ask.serve)
         entry = "" if place is None else near[place].record.entry
-        number = self._inquiries.open(Inquiry(vector, evidence, entry, decision, served=decision.serve and ask.serve))
+        served = decision.serve and ask.serve
+        number = self._inquiries.open(
+            Inquiry(ask.key, ask.partition, ask.text, vector, evidence, entry, decision, served)
+        )
         if guard:
             self.figures.count_refusal(guard)
         if not decision.serve or evidence is None or place is None:
@@ -73,25 +83,39 @@ class SemanticCache:
             self._neighbours.records.use(entry)
             self._servings.note(Serving(ask.key, entry, evidence, decision, time.monotonic()))
         similarity, risk = near[place].similarity, decision.risk
-        return Found(number, similarity, risk, layer="semantic", entry=entry, audit=decision.audit)
+        created = near[place].record.created
+        return Found(number, similarity, risk, layer="semantic", entry=entry, created=created, audit=decision.audit)
 
     async def answered(self, note: Answered) -> None:
         """A fresh answer: compare it with what was or would have been served, and keep it for the next."""
-        await self._learner.hear(note, self._inquiries.close(note.inquiry))
+        inquiry = self._inquiries.close(note.inquiry, note.partition, note.text)
+        if inquiry is not None and inquiry.decision.audit:
+            self._servings.take(inquiry.key)  # it is judged now, and needs no complaint
+        await self._learner.hear(note, inquiry)
 
     async def retried(self, note: Retried) -> None:
         serving = self._servings.take(note.key)
         if serving is not None:
             await self._blame(serving)
 
+    async def unused(self, note: Unused) -> None:
+        self._servings.take(note.key)
+
     async def wrong(self, message: Wrong) -> Evicted:
-        servings = self._servings.take_of(message.entry)
-        for serving in servings:
+        labels = await self.blame(message.entry)
+        return Evicted(await self._learner.forget(message.entry, wrong=True), labels)
+
+    async def blame(self, entry: str) -> int:
+        """Learn that the last serving of an entry was wrong; how many labels that gave."""
+        serving = self._servings.take_latest_of(entry)
+        if serving is not None:
             await self._blame(serving)
-        return Evicted(await self._learner.forget(message.entry), len(servings))
+        return int(serving is not None)
 
     async def forget(self, note: Forget) -> None:
-        await self._learner.forget(note.entry)
+        record = self._neighbours.records.get(note.entry)
+        if record is not None and note.created in (0.0, record.created):
+            await self._learner.forget(note.entry)
 
     async def purged(self, note: Purged) -> None:
         """Remove what has been purged; with a store that gateways share, it is known from there."""

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import secrets
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -34,6 +36,7 @@ from cache.semantic.messages import (
     Refused,
     Reply,
     Retried,
+    Unused,
     Wrong,
 )
 from cache.semantic.policy.policy import Policy
@@ -56,6 +59,7 @@ _STORE_DEADLINE = 2.0
 _EXPIRED_AT_ONCE = 500
 _TICK = 0.5
 _NOTES_KEPT = 1000
+_STUCK_SECONDS = 1.0
 
 
 class Service:
@@ -66,6 +70,8 @@ class Service:
         self._cache: SemanticCache | None = None
         self._describe: Callable[[], Description] | None = None
         self._notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
+        self._asked = 0
+        self._open: dict[int, float] = {}
 
     async def begin(self, cache: SemanticCache, describe: Callable[[], Description]) -> None:
         self._cache, self._describe = cache, describe
@@ -81,20 +87,36 @@ class Service:
             return None
         match message:
             case Ask():
-                return await self._cache.ask(message)
+                return await self._ask(self._cache, message)
             case Wrong():
                 return await self._cache.wrong(message)
             case Describe():
-                return self._describe()
+                return Refused("the embedding model does not answer") if self._is_stuck() else self._describe()
             case Answered():
                 await self._cache.answered(message)
             case Retried():
                 await self._cache.retried(message)
+            case Unused():
+                await self._cache.unused(message)
             case Forget():
                 await self._cache.forget(message)
             case Purged():
                 await self._cache.purged(message)
         return None
+
+    async def _ask(self, cache: SemanticCache, ask: Ask) -> Reply:
+        self._asked += 1
+        number = self._asked
+        self._open[number] = time.monotonic()
+        try:
+            return await cache.ask(ask)
+        finally:
+            del self._open[number]
+
+    def _is_stuck(self) -> bool:
+        """Whether the oldest question has waited so long that new ones had better not be asked."""
+        oldest = next(iter(self._open.values()), math.inf)
+        return time.monotonic() - oldest > _STUCK_SECONDS
 
 
 @asynccontextmanager
@@ -130,7 +152,7 @@ async def _running(config: Config, encoder: Encoder, embedder: Embedder, service
         works = [learner.work(), _maintain(neighbours, learner, store)]
         sharing = None
         if shared is not None and store is not None:
-            sharing = Sharing(shared, neighbours, embedder, labels)
+            sharing = Sharing(shared, neighbours, embedder, labels, cache.blame)
             with contextlib.suppress(StoreUnavailable):  # it is learned later, by follow_purges
                 await store.learn_purges()
             works += [sharing.follow(), shared.write(), shared.breaker.watch(), store.follow_purges()]
@@ -170,7 +192,15 @@ async def _log(url: str, encoder: Encoder) -> AsyncIterator[RecordLog | None]:
     if not url:
         yield None
         return
-    client = redis.asyncio.from_url(url, protocol=2, driver_info=None, retry=Retry(NoBackoff(), 1))
+    client = redis.asyncio.from_url(
+        url,
+        protocol=2,
+        driver_info=None,
+        retry=Retry(NoBackoff(), 1),
+        socket_connect_timeout=_STORE_DEADLINE,
+        # Its own timeout goes through asyncio.wait_for, which in Python 3.11 can swallow a cancellation.
+        socket_timeout=None,
+    )
     try:
         yield RecordLog(client, secrets.token_hex(8), encoder.fingerprint, encoder.dimensions)
     finally:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -17,18 +18,31 @@ log = logging.getLogger(__name__)
 
 _PAUSE = 0.5
 _SAVE_SECONDS = 30.0
+_MOST_ORIGINS = 1000
 
-_confirmation = msgspec.msgpack.Decoder(tuple[str, str]).decode
+_confirmation = msgspec.msgpack.Decoder(tuple[str, float, str]).decode
 
 
 class Sharing:
-    """Keeps this process's records and policy in step with those of all others."""
+    """Keeps this process's records and policy in step with those of all others.
 
-    def __init__(self, shared: RecordLog, neighbours: Neighbours, embedder: Embedder, labels: Labels) -> None:
+    `blame` is told of an entry from which something wrong was served, maybe here.
+    """
+
+    def __init__(
+        self,
+        shared: RecordLog,
+        neighbours: Neighbours,
+        embedder: Embedder,
+        labels: Labels,
+        blame: Callable[[str], Awaitable[object]],
+    ) -> None:
         self._log = shared
         self._neighbours = neighbours
         self._embedder = embedder
         self._labels = labels
+        self._blame = blame
+        self._seen: dict[str, int] = {}
         self._position = "0-0"
         self._loaded_at = "0-0"
         self._saved = (0, time.monotonic())
@@ -80,10 +94,21 @@ class Sharing:
         for event in news:
             if event.kind == "confirm":
                 self._confirm(event.data)
+            elif event.kind == "wrong":
+                await self._blame(event.data.decode(errors="replace"))
         for event in events:
-            if event.kind == "label":
+            if event.kind == "label" and self._is_new(event):
                 self._labels.take(event.data)
             self._position = event.position
+
+    def _is_new(self, event: Event) -> bool:
+        """Whether the event was not written twice."""
+        is_new = event.number > self._seen.get(event.origin, 0)
+        if is_new:
+            self._seen[event.origin] = event.number
+            if len(self._seen) > _MOST_ORIGINS:
+                del self._seen[next(iter(self._seen))]
+        return is_new
 
     def _confirm(self, data: bytes) -> None:
         try:

@@ -77,6 +77,10 @@ def test_what_is_no_short_sentence_of_plain_words_has_no_form(written: str) -> N
         ("How do I polish shoes?", "How do I Polish shoes?"),
         ("Where is Turkey cheap?", "Where is turkey cheap?"),
         ("Does apple sell well?", "Does Apple sell well?"),
+        ("What is rest good for?", "What is REST good for?"),
+        ("How do hearing aids work?", "How does AIDS work?"),
+        ("Where is the bath?", "Where is the Bath?"),
+        ("Who has a target?", "Who has a Target?"),
     ],
 )
 def test_a_capital_that_makes_another_word_is_kept(one: str, other: str) -> None:

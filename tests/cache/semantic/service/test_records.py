@@ -12,7 +12,7 @@ PARTITIONS = ("a.1", "a.2", "b.1")
 
 
 def record(entry: str, partition: str = "a.1", text: str = "How are you?", expires: float = 100.0) -> Record:
-    return Record(entry, partition, text, entry, "m", "0.0.0", expires)
+    return Record(entry, partition, text, entry, "m", "0.0.0", 5.0, expires)
 
 
 class RecordsMachine(RuleBasedStateMachine):
@@ -68,7 +68,8 @@ class RecordsMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 5), namespace=st.sampled_from(("a", "b", "c")))
     def confirm(self, number: int, namespace: str) -> None:
         kept = self.records.get(f"a.{number}")
-        is_news = self.records.confirm(f"a.{number}", namespace)
+        assert not self.records.confirm(f"a.{number}", 6.0, namespace), "that was another answer"
+        is_news = self.records.confirm(f"a.{number}", 5.0, namespace)
         assert is_news == (kept is not None and namespace != "a" and namespace not in kept.confirmed)
         if (kept := self.records.get(f"a.{number}")) is not None:
             self.model[f"a.{number}"] = kept
