@@ -60,7 +60,7 @@ class Keepgate:
         body = {"choices": [{"message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}]}
         response = msgspec.json.encode(body)
         await self._cache.answered(
-            Answered(self._advice.inquiry, self._key, _PARTITION, question, "m", "0.0.0", _LATER, response)
+            Answered(self._advice.inquiry, self._key, _PARTITION, question, "m", "0.0.0", 1.0, _LATER, response)
         )
         await self._learner.idle()  # or what is known at the next question would be a matter of chance
 
@@ -102,4 +102,4 @@ def models_folder() -> Path:
 
 
 if __name__ == "__main__":
-    asyncio.run(run(opened, ("keepgate", "onnxruntime", "faiss-cpu")))
+    asyncio.run(run(opened, ("keepgate", "faiss-cpu")))
