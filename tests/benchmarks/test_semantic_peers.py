@@ -115,8 +115,8 @@ def test_what_is_missing_is_named() -> None:
 def test_keepgate_serves_what_the_upstream_said_before(tmp_path: Path) -> None:
     """The real parts, in a process of their own: a question again in other case is a hit, a new one is not."""
     job = Job(
-        ["How do I change my PIN?", "Is there a fee for cash abroad?", "how do I change my PIN"],
-        ["At any cash machine.", "Two per cent.", "At any cash machine."],
+        ["How do I change my card?", "Is there a fee for cash abroad?", "how do I change my card"],
+        ["In the app.", "Two per cent.", "In the app."],
         "default",
         None,
         "",
@@ -133,5 +133,5 @@ def test_keepgate_serves_what_the_upstream_said_before(tmp_path: Path) -> None:
     )
 
     outcome = Outcome(**json.loads(target.read_text()))
-    assert outcome.served == [None, None, "At any cash machine."]
+    assert outcome.served == [None, None, "In the app."]
     assert outcome.versions.keys() >= {"keepgate"}
