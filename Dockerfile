@@ -82,5 +82,11 @@ COPY --from=wheel /wheel /wheel
 RUN /tools/bin/pip --python /opt/keepgate/bin/python install --no-deps --no-index /wheel/*.whl
 
 FROM gateway AS semantic
+# The embedding model too is compiled for the very CPU it runs on; without g++ it runs on ONNX Runtime, slower.
+USER root
+RUN apt-get update -qq \
+    && apt-get install -y -qq --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+USER keepgate
 # Over the small environment: what comes with torch is there as well.
 COPY --from=semantic-environment /opt/keepgate /opt/keepgate

@@ -1,5 +1,6 @@
 """Inverted lists of one large partition: FAISS finds candidates among them, by 8-bit codes of the vectors."""
 
+import math
 from collections.abc import Callable
 
 import faiss
@@ -11,6 +12,8 @@ from cache.semantic.index.vector import Floats, Rows
 # Lloyd iterations and vectors per list; more of either finds no more neighbours.
 _ITERATIONS = 8
 VECTORS_PER_LIST = 40
+# Codes that a search compares, as a multiple of the square root of the rows: as many as there are lists, times six.
+_SCAN_OF_ROOT = 25.0
 _CODE_AND_ROW_BYTES = 8
 # An entry of FAISS's hash table from rows to places in lists: node, bucket and what malloc adds.
 _PLACE_BYTES = 48
@@ -45,7 +48,7 @@ class InvertedLists:
     def __init__(self, centroids: Floats, sample: Floats, scan: int, mark: int) -> None:
         """`centroids` are unit vectors [lists, d]; `sample` [n, d] tells the codes the range of each component.
 
-        A search looks into as many of the nearest lists as hold `scan` rows by average. `mark` is negative, and tells
+        A search looks into as many of the nearest lists as hold `scan` rows by average, or fewer. `mark` is negative, and tells
         the rows of these lists from those of the lists before.
         """
         self.mark = mark
@@ -103,7 +106,9 @@ class InvertedLists:
         `only` is a bitmap of the rows that may be found, lowest bit first. If the nearest lists have fewer than k of
         these, all lists are looked into, which is quick where few rows count.
         """
-        probes = min(self.count, -(-self._scan * self.count // max(1, len(self))))
+        rows = max(1, len(self))
+        scan = min(self._scan, math.ceil(_SCAN_OF_ROOT * math.sqrt(rows)))
+        probes = min(self.count, -(-scan * self.count // rows))
         options = faiss.SearchParametersIVF(nprobe=probes)
         if only is not None:
             options.sel = faiss.IDSelectorBitmap(len(only), faiss.swig_ptr(only))

@@ -15,12 +15,12 @@ class Thresholds:
 
     Up to `flat` rows every vector is compared. Beyond, the rows are in inverted lists: in a single one up to
     `one_list`, and from there in about 4·√n lists, made anew whenever the partition has grown or shrunk `change`
-    times. `scan` is how many codes a search compares, about; `batch` how many rows move into lists at once, while a
+    times. `scan` is how many codes a search compares at most; `batch` how many rows move into lists at once, while a
     search waits. The defaults are measured, see docs/decisions.
     """
 
     flat: int = 512
-    one_list: int = 16384
+    one_list: int = 4096
     change: int = 4
     scan: int = 16384
     batch: int = 64

@@ -13,7 +13,7 @@ from cache.semantic.policy.posterior import JudgeError
 class Verdict(Enum):
     """What a judge says of two answers.
 
-    UNSURE is no judgement: who learns from verdicts leaves it out, and the error of a judge is that of the others.
+    UNSURE is no judgement; what it is taken for, `Judge.doubts` says.
     """
 
     SAME = "same"
@@ -25,7 +25,9 @@ class Judge(Protocol):
     """Compares answers in the background of requests. It never raises because of what the texts say."""
 
     error: JudgeError
-    """Of its verdicts SAME and DIFFERENT."""
+    doubts: bool
+    """Whether UNSURE is to be taken for DIFFERENT. It is where somebody is mostly unsure of different answers, who
+    would make wrong ones look rare if his doubts were left out; not where it means that he could not be asked."""
 
     async def compare(self, question: str, fresh: str, cached: Sequence[str]) -> list[Verdict]:
         """One verdict for each of `cached`, in their order. `question` is what `fresh` answers."""

@@ -71,6 +71,7 @@ class LlmJudge:
         if concurrency < 1:
             raise ValueError(f"the concurrency of the judge is {concurrency}: it has to be 1 or more")
         self.error = error
+        self.doubts = False
         self.failures = 0
         """Comparisons that got no verdict: no answer in time, an error, or a reply that is none of the three words."""
         self._url = _endpoint(url, key)

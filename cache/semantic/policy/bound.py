@@ -82,7 +82,7 @@ class Tally(msgspec.Struct, array_like=True):
         The estimate is that of Horvitz and Thompson; the bound is the gamma interval for weighted sums of Poisson
         counts (Fay and Feuer, Statistics in Medicine 16, 1997), its quantile as Wilson and Hilferty's. Before the first
         request nothing is known, and the bound is 1; it is never more than the hits. Audits without a judgement (he was
-        unsure, or the upstream failed) are taken to be like the others, but for those that `same_decided` makes up for.
+        unsure, or the upstream failed) are taken to be like the others.
         Of the weight that the judge calls different, (1 - recall) of the hits is taken off as his own mistakes, and the
         rest is made up for those that he misses (Rogan and Gladen). A judge whose recall is better than said makes both
         too low, by that times the hits.
@@ -107,7 +107,7 @@ class Tally(msgspec.Struct, array_like=True):
             # Nobody looked: nothing was served, or any of it may be wrong.
             return float(self.hits) if math.isinf(weight) else 0.0
         weight *= max(1.0, self.drawn / max(self.audits, 1))
-        wrong = (weight - (1.0 - judge.recall) * watched) / (judge.recall - judge.false_same) * judge.same_decided
+        wrong = (weight - (1.0 - judge.recall) * watched) / (judge.recall - judge.false_same)
         return min(max(wrong, 0.0) * self.hits / watched, self.hits)
 
 

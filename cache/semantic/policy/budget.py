@@ -86,10 +86,8 @@ class BudgetPolicy:
         if label.same or label.source != "miss":
             self._blame.found(label.entry, label.same)
         if label.source == "audit":
-            # A judge who calls some of the same answers different makes that many of the right ones look wrong; one
-            # who is silent about different ones says so less often than it is so.
-            wrong = (not label.same) - (1.0 - self._judge.recall) * (1.0 - label.risk)
-            self._count(self._judge.same_decided * wrong, label.risk)
+            # A judge who calls some of the same answers different makes that many of the right ones look wrong.
+            self._count((not label.same) - (1.0 - self._judge.recall) * (1.0 - label.risk), label.risk)
         elif label.source == "user" and not label.same:
             self._count(label.chance, 0.0)
         self.posterior.learn(features, label.same, label.chance if label.source == "user" else 1.0)

@@ -28,14 +28,11 @@ _FORGET_EVERY = 100
 class JudgeError:
     """How often who compares two answers is wrong.
 
-    Of those on which it decides, `recall` is the share of same answers that are called the same, `false_same` that of
-    different ones. `same_decided` is how many times as often it decides on same answers as on different ones: who is
-    mostly silent about different ones makes what is wrong look rare.
+    `recall` is the share of same answers that are called the same, `false_same` that of different ones.
     """
 
     recall: float = 1.0
     false_same: float = 0.0
-    same_decided: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.false_same < self.recall <= 1.0:
@@ -43,11 +40,9 @@ class JudgeError:
                 f"A judge with recall {self.recall} and false_same {self.false_same} tells nothing apart;"
                 " right is 0 <= false_same < recall <= 1."
             )
-        if not 0.0 < self.same_decided < math.inf:
-            raise ValueError(f"same_decided is {self.same_decided}; it must be a ratio above 0, and 1 if in doubt.")
 
     def says_same(self, probability: float) -> float:
-        """How often answers on which it decides, and which are the same with `probability`, are called the same."""
+        """How often answers that are the same with `probability` are called the same."""
         return self.false_same + (self.recall - self.false_same) * probability
 
 
@@ -57,14 +52,12 @@ class Posterior:
     One model serves all entries of a deployment (what one entry saw alone is too little), and it starts from a broad
     prior in each, because what is learned from one deployment's questions is wrong for another's. Labels come from a
     judge who errs, so that a label is seen as the noisy one it is: the likelihood of "same" is
-    `false_same + (recall - false_same) * sigmoid(weights . features + log(same_decided))`, the sigmoid being the share
-    of same answers among those that he decides on.
+    `false_same + (recall - false_same) * sigmoid(weights . features)`.
     """
 
     def __init__(self, judge: JudgeError) -> None:
         self.labels = 0
         self._judge = judge
-        self._tilt = math.log(judge.same_decided)
         self._mean: Vector = np.array(_PRIOR_MEAN)
         self._covariance: npt.NDArray[np.float64] = np.eye(FEATURES) / _PRIOR_PRECISION
 
@@ -128,7 +121,7 @@ class Posterior:
 
     def _slopes(self, logit: float, same: bool) -> tuple[float, float]:
         """Of the log likelihood by the log odds: its first derivative, and the information (Fisher's)."""
-        right = _sigmoid(logit + self._tilt)
+        right = _sigmoid(logit)
         said = self._judge.says_same(right)
         slope = (self._judge.recall - self._judge.false_same) * right * (1.0 - right)
         doubt = max(said * (1.0 - said), _LEAST_DOUBT)

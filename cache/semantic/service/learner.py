@@ -116,8 +116,8 @@ class Learner:
         near = [n for n in await self._neighbours.near(note.partition, vector) if n.record.entry != note.entry]
         verdicts = await self._compare(note.text, text, self._worth_comparing(near, inquiry))
         if inquiry is not None and inquiry.evidence is not None:
-            verdict = verdicts.get(inquiry.entry)
-            if verdict in (Verdict.SAME, Verdict.DIFFERENT):
+            verdict = verdicts.get(inquiry.entry, Verdict.UNSURE)
+            if verdict is not Verdict.UNSURE or (self._judge.doubts and inquiry.entry in verdicts):
                 await self.teach(inquiry.label(verdict is Verdict.SAME))
         same = [
             kept

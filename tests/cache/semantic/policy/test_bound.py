@@ -179,15 +179,3 @@ def test_the_recent_window_forgets() -> None:
     assert answers.recent.wrong_share(SURE).estimate == 0.0
     assert answers.recent.requests <= WINDOW
     assert answers.all.wrong_share(SURE).estimate == pytest.approx(0.5, rel=0.01)
-
-
-def test_what_a_silent_judge_does_not_find_is_made_up_for() -> None:
-    """Who decides half as often on wrong answers finds half of them."""
-    tally = Tally()
-    for turn in range(1000):
-        tally.decided(hit(0.5))
-        tally.judged(verdict(turn >= 10, 0.5))
-    plain, made_up = tally.wrong_share(SURE), tally.wrong_share(JudgeError(same_decided=2.0))
-
-    assert made_up.estimate == pytest.approx(2 * plain.estimate)
-    assert made_up.upper == pytest.approx(2 * plain.upper)

@@ -69,17 +69,3 @@ def test_labels_that_contradict_each_other_break_nothing() -> None:
         posterior.learn(features(0.99, 0.98), turn % 2 == 0)
     assert posterior.wrong(features(0.99, 0.98), 0.0) == pytest.approx(0.5, abs=0.05)
     assert 0.0 <= posterior.wrong(features(-1.0, -1.0), 3.0) <= 1.0
-
-
-def test_a_judge_who_is_silent_about_different_answers_does_not_make_them_rare() -> None:
-    """One in five of what is asked is wrong; he decides on all same answers, and on a quarter of the different ones."""
-    chance = random.Random(3)  # noqa: S311 - reproducible
-    naive, knowing = Posterior(JudgeError()), Posterior(JudgeError(same_decided=4.0))
-    for _ in range(6000):
-        same = chance.random() >= 0.2
-        if same or chance.random() < 0.25:
-            for posterior in (naive, knowing):
-                posterior.learn(features(1.0, 0.2), same)
-
-    assert naive.wrong(features(1.0, 0.2), 0.0) < 0.1
-    assert knowing.wrong(features(1.0, 0.2), 0.0) == pytest.approx(0.2, abs=0.03)
