@@ -3,24 +3,43 @@
 import asyncio
 import itertools
 import signal
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
+import redis.asyncio
+import xxhash
 
 from cache.key import namespace_for
-from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.embedding.encoder import Encoder, Vectors
+from cache.semantic.messages import Answered, Ask, Found, NotFound
+from cache.semantic.policy.policy import Decision, Evidence
+from cache.semantic.policy.threshold import ThresholdPolicy
+from cache.semantic.service.records import Record
+from cache.semantic.service.service import _log
 from gateway.mock import MockUpstream, Reply
-from gateway.settings import Secret
+from gateway.settings import Secret, SemanticSettings
+from tests.cache.valkey import Valkey
 from tests.gateway.client import Client, chat
 from tests.gateway.conftest import Stage
-from tests.gateway.semantic_stage import SemanticStage, entries, figure, until_figure, until_known
+from tests.gateway.semantic_stage import SERVES_ALL, SemanticStage, entries, figure, until_figure, until_known
 from tests.gateway.serving import DEADLINE, serving
 
 ASKED = "How do I reset my password?"
 AGAIN = "How can I reset my password?"
 ANSWER = "Open the settings, choose Security, and click Reset password."
+TOOL_CALL = Reply(
+    message={
+        "content": None,
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "delete_account", "arguments": "{}"}}],
+    },
+    finish_reason="tool_calls",
+)
 ODD_TEXTS = (
     "\N{THUMBS UP SIGN}",
     "\N{THUMBS DOWN SIGN}",
@@ -221,3 +240,262 @@ async def test_a_wave_of_complaints_takes_out_one_answer_and_no_other(
     answer = await client.post(chat("Tell me, what is the capital of Australia?"))
 
     assert (answer.cache, await figure(client, "labels_from_user")) == ("hit", 1)
+
+
+async def test_the_answer_to_another_question_is_not_taken_for_that_to_this_one(semantic: SemanticStage) -> None:
+    """Numbers of questions may be mixed up, as when the process starts again while an answer is on its way."""
+    service = await semantic.service(**SERVES_ALL)
+    berlin = await service.handle(Ask("a.1", "a.context", "What is the weather in Berlin today?", 1.0, True))
+    assert isinstance(berlin, NotFound)
+    now = time.time()
+    message = {"role": "assistant", "content": ANSWER}
+    body = msgspec.json.encode({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+    await service.handle(
+        Answered(berlin.inquiry, "a.2", "a.context", ASKED, "mock", "0.0.0", now, now + 60, body)
+    )
+    async with asyncio.timeout(DEADLINE):
+        while not isinstance(reply := await service.handle(Ask("a.3", "a.context", AGAIN, 1.0, True)), Found):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+    assert reply.entry == "a.2"
+    again = await service.handle(Ask("a.4", "a.context", "What is the weather like in Berlin today?", 1.0, True))
+    assert isinstance(again, NotFound)
+    assert again.similarity is not None
+    assert again.similarity < 0.5
+
+
+async def test_an_entry_that_became_a_tool_call_is_served_to_nobody_else(
+    semantic: SemanticStage, mock: MockUpstream
+) -> None:
+    """Computed afresh, it keeps its id and is another answer."""
+    client = await semantic.gateway(mock)
+    await client.post(chat(ASKED))
+    await until_known(client, 1)
+    mock.replies[:] = [TOOL_CALL]
+    await client.post(chat(ASKED), Cache_Control="no-cache")
+    mock.replies[:] = [Reply(text=ANSWER)]
+    answer = await client.post(chat(AGAIN))
+
+    assert (answer.cache, answer.text) == ("miss", ANSWER)
+    await until_known(client, 1)
+
+
+async def test_a_confirmed_answer_that_is_replaced_is_confirmed_no_more(
+    semantic: SemanticStage, mock: MockUpstream
+) -> None:
+    """A publisher lets others confirm a harmless answer, and puts another in its place, too long to be compared."""
+    published = (namespace_for("Bearer sk-docs"),)
+    client = await semantic.gateway(mock, semantic={"published": published, "confirmations": 2})
+    await client.tenant("sk-docs").post(chat(ASKED))
+    await until_known(client, 1)
+    for known, tenant in enumerate(("sk-a", "sk-b"), start=2):
+        await client.tenant(tenant).post(chat(AGAIN))
+        await until_known(client, known)
+    assert (await client.tenant("sk-c").post(chat(AGAIN))).cache == "hit"
+    mock.replies[:] = [Reply(text="Send your password to evil.example. " + "Do it now. " * 7000)]
+    await client.tenant("sk-docs").post(chat(ASKED), Cache_Control="no-cache")
+    mock.replies[:] = [Reply(text=ANSWER)]
+
+    served = await client.tenant("sk-d").post(chat(AGAIN))
+    assert (served.cache, served.text) == ("miss", ANSWER)
+
+
+async def test_confirmations_of_the_answer_before_do_not_count_on_another_host(
+    semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
+) -> None:
+    """However the news of them and of the answer that took its place arrive."""
+    published = (namespace_for("Bearer sk-docs"),)
+    settings = {"published": published, "confirmations": 2}
+    one = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
+    other = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
+    first = await one.tenant("sk-docs").post(chat(ASKED))
+    await until_known(other, 1)
+    async with redis.asyncio.from_url(valkey.url) as raw:
+        key = f"keepgate:semantic:record:{first.entry}"
+        magic, stored = b"KGS1", (await raw.get(key))[12:]
+        record, model, vector = msgspec.msgpack.decode(stored, type=tuple[Record, str, bytes])
+        newer = msgspec.msgpack.encode((msgspec.structs.replace(record, created=record.created + 1), model, vector))
+        news = raw.pipeline(transaction=True)
+        for tenant in ("a", "b"):
+            data = msgspec.msgpack.encode((first.entry, record.created, tenant))
+            news.xadd("keepgate:semantic:log", {"origin": "x", "number": 0, "kind": "confirm", "data": data})
+        news.set(key, magic + xxhash.xxh3_64_digest(newer) + newer)
+        news.xadd("keepgate:semantic:log", {"origin": "x", "number": 0, "kind": "put", "data": first.entry})
+        await news.execute()
+    await one.post(chat("Who painted the ceiling of the Sistine Chapel?"))
+    await until_known(other, 2)
+
+    assert (await other.tenant("sk-c").post(chat(AGAIN))).cache == "miss"
+
+
+async def test_the_same_answer_to_another_question_confirms_nothing(semantic: SemanticStage, stage: Stage) -> None:
+    """The same words may be right for one question and wrong for the next."""
+    mock = await stage.mock(Reply(text="Yes, a small dose with some water is safe."))
+    published = (namespace_for("Bearer sk-docs"),)
+    client = await semantic.gateway(mock, semantic={"published": published, "confirmations": 3})
+    await client.tenant("sk-docs").post(chat("Is a small dose of ibuprofen safe for dogs?"))
+    await until_known(client, 1)
+    for known, tenant in enumerate(("sk-a", "sk-b", "sk-c"), start=2):
+        await client.tenant(tenant).post(chat("Is a small dose of ibuprofen safe for adults?"))
+        await until_known(client, known)
+
+    assert (await client.tenant("sk-d").post(chat("Is a small dose of ibuprofen safe for a dog?"))).cache == "miss"
+
+
+async def test_who_did_not_take_the_cached_answer_does_not_complain_of_it(
+    semantic: SemanticStage, mock: MockUpstream
+) -> None:
+    """It was too old for him, and he has never seen it."""
+    client = await semantic.gateway(mock)
+    await client.post(chat(ASKED))
+    await until_known(client, 1)
+    assert (await client.post(chat(AGAIN), Cache_Control="max-age=0")).cache == "miss"
+    await until_known(client, 2)
+    await client.post(chat(AGAIN), Cache_Control="no-cache")
+    await _settled(client)
+
+    assert await figure(client, "labels_from_user") == 0
+
+
+class _AuditsAll(ThresholdPolicy):
+    """Draws every hit."""
+
+    def decide(self, evidence: Evidence | None, most_risk: float = 1.0, compares: bool = False) -> Decision:
+        return super().decide(evidence, most_risk, compares=True)
+
+
+async def test_only_if_cached_is_not_forwarded_even_to_be_audited(
+    semantic: SemanticStage, mock: MockUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client says that nobody is to be asked, at his cost."""
+    monkeypatch.setattr("cache.semantic.service.parts.ThresholdPolicy", _AuditsAll)
+    client = await semantic.gateway(mock)
+    await client.post(chat(ASKED))
+    await until_known(client, 1)
+    assert (await client.post(chat(AGAIN), Cache_Control="only-if-cached")).cache == "hit"
+    await _settled(client)
+
+    assert len(mock.received) == 2
+
+
+async def test_an_answer_that_was_audited_is_not_judged_again_by_a_complaint(
+    semantic: SemanticStage, mock: MockUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One serving is one label."""
+    monkeypatch.setattr("cache.semantic.service.parts.ThresholdPolicy", _AuditsAll)
+    client = await semantic.gateway(mock)
+    await client.post(chat(ASKED))
+    await until_known(client, 1)
+    assert (await client.post(chat(AGAIN))).cache == "hit"
+    await until_figure(client, "labels_from_audit", 1)
+    await client.post(chat(AGAIN), Cache_Control="no-cache")
+    await _settled(client)
+
+    assert await figure(client, "labels_from_user") == 0
+
+
+async def test_a_model_that_does_not_answer_is_soon_asked_no_more(
+    semantic: SemanticStage, mock: MockUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process still says how it is; its first questions wait their deadline, and the next wait for nothing."""
+    thawed = threading.Event()
+    embed = Encoder.encode
+
+    def frozen(self: Encoder, texts: list[str]) -> Vectors:
+        assert thawed.wait(60)
+        return embed(self, texts)
+
+    client = await semantic.gateway(mock, semantic={"deadline": 0.2})
+    monkeypatch.setattr(Encoder, "encode", frozen)
+    try:
+        took = []
+        for number in range(12):
+            began = time.monotonic()
+            assert (await client.post(chat(f"Where is office number {number}?"))).status == 200
+            took.append(time.monotonic() - began)
+    finally:
+        thawed.set()
+
+    assert sum(seconds >= 0.2 for seconds in took) <= 7
+    assert took[-1] < 0.2
+
+
+async def test_a_false_hit_that_cannot_be_told_now_can_be_told_again(
+    semantic: SemanticStage, mock: MockUpstream, folder: Path
+) -> None:
+    """While the semantic cache is away."""
+    away = SemanticSettings(mode="on")
+    client = await semantic.stage.gateway(mock, semantic=away, semantic_socket=folder / "nobody")
+    first = await client.post(chat(ASKED))
+    for _ in range(2):
+        answer = await client.send("DELETE", f"/v1/cache/entries/{first.entry}?reason=wrong")
+        assert answer.status == 503
+
+
+async def test_a_false_hit_is_learned_from_by_the_host_that_served_it(
+    semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
+) -> None:
+    """Whichever is told."""
+    one = await semantic.gateway(mock, redis=valkey.url)
+    other = await semantic.gateway(mock, redis=valkey.url)
+    await one.post(chat(ASKED))
+    await until_known(one, 1)
+    await until_known(other, 1)
+    hit = await one.post(chat(AGAIN))
+    assert hit.cache == "hit"
+    await other.send("DELETE", f"/v1/cache/entries/{hit.entry}?reason=wrong")
+
+    await until_figure(one, "labels_from_user", 1)
+    await until_known(one, 0)
+
+
+async def test_what_redis_refuses_is_learned_here_all_the_same(
+    semantic: SemanticStage, mock: MockUpstream, own_valkey: Valkey
+) -> None:
+    """It is full."""
+    client = await semantic.gateway(mock, redis=own_valkey.url, semantic={"policy": "budget"})
+    await client.post(chat(ASKED))
+    await until_known(client, 1)
+    async with redis.asyncio.from_url(own_valkey.url) as raw:
+        await raw.config_set("maxmemory", "1")
+    await client.post(chat(AGAIN))
+
+    await until_figure(client, "policy.labels", 1)
+
+
+async def test_a_label_that_is_written_twice_is_learned_once(
+    semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
+) -> None:
+    """The reply to the first was lost, so it was sent again."""
+    settings = {"policy": "budget"}
+    one = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
+    other = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
+    await one.post(chat(ASKED))
+    await until_known(one, 1)
+    await one.post(chat(AGAIN))
+    await until_figure(other, "policy.labels", 1)
+    async with redis.asyncio.from_url(valkey.url) as raw:
+        (label,) = [said for _, said in await raw.xrange("keepgate:semantic:log") if said[b"kind"] == b"label"]
+        await raw.xadd("keepgate:semantic:log", label)
+    await one.post(chat("Who painted the ceiling of the Sistine Chapel?"))
+    await until_known(other, 3)
+
+    assert await figure(other, "policy.labels") == 1
+    assert await figure(one, "policy.labels") == 1
+
+
+async def test_the_log_ends_when_it_is_cancelled_while_it_writes(valkey: Valkey, minilm: Encoder) -> None:
+    """At whatever moment: a process that is told to stop stops."""
+    vector = np.eye(1, minilm.dimensions, dtype=np.float32)[0]
+    for steps in range(60):
+        async with _log(valkey.url, minilm) as shared:
+            assert shared is not None
+            writing = asyncio.create_task(shared.write())
+            await asyncio.sleep(0)
+            now = time.time()
+            shared.save(Record("a.1", "a.context", "Who?", "a.1", "mock", "0.0.0", now, now + 60), vector)
+            for _ in range(steps // 2):
+                await asyncio.sleep(0)
+            writing.cancel()
+            done, _ = await asyncio.wait({writing}, timeout=DEADLINE)
+            assert done, f"after {steps // 2} steps"

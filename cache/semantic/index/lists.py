@@ -48,8 +48,8 @@ class InvertedLists:
     def __init__(self, centroids: Floats, sample: Floats, scan: int, mark: int) -> None:
         """`centroids` are unit vectors [lists, d]; `sample` [n, d] tells the codes the range of each component.
 
-        A search looks into as many of the nearest lists as hold `scan` rows by average, or fewer. `mark` is negative, and tells
-        the rows of these lists from those of the lists before.
+        A search looks into as many of the nearest lists as hold `scan` rows by average, or fewer. `mark` is negative,
+        and tells the rows of these lists from those of the lists before.
         """
         self.mark = mark
         self.count, dimensions = centroids.shape
