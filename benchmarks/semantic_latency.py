@@ -145,7 +145,7 @@ def _pieces(vectors: Floats, texts: Sequence[str], entries: int) -> Iterator[lis
     if entries <= len(texts):
         made: Iterator[Floats] = (vectors[start : start + _PIECE] for start in range(0, entries, _PIECE))
     else:
-        made = Mixture(vectors).pieces(entries)
+        made = Mixture.of(vectors).pieces(entries)
     number = 0
     for piece in made:
         records = []

@@ -16,7 +16,7 @@ from tests.gateway.client import DEADLINE, Client
 from tests.gateway.conftest import Stage
 
 # What is as near as this is served, whoever may be wrong: these tests are about what happens then.
-SERVES_ALL = {"policy": "threshold", "threshold": 0.6}
+SERVES_ALL: dict[str, Any] = {"policy": "threshold", "threshold": 0.6}
 
 
 class SemanticStage:

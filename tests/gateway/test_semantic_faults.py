@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -121,9 +122,8 @@ async def test_workers_share_one_process(mock: MockUpstream, tmp_path: Path) -> 
     """What one worker has asked another answers; and the process ends with them."""
     settings = {"MODE": "on", "POLICY": "threshold", "THRESHOLD": "0.6", "DEADLINE": "5"}
     words = ("--upstream", mock.url, "--workers", "3")
-    async with serving(
-        tmp_path, *words, **{f"KEEPGATE_SEMANTIC_{name}": value for name, value in settings.items()}
-    ) as gateway:
+    variables: dict[str, Any] = {f"KEEPGATE_SEMANTIC_{name}": value for name, value in settings.items()}
+    async with serving(tmp_path, *words, **variables) as gateway:
         pid = gateway.child("cache.semantic.service")
         async with asyncio.timeout(STARTS_WITHIN):
             # Each worker finds it in its own time, and any of them is asked.
@@ -229,12 +229,12 @@ async def test_records_that_are_none_are_ignored_and_the_others_serve(
     await until_known(one, 1)
     raw = redis.asyncio.Redis.from_url(valkey.url)
     (good,) = [key async for key in raw.scan_iter("keepgate:semantic:record:*")]
-    data = await raw.get(good)
+    data: Any = await raw.get(good)
     poisoned = Record("public.evil", "victim.context", AGAIN, "public.evil", "mock", "0.0.0", 1.0, time.time() + 60)
     nan = np.full(minilm.dimensions, np.nan, dtype="<f4").tobytes()
     unit = np.eye(1, minilm.dimensions, dtype="<f4").tobytes()
     honest = msgspec.structs.replace(poisoned, partition="public.context")
-    bad = {
+    bad: dict[str, Any] = {
         "public.cut": data[:-3],
         "public.bytes": os.urandom(100),
         "public.empty": b"",
@@ -250,7 +250,8 @@ async def test_records_that_are_none_are_ignored_and_the_others_serve(
         await raw.set(f"keepgate:semantic:record:{entry}", value)
         await raw.zadd("keepgate:semantic:records", {entry: time.time() + 60})
         await raw.xadd("keepgate:semantic:log", {"origin": "x", "kind": "put", "data": entry})
-    for event in ({"kind": "label", "data": os.urandom(30)}, {"kind": "confirm", "data": b"\xc1"}, {"what": "?"}):
+    events: Any = ({"kind": "label", "data": os.urandom(30)}, {"kind": "confirm", "data": b"\xc1"}, {"what": "?"})
+    for event in events:
         await raw.xadd("keepgate:semantic:log", event)
     await raw.hset("keepgate:semantic:policy:threshold:" + minilm.fingerprint, mapping={"position": "x", "state": "y"})
     await raw.aclose()
