@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -250,9 +251,7 @@ async def test_the_answer_to_another_question_is_not_taken_for_that_to_this_one(
     now = time.time()
     message = {"role": "assistant", "content": ANSWER}
     body = msgspec.json.encode({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
-    await service.handle(
-        Answered(berlin.inquiry, "a.2", "a.context", ASKED, "mock", "0.0.0", now, now + 60, body)
-    )
+    await service.handle(Answered(berlin.inquiry, "a.2", "a.context", ASKED, "mock", "0.0.0", now, now + 60, body))
     async with asyncio.timeout(DEADLINE):
         while not isinstance(reply := await service.handle(Ask("a.3", "a.context", AGAIN, 1.0, True)), Found):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -312,14 +311,14 @@ async def test_confirmations_of_the_answer_before_do_not_count_on_another_host(
     await until_known(other, 1)
     async with redis.asyncio.from_url(valkey.url) as raw:
         key = f"keepgate:semantic:record:{first.entry}"
-        magic, stored = b"KGS1", (await raw.get(key))[12:]
-        record, model, vector = msgspec.msgpack.decode(stored, type=tuple[Record, str, bytes])
+        stored: Any = await raw.get(key)
+        record, model, vector = msgspec.msgpack.decode(stored[12:], type=tuple[Record, str, bytes])
         newer = msgspec.msgpack.encode((msgspec.structs.replace(record, created=record.created + 1), model, vector))
         news = raw.pipeline(transaction=True)
         for tenant in ("a", "b"):
             data = msgspec.msgpack.encode((first.entry, record.created, tenant))
             news.xadd("keepgate:semantic:log", {"origin": "x", "number": 0, "kind": "confirm", "data": data})
-        news.set(key, magic + xxhash.xxh3_64_digest(newer) + newer)
+        news.set(key, stored[:4] + xxhash.xxh3_64_digest(newer) + newer)
         news.xadd("keepgate:semantic:log", {"origin": "x", "number": 0, "kind": "put", "data": first.entry})
         await news.execute()
     await one.post(chat("Who painted the ceiling of the Sistine Chapel?"))
@@ -395,18 +394,18 @@ async def test_an_answer_that_was_audited_is_not_judged_again_by_a_complaint(
 
 
 async def test_a_model_that_does_not_answer_is_soon_asked_no_more(
-    semantic: SemanticStage, mock: MockUpstream, monkeypatch: pytest.MonkeyPatch
+    semantic: SemanticStage, mock: MockUpstream, minilm: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process still says how it is; its first questions wait their deadline, and the next wait for nothing."""
     thawed = threading.Event()
-    embed = Encoder.encode
+    embed = type(minilm).encode
 
     def frozen(self: Encoder, texts: list[str]) -> Vectors:
         assert thawed.wait(60)
         return embed(self, texts)
 
     client = await semantic.gateway(mock, semantic={"deadline": 0.2})
-    monkeypatch.setattr(Encoder, "encode", frozen)
+    monkeypatch.setattr(type(minilm), "encode", frozen)
     try:
         took = []
         for number in range(12):
@@ -475,7 +474,8 @@ async def test_a_label_that_is_written_twice_is_learned_once(
     await one.post(chat(AGAIN))
     await until_figure(other, "policy.labels", 1)
     async with redis.asyncio.from_url(valkey.url) as raw:
-        (label,) = [said for _, said in await raw.xrange("keepgate:semantic:log") if said[b"kind"] == b"label"]
+        events: Any = await raw.xrange("keepgate:semantic:log")
+        (label,) = [said for _, said in events if said[b"kind"] == b"label"]
         await raw.xadd("keepgate:semantic:log", label)
     await one.post(chat("Who painted the ceiling of the Sistine Chapel?"))
     await until_known(other, 3)
