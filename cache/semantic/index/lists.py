@@ -106,9 +106,9 @@ class InvertedLists:
         `only` is a bitmap of the rows that may be found, lowest bit first. If the nearest lists have fewer than k of
         these, all lists are looked into, which is quick where few rows count.
         """
-        rows = max(1, len(self))
-        scan = min(self._scan, math.ceil(_SCAN_OF_ROOT * math.sqrt(rows)))
-        probes = min(self.count, -(-scan * self.count // rows))
+        kept = max(1, len(self))
+        scan = min(self._scan, math.ceil(_SCAN_OF_ROOT * math.sqrt(kept)))
+        probes = min(self.count, -(-scan * self.count // kept))
         options = faiss.SearchParametersIVF(nprobe=probes)
         if only is not None:
             options.sel = faiss.IDSelectorBitmap(len(only), faiss.swig_ptr(only))
