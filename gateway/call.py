@@ -11,7 +11,7 @@ from multidict import CIMultiDictProxy
 
 from cache.entry import Family
 from cache.key import Key, namespace_for, priority_of, request_key
-from cache.semantic.messages import MOST_TEXT
+from cache.semantic.messages import MOST_MODEL, MOST_TEXT
 from cache.semantic.question import Question, question_of
 from gateway.directives import Directives, parse_cache_control
 from gateway.errors import InvalidRequest
@@ -111,7 +111,7 @@ def read_call(
         choices=_choices(fields),
         priority=priority_of(fields) or 0,
         directives=parse_cache_control(", ".join(headers.getall("Cache-Control", ()))),
-        question=question if question and len(question.text) <= MOST_TEXT else None,
+        question=question if question and len(question.text) <= MOST_TEXT and len(model) <= MOST_MODEL else None,
         most_risk=_most_risk(headers),
     )
 

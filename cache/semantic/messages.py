@@ -13,10 +13,12 @@ from cache.generations import Scope
 
 Layer = Literal["normalized", "semantic"]
 
-MOST_TEXT = 1000
+MOST_TEXT = 600
 """Characters of a question that may be fuzzy. What is longer is a document, and would hold up the others."""
 MOST_BODY = 64 * 2**10
 """Bytes of a response whose answer may be compared with another."""
+MOST_MODEL = 256
+"""Characters of the name of a model."""
 MOST_FRAME = 2**20
 
 _LENGTH = struct.Struct(">I")

@@ -16,7 +16,7 @@ import pytest
 import redis.asyncio
 import xxhash
 
-from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.service.records import Record
 from gateway.mock import MockUpstream, Reply
 from gateway.settings import SemanticSettings
@@ -251,9 +251,12 @@ async def test_records_that_are_none_are_ignored_and_the_others_serve(
         await raw.zadd("keepgate:semantic:records", {entry: time.time() + 60})
         await raw.xadd("keepgate:semantic:log", {"origin": "x", "kind": "put", "data": entry})
     events: Any = ({"kind": "label", "data": os.urandom(30)}, {"kind": "confirm", "data": b"\xc1"}, {"what": "?"})
+    events += ({"origin": b"\xff", "number": "9" * 5000, "kind": "label", "data": b"x"},)
     for event in events:
         await raw.xadd("keepgate:semantic:log", event)
-    await raw.hset("keepgate:semantic:policy:threshold:" + minilm.fingerprint, mapping={"position": "x", "state": "y"})
+    await raw.zadd("keepgate:semantic:records", {b"\xff\xfe": time.time() + 60})
+    learned = "keepgate:semantic:policy:threshold:" + minilm.fingerprint
+    await raw.hset(learned, mapping={"position": b"\xff", "state": b"y"})
     await raw.aclose()
     other = await semantic.gateway(mock, redis=valkey.url)
     await until_known(other, 1)
@@ -299,3 +302,39 @@ async def test_a_frozen_store_costs_a_semantic_hit_and_no_request(
     assert answers[0].headers["x-keepgate-layer"] == "semantic"
     assert answers[1].cache == "miss"
     await until_known(client, 2)
+
+
+class SlowEncoder:
+    """The small model, that takes `seconds` longer."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.name, self.fingerprint, self.dimensions = encoder.name, encoder.fingerprint, encoder.dimensions
+        self.length = encoder.length
+        self.seconds = 0.0
+        self._encoder = encoder
+
+    def encode(self, texts: list[str]) -> Vectors:
+        time.sleep(self.seconds)  # in the embedder's own thread
+        return self._encoder.encode(texts)
+
+
+async def test_what_came_too_late_is_not_taken_for_served(
+    stage: Stage, mock: MockUpstream, minilm: Encoder, folder: Path
+) -> None:
+    """Who asks again with no-cache has nothing to complain of: he got a fresh answer before."""
+    slow = SlowEncoder(minilm)
+    async with AsyncExitStack() as stack:
+        service = await SemanticStage(stage, stack, slow, folder).service(**SERVES_ALL)
+        semantic = SemanticSettings(mode="on", deadline=0.1, **SERVES_ALL)
+        client = await stage.gateway(mock, semantic=semantic, semantic_socket=service.socket)
+        await until_ready(client)
+        await client.post(chat(ASKED))
+        await until_known(client, 1)
+        slow.seconds = 0.4
+        assert (await client.post(chat(AGAIN))).cache == "miss"
+        slow.seconds = 0.0
+        await until_ready(client)
+        await until_known(client, 2)
+        await client.post(chat(AGAIN), Cache_Control="no-cache")
+
+        assert await figure(client, "labels_from_user") == 0

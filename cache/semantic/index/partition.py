@@ -22,7 +22,7 @@ class Thresholds:
     flat: int = 512
     one_list: int = 4096
     change: int = 4
-    scan: int = 16384
+    scan: int = 10000
     batch: int = 64
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ import functools
 import itertools
 import logging
 import math
+import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -44,6 +45,8 @@ _MOST_WAITING = 20_000
 _WRITES_PER_BATCH = 128
 _PAUSE = 0.5
 _MAGIC = b"KGS1"
+_POSITION = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
+_MOST_DIGITS = 18
 _HEADER_BYTES = len(_MAGIC) + 8
 # Of two states the one that has seen more of the stream.
 _KEEP_NEWEST = """
@@ -152,7 +155,7 @@ class RecordLog:
         while True:
             page = functools.partial(self._client.zscan, _RECORDS, cursor, count=_RECORDS_AT_ONCE)
             cursor, found = await self._call(page)
-            yield await self.records([_text(entry) for entry, _ in found])
+            yield await self.records([entry.decode(errors="replace") for entry, _ in found])
             if cursor == 0:
                 return
 
@@ -187,7 +190,8 @@ class RecordLog:
     async def learned(self, name: str) -> tuple[str, bytes] | None:
         """A policy's newest state, and the position up to which it has seen the stream. Raises StoreUnavailable."""
         kept = await self._call(lambda: self._client.hgetall(_POLICY + name))
-        return (_text(kept[b"position"]), kept[b"state"]) if {b"position", b"state"} <= kept.keys() else None
+        position = kept.get(b"position", b"")
+        return (_text(position), kept[b"state"]) if b"state" in kept and _POSITION.fullmatch(position) else None
 
     async def keep_learned(self, name: str, position: str, state: bytes) -> None:
         """Keep a policy's state, unless one that has seen more is there. Raises StoreUnavailable."""
@@ -282,4 +286,5 @@ def _text(reply: Any) -> str:
 def _event(position: bytes, fields: dict[bytes, bytes]) -> Event:
     origin, kind = (fields.get(name, b"").decode(errors="replace") for name in (b"origin", b"kind"))
     number = fields.get(b"number", b"")
-    return Event(_text(position), origin, int(number) if number.isdigit() else 0, kind, fields.get(b"data", b""))
+    is_number = number.isdigit() and len(number) <= _MOST_DIGITS
+    return Event(_text(position), origin, int(number) if is_number else 0, kind, fields.get(b"data", b""))

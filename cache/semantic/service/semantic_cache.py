@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 
 from cache.key import namespace_of
 from cache.semantic.embedding.embedder import Embedder
@@ -36,12 +37,24 @@ class SemanticCache:
         self._learner = learner
         self._inquiries = Inquiries()
         self._servings = Servings()
+        self._asking: Counter[str] = Counter()
+        self._gone: set[str] = set()
         self._shares_purges = shares_purges
         self.figures = figures
 
     async def ask(self, ask: Ask) -> Found | NotFound:
         """Raises EmbedderBusy and EmbeddingError where the question cannot be embedded."""
         self.figures.count("asked")
+        self._asking[ask.key] += 1
+        try:
+            return await self._find(ask)
+        finally:
+            self._asking[ask.key] -= 1
+            if not self._asking[ask.key]:
+                del self._asking[ask.key]
+                self._gone.discard(ask.key)
+
+    async def _find(self, ask: Ask) -> Found | NotFound:
         repeated = self._servings.take_repeated(ask.key, time.monotonic())
         if repeated is not None:
             await self._blame(repeated)
@@ -79,7 +92,7 @@ class SemanticCache:
             similarity = near[0].similarity if near else None
             return NotFound(number, similarity, decision.risk if evidence else None, guard)
         self.figures.count("served" if ask.serve else "observed")
-        if ask.serve:
+        if ask.serve and ask.key not in self._gone:
             self._neighbours.records.use(entry)
             self._servings.note(Serving(ask.key, entry, evidence, decision, time.monotonic()))
         similarity, risk = near[place].similarity, decision.risk
@@ -99,7 +112,9 @@ class SemanticCache:
             await self._blame(serving)
 
     async def unused(self, note: Unused) -> None:
-        self._servings.take(note.key)
+        """Who asked has gone on without the answer, maybe while it is still being looked for."""
+        if self._servings.take(note.key) is None and note.key in self._asking:
+            self._gone.add(note.key)
 
     async def wrong(self, message: Wrong) -> Evicted:
         labels = await self.blame(message.entry)
