@@ -9,14 +9,14 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from benchmarks.figure import Figure, Row, Target
-from benchmarks.intent_data import banking77, clinc150, embedded
+from benchmarks.intent_data import Questions, banking77, clinc150, embedded
 from benchmarks.processes import ROOT, CannotMeasure, cores
 from benchmarks.semantic_index import Mixture
 from cache.semantic.embedding.embedder import open_embedder
@@ -47,8 +47,8 @@ One process on one core with everything that the service of the semantic cache d
 the embedding of all-MiniLM-L6-v2, the search for sixteen neighbours in one partition, the weighing of their votes, the
 guards over the texts of those with the winning answer, and the decision of the budget policy. Questions are those of
 Banking77's test split, one after the other. Ten thousand entries are the questions of its train split; a million are
-mixtures of real ones (see the semantic index), with the texts of the first of each mixture's parts. The way over the
-socket is not in it."""
+mixtures of real ones (see the semantic index), with texts and intents that have nothing to do with them. The way over
+the socket is not in it."""
 
 
 class Measured(msgspec.Struct, kw_only=True):
@@ -115,7 +115,8 @@ async def measure_here(entries: int, folder: Path) -> Measured:
     """One measurement, in this process."""
     encoder = load_encoder("default", folder)
     asked = banking77("test").texts[:_QUESTIONS]
-    texts = banking77("train").texts
+    known = banking77("train")
+    texts = known.texts
     vectors = embedded((*texts, *clinc150("train").texts) if entries > len(texts) else texts[:entries], folder)
     neighbours = Neighbours(VectorIndex(encoder.dimensions), lambda record: True, (), 1)
     policy = BudgetPolicy(0.01, JudgeError(0.98, 0.01), random.Random(1))  # noqa: S311  # which hits are audited is no secret
@@ -126,7 +127,7 @@ async def measure_here(entries: int, folder: Path) -> Measured:
         )
         cache = SemanticCache(embedder, neighbours, policy, learner, figures, shares_purges=True)
         before = _resident()
-        pieces = _pieces(vectors, texts, entries)
+        pieces = _pieces(vectors, known, entries)
         for piece in pieces:
             await neighbours.put_all(piece)
         neighbours.index.settle(_SETTLE_SECONDS)
@@ -141,7 +142,8 @@ async def measure_here(entries: int, folder: Path) -> Measured:
     return Measured(ask=took, entry_bytes=entry_bytes, **times)
 
 
-def _pieces(vectors: Floats, texts: Sequence[str], entries: int) -> Iterator[list[tuple[Record, Floats]]]:
+def _pieces(vectors: Floats, known: Questions, entries: int) -> Iterator[list[tuple[Record, Floats]]]:
+    texts = known.texts
     if entries <= len(texts):
         made: Iterator[Floats] = (vectors[start : start + _PIECE] for start in range(0, entries, _PIECE))
     else:
@@ -151,8 +153,9 @@ def _pieces(vectors: Floats, texts: Sequence[str], entries: int) -> Iterator[lis
         records = []
         for vector in piece:
             entry = f"public.{number:032x}"
-            # Half of the neighbours have one answer, so that votes are weighed and several members guarded.
-            record = Record(entry, _PARTITION, texts[number % len(texts)], f"{number % 2}", "m", "0.0.0", 1.0, _LATER)
+            place = number % len(texts)
+            answer = f"{known.answers[place]}"
+            record = Record(entry, _PARTITION, texts[place], answer, "m", "0.0.0", 1.0, _LATER)
             records.append((record, vector))
             number += 1
         yield records
