@@ -78,11 +78,15 @@ class Service:
         while self._notes:
             await self.handle(self._notes.popleft())
 
+    def end(self) -> None:
+        """From now on questions are refused, and notes are for the next process."""
+        self._cache = None
+
     async def handle(self, message: Question | Note) -> Reply | None:
         """The reply to a question, None to a note. Raises CacheError where the cache cannot say."""
         if self._cache is None or self._describe is None:
             if isinstance(message, Ask | Wrong | Describe):
-                return Refused("the semantic cache is starting")
+                return Refused("the semantic cache is not ready")
             self._notes.append(message)
             return None
         match message:
@@ -158,7 +162,10 @@ async def _running(config: Config, encoder: Encoder, embedder: Embedder, service
             works += [sharing.follow(), shared.write(), shared.breaker.watch(), store.follow_purges()]
         async with _tasks(works):
             await service.begin(cache, lambda: Description(_figures(cache, neighbours, policy, encoder, sharing)))
-            yield
+            try:
+                yield
+            finally:
+                service.end()
         if shared is not None and sharing is not None:
             with contextlib.suppress(StoreUnavailable):
                 await shared.flush()
