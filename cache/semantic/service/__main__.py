@@ -24,6 +24,7 @@ def main() -> int:
     from cache.semantic.embedding.errors import ModelUnusable
 
     logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("faiss").setLevel(logging.WARNING)  # which of its builds it tries is no news to an operator
     try:
         uvloop.run(_serve(config))
     except ModelUnusable as error:
