@@ -189,3 +189,20 @@ async def bare_relay(url: str) -> AsyncIterator[Server]:
     command = [sys.executable, "-m", "benchmarks.bare_server", str(port), "--relay", url]
     async with server(command, port, cores().subject) as started:
         yield started
+
+
+async def run_on_subject_core(module: str, *words: str) -> bytes:
+    """What a program of this package writes, run alone on the core of the subject. Raises CannotMeasure."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module, *words),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        preexec_fn=lambda: os.sched_setaffinity(0, cores().subject),
+    )
+    said, complaint = await process.communicate()
+    if process.returncode:
+        last = complaint.decode(errors="replace").strip().splitlines()[-1:]
+        raise CannotMeasure(f"{module} ended with status {process.returncode}: {''.join(last)}")
+    return said

@@ -5,8 +5,6 @@ As a program it makes one of the measurements, in a process of its own: `python 
 """
 
 import argparse
-import asyncio
-import os
 import re
 import sys
 import tempfile
@@ -20,7 +18,7 @@ import numpy as np
 
 from benchmarks.figure import Figure, Row, Target
 from benchmarks.intent_data import banking77, clinc150, embedded
-from benchmarks.processes import ROOT, CannotMeasure, cores
+from benchmarks.processes import CannotMeasure, run_on_subject_core
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.index.vector import Floats, Rows
 
@@ -145,19 +143,7 @@ async def _measured(*words: str) -> Measured:
 
 
 async def _run(*words: str) -> bytes:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.semantic_index", *words),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        preexec_fn=lambda: os.sched_setaffinity(0, cores().subject),
-    )
-    said, complaint = await process.communicate()
-    if process.returncode:
-        last = complaint.decode(errors="replace").strip().splitlines()[-1:]
-        raise CannotMeasure(f"benchmarks.semantic_index ended with status {process.returncode}: {''.join(last)}")
-    return said
+    return await run_on_subject_core("benchmarks.semantic_index", *words)
 
 
 class Mixture:

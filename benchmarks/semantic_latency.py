@@ -5,7 +5,6 @@ As a program it makes one of the measurements, in a process of its own: `python 
 
 import argparse
 import asyncio
-import os
 import random
 import sys
 import time
@@ -17,9 +16,10 @@ import numpy as np
 
 from benchmarks.figure import Figure, Row, Target
 from benchmarks.intent_data import Questions, banking77, clinc150, embedded
-from benchmarks.processes import ROOT, CannotMeasure, cores
+from benchmarks.processes import CannotMeasure, run_on_subject_core
 from benchmarks.semantic_index import Mixture
 from cache.semantic.embedding.embedder import open_embedder
+from cache.semantic.embedding.folder import models_folder
 from cache.semantic.embedding.load import load_encoder
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.index.vector import Floats
@@ -96,18 +96,7 @@ def _beside(run: Measured) -> dict[str, float | str]:
 
 
 async def _run(entries: int) -> Measured:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.semantic_latency", str(entries)),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        preexec_fn=lambda: os.sched_setaffinity(0, cores().subject),
-    )
-    said, complaint = await process.communicate()
-    if process.returncode:
-        last = complaint.decode(errors="replace").strip().splitlines()[-1:]
-        raise CannotMeasure(f"benchmarks.semantic_latency ended with status {process.returncode}: {''.join(last)}")
+    said = await run_on_subject_core("benchmarks.semantic_latency", str(entries))
     return msgspec.json.decode(said, type=Measured)
 
 
@@ -173,5 +162,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.semantic_latency")
     parser.add_argument("entries", type=int)
     arguments = parser.parse_args()
-    cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "keepgate" / "embedding"
-    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(measure_here(arguments.entries, cache_folder))))
+    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(measure_here(arguments.entries, models_folder()))))

@@ -18,8 +18,9 @@ import redis.asyncio
 from benchmarks.figure import RATIO, Beside, Figure, Row
 from benchmarks.processes import ROOT, CannotMeasure, cores, free_port, server
 from benchmarks.semantic_peer_caches.banking import MOST_WRONG, THRESHOLDS, Asked, hindsight, streams
-from benchmarks.semantic_peer_caches.keepgate_cache import DELTA, models_folder
+from benchmarks.semantic_peer_caches.keepgate_cache import DELTA
 from benchmarks.semantic_peer_caches.stream import Job, Outcome
+from cache.semantic.embedding.folder import models_folder
 from cache.semantic.embedding.model_files import find_model
 
 GPTCACHE, REDISVL = "KEEPGATE_PEER_GPTCACHE", "KEEPGATE_PEER_REDISVL"

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
-import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from cache.semantic.embedding.folder import models_folder
 from gateway.child import running
 from gateway.settings import Settings, SettingsError
 from gateway.tasks import background_tasks
@@ -63,13 +63,12 @@ def _config(settings: Settings, redis: str, socket: Path) -> dict[str, object]:
     said = msgspec.structs.asdict(settings.semantic)
     for field in ("mode", "deadline"):
         del said[field]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return {
         **said,
         "judge_key": str(settings.semantic.judge_key or ""),
         "socket": str(socket),
         "redis": redis,
-        "models": str(cache / "keepgate" / "embedding"),
+        "models": str(models_folder()),
         "log_level": settings.log_level,
     }
 

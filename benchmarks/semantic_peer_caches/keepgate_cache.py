@@ -5,7 +5,6 @@ A program: `python -m benchmarks.semantic_peer_caches.keepgate_cache JOB.json OU
 
 import asyncio
 import contextlib
-import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ import msgspec
 
 from benchmarks.semantic_peer_caches.stream import Job, Opening, run
 from cache.semantic.embedding.embedder import open_embedder
+from cache.semantic.embedding.folder import models_folder
 from cache.semantic.embedding.load import load_encoder
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
@@ -94,11 +94,6 @@ async def _working(learner: Learner) -> AsyncIterator[None]:
         work.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await work
-
-
-def models_folder() -> Path:
-    """Where `keepgate serve` keeps exported models."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "keepgate" / "embedding"
 
 
 if __name__ == "__main__":

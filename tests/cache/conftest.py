@@ -1,7 +1,6 @@
 """A real Valkey: one for the session, and one of its own for a test that freezes or kills it."""
 
 import asyncio
-import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -13,6 +12,7 @@ import uvloop
 
 from cache.redis_store import RedisStore, open_redis_store
 from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.embedding.folder import models_folder
 from cache.semantic.embedding.load import load_encoder
 from tests.cache.valkey import Valkey
 
@@ -30,8 +30,7 @@ def pytest_asyncio_loop_factories(
 @pytest.fixture(scope="session")
 def minilm() -> Encoder:
     """The default embedding model. It is exported once for all runs, which takes half a minute."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return load_encoder("default", cache / "keepgate" / "embedding")
+    return load_encoder("default", models_folder())
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from cache.semantic.embedding.folder import models_folder
 from cache.semantic.evaluation.pairs import PairsError, read_pairs
 
 _DESCRIPTION = """\
@@ -50,7 +51,7 @@ def main() -> int:
     from cache.semantic.evaluation.verdicts import verdicts_of
 
     try:
-        encoder = load_encoder(parsed.model, _exported_models())
+        encoder = load_encoder(parsed.model, models_folder())
     except EmbeddingError as error:
         print(f"keepgate eval-pairs: {error}", file=sys.stderr)
         return 1
@@ -90,11 +91,6 @@ def _delta(written: str) -> float:
     if not 0.0 < delta < 1.0:
         raise argparse.ArgumentTypeError(f"{written!r} is no share; it must be above 0 and below 1, such as 0.01")
     return delta
-
-
-def _exported_models() -> Path:
-    """The folder for exported models (XDG base directory specification)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "keepgate" / "embedding"
 
 
 def _progress(pairs: int) -> Callable[[int], None]:
