@@ -271,6 +271,7 @@ async def test_records_that_are_none_are_ignored_and_the_others_serve(
         answer = await client.post(chat(AGAIN), x_keepgate_max_risk="1")
         assert (answer.headers["x-keepgate-layer"], answer.text) == ("semantic", ANSWER)
         assert await entries(client) == 1
+        assert await figure(client, "corrupt_records") > 0
 
 
 async def test_an_entry_that_is_gone_from_the_store_is_forgotten(

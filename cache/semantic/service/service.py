@@ -161,7 +161,9 @@ async def _running(config: Config, encoder: Encoder, embedder: Embedder, service
                 await store.learn_purges()
             works += [sharing.follow(), shared.write(), shared.breaker.watch(), store.follow_purges()]
         async with _tasks(works):
-            await service.begin(cache, lambda: Description(_figures(cache, neighbours, policy, encoder, sharing)))
+            await service.begin(
+                cache, lambda: Description(_figures(cache, neighbours, policy, encoder, sharing, shared))
+            )
             try:
                 yield
             finally:
@@ -233,7 +235,12 @@ async def _maintain(neighbours: Neighbours, learner: Learner, store: ExactCache 
 
 
 def _figures(
-    cache: SemanticCache, neighbours: Neighbours, policy: Policy, encoder: Encoder, sharing: Sharing | None
+    cache: SemanticCache,
+    neighbours: Neighbours,
+    policy: Policy,
+    encoder: Encoder,
+    sharing: Sharing | None,
+    shared: RecordLog | None,
 ) -> dict[str, object]:
     return {
         "model": encoder.name,
@@ -241,6 +248,8 @@ def _figures(
         "partitions": neighbours.index.partitions,
         "bytes": neighbours.index.bytes,
         "loaded": sharing is None or sharing.loaded,
+        "writes_dropped": 0 if shared is None else shared.dropped,
+        "corrupt_records": 0 if shared is None else shared.corrupt,
         "policy": policy.figures(),
         **cache.figures.as_dict(),
     }
