@@ -1,5 +1,6 @@
 """What the neighbours of a question say of whether one of their answers is right."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,21 +26,20 @@ def evidence_of(neighbourhood: Neighbourhood) -> Evidence:
     log of how many have it.
     """
     entries, similarities, answers = neighbourhood
-    weights = np.exp(_SHARPNESS * (np.asarray(similarities, dtype=np.float64) - 1.0))
     votes: dict[int, float] = {}
-    for answer, weight in zip(answers, weights.tolist(), strict=True):
-        votes[answer] = votes.get(answer, 0.0) + weight
+    for answer, similarity in zip(answers, similarities, strict=True):
+        votes[answer] = votes.get(answer, 0.0) + math.exp(_SHARPNESS * (similarity - 1.0))
     winner = max(votes, key=votes.__getitem__)
     members = tuple(place for place, answer in enumerate(answers) if answer == winner)
     nearest = float(similarities[members[0]])
-    share = votes[winner] / (float(weights.sum()) + float(np.exp(_SHARPNESS * (_NOBODY - 1.0))))
+    share = votes[winner] / (sum(votes.values()) + math.exp(_SHARPNESS * (_NOBODY - 1.0)))
     features = np.array(
         [
             1.0,
             (nearest - _MIDDLE) * _SCALE,
             (nearest - _rival(similarities, answers, winner)) * _SCALE,
-            np.log((share + _MOST_CERTAIN) / (1.0 - share + _MOST_CERTAIN)),
-            np.log(len(members)),
+            math.log((share + _MOST_CERTAIN) / (1.0 - share + _MOST_CERTAIN)),
+            math.log(len(members)),
         ]
     )
     return Evidence(members, entries[members[0]], nearest, features)

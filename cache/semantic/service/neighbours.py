@@ -20,7 +20,9 @@ from cache.semantic.text import Text
 T = TypeVar("T")
 Vector = npt.NDArray[np.float32]
 
-_TEXTS_KEPT = 4096
+# Some kilobytes each, and a tenth of a millisecond to read again.
+_TEXTS_KEPT = 16_384
+_LONGEST_KEPT = 500
 _SEARCHED_AT_ONCE = 20_000
 _COMMONS = "*"
 
@@ -156,7 +158,11 @@ def first_allowed(text: str, near: Sequence[Neighbour], members: Sequence[int]) 
     return None if place is None else members[place], guard
 
 
-_read = functools.lru_cache(maxsize=_TEXTS_KEPT)(Text.of)
+_read_short = functools.lru_cache(maxsize=_TEXTS_KEPT)(Text.of)
+
+
+def _read(text: str) -> Text:
+    return _read_short(text) if len(text) <= _LONGEST_KEPT else Text.of(text)
 
 
 class _Texts(Sequence[Text]):

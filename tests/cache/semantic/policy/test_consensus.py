@@ -52,6 +52,13 @@ def test_a_crowd_is_a_crowd_from_three_on() -> None:
     assert vouched(asked, enough[:2])[0] is None
 
 
+def test_words_that_were_used_together_need_no_core() -> None:
+    """Neither question says what most of the crowd says; what the first one says, others said in two questions."""
+    crowd = ["Which hobbies do you have?", "What do you enjoy?", "Do you enjoy your hobbies?", "What are you fond of?"]
+    assert vouched("Which hobbies do you really enjoy having?", crowd)[0] is not None
+    assert vouched("What hobbies are you fond of?", crowd)[0] is None
+
+
 def test_questions_that_only_share_their_answer_are_no_crowd() -> None:
     """All are answered by "yes", and every word is known; what they ask for is not."""
     crowd = ["Is a whale a mammal?", "Is a cat a mammal?", "Is a dog a pet?", "Is a hamster a pet?"]
