@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,17 @@ _MOST_COMPARED, _LEAST_SIMILARITY = 4, 0.5
 _HARD = 0.75
 
 
+class StreamJudge(Protocol):
+    """Says whether a fresh answer is a cached one; None if he cannot say."""
+
+    @property
+    def error(self) -> JudgeError: ...
+
+    def compare(self, asked: int, other: int, same: bool, similarity: float, chance: random.Random) -> bool | None:
+        """Of two questions by number: whose answer is fresh, and whose is cached. `same` is what is true."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedJudge:
     """Who says whether two answers are the same, and errs as often as `error` says.
@@ -34,7 +46,7 @@ class SimulatedJudge:
     unsure: float = 0.0
     unsure_if_hard: float = 0.0
 
-    def compare(self, same: bool, similarity: float, chance: random.Random) -> bool | None:
+    def compare(self, asked: int, other: int, same: bool, similarity: float, chance: random.Random) -> bool | None:
         hard = not same and similarity >= _HARD
         if chance.random() < (self.unsure_if_hard if hard else self.unsure):
             return None
@@ -107,7 +119,7 @@ class Stream:
 
 
 def serve_by_policy(
-    stream: Stream, order: Ints, policy: Policy, judge: SimulatedJudge, seed: int, bare: bool = False
+    stream: Stream, order: Ints, policy: Policy, judge: StreamJudge, seed: int, bare: bool = False
 ) -> Outcome:
     """What a policy serves: every question is weighed, guarded and decided; misses are stored, and teach it.
 
@@ -133,7 +145,7 @@ def serve_by_policy(
         if not decision.serve or decision.audit:
             for other, similarity in _compared(near, similarities, groups, source, decision.audit):
                 same = bool(stream.answers[other] == stream.answers[asked])
-                verdicts[other] = judge.compare(same, similarity, chance)
+                verdicts[other] = judge.compare(asked, other, same, similarity, chance)
         verdict = verdicts.get(source)
         if evidence is not None and verdict is not None:
             label = _label(evidence, decision, verdict)
