@@ -8,7 +8,7 @@ import asyncio
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,7 @@ from cache.semantic.index.vector import Floats
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.messages import Ask
 from cache.semantic.policy.budget import BudgetPolicy
+from cache.semantic.policy.consensus import opinion
 from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.service.answers import Answers
 from cache.semantic.service.figures import Figures
@@ -34,6 +35,7 @@ from cache.semantic.service.learner import Learner
 from cache.semantic.service.neighbours import Neighbours
 from cache.semantic.service.records import Record
 from cache.semantic.service.semantic_cache import SemanticCache
+from cache.semantic.text import Text
 
 _SIZES = (10_000, 1_000_000)
 _QUESTIONS = 1_000
@@ -48,7 +50,8 @@ the embedding of all-MiniLM-L6-v2, the search for sixteen neighbours in one part
 guards over the texts of those with the winning answer, and the decision of the budget policy. Questions are those of
 Banking77's test split, one after the other. Ten thousand entries are the questions of its train split; a million are
 mixtures of real ones (see the semantic index), with texts and intents that have nothing to do with them. The way over
-the socket is not in it."""
+the socket is not in it. A question is read for the guards once, and what was read of cached ones is kept while they
+are in use: so what a pair costs is the guards alone, or the reading of one text as well."""
 
 
 class Measured(msgspec.Struct, kw_only=True):
@@ -58,6 +61,8 @@ class Measured(msgspec.Struct, kw_only=True):
     embed: list[float]
     search: list[float]
     guards: list[float]
+    read: list[float]
+    pair: list[float]
     entry_bytes: float
 
 
@@ -78,6 +83,10 @@ async def measure(quick: bool) -> Figure:
                     beside=beside,
                 )
             )
+        if small:
+            for what, times in (("one pair", [r.pair for r in runs]), ("reading one text", [r.read for r in runs])):
+                medians = tuple(float(np.median(each)) for each in times)
+                rows.append(Row(what=f"guards, {what}", unit="ms", rounds=medians, target=Target("most", 0.1)))
         if not small or quick:
             bytes_of = tuple(run.entry_bytes for run in runs)
             rows.append(
@@ -128,7 +137,22 @@ async def measure_here(entries: int, folder: Path) -> Measured:
             took.append(1000 * (time.perf_counter() - began))
         times = {step: [1000 * each for each in figures.times(step)] for step in ("embed", "search", "guards")}
     neighbours.close()
-    return Measured(ask=took, entry_bytes=entry_bytes, **times)
+    read, pair = _guarded(asked, texts)
+    return Measured(ask=took, entry_bytes=entry_bytes, read=read, pair=pair, **times)
+
+
+def _guarded(asked: Sequence[str], known: Sequence[str]) -> tuple[list[float], list[float]]:
+    """Milliseconds of reading each of some texts for the guards, and of the guards over each of some pairs."""
+    texts, read, pair = [], [], []
+    for text in known[: len(asked)]:
+        began = time.perf_counter()
+        texts.append(Text.of(text))
+        read.append(1000 * (time.perf_counter() - began))
+    for one, other in zip(map(Text.of, asked), texts, strict=True):
+        began = time.perf_counter()
+        opinion(one, other)
+        pair.append(1000 * (time.perf_counter() - began))
+    return read, pair
 
 
 def _pieces(vectors: Floats, known: Questions, entries: int) -> Iterator[list[tuple[Record, Floats]]]:

@@ -21,7 +21,9 @@ from tests.compose.engine import Engine, engine, run
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
+IMAGES = ("backend", "gateway", "gateway-semantic")
 HEALTHY_WITHIN = 60  # seconds, for the gateway once all that it waits for is healthy
+EMBEDDING_WITHIN = 180  # seconds, for the embedding model to be exported and compiled at its first start
 STORE_WELL_WITHIN = 10  # seconds, for the store to answer in time on a machine that is busy starting containers
 QUESTION = {"messages": [{"role": "user", "content": "Name one colour."}], "max_tokens": 8, "temperature": 0}
 
@@ -50,13 +52,13 @@ class Composed:
         variables = {**self.engine.variables, "KEEPGATE_PORT": str(self.port), "PIP_NO_INDEX": "1"}
         return run(*command, "-p", self.project, *arguments, variables=variables, cwd=self.folder)
 
-    def up(self) -> None:
-        """Start everything, and return once the gateway is healthy."""
+    def up(self, gateway: str = "gateway") -> None:
+        """Start a gateway and all that it needs, and return once it is healthy."""
         began = str(int(time.time()))
-        self.compose("up", "-d")
+        self.compose("--profile", "semantic", "up", "-d", gateway)
         # Told from when it began, so none is missed; and for no longer than it may take.
         until = ("--since", began, "--until", str(int(time.time()) + HEALTHY_WITHIN), "--filter", "event=health_status")
-        command = ["docker", "events", *until, "--filter", f"container={self.container('gateway')}"]
+        command = ["docker", "events", *until, "--filter", f"container={self.container(gateway)}"]
         variables = {**os.environ, **self.engine.variables}
         with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as events:
             assert events.stdout is not None
@@ -66,7 +68,7 @@ class Composed:
 
     def container(self, service: str) -> str:
         """Return the id of a service's container."""
-        return self.compose("ps", "-q", service).strip()
+        return self.compose("--profile", "semantic", "ps", "-q", service).strip()
 
     def inspect(self, what: str, path: str) -> str:
         """Return one field of a container or an image."""
@@ -112,12 +114,12 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
         composed = Composed(docker, folder, f"keepgate-test-{os.getpid()}", free_port())
         try:
             print("Building the images ...", flush=True)
-            composed.compose("build")
+            composed.compose("--profile", "semantic", "build", *IMAGES)
             print("Starting the services ...", flush=True)
             composed.up()
             yield composed
         finally:
-            composed.compose("down", "--volumes", "--rmi", "local", "--remove-orphans")
+            composed.compose("--profile", "semantic", "down", "--volumes", "--rmi", "local", "--remove-orphans")
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -180,3 +182,25 @@ def test_data_lies_in_volumes(composed: Composed) -> None:
     assert "yes" in composed.engine.docker(
         "exec", composed.container("redis"), "redis-cli", "config", "get", "appendonly"
     )
+
+
+def test_the_semantic_gateway_knows_a_question_however_it_is_written(
+    composed: Composed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its image has all that the semantic cache needs, and its user may keep the compiled model where it is kept."""
+    monkeypatch.setenv("KEEPGATE_SEMANTIC_MODE", "on")
+    composed.compose("stop", "gateway")  # both publish the same port
+    composed.up("gateway-semantic")
+    container = composed.container("gateway-semantic")
+    assert composed.engine.docker("exec", container, "id", "-u").strip() == "10001"
+
+    question = {"model": composed.model(), **QUESTION}
+    assert composed.post(question).status == 200
+    written = {**question, "messages": [{"role": "user", "content": "name one colour"}]}
+    given_up = time.monotonic() + EMBEDDING_WITHIN
+    while (other := composed.post(written, **{"Cache-Control": "only-if-cached"})).status == 504:
+        assert time.monotonic() < given_up, composed.compose("logs", "--tail", "50", "gateway-semantic")
+        time.sleep(0.5)
+    assert (other.status, other.headers["x-keepgate-layer"]) == (200, "normalized"), other
+    log = composed.compose("logs", "gateway-semantic")
+    assert "computed by" not in log, log  # which it says of every encoder but the compiled one
