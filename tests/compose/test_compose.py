@@ -25,6 +25,7 @@ IMAGES = ("backend", "gateway", "gateway-semantic")
 HEALTHY_WITHIN = 60  # seconds, for the gateway once all that it waits for is healthy
 EMBEDDING_WITHIN = 180  # seconds, for the embedding model to be exported and compiled at its first start
 STORE_WELL_WITHIN = 10  # seconds, for the store to answer in time on a machine that is busy starting containers
+WRITTEN_TWICE = ("Name one animal.", "name one animal")
 QUESTION = {"messages": [{"role": "user", "content": "Name one colour."}], "max_tokens": 8, "temperature": 0}
 
 
@@ -194,9 +195,9 @@ def test_the_semantic_gateway_knows_a_question_however_it_is_written(
     container = composed.container("gateway-semantic")
     assert composed.engine.docker("exec", container, "id", "-u").strip() == "10001"
 
-    question = {"model": composed.model(), **QUESTION}
-    assert composed.post(question).status == 200
-    written = {**question, "messages": [{"role": "user", "content": "name one colour"}]}
+    asked, written = ({**QUESTION, "messages": [{"role": "user", "content": text}]} for text in WRITTEN_TWICE)
+    asked["model"] = written["model"] = composed.model()
+    assert composed.post(asked).status == 200
     given_up = time.monotonic() + EMBEDDING_WITHIN
     while (other := composed.post(written, **{"Cache-Control": "only-if-cached"})).status == 504:
         assert time.monotonic() < given_up, composed.compose("logs", "--tail", "50", "gateway-semantic")
