@@ -70,15 +70,19 @@ class Posterior:
     def learn(self, features: Vector, same: bool, weight: float = 1.0) -> None:
         """Take over one judgement: whether the right answer was the one that `features` speak for.
 
-        `weight` is how much of a label it is, [0, 1].
+        `weight` is how much of a label it is, [0, 1]. Raises UnusableState, and has learned nothing, where what would
+        be learned is not finite.
         """
         carried = self._covariance @ features
         spread = float(features @ carried)
         logit = float(self._mean @ features)
         pull = self._pull(logit, spread, same, weight)
-        self._mean = self._mean + carried * pull
+        mean = self._mean + carried * pull
         information = weight * self._slopes(logit + spread * pull, same)[1]
-        self._covariance -= np.outer(carried, carried) * (information / (1.0 + information * spread))
+        covariance = self._covariance - np.outer(carried, carried) * (information / (1.0 + information * spread))
+        if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
+            raise UnusableState("a label has features with which nothing finite can be learned")
+        self._mean, self._covariance = mean, covariance
         self.labels += 1
         if self.labels % _FORGET_EVERY == 0:
             self._forget()

@@ -2,9 +2,11 @@
 
 import random
 
+import numpy as np
 import pytest
 
-from cache.semantic.policy.evidence import evidence_of
+from cache.semantic.policy.errors import UnusableState
+from cache.semantic.policy.evidence import FEATURES, evidence_of
 from cache.semantic.policy.policy import Neighbourhood, Vector
 from cache.semantic.policy.posterior import JudgeError, Posterior
 
@@ -69,3 +71,12 @@ def test_labels_that_contradict_each_other_break_nothing() -> None:
         posterior.learn(features(0.99, 0.98), turn % 2 == 0)
     assert posterior.wrong(features(0.99, 0.98), 0.0) == pytest.approx(0.5, abs=0.05)
     assert 0.0 <= posterior.wrong(features(-1.0, -1.0), 3.0) <= 1.0
+
+
+def test_what_would_not_be_finite_is_not_learned() -> None:
+    """Whoever calls it with numbers that overflow; it goes on with what it knew."""
+    posterior = taught(JudgeError(), 50)
+    before = posterior.state()
+    with pytest.raises(UnusableState, match="finite"), np.errstate(all="ignore"):
+        posterior.learn(np.full(FEATURES, 1e160), True)
+    assert posterior.state() == before

@@ -158,7 +158,7 @@ LABELS = st.builds(
     Label,
     entry=st.text(max_size=40),
     similarity=st.floats(-1, 1),
-    features=st.lists(st.floats(-1e6, 1e6), max_size=8).map(tuple),
+    features=st.lists(st.floats(-100, 100), max_size=8).map(tuple),
     same=st.booleans(),
     source=st.sampled_from(["miss", "audit", "user"]),
     risk=st.floats(0, 1),
@@ -188,13 +188,26 @@ def test_bytes_that_are_no_label_are_refused(data: bytes) -> None:
         ("risk", math.nan),
         ("chance", math.inf),
         ("features", (math.nan,)),
+        ("features", (1.0, -1e160)),
+        ("features", (100.001,)),
     ],
 )
-def test_a_label_has_finite_numbers(field: str, value: object) -> None:
-    """NaN in a posterior is for ever."""
+def test_a_label_has_numbers_as_evidence_has_them(field: str, value: object) -> None:
+    """NaN in a posterior is for ever, and so is what overflows."""
     fields: dict[str, object] = {"entry": "e", "similarity": 0.9, "features": (1.0,), "same": True, "source": "miss"}
-    with pytest.raises(ValueError, match=r"finite|cosine"):
+    with pytest.raises(ValueError, match=r"finite|cosine|within ±100"):
         Label(**fields | {field: value})  # type: ignore[arg-type]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(*[st.sampled_from([-100.0, -1.0, 0.0, 100.0])] * FEATURES), min_size=1, max_size=4))
+def test_whatever_labels_say_the_policy_can_be_saved(extremes: list[tuple[float, ...]]) -> None:
+    """The farthest features that a label may have, again and again, right and wrong."""
+    policy = MAKERS["budget"]()
+    for turn in range(210):
+        features = extremes[turn % len(extremes)]
+        policy.learn(Label("e", 0.9, features, turn % 3 == 0, "miss"))
+    MAKERS["budget"]().restore(policy.snapshot())
 
 
 def test_a_label_of_other_features_is_refused_and_teaches_nothing() -> None:
