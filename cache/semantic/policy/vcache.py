@@ -19,6 +19,8 @@ _SLOPES = np.geomspace(5.0, 200.0, 8, dtype=np.float32)
 _DOUBTS = np.array([0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2])
 # Labels that an entry remembers; when there are so many, the older half is of an older world.
 _MOST_LABELS = 256
+# Two kilobytes each. Beyond it the entry goes that was labelled longest ago, and begins anew if it is still there.
+_MOST_ENTRIES = 10_000
 _KIND = "vcache"
 
 Observation = tuple[Annotated[float, msgspec.Meta(ge=-1.001, le=1.001)], bool]
@@ -68,10 +70,13 @@ class VCachePolicy:
         """Take over an observation of an entry. Users' labels are none: of a boundary, "wrong" alone says nothing."""
         if label.source == "user":
             return
-        curve = self._curves.get(label.entry)
-        if curve is None or len(curve.seen) == _MOST_LABELS:
-            curve = self._curves[label.entry] = _Curve([] if curve is None else curve.seen[_MOST_LABELS // 2 :])
+        curve = self._curves.pop(label.entry, None) or _Curve([])
+        if len(curve.seen) == _MOST_LABELS:
+            curve = _Curve(curve.seen[_MOST_LABELS // 2 :])
         curve.observe((label.similarity, label.same))
+        self._curves[label.entry] = curve
+        if len(self._curves) > _MOST_ENTRIES:
+            del self._curves[next(iter(self._curves))]
 
     def settle(self, label: Label) -> None:
         """What it serves is not audited, so there is nothing to book."""
@@ -80,14 +85,11 @@ class VCachePolicy:
         return freeze(_KIND, _State({entry: curve.seen for entry, curve in self._curves.items()}))
 
     def restore(self, state: bytes) -> None:
-        self._curves = {entry: _Curve(seen) for entry, seen in thaw(state, _KIND, _State).seen.items()}
+        newest = list(thaw(state, _KIND, _State).seen.items())[-_MOST_ENTRIES:]
+        self._curves = {entry: _Curve(seen) for entry, seen in newest}
 
     def figures(self) -> dict[str, float]:
         return {"delta": self._delta, "entries": len(self._curves)}
-
-    def forget(self, entry: str) -> None:
-        """Drop what is known of an entry that is gone."""
-        self._curves.pop(entry, None)
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from cache.semantic.policy import vcache
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.policy import Neighbourhood, Policy
 from cache.semantic.policy.posterior import JudgeError
@@ -97,12 +98,35 @@ def test_vcache_keeps_each_entrys_error(delta: float, steepness: float) -> None:
 
 
 def test_vcache_knows_each_entry_by_itself() -> None:
-    """What one has shown serves no other, and what is forgotten serves nobody."""
+    """What one has shown serves no other."""
     policy = VCachePolicy(0.05, dice())
     for similarity in range(50, 100):
         evidence = policy.weigh(one(similarity / 100, "known"))
         policy.learn(label_of(evidence, policy.decide(evidence), similarity > 70, "miss"))
     assert sum(policy.decide(policy.weigh(one(0.99, "known"))).serve for _ in range(50)) > 10
     assert not any(policy.decide(policy.weigh(one(0.99, "new"))).serve for _ in range(50))
-    policy.forget("known")
-    assert not any(policy.decide(policy.weigh(one(0.99, "known"))).serve for _ in range(50))
+
+
+def test_vcache_forgets_the_entry_that_was_labelled_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many are known and saved, and no more; a restored one goes on in the same order."""
+    monkeypatch.setattr(vcache, "_MOST_ENTRIES", 3)
+    policy, restored = VCachePolicy(0.05, dice()), VCachePolicy(0.05, dice())
+
+    def learn(of: VCachePolicy, *entries: str) -> None:
+        for entry in entries:
+            evidence = of.weigh(one(0.9, entry))
+            of.learn(label_of(evidence, of.decide(None), True, "miss"))
+
+    def known(of: VCachePolicy) -> set[str]:
+        return {entry for entry in "abcdef" if of.decide(of.weigh(one(0.9, entry))).risk != 1.0}
+
+    learn(policy, "a", "b", "c", "a", "d")
+    assert known(policy) == {"c", "a", "d"}
+    restored.restore(policy.snapshot())
+    for each in (policy, restored):
+        learn(each, "e")
+        assert known(each) == {"a", "d", "e"}
+    assert restored.snapshot() == policy.snapshot()
+    monkeypatch.setattr(vcache, "_MOST_ENTRIES", 2)
+    restored.restore(policy.snapshot())
+    assert known(restored) == {"d", "e"}, "more than are kept now"
