@@ -48,8 +48,9 @@ _MAGIC = b"KGS1"
 _POSITION = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 _MOST_DIGITS = 18
 _HEADER_BYTES = len(_MAGIC) + 8
-# Of two states the one that has seen more of the stream.
+# Of two states the one that has seen more of the stream; what is no state at all makes room.
 _KEEP_NEWEST = """
+if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then redis.call('DEL', KEYS[1]) end
 local function parts(id) local a, b = string.match(id, '^(%d+)-(%d+)$'); return tonumber(a), tonumber(b) end
 local known = redis.call('HGET', KEYS[1], 'position')
 if known then
@@ -189,7 +190,7 @@ class RecordLog:
 
     async def learned(self, name: str) -> tuple[str, bytes] | None:
         """A policy's newest state, and the position up to which it has seen the stream. Raises StoreUnavailable."""
-        kept = await self._call(lambda: self._client.hgetall(_POLICY + name))
+        kept = await self._call(lambda: self._hash(_POLICY + name))
         position = kept.get(b"position", b"")
         return (_text(position), kept[b"state"]) if b"state" in kept and _POSITION.fullmatch(position) else None
 
@@ -268,6 +269,16 @@ class RecordLog:
         if vector.shape != (self._dimensions,) or not abs(float(np.linalg.norm(vector)) - 1.0) < 1e-3:
             raise CorruptEntry("the vector is none of this model")
         return record, vector
+
+    async def _hash(self, key: str) -> dict[bytes, bytes]:
+        """Empty also where the key is something else: that is no reason to do without Redis."""
+        try:
+            return cast(dict[bytes, bytes], await self._client.hgetall(key))
+        except ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            log.warning("beginning anew: %s in redis is not the hash that it should be", key)
+            return {}
 
     async def _ping(self) -> None:
         try:

@@ -113,7 +113,7 @@ class Sharing:
     def _confirm(self, data: bytes) -> None:
         try:
             self._neighbours.records.confirm(*_confirmation(data))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             log.warning("ignoring a confirmation in redis that does not decode")
 
     async def _take_over(self, records: list[tuple[Record, Vector | None]]) -> None:

@@ -1,0 +1,102 @@
+"""What stands in Redis may be anybody's: it ends no process, and stops no sharing."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis.asyncio
+import xxhash
+
+from cache.semantic.embedding.encoder import Encoder
+from gateway.mock import MockUpstream, Reply
+from tests.cache.valkey import Valkey
+from tests.gateway.client import chat
+from tests.gateway.conftest import Stage
+from tests.gateway.semantic_stage import SemanticStage, figure, until_figure, until_known
+
+ASKED = "How do I reset my password?"
+AGAIN = "How can I reset my password?"
+ANSWER = "Open the settings, choose Security, and click Reset password."
+LOG = "keepgate:semantic:log"
+
+
+@pytest.fixture
+async def semantic(stage: Stage, minilm: Encoder, folder: Path) -> AsyncIterator[SemanticStage]:
+    async with AsyncExitStack() as stack:
+        yield SemanticStage(stage, stack, minilm, folder)
+
+
+@pytest.fixture
+async def mock(stage: Stage) -> MockUpstream:
+    return await stage.mock(Reply(text=ANSWER))
+
+
+@pytest.fixture
+async def raw(valkey: Valkey) -> AsyncIterator[redis.asyncio.Redis]:
+    client = redis.asyncio.Redis.from_url(valkey.url)
+    yield client
+    await client.aclose()
+
+
+async def test_events_that_nobody_wrote_end_nothing(
+    semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, raw: redis.asyncio.Redis, minilm: Encoder
+) -> None:
+    """Confirmations and labels that do not decode, or speak of what cannot be: what comes after them is heard."""
+    one = await semantic.gateway(mock, redis=valkey.url, semantic={"policy": "budget"})
+    other = await semantic.gateway(mock, redis=valkey.url, semantic={"policy": "budget"})
+    content = msgspec.msgpack.encode(
+        (1, "label", ("e", 0.9, (1.0, 1e160, 1e160, 1e160, 1e160), True, "miss", 1.0, 1.0))
+    )
+    label = b"KGS" + xxhash.xxh3_64_digest(content) + content
+    events = {
+        "confirm": [b"\x93\xa2\xff\xfe\xcb" + bytes(8) + b"\xa1a", b"\x91\xff", b""],
+        "label": [msgspec.msgpack.encode((f"budget:{minilm.fingerprint}", label)), b"\x92\xa1\xff\xc4\x00"],
+        "wrong": [b"\xff"],
+    }
+    for kind, data in events.items():
+        for number, each in enumerate(data):
+            await raw.xadd(LOG, {"origin": f"x{number}", "number": 1, "kind": kind, "data": each})
+    await one.post(chat(ASKED))
+    await until_known(other, 1)
+
+    assert [await figure(client, "available") for client in (one, other)] == [True, True]
+    assert await figure(other, "policy.labels") == 0
+    await one.post(chat(AGAIN))
+    await until_figure(other, "policy.labels", 1)
+
+
+async def test_what_is_no_state_of_a_policy_is_a_cold_start(
+    stage: Stage,
+    folder: Path,
+    mock: MockUpstream,
+    valkey: Valkey,
+    raw: redis.asyncio.Redis,
+    minilm: Encoder,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A key of another type: it is said once, everything else is shared, and what is learned replaces it."""
+    caplog.set_level(logging.WARNING)
+    key = f"keepgate:semantic:policy:budget:{minilm.fingerprint}"
+    await raw.set(key, b"x")
+    async with AsyncExitStack() as stack:
+        one = await SemanticStage(stage, stack, minilm, folder).gateway(
+            mock, redis=valkey.url, semantic={"policy": "budget"}
+        )
+        await until_figure(one, "loaded", True)
+        for known, question in enumerate((ASKED, AGAIN), start=1):
+            await one.post(chat(question))
+            await until_known(one, known)
+        await until_figure(one, "policy.labels", 1)
+    assert await raw.type(key) == b"hash"
+    async with AsyncExitStack() as stack:
+        other = await SemanticStage(stage, stack, minilm, folder).gateway(
+            mock, redis=valkey.url, semantic={"policy": "budget"}
+        )
+        await until_known(other, 2)
+        assert await figure(other, "policy.labels") == 1
+    said = [record.getMessage() for record in caplog.records]
+    assert len([line for line in said if key in line]) == 1
+    assert not [line for line in said if "unavailable" in line]
