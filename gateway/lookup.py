@@ -1,6 +1,7 @@
 """Whether the cache has an answer to a call, and whether it may be served."""
 
 import random
+import time
 
 from cache.exact import ExactCache
 from cache.key import Key
@@ -24,6 +25,15 @@ class Lookup:
         if call.sampled and self._settings.sampled == "variants":
             return await self._draw_variant(call)
         return call.key, await self._look_up(call.key)
+
+    def landed(self, call: Call, key: Key, outcome: Outcome) -> Hit | None:
+        """The answer to this very call, where this process has got it since the outcome, and it may be served."""
+        slot = None if isinstance(outcome, Bypass) else self._cache.memory.slot(key.id)
+        if slot is None or slot.entry.proof != key.proof or not self._cache.counts(slot.entry):
+            return None
+        age = slot.entry.age(time.time())
+        hit = Hit(slot.entry, "memory", age, stale=age >= slot.entry.fresh_for)
+        return hit if self.may_serve(call, hit) else None
 
     def may_serve(self, call: Call, hit: Hit) -> bool:
         """Whether the entry answers the call: fresh enough for the client, or for now (RFC 5861, section 3)."""

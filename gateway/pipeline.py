@@ -1,10 +1,14 @@
 """The request's path, from a call to its answer:
 
 canonicalise → exact → semantic → join or lead a flight → route → relay and record → store
+
+Nothing is waited for between the last look at what is known and the flight, so what has landed or is under way is
+always seen, and nothing is computed twice.
 """
 
 from aiohttp import web
 
+from cache.key import Key
 from cache.results import Hit
 from cache.semantic.messages import Found
 from gateway.call import Call
@@ -12,7 +16,7 @@ from gateway.errors import NotCached, UpstreamError
 from gateway.lookup import Lookup
 from gateway.relay import Relay
 from gateway.replay import Replay
-from gateway.semantic import Semantic
+from gateway.semantic import NOT_ASKED, Semantic
 from gateway.single_flight import SingleFlight
 
 
@@ -32,14 +36,16 @@ class Pipeline:
         """The response to a call. Raises GatewayError before the response has started, never after."""
         key, outcome = await self._lookup.find(call)
         if isinstance(outcome, Hit) and self._lookup.may_serve(call, outcome):
-            if outcome.stale and not call.directives.accepts(outcome):
-                self._single_flight.revalidate(call, key)
-            return await self._replay.answer(request, call, outcome)
-        inquiry = await self._semantic.find(call, key, outcome)
+            return await self._repeat(request, call, key, outcome)
+        inquiry = NOT_ASKED
+        if not self._single_flight.under_way(call, key, outcome):
+            inquiry = await self._semantic.find(call, key, outcome)
         if inquiry.hit is not None and isinstance(inquiry.reply, Found):
             if inquiry.audit and not call.directives.only_if_cached:
                 self._single_flight.audit(call, key, inquiry)
             return await self._replay.answer_near(request, call, inquiry.hit, inquiry.reply)
+        if landed := self._lookup.landed(call, key, outcome):
+            return await self._repeat(request, call, key, landed)
         if call.directives.only_if_cached:
             raise NotCached("The answer is not in the cache, and the request says only-if-cached.")
         flight, joined = self._single_flight.join_or_lead(call, key, outcome, inquiry)
@@ -50,3 +56,9 @@ class Pipeline:
                 if stand_in := self._lookup.stand_in(call, outcome):
                     return await self._replay.answer(request, call, stand_in, "stale-if-error")
                 raise
+
+    async def _repeat(self, request: web.BaseRequest, call: Call, key: Key, hit: Hit) -> web.StreamResponse:
+        """The answer that this very request has got before; where it is stale, a new one is on its way."""
+        if hit.stale and not call.directives.accepts(hit):
+            self._single_flight.revalidate(call, key)
+        return await self._replay.answer(request, call, hit)

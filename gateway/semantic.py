@@ -1,7 +1,7 @@
 """The semantic cache, as the request's path sees it: asked after a miss, told of every fresh answer."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cache.entry import Entry
 from cache.errors import StoreUnavailable
@@ -37,22 +37,25 @@ _PATIENCE = 2.0
 
 @dataclass(slots=True)
 class Inquiry:
-    """What the semantic cache says of a call: `hit` is there where its answer may be served.
+    """What the semantic cache says, to all who ask the same at the same time; `asking` is the task that asks it.
 
-    `observed` is the task that asks behind the request's back. An inquiry that is not `open` is not told the answer.
+    `hit` is there where an answer may be served, and with `audit`, until somebody has seen to it, the upstream is to
+    be asked all the same. An inquiry that is not `open` is not told the answer.
     """
 
     open: bool = False
+    asking: asyncio.Task[None] | None = None
     reply: Advice | None = None
     hit: Hit | None = None
-    observed: asyncio.Task[None] | None = None
+    audit: bool = False
 
-    @property
-    def audit(self) -> bool:
-        return isinstance(self.reply, Found) and self.reply.audit
+    async def settled(self) -> None:
+        """Wait for the reply, if there is to be one."""
+        if self.asking is not None:
+            await asyncio.wait({self.asking})
 
 
-_CLOSED = Inquiry()
+NOT_ASKED = Inquiry()
 
 
 class Semantic:
@@ -64,42 +67,41 @@ class Semantic:
         self._mode = settings.semantic.mode
         self._draws = settings.cache.sampled == "variants"
         self._tasks = tasks
+        self._under_way: dict[tuple[str, float], Inquiry] = {}
 
     async def find(self, call: Call, key: Key, outcome: Outcome) -> Inquiry:
         """An answer to another question that may be served for this one, after the exact cache had none."""
         question = call.question
         inquiry = self.unasked(call)
         if self._client is None or question is None or not inquiry.open:
-            return _CLOSED
+            return NOT_ASKED
         if isinstance(outcome, Bypass):
             if outcome.reason != "no-cache":
-                return _CLOSED
+                return NOT_ASKED
             await self._client.note(Retried(key.id))
             return inquiry
         if isinstance(outcome, Hit):  # too old: whoever asks wants a new answer to this very question
             return inquiry
         serves = self._mode == "on"
         ask = Ask(key.id, question.partition, question.text, call.most_risk, serves)
+        inquiry = self._join_or_ask(self._client, ask)
         if not serves:
-            inquiry.observed = self._tasks.start_alone(self._ask(self._client, inquiry, ask, _PATIENCE))
             return inquiry
-        await self._ask(self._client, inquiry, ask)
-        if isinstance(inquiry.reply, Found):
-            inquiry.hit = await self._fetch(self._client, call, inquiry.reply)
-            if inquiry.hit is None:
-                await self._client.note(Unused(key.id))
-        return inquiry
+        await inquiry.settled()
+        if inquiry.hit is None or _takes(call, inquiry.hit):
+            return inquiry
+        await self._client.note(Unused(key.id))
+        return replace(inquiry, hit=None)
 
     def unasked(self, call: Call) -> Inquiry:
         """For an answer that is computed although the cache has one."""
-        return _CLOSED if call.question is None or (self._draws and call.sampled) else Inquiry(open=True)
+        return NOT_ASKED if call.question is None or (self._draws and call.sampled) else Inquiry(open=True)
 
     async def answered(self, call: Call, inquiry: Inquiry, entry: Entry) -> None:
         """Tell of a fresh answer that is kept under `entry`."""
         if self._client is None or not inquiry.open or call.question is None:
             return
-        if inquiry.observed is not None:
-            await asyncio.wait({inquiry.observed})
+        await inquiry.settled()
         number = inquiry.reply.inquiry if inquiry.reply is not None else 0
         partition, text = call.question
         expires = entry.created + entry.fresh_for
@@ -136,10 +138,19 @@ class Semantic:
             return {**figures, "available": False, "reason": str(error)}
         return {**figures, "available": True, **description.figures}
 
-    async def _ask(self, client: SemanticClient, inquiry: Inquiry, ask: Ask, deadline: float | None = None) -> None:
+    def _join_or_ask(self, client: SemanticClient, ask: Ask) -> Inquiry:
+        """The inquiry of others who are asking the same, or a new one. It is a task, and belongs to none of them."""
+        name = (ask.key, ask.most_risk)
+        if name not in self._under_way:
+            inquiry = self._under_way[name] = Inquiry(open=True)
+            inquiry.asking = self._tasks.start_alone(self._ask(client, inquiry, ask))
+            inquiry.asking.add_done_callback(lambda _: self._under_way.pop(name))
+        return self._under_way[name]
+
+    async def _ask(self, client: SemanticClient, inquiry: Inquiry, ask: Ask) -> None:
         try:
             with metrics.semantic_seconds.time():
-                reply = await client.ask(ask, Advice, deadline)
+                reply = await client.ask(ask, Advice, None if ask.serve else _PATIENCE)
         except StoreUnavailable:
             metrics.semantic_asked.labels("failed").inc()
             await client.note(Unused(ask.key))  # it may have been found too late
@@ -148,13 +159,22 @@ class Semantic:
         metrics.semantic_asked.labels("found" if isinstance(reply, Found) else "not found").inc()
         if isinstance(reply, NotFound) and reply.guard:
             metrics.semantic_refusals.labels(reply.guard).inc()
+        if isinstance(reply, Found) and ask.serve:
+            inquiry.hit = await self._fetch(client, reply)
+            inquiry.audit = reply.audit
+            if inquiry.hit is None:
+                await client.note(Unused(ask.key))
 
-    async def _fetch(self, client: SemanticClient, call: Call, found: Found) -> Hit | None:
-        """The entry as a hit, where it is there, still the one that was found, and the client takes it."""
+    async def _fetch(self, client: SemanticClient, found: Found) -> Hit | None:
+        """The entry as a hit, where it is there and still the one that was found."""
         outcome = await self._cache.recall(found.entry)
-        if isinstance(outcome, Miss) or (isinstance(outcome, Hit) and outcome.entry.created != found.created):
+        if isinstance(outcome, Hit) and outcome.entry.created == found.created:
+            return outcome
+        if isinstance(outcome, Hit | Miss):
             await client.note(Forget(found.entry, found.created))
-            return None
-        if not isinstance(outcome, Hit) or (call.needs_usage and not outcome.entry.has_usage):
-            return None
-        return outcome if call.directives.accepts(outcome) else None
+        return None
+
+
+def _takes(call: Call, hit: Hit) -> bool:
+    """Whether the client takes an answer to another question than its own."""
+    return call.directives.accepts(hit) and (hit.entry.has_usage or not call.needs_usage)

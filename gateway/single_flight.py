@@ -33,16 +33,22 @@ class SingleFlight:
         self._router = router
         self._settings = settings
 
+    def under_way(self, call: Call, key: Key, outcome: Outcome) -> Flight | None:
+        """The flight that carries the answer to this call, for those who wait for one."""
+        if isinstance(outcome, Bypass) or call.directives.only_if_cached:
+            return None
+        with_usage, without_usage = _names(call, key)
+        return self._flights.find((with_usage,) if call.needs_usage else (with_usage, without_usage))
+
     def join_or_lead(self, call: Call, key: Key, outcome: Outcome, inquiry: Inquiry) -> tuple[Flight, bool]:
         """A flight that carries the answer to this call, and whether it was under way already."""
         if isinstance(outcome, Bypass):
             # Nobody else's answer will do; one that was only to be fresh is still worth keeping.
             return self._launch(call, key, None, inquiry, keeps=outcome.reason == "no-cache"), False
-        with_usage, without_usage = _names(call, key)
-        wanted = (with_usage,) if call.needs_usage else (with_usage, without_usage)
-        if flight := self._flights.find(wanted):
+        if flight := self.under_way(call, key, outcome):
             metrics.collapsed.inc()
             return flight, True
+        with_usage, without_usage = _names(call, key)
         # A stream that was not asked for usage may bring none: it does not serve those who did ask.
         may_lack_usage = call.stream and not call.include_usage
         return self._launch(call, key, without_usage if may_lack_usage else with_usage, inquiry), False
@@ -54,7 +60,11 @@ class SingleFlight:
             self._launch(call, key, names[1], self._semantic.unasked(call)).background = True
 
     def audit(self, call: Call, key: Key, inquiry: Inquiry) -> None:
-        """Compute the answer that was not asked for because another was served, to compare the two."""
+        """Compute the answer that was not asked for because another was served, to compare the two.
+
+        Once, however many share the inquiry.
+        """
+        inquiry.audit = False
         names = _names(call, key)
         if not self._flights.find(names):
             metrics.semantic_audits.inc()
