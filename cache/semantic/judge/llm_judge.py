@@ -12,6 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 
+from cache.breaker import Breaker
+from cache.errors import StoreUnavailable
 from cache.semantic.judge.equality import equal
 from cache.semantic.judge.judge import Verdict
 from cache.semantic.policy.posterior import JudgeError
@@ -43,6 +45,9 @@ _VERDICTS = {verdict.value: verdict for verdict in Verdict}
 
 class LlmJudge:
     """Asks a model for each comparison; what goes wrong is UNSURE, and counted.
+
+    A model that does not answer in time, or cannot be reached, is not asked again until it has answered `breaker`,
+    which somebody has to let `watch`.
 
     Args:
         session: is used and not closed.
@@ -80,6 +85,7 @@ class LlmJudge:
         self._session = session
         self._deadline = deadline
         self._turns = asyncio.Semaphore(concurrency)
+        self.breaker = Breaker(f"the judge at {_shown(self._url)}", self._probe, (aiohttp.ClientError,), deadline)
 
     def __repr__(self) -> str:
         return f"LlmJudge(url={_shown(self._url)!r}, model={self._model!r}, key={'***' if self._headers else ''!r})"
@@ -98,13 +104,22 @@ class LlmJudge:
             return Verdict.UNSURE
         async with self._turns:
             try:
-                async with asyncio.timeout(self._deadline):
-                    reply = await self._ask(question, fresh, cached)
-            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as failure:
+                reply = await self.breaker.call(lambda: self._ask(question, fresh, cached), self._deadline)
+            except StoreUnavailable:  # the breaker has said why
+                self.failures += 1
+                return Verdict.UNSURE
+            except ValueError as failure:
                 return self._failed(type(failure).__name__)
         verdict = verdict_of(reply)
         # The reply may repeat what the answers say, so that it is not shown.
         return self._failed("the reply is no verdict") if verdict is None else verdict
+
+    async def _probe(self) -> None:
+        """Ask what any model answers as fast as it can. Raises StoreUnavailable for what is no chat completion."""
+        try:
+            await self._ask("What is 1 + 1?", "2", "Two")
+        except ValueError as error:
+            raise StoreUnavailable(str(error)) from error
 
     async def _ask(self, question: str, fresh: str, cached: str) -> str:
         """The model's reply. Raises ValueError for what is no chat completion."""
@@ -148,7 +163,13 @@ async def open_llm_judge(
 ) -> AsyncIterator[LlmJudge]:
     """A judge with its connections. Raises ValueError where url or model cannot be, with a message that says why."""
     async with aiohttp.ClientSession() as session:
-        yield LlmJudge(session, url, model, key, error=error, deadline=deadline, concurrency=concurrency)
+        judge = LlmJudge(session, url, model, key, error=error, deadline=deadline, concurrency=concurrency)
+        watching = asyncio.create_task(judge.breaker.watch())  # a TaskGroup would wrap what the caller raises
+        try:
+            yield judge
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
 
 
 def messages_of(question: str, fresh: str, cached: str, fence: str) -> list[dict[str, str]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 
 import pytest
 from hypothesis import given
@@ -84,6 +85,34 @@ async def test_a_frozen_server_costs_the_deadline() -> None:
         async with asyncio.timeout(10):
             assert await judge.compare(_QUESTION, "a", ["b"]) == [Verdict.UNSURE]
         server.goes_on.set()
+
+
+async def test_a_frozen_server_is_not_asked_again_until_it_answers() -> None:
+    """Those who follow get UNSURE at once; a question of the judge's own finds out when it is back."""
+    async with chat_server() as server, open_llm_judge(server.url, "m", deadline=1.0, concurrency=1) as judge:
+        server.goes_on.clear()
+        began = time.monotonic()
+        assert await judge.compare(_QUESTION, "a", [f"b{number}" for number in range(9)]) == [Verdict.UNSURE] * 9
+        assert time.monotonic() - began < 2.0, "one deadline, not nine"
+        assert judge.failures == 9
+        server.goes_on.set()
+        async with asyncio.timeout(10):
+            await judge.breaker.wait_closed()
+        asked = [request for request in server.requests if _QUESTION in str(request)]
+        assert len(asked) == 1
+        assert await judge.compare(_QUESTION, "a", ["b"]) == [Verdict.SAME]
+
+
+async def test_a_judge_that_answers_with_errors_is_still_asked() -> None:
+    """It costs nothing to wait for, and the next reply may be a verdict; but it does not pass for one that is back."""
+    async with chat_server() as server, open_llm_judge(server.url, "m") as judge:
+        server.status = 503
+        assert await judge.compare(_QUESTION, "a", ["b", "c"]) == [Verdict.UNSURE] * 2
+        assert not judge.breaker.is_open
+        assert not await judge.breaker.try_again()
+        server.status = 200
+        assert await judge.breaker.try_again()
+        assert await judge.compare(_QUESTION, "a", ["b"]) == [Verdict.SAME]
 
 
 async def test_no_more_requests_at_once_than_allowed() -> None:
