@@ -2,6 +2,7 @@
 
 import unicodedata
 
+from cache.semantic.lexicon.grammar import FUNCTION_WORDS
 from cache.semantic.lexicon.names import CAPITAL_NAMES, PLAIN_WORDS_TOO
 
 MAX_CHARACTERS = 240
@@ -14,6 +15,8 @@ _SENTENCE_SIGNS = frozenset("'-,.?!…")
 _LATIN_END = "\u017f"
 # Letters whose case or folding depends on the language: Turkish i, German sharp s, long s, and ŉ.
 _SUBTLE_LETTERS = frozenset("İ\u0131ß\u017fŉ")
+# "WHAT is it" is said loudly, "what is IT" asks for something else: so long are function words that are acronyms too.
+_LONGEST_SPELT = 3
 # Words that a capital turns into another word: their case is kept.
 _CASE_SENSITIVE = PLAIN_WORDS_TOO | {
     "march",
@@ -55,12 +58,25 @@ _CASE_SENSITIVE = PLAIN_WORDS_TOO | {
     "java",
     "oracle",
     "basic",
+    "access",
+    "amazon",
+    "bolt",
+    "cancer",
+    "chad",
+    "galaxy",
+    "georgia",
+    "go",
+    "jaguar",
+    "jersey",
+    "meta",
+    "notion",
+    "nova",
+    "orange",
+    "pages",
+    "react",
+    "signal",
+    "spring",
 }
-# Words that are another word where they alone are written in capitals.
-_ACRONYMS = frozenset(
-    {"aids", "rest", "soap", "me", "or", "in", "it", "who", "arm", "cat", "ram", "sad", "sim", "pin", "go", "hi", "ok"}
-    | {"ma", "pa", "la", "al", "id", "ad", "oh", "hiv", "nap", "spa", "tips", "wasp", "ira", "bat", "dose", "lead"}
-)
 
 
 def normalized(text: str) -> str | None:
@@ -80,10 +96,8 @@ def normalized(text: str) -> str | None:
         return None
     if any(word.strip(_END_PUNCTUATION + ",").removesuffix("'s") in CAPITAL_NAMES for word in words):
         return None
-    shouts = not any(map(str.islower, words))
-    if not shouts and any(word.isupper() and _bare(word) in _ACRONYMS for word in words):
-        return None
-    return " ".join(map(_folded, words)).rstrip(_END_PUNCTUATION)
+    folded = map(str.lower, words) if text.isupper() else map(_folded, words)
+    return " ".join(folded).rstrip(_END_PUNCTUATION)
 
 
 def _is_plain(sign: str) -> bool:
@@ -99,8 +113,12 @@ def _is_plain_word(word: str) -> bool:
 
 
 def _folded(word: str) -> str:
-    low = word.lower()
-    return word if _bare(word) in _CASE_SENSITIVE else low
+    """In lower case, unless it may be an acronym (SOLID is not solid) or a word that a capital makes another one."""
+    bare = _bare(word)
+    emphasised = len(bare) > _LONGEST_SPELT and bare in FUNCTION_WORDS
+    if bare in _CASE_SENSITIVE or (word.isupper() and len(bare) > 1 and not emphasised):
+        return word
+    return word.lower()
 
 
 def _bare(word: str) -> str:

@@ -269,6 +269,17 @@ async def test_who_asks_again_at_once_was_not_content(
     assert len(mock.received) == 2
 
 
+async def test_who_asks_again_what_was_only_written_differently_gets_a_fresh_answer(
+    semantic: SemanticStage, mock: MockUpstream
+) -> None:
+    """Nobody decided anything that could be learned from; the answer to the very question is then kept for it."""
+    client = await semantic.gateway(mock)
+    await learned(client, chat("Who painted the ceiling?"))
+    layers = [(await client.post(chat("who painted the ceiling"))).headers["x-keepgate-layer"] for _ in range(3)]
+    assert layers == ["normalized", "none", "exact"]
+    assert await figure(client, "labels_from_user") == 0
+
+
 async def test_a_stream_and_a_plain_request_get_one_anothers_answers(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:

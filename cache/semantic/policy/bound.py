@@ -57,15 +57,15 @@ class Tally(msgspec.Struct, array_like=True):
     def judged(self, label: Label) -> None:
         """Count the judgement of a hit: of an audit, or of one that a user complained of. Others are no hits.
 
-        A hit that a user complained of stands for itself alone: it is known to be wrong whatever the audits draw.
+        Complaints are counted, and shown, for themselves: who sends a request again may be another one with the same
+        question, and how many of those who got a wrong answer complain is not known.
         """
-        if label.source == "miss":
+        self.complaints += label.source == "user" and not label.same
+        if label.source != "audit":
             return
-        audited = label.source == "audit"
-        self.audits += audited
-        self.complaints += not audited
+        self.audits += 1
         if not label.same:
-            stands_for = 1.0 / label.chance if audited else 1.0
+            stands_for = 1.0 / label.chance
             self.found_wrong += 1
             self.weight += stands_for
             self.squares += stands_for * stands_for

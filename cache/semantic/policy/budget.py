@@ -18,7 +18,7 @@ from cache.semantic.policy.state import freeze, thaw
 
 WARM_LABELS = 60
 """Judgements before anything is served."""
-MOST_RISK = 0.5
+MOST_RISK = 0.1
 """Riskier answers are not served even where the budget has room for them: whoever gets one has no use for averages."""
 AUDIT_SHARE = 0.02
 """Share of all requests that are answered from the cache and asked upstream all the same, unless said otherwise."""
@@ -41,10 +41,10 @@ class BudgetPolicy:
     and what was spent is kept in a ledger (see there how the budget is spent). An entry that was found wrong is out of
     service until it is vindicated.
 
-    A user's complaint says that one answer was wrong, and silence says nothing. Hence it stands for that answer alone,
-    where an audit stands for 1 / chance answers: beside audits it counts by its own chance of having been one. So
-    complaints make the odds of "wrong" twice as large at most. But all complaints together are a lower bound of what
-    was wrong: the ledger never reckons with less.
+    A user's complaint says that one answer was wrong, if it is one at all (somebody else may have asked the same), and
+    silence says nothing. So it takes that answer out of service, and teaches the posterior by its chance of having been
+    an audit. All complaints together are a lower bound of what was wrong, with which the ledger reckons up to a limit;
+    what is wrong is never estimated from them.
 
     Args:
         delta: share of requests that may get a wrong answer, (0, 1).
@@ -88,8 +88,6 @@ class BudgetPolicy:
         if label.source == "audit":
             # A judge who calls some of the same answers different makes that many of the right ones look wrong.
             self._count((not label.same) - (1.0 - self._judge.recall) * (1.0 - label.risk), label.risk)
-        elif label.source == "user" and not label.same:
-            self._count(label.chance, 0.0)
         self.posterior.learn(features, label.same, label.chance if label.source == "user" else 1.0)
 
     def settle(self, label: Label) -> None:
@@ -120,6 +118,7 @@ class BudgetPolicy:
             "hits": ever.hits,
             "audits": ever.audits,
             "found_wrong": ever.found_wrong,
+            "complaints": ever.complaints,
             "wrong": ever.wrong_share(self._judge).estimate,
             "wrong_upper": ever.wrong_share(self._judge).upper,
             "recent_wrong": recent.wrong_share(self._judge).estimate,

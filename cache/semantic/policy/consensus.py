@@ -1,6 +1,5 @@
 """The guards over a crowd: what several questions with one answer show to be wording, not meaning."""
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -49,8 +48,7 @@ def voucher(
     whom no guard refuses but those of wording, if
 
     - some question of the crowd is of the same type (where a PIN is found and how it is found may be one question),
-    - each content word of `asked` was used in the crowd, and either none is missing that two thirds of it have (CORE),
-      or each two words of `asked` were used together in one question of it:
+    - each content word of `asked` was used in the crowd, and none is missing that two thirds of it have (CORE):
 
           crowd   reset my PIN · change the PIN · I forgot my PIN        words: reset change forget PIN   core: PIN
           asked   how do I change a forgotten PIN ✓        forgot my password ✗ (new word)      I forget ✗ (no core)
@@ -80,16 +78,9 @@ def voucher(
 
 
 def _is_known(asked: Text, crowd: Sequence[Text]) -> bool:
-    """Whether `asked` has no word that the crowd never says, and says of them together what the crowd does."""
+    """Whether `asked` has the core of what the crowd says, and no word that it never says."""
     uses = Counter(stem for cached in crowd for stem in cached.stems)
-    if not asked.stems <= uses.keys():
-        return False
     core = {stem for stem, times in uses.items() if times >= CORE * len(crowd)}
-    if core and core <= asked.stems:
-        return True
-    # Words that were never together may mean something else: that a whale and a cat are mammals, and a dog and a
-    # hamster pets, does not make a whale a pet. And one word alone is no question that the others asked.
-    return len(asked.stems) > 1 and all(
-        any(one in cached.stems and other in cached.stems for cached in crowd)
-        for one, other in itertools.combinations(asked.stems, 2)
-    )
+    # Without a core they are several questions, whose words may mean something else together: that a whale and a cat
+    # are mammals, and a dog and a hamster pets, does not make a whale a pet.
+    return bool(core) and asked.stems <= uses.keys() and core <= asked.stems

@@ -13,7 +13,7 @@ _PATIENCE = 0.5
 # As if so much had been expected to be wrong before the first complaint, so that a few prove nothing; and the most that
 # complaints may make of a risk, because not everybody who complains is right.
 _PRIOR_COMPLAINTS = 2.0
-_MOST_COMPLAINED = 4.0
+_MOST_COMPLAINED = 2.0
 
 
 class Ledger:

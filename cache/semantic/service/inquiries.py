@@ -41,16 +41,21 @@ class Inquiry:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """An answer that was served for another question than its own, at `time` in monotonic seconds."""
+    """An answer that was served for another question than its own, at `time` in monotonic seconds.
+
+    Without `evidence` it was the same question, written differently, and nobody decided.
+    """
 
     key: str
     entry: str
-    evidence: Evidence
-    decision: Decision
     time: float
+    evidence: Evidence | None = None
+    decision: Decision | None = None
 
-    def label(self) -> Label:
-        """That it was wrong, as somebody says who got it."""
+    def label(self) -> Label | None:
+        """That it was wrong, as somebody says who got it; None where there is nothing to learn by it."""
+        if self.evidence is None or self.decision is None:
+            return None
         return _label(self.evidence, self.decision, False, "user", self.decision.audit_chance)
 
 

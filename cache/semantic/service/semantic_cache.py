@@ -60,6 +60,8 @@ class SemanticCache:
             await self._blame(repeated)
         elif ask.most_risk > 0 and (same := self._neighbours.same_form(ask.partition, ask.text)):
             self.figures.count("normalized" if ask.serve else "observed_normalized")
+            if ask.serve:
+                self._note(Serving(ask.key, same.entry, time.monotonic()))
             return Found(0, 1.0, layer="normalized", entry=same.entry, created=same.created, audit=False)
         namespace = namespace_of(ask.partition)
         with self.figures.timing("embed"):
@@ -92,9 +94,8 @@ class SemanticCache:
             similarity = near[0].similarity if near else None
             return NotFound(number, similarity, decision.risk if evidence else None, guard)
         self.figures.count("served" if ask.serve else "observed")
-        if ask.serve and ask.key not in self._gone:
-            self._neighbours.records.use(entry)
-            self._servings.note(Serving(ask.key, entry, evidence, decision, time.monotonic()))
+        if ask.serve:
+            self._note(Serving(ask.key, entry, time.monotonic(), evidence, decision))
         similarity, risk = near[place].similarity, decision.risk
         created = near[place].record.created
         return Found(number, similarity, risk, layer="semantic", entry=entry, created=created, audit=decision.audit)
@@ -123,9 +124,7 @@ class SemanticCache:
     async def blame(self, entry: str) -> int:
         """Learn that the last serving of an entry was wrong; how many labels that gave."""
         serving = self._servings.take_latest_of(entry)
-        if serving is not None:
-            await self._blame(serving)
-        return int(serving is not None)
+        return 0 if serving is None else await self._blame(serving)
 
     async def forget(self, note: Forget) -> None:
         record = self._neighbours.records.get(note.entry)
@@ -144,7 +143,16 @@ class SemanticCache:
                 ]
             )
 
-    async def _blame(self, serving: Serving) -> None:
-        """Take it that what was served was wrong, because who got it says so."""
+    def _note(self, serving: Serving) -> None:
+        if serving.key not in self._gone:
+            self._neighbours.records.use(serving.entry)
+            self._servings.note(serving)
+
+    async def _blame(self, serving: Serving) -> int:
+        """Take it that what was served was wrong, because who got it says so; how many labels that gave."""
         self.figures.count("blamed")
-        await self._learner.teach(serving.label())
+        label = serving.label()
+        if label is None:
+            return 0
+        await self._learner.teach(label)
+        return 1

@@ -20,6 +20,17 @@ def test_case_white_space_and_end_punctuation_do_not_matter(written: str) -> Non
     assert normalized(written) == "what is the capital of peru"
 
 
+@pytest.mark.parametrize("name", ["SOLID", "REST", "BASE", "STEM", "RICE", "IT", "WHO", "US", "PET", "SNAP"])
+def test_an_acronym_is_not_the_word_that_it_spells(name: str) -> None:
+    """So the one is never answered with what was said of the other."""
+    assert normalized(f"What is {name} about?") != normalized(f"what is {name.lower()} about")
+
+
+def test_a_text_all_in_capitals_says_nothing_by_them() -> None:
+    """It is said loudly, like a word of grammar in capitals."""
+    assert normalized("WHERE DO YOU LIVE?") == normalized("WHERE do you live?") == "where do you live"
+
+
 def test_an_apostrophe_is_one_sign_however_it_is_typed() -> None:
     """Phones write it curly, keyboards straight."""
     assert normalized("What\u2019s new?") == normalized("what's new") == "what's new"
@@ -27,8 +38,8 @@ def test_an_apostrophe_is_one_sign_however_it_is_typed() -> None:
 
 def test_letters_of_european_languages_are_folded() -> None:
     """Accents are letters; composed or not, they are the same."""
-    assert normalized("Où est la GARE ?") == "où est la gare"
-    assert normalized("Cafe\u0301 ouvert") == normalized("café OUVERT")
+    assert normalized("Où est la Gare ?") == "où est la gare"
+    assert normalized("Cafe\u0301 ouvert") == normalized("café Ouvert")
 
 
 @pytest.mark.parametrize(

@@ -113,14 +113,14 @@ def test_audits_that_nobody_could_judge_are_not_taken_for_right() -> None:
     assert shares[1].upper > shares[0].upper
 
 
-def test_a_complaint_stands_for_itself_alone() -> None:
-    """It is one wrong answer; an audit at 5 % that finds one speaks for twenty."""
+def test_a_complaint_is_no_estimate() -> None:
+    """It is counted apart; an audit at 5 % that finds a wrong answer speaks for twenty."""
     tallies = {source: Tally() for source in ("user", "audit")}
     for source, tally in tallies.items():
         for _ in range(1000):
             tally.decided(hit(0.05))
         tally.judged(verdict(False, 0.05, source))
-    assert tallies["user"].wrong_share(SURE).estimate == pytest.approx(1 / 1000)
+    assert (tallies["user"].complaints, tallies["user"].wrong_share(SURE).estimate) == (1, 0.0)
     assert tallies["audit"].wrong_share(SURE).estimate == pytest.approx(20 / 1000)
 
 

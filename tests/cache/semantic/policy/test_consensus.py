@@ -52,11 +52,23 @@ def test_a_crowd_is_a_crowd_from_three_on() -> None:
     assert vouched(asked, enough[:2])[0] is None
 
 
-def test_words_that_were_used_together_need_no_core() -> None:
-    """Neither question says what most of the crowd says; what the first one says, others said in two questions."""
-    crowd = ["Which hobbies do you have?", "What do you enjoy?", "Do you enjoy your hobbies?", "What are you fond of?"]
-    assert vouched("Which hobbies do you really enjoy having?", crowd)[0] is not None
-    assert vouched("What hobbies are you fond of?", crowd)[0] is None
+OPPOSITES = [
+    ("How do I place an order?", ["How do I cancel an order I placed?", "How do I cancel my order?"]),
+    ("How do I get a new card?", ["How do I freeze a card after I get a new phone?", "How do I freeze my card?"]),
+    ("How do I open an account?", ["How do I close an account that I opened?", "How do I close my account?"]),
+    ("How do I add a phone number?", ["How do I remove a phone number that I added?", "How do I remove my number?"]),
+    ("How do I book a flight?", ["How do I get a refund for a flight I booked?", "How do I get a flight refund?"]),
+    ("How do I send money abroad?", ["Why was I charged a fee when I send money abroad?", "Why was I charged a fee?"]),
+    ("Can I use my card abroad?", ["What is the fee if I use my card abroad?", "What fee does my card have abroad?"]),
+    ("How do I buy a ticket?", ["How do I return a ticket that I bought?", "How do I return my ticket?"]),
+]
+
+
+@pytest.mark.parametrize(("asked", "crowd"), OPPOSITES)
+def test_a_part_of_what_one_of_them_said_is_another_question(asked: str, crowd: list[str]) -> None:
+    """Each word was used, even together; what all of the crowd ask about is missing."""
+    for size in (2, 3, 5):
+        assert vouched(asked, crowd[:1] + crowd[1:] * (size - 1))[0] is None
 
 
 def test_questions_that_only_share_their_answer_are_no_crowd() -> None:
