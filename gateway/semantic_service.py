@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import importlib.util
+import itertools
 import logging
 import sys
 import tempfile
@@ -31,7 +32,7 @@ async def semantic_service(settings: Settings, redis: str) -> AsyncIterator[Path
     """The socket of a service that is kept running; None where the semantic cache is off.
 
     `redis` is the URL of the store that gateways share, "" for none. Raises SettingsError when the dependencies are
-    not installed, or when the service refuses a setting.
+    not installed, or when the service refuses a setting at its first start.
     """
     if settings.semantic.mode == "off":
         yield None
@@ -74,20 +75,32 @@ def _config(settings: Settings, redis: str, socket: Path) -> dict[str, object]:
 
 
 async def _supervise(line: bytes) -> None:
-    """Keep it running. Raises SettingsError when it ends because of a setting."""
-    command = (sys.executable, "-P", "-m", "cache.semantic.service")
+    """Keep it running. Raises SettingsError when its first process refuses a setting.
+
+    The gateway has begun by the time of the later ones: what stops them now may be gone at the next try.
+    """
     loop = asyncio.get_running_loop()
     pause = _FIRST_PAUSE
-    while True:
+    for start in itertools.count():
         began = loop.time()
-        async with running(command, stdin=asyncio.subprocess.PIPE, stop_deadline=_STOP_DEADLINE) as process:
-            assert process.stdin is not None  # noqa: S101  # it was asked for
-            with contextlib.suppress(ConnectionError):  # it has ended already; its status says why
-                process.stdin.write(line)
-                await process.stdin.drain()
-            status = await process.wait()
-        if status == _SAID_WHY:
-            raise SettingsError  # it has said itself which setting
+        try:
+            status = await _run(line)
+            if status == _SAID_WHY and start == 0:
+                raise SettingsError  # it has said itself which setting
+            reason = f"ended with status {status}"
+        except OSError as error:
+            reason = f"cannot be started: {error}"
         pause = _FIRST_PAUSE if loop.time() - began > _LONGEST_PAUSE else min(pause * 2, _LONGEST_PAUSE)
-        log.error("the semantic cache ended with status %s; starting it again in %g s", status, pause)
+        log.error("the semantic cache %s; starting it again in %g s", reason, pause)
         await asyncio.sleep(pause)
+
+
+async def _run(line: bytes) -> int:
+    """Its exit status, when it ends. Raises OSError when it cannot be started."""
+    command = (sys.executable, "-P", "-m", "cache.semantic.service")
+    async with running(command, stdin=asyncio.subprocess.PIPE, stop_deadline=_STOP_DEADLINE) as process:
+        assert process.stdin is not None  # noqa: S101  # it was asked for
+        with contextlib.suppress(ConnectionError):  # it has ended already; its status says why
+            process.stdin.write(line)
+            await process.stdin.drain()
+        return await process.wait()

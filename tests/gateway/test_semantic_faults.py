@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import struct
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -17,6 +18,7 @@ import redis.asyncio
 import xxhash
 
 from cache.semantic.embedding.encoder import Encoder, Vectors
+from cache.semantic.embedding.model_files import find_model
 from cache.semantic.service.records import Record
 from gateway.mock import MockUpstream, Reply
 from gateway.settings import SemanticSettings
@@ -122,6 +124,36 @@ async def test_a_model_that_is_none_is_one_clear_line(tmp_path: Path) -> None:
         assert await gateway.ended() == 1
         assert len([line for line in gateway.lines if "/nowhere/at/all" in line]) == 1
         assert gateway.lines[-1].startswith("keepgate: semantic.model:")
+
+
+async def _until_logged(caplog: pytest.LogCaptureFixture, words: str) -> None:
+    async with asyncio.timeout(STARTS_WITHIN):
+        while words not in caplog.text:  # noqa: ASYNC110  # a log tells nobody
+            await asyncio.sleep(0.05)
+
+
+async def test_a_process_that_cannot_start_again_is_tried_until_it_can(
+    stage: Stage,
+    mock: MockUpstream,
+    minilm: Encoder,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A model, then a Python, that is away for a moment ends no gateway that has once begun with it."""
+    model, python = tmp_path / "model", tmp_path / "python"
+    model.symlink_to(find_model("default").folder)
+    python.symlink_to(sys.prefix)
+    monkeypatch.setattr(sys, "executable", str(python / Path(sys.executable).relative_to(sys.prefix)))
+    client = await stage.gateway(mock, semantic=SemanticSettings(mode="on", model=str(model)))
+    await until_ready(client)
+    for link, words in ((model, "with status 2"), (python, "No such file")):
+        away = link.rename(link.with_suffix(".away"))
+        os.kill(child(), signal.SIGKILL)
+        await _until_logged(caplog, words)
+        assert (await client.post(chat(f"What is the capital of {link.name}?"))).status == 200
+        away.rename(link)
+        await until_ready(client)
 
 
 async def test_workers_share_one_process(mock: MockUpstream, tmp_path: Path) -> None:
