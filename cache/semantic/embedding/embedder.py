@@ -1,6 +1,9 @@
 """Vectors of texts for an event loop: one thread computes, and texts that come meanwhile share its next call."""
 
 import asyncio
+import os
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -20,6 +23,8 @@ MOST_TOKENS = 256
 """Of one call, unless a single text has more: who comes meanwhile waits for the whole of it."""
 _YIELD_OF_TOKEN = 1e-3
 """Seconds. So much later may a shorter text come, for each token that it has less, and still go first."""
+
+_NICE = 10
 
 
 class _Waiting:
@@ -45,7 +50,7 @@ class Embedder:
     Only the event loop that opened it may use it. A vector depends on its text alone, but for its last bits.
     """
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, patient: bool) -> None:
         self.name = encoder.name
         self.fingerprint = encoder.fingerprint
         self.dimensions = encoder.dimensions
@@ -54,7 +59,9 @@ class Embedder:
         self.calls = 0
         """Of the encoder, so far: texts / calls is the mean size of a batch."""
         self._encoder = encoder
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedder")
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="embedder", initializer=_yield_to_others if patient else None
+        )
         self._waiting: list[_Waiting] = []
         self._closed = False
         self._wake = asyncio.Event()
@@ -155,9 +162,13 @@ class Embedder:
 
 
 @asynccontextmanager
-async def open_embedder(encoder: Encoder) -> AsyncIterator[Embedder]:
-    """An embedder that works until the block ends. It has the encoder to itself."""
-    embedder = Embedder(encoder)
+async def open_embedder(encoder: Encoder, patient: bool = False) -> AsyncIterator[Embedder]:
+    """An embedder that works until the block ends.
+
+    A `patient` one is for work that nobody waits for: its thread leaves the processor to those of other embedders, and
+    a text of it, which may take fifty milliseconds and cannot be broken off, is in nobody's way.
+    """
+    embedder = Embedder(encoder, patient)
     worker = asyncio.create_task(embedder.work(), name="embedder")
     try:
         yield embedder
@@ -165,6 +176,12 @@ async def open_embedder(encoder: Encoder) -> AsyncIterator[Embedder]:
         worker.cancel()
         await asyncio.wait([worker])
         await embedder.close()
+
+
+def _yield_to_others() -> None:
+    """Give this thread a tenth of what others get where there is not enough for all."""
+    if sys.platform == "linux":  # where a thread has a priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def _fail(waiting: _Waiting, error: EmbeddingFailed, cause: Exception | None = None) -> None:

@@ -11,7 +11,7 @@ _LEAST_NORM = 1e-12
 
 
 class Encoder(Protocol):
-    """A sentence-embedding model, loaded. One thread at a time uses it; none of its methods changes a result."""
+    """A sentence-embedding model, loaded. Any thread may use it at any time; none of its methods changes a result."""
 
     name: str
     """Of the model and of what computes it, for people."""

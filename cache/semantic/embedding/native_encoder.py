@@ -1,6 +1,7 @@
 """BERT models in `bert.cpp`: two fifths of ONNX Runtime's time for a short text."""
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_floa
 
 
 class NativeEncoder:
-    """One thread; weights are 16-bit integers; checked against the vectors that the reference gave for the export.
+    """One thread a call; weights are 16-bit integers; checked against the vectors that the reference gave for the export.
 
     A vector is bitwise the same alone and in any company.
     """
@@ -44,7 +45,7 @@ class NativeEncoder:
         lanes, activation_max = self._library.bert_lanes(), int(self._library.bert_activation_max())
         self._layout = BertLayout(shape, bert_weights(files.folder), lanes, activation_max)
         self._model = ctypes.addressof(self._layout.model)
-        self._work: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._work = _Work()
         self._tokens = TextTokens(folder, manifest)
         self.name = f"{files.name}, compiled"
         self.fingerprint = fingerprint
@@ -88,11 +89,19 @@ class NativeEncoder:
         return vectors
 
     def _memory(self, tokens: int, longest: int) -> int:
-        """Address of work space, kept for the next call."""
+        """Address of this thread's work space, kept for its next call."""
         needed = self._library.bert_work_bytes(self._model, tokens, longest) + _ALIGNMENT
-        if self._work.nbytes < needed:
-            self._work = np.empty(needed, np.uint8)
-        return int(self._work.ctypes.data + -self._work.ctypes.data % _ALIGNMENT)
+        if self._work.memory.nbytes < needed:
+            self._work.memory = np.empty(needed, np.uint8)
+        address: int = self._work.memory.ctypes.data
+        return address + -address % _ALIGNMENT
+
+
+class _Work(threading.local):
+    """Each thread has its own."""
+
+    def __init__(self) -> None:
+        self.memory: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
 def _groups(lengths: list[int]) -> Iterator[list[int]]:

@@ -1,6 +1,7 @@
 """The reference: sentence-transformers itself, on torch."""
 
 import os
+import threading
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ class TorchEncoder:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         torch.set_num_threads(threads)
         self._model = open_model(files)
+        # The tokenizer is set to each call's padding, and refuses a second one meanwhile.
+        self._turn = threading.Lock()
         self.name = f"{files.name}, torch"
         self.fingerprint = fingerprint
         self.dimensions = self.encode([""]).shape[1]
@@ -32,7 +35,8 @@ class TorchEncoder:
     def encode(self, texts: list[str]) -> Vectors:
         if not texts:
             return np.empty((0, self.dimensions), np.float32)
-        vectors = self._model.encode([well_formed(text) for text in texts], show_progress_bar=False)
+        with self._turn:
+            vectors = self._model.encode([well_formed(text) for text in texts], show_progress_bar=False)
         return unit(np.asarray(vectors, np.float32))
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 COLUMNS = ("text_a", "text_b", "label")
-_LABELS = {"1": True, "0": False, "true": True, "false": False}
+# As people write them, and as pandas does where a label of the column was missing.
+_LABELS = {"1": True, "0": False, "1.0": True, "0.0": False, "true": True, "false": False}
 # The longest text of a field, in characters.
 _MAX_FIELD = 10_000_000
 # Of what is wrong, so much is shown.

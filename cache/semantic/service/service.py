@@ -21,7 +21,7 @@ from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from cache.memory import MemoryStore
 from cache.redis_store import open_redis_store
-from cache.semantic.embedding.embedder import Embedder, open_embedder
+from cache.semantic.embedding.embedder import open_embedder
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.messages import (
@@ -133,17 +133,18 @@ async def open_service(config: Config, load: Callable[[], Encoder]) -> AsyncIter
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(serving(service.socket, service.handle))
         encoder = await asyncio.to_thread(load)
-        embedder = await stack.enter_async_context(open_embedder(encoder))
-        await stack.enter_async_context(_running(config, encoder, embedder, service))
+        await stack.enter_async_context(_running(config, encoder, service))
         yield service
 
 
 @asynccontextmanager
-async def _running(config: Config, encoder: Encoder, embedder: Embedder, service: Service) -> AsyncIterator[None]:
+async def _running(config: Config, encoder: Encoder, service: Service) -> AsyncIterator[None]:
     async with contextlib.AsyncExitStack() as stack:
+        embedder = await stack.enter_async_context(open_embedder(encoder))
+        patient = await stack.enter_async_context(open_embedder(encoder, patient=True))
         store = await stack.enter_async_context(_store(config.redis))
         shared = await stack.enter_async_context(_log(config.redis, encoder))
-        judge = await stack.enter_async_context(make_judge(config, embedder))
+        judge = await stack.enter_async_context(make_judge(config, patient))
         policy = make_policy(config, judge, random.Random())  # noqa: S311  # which hits are audited is no secret
         neighbours = Neighbours(
             VectorIndex(encoder.dimensions), _counter(store), config.published, config.confirmations
@@ -151,12 +152,12 @@ async def _running(config: Config, encoder: Encoder, embedder: Embedder, service
         stack.push_async_callback(asyncio.to_thread, neighbours.close)
         labels = Labels(policy, f"{config.policy}:{encoder.fingerprint}")
         figures = Figures()
-        learner = Learner(embedder, neighbours, Answers(store), judge, labels, shared, figures, config.capacity)
+        learner = Learner(patient, neighbours, Answers(store), judge, labels, shared, figures, config.capacity)
         cache = SemanticCache(embedder, neighbours, policy, learner, figures, shares_purges=store is not None)
         works = [learner.work(), _maintain(neighbours, learner, store)]
         sharing = None
         if shared is not None and store is not None:
-            sharing = Sharing(shared, neighbours, embedder, labels, cache.blame)
+            sharing = Sharing(shared, neighbours, patient, labels, cache.blame)
             with contextlib.suppress(StoreUnavailable):  # it is learned later, by follow_purges
                 await store.learn_purges()
             works += [sharing.follow(), shared.write(), shared.breaker.watch(), store.follow_purges()]

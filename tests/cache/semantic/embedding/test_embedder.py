@@ -183,3 +183,28 @@ async def test_closing_ends_the_thread_and_tells_who_waits(gate: Gate) -> None:
     with pytest.raises(EmbeddingFailed, match="closed"):
         await embedder.embed("late")
     assert [thread for thread in threading.enumerate() if thread.name.startswith("embedder")] == []
+
+
+async def test_a_long_text_of_a_patient_embedder_is_in_nobodys_way(encoder: Encoder, gate: Gate) -> None:
+    """While it is being computed, and however long that takes, another embedder of the model answers."""
+    async with open_embedder(gate, patient=True) as patient, open_embedder(encoder) as embedder:
+        (waiting,) = await asked(patient, LONG)
+        await gate.reached()
+        async with asyncio.timeout(60):
+            vectors = [await embedder.embed(text) for text in TEXTS]
+        assert not waiting.done()
+        gate.let()
+        assert float(vectors[TEXTS.index(LONG)] @ await waiting) == pytest.approx(1.0, abs=1e-5)
+
+
+async def test_threads_do_not_write_into_one_anothers_vectors(encoder: Encoder) -> None:
+    """A vector is that of its text, whoever computes beside it."""
+    alone = encoder.encode(TEXTS)
+
+    def compute() -> list[Vectors]:
+        return [encoder.encode(TEXTS[start:]) for start in range(len(TEXTS)) for _ in range(5)]
+
+    for computed in await asyncio.gather(*(asyncio.to_thread(compute) for _ in range(4))):
+        for number, vectors in enumerate(computed):
+            start = number // 5
+            assert np.allclose(vectors, alone[start:], atol=1e-5)

@@ -33,6 +33,12 @@ def test_columns_in_any_order_with_others_between_and_every_way_to_write_a_label
 HEADER = "text_a,text_b,label\n"
 
 
+def test_labels_are_read_as_pandas_writes_them(tmp_path: Path) -> None:
+    """A column of whole numbers with a gap in it becomes one of floats."""
+    (tmp_path / "pairs.csv").write_text(HEADER + "a,b,1.0\na,c,0.0\n", encoding="utf-8")
+    assert [pair.same for pair in read_pairs(tmp_path / "pairs.csv")] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
