@@ -7,7 +7,7 @@ from cache.entry import Entry
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from cache.generations import Scope
-from cache.key import Key
+from cache.key import Key, namespace_of
 from cache.results import Bypass, Hit, Miss, Outcome
 from cache.semantic.client import SemanticClient
 from cache.semantic.messages import (
@@ -65,6 +65,7 @@ class Semantic:
         self._client = client
         self._cache = cache
         self._mode = settings.semantic.mode
+        self._published = settings.semantic.published
         self._draws = settings.cache.sampled == "variants"
         self._tasks = tasks
         self._under_way: dict[tuple[str, float], Inquiry] = {}
@@ -151,6 +152,7 @@ class Semantic:
         try:
             with metrics.semantic_seconds.time():
                 reply = await client.ask(ask, Advice, None if ask.serve else _PATIENCE)
+            self._check(ask, reply)
         except StoreUnavailable:
             metrics.semantic_asked.labels("failed").inc()
             await client.note(Unused(ask.key))  # it may have been found too late
@@ -164,6 +166,11 @@ class Semantic:
             inquiry.audit = reply.audit
             if inquiry.hit is None:
                 await client.note(Unused(ask.key))
+
+    def _check(self, ask: Ask, reply: Advice) -> None:
+        """Raises StoreUnavailable for an entry of which this tenant must not know: the service is not to be trusted."""
+        if isinstance(reply, Found) and namespace_of(reply.entry) not in (namespace_of(ask.key), *self._published):
+            raise StoreUnavailable("the semantic cache: an entry of another tenant")
 
     async def _fetch(self, client: SemanticClient, found: Found) -> Hit | None:
         """The entry as a hit, where it is there and still the one that was found."""

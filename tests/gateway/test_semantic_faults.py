@@ -1,6 +1,7 @@
 """A semantic cache that is frozen, killed, lying or poisoned costs a request its deadline at most, and comes back."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import struct
@@ -17,6 +18,7 @@ import pytest
 import redis.asyncio
 import xxhash
 
+from cache.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.embedding.model_files import find_model
 from cache.semantic.service.records import Record
@@ -243,6 +245,41 @@ async def test_whatever_the_process_says_the_request_is_answered(
 
     assert [(answer.status, answer.cache) for answer in answers] == [(200, "miss"), (200, "miss"), (200, "hit")]
     assert took < 2.0
+
+
+@pytest.mark.parametrize("published", [True, False])
+async def test_a_lying_process_cannot_cross_tenants(
+    stage: Stage, mock: MockUpstream, folder: Path, published: bool
+) -> None:
+    """Whatever entry it names: only one's own, and those of tenants that the operator publishes, are served."""
+    lie: list[Any] = ["not found", 1]
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                (size,) = struct.unpack(">I", await reader.readexactly(4))
+                number = msgspec.msgpack.decode(await reader.readexactly(size))[0]
+                if number:  # else it is a note
+                    reply = msgspec.msgpack.encode([number, lie])
+                    writer.write(struct.pack(">I", len(reply)) + reply)
+        writer.close()
+
+    names = (namespace_for("Bearer sk-victim"),) if published else ()
+    semantic = SemanticSettings(mode="on", deadline=5.0, published=names)
+    server = await asyncio.start_unix_server(converse, folder / "liar")
+    try:
+        client = await stage.gateway(mock, semantic=semantic, semantic_socket=folder / "liar")
+        victim, thief = client.tenant("sk-victim"), client.tenant("sk-thief")
+        first = await victim.post(chat(ASKED))
+        created = (await client.get(f"/v1/cache/entries/{first.entry}")).json["created"]
+        lie[:] = ["found", 1, 0.9, 0.001, "semantic", first.entry, created, False]
+        own, other = await victim.post(chat(AGAIN)), await thief.post(chat(AGAIN))
+    finally:
+        server.close()
+
+    assert own.cache == "hit"
+    assert other.cache == ("hit" if published else "miss")
+    assert ("x-keepgate-similarity" in other.headers) is published
 
 
 async def test_no_process_at_all_is_no_fault_of_the_request(stage: Stage, mock: MockUpstream, folder: Path) -> None:
