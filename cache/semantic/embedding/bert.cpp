@@ -1,15 +1,17 @@
 // A BERT encoder and its pooling as one function: token numbers of some texts in, a vector of each text out.
 //
 // Why it exists: for a text of twelve tokens a general runtime waits for 42 MB of float weights, and multiplies floats.
+// Here they are 16 MB, which a third-level cache may hold.
 //
-// Numbers: a matrix and the rows that it is multiplied with are 16-bit integers. A row of activations has one scale, by
-// which its largest value becomes ACTIVATION_MAX; a column of weights has one, chosen by who packs it so that
+// Numbers: weights are integers of 12 bits, the rows that they are multiplied with of 16. A row of activations has one
+// scale, by which its largest value becomes ACTIVATION_MAX; a column of weights has one, chosen by who packs it so that
 //   ACTIVATION_MAX * (sum of the column's |weights|) < 2^31:
 // sums of products are therefore exact in 32 bits, in any order. All else is float. A row of activations depends on
 // nothing but its own text, so a vector is bitwise the same alone and in any company.
 //
 // Layouts
-//   matrix  [panel][in / 2][PANEL][2]: panels of PANEL output columns, so that a kernel reads one stream
+//   matrix  [panel][in / 4][6 * PANEL bytes]: panels of PANEL output columns, packed; see `multiply`
+//   panel   [in / 2][PANEL][2], unpacked: a kernel reads one stream
 //   rows    of all texts one after the other, without padding; every width is a multiple of PANEL, filled up with zeros
 #include <algorithm>
 #include <cmath>
@@ -29,8 +31,14 @@ constexpr int ROW_TILE = 14;  // rows of a matrix product that share the weights
 constexpr int ROW_TILE = 12;
 #endif
 using Pairs = __m512i;
-inline Pairs load_pairs(const int16_t* p) { return _mm512_load_si512(p); }
+inline Pairs load_pairs(const void* p) { return _mm512_load_si512(p); }
+inline void store_pairs(int16_t* p, Pairs pairs) { _mm512_store_si512(p, pairs); }
 inline Pairs broadcast(int32_t pair) { return _mm512_set1_epi32(pair); }
+inline Pairs join(const int8_t* high, Pairs low) {
+  const Pairs wide = _mm512_cvtepi8_epi16(_mm256_load_si256((const __m256i*)high));
+  return _mm512_or_si512(_mm512_slli_epi16(wide, 4), _mm512_and_si512(low, _mm512_set1_epi16(15)));
+}
+inline Pairs next_low(Pairs low) { return _mm512_srli_epi16(low, 4); }
 #if defined(__AVX512VNNI__)
 inline Pairs add_products(Pairs total, Pairs weights, Pairs pair) {
   // The intrinsic is the same, but GCC 12 then moves half of the totals to memory and back for each product.
@@ -46,8 +54,14 @@ inline Pairs add_products(Pairs total, Pairs weights, Pairs pair) {
 constexpr int LANES = 8;
 constexpr int ROW_TILE = 6;
 using Pairs = __m256i;
-inline Pairs load_pairs(const int16_t* p) { return _mm256_load_si256((const __m256i*)p); }
+inline Pairs load_pairs(const void* p) { return _mm256_load_si256((const __m256i*)p); }
+inline void store_pairs(int16_t* p, Pairs pairs) { _mm256_store_si256((__m256i*)p, pairs); }
 inline Pairs broadcast(int32_t pair) { return _mm256_set1_epi32(pair); }
+inline Pairs join(const int8_t* high, Pairs low) {
+  const Pairs wide = _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i*)high));
+  return _mm256_or_si256(_mm256_slli_epi16(wide, 4), _mm256_and_si256(low, _mm256_set1_epi16(15)));
+}
+inline Pairs next_low(Pairs low) { return _mm256_srli_epi16(low, 4); }
 inline Pairs add_products(Pairs total, Pairs weights, Pairs pair) {
   return _mm256_add_epi32(total, _mm256_madd_epi16(weights, pair));
 }
@@ -113,7 +127,7 @@ inline Vector gelu(Vector x) {
 extern "C" {
 
 struct BertLinear {
-  const int16_t* panels;
+  const int8_t* panels;
   const float *scales, *bias;  // of the columns
   int32_t in, out;             // padded
 };
@@ -141,17 +155,18 @@ inline long in_lanes(long width) { return (width + LANES - 1) / LANES * LANES; }
 
 // Work space of a call, cut from one block of memory. Starts at a multiple of 64 bytes, and so does every part.
 struct Work {
-  float *x, *wide, *mixed, *keys, *values, *scores, *scales;
+  float *x, *wide, *mixed, *keys, *scores, *scales;
   int32_t* pairs;
+  int16_t* panel;
   char* end;
 
   Work(char* memory, const BertModel& m, long rows, long longest) {
     const long hidden = padded(m.hidden), up = m.layer[0].up.out;
-    const long head = in_lanes(m.hidden / m.heads), length = in_lanes(longest);
+    const long length = in_lanes(longest);
     end = memory;
     cut(x, rows * hidden), cut(wide, rows * std::max(padded(3L * m.hidden), up)), cut(mixed, rows * hidden);
-    cut(keys, head * length), cut(values, length * head), cut(scores, QUERY_TILE * length);
-    cut(scales, rows), cut(pairs, rows * std::max(hidden, up) / 2);
+    cut(keys, m.hidden / m.heads * length), cut(scores, QUERY_TILE * length);
+    cut(scales, rows), cut(pairs, rows * std::max(hidden, up) / 2), cut(panel, PANEL * std::max(hidden, up));
   }
 
   template <class Number>
@@ -192,62 +207,81 @@ void round_rows(const float* x, long width, int rows, Work& to) {
 }
 
 // ROWS rows with one panel: out[r][c] = the scaled sum over k of x[r][k] * weight[k][c], plus bias, plus what was there.
-using Kernel = void (*)(const BertLinear&, long panel, const int32_t* pairs, const float* scales, float* out);
+// The first rows that pass a panel find it packed and leave it unpacked for the others.
+//
+// Packed, four inputs are 4 * PANEL bytes, the upper eight bits of the weights in the order of the unpacked panel, and
+// 2 * PANEL bytes with the lower four: number i of 16 bits has, from its lowest bits upwards, those of weight i of each
+// of the four vectors.
+using Kernel = void (*)(const BertLinear&, const int8_t* packed, int16_t* panel, const int32_t* pairs,
+                        const float* scales, long first, float* out);
 
-template <int ROWS, bool ADDS>
+template <int ROWS, bool ADDS, bool UNPACKS>
 __attribute__((noinline)) void multiply(
-    const BertLinear& w, long panel, const int32_t* pairs, const float* scales, float* out) {
-  const int16_t* weights = w.panels + panel * PANEL * w.in;
+    const BertLinear& w, const int8_t* packed, int16_t* panel, const int32_t* pairs, const float* scales, long first,
+    float* out) {
   Pairs acc[ROWS][2];
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = Pairs{};
-  for (long k = w.in / 2; k; k--, weights += 2 * PANEL, pairs += ROWS) {
-    _mm_prefetch((const char*)weights + FETCH, _MM_HINT_T0);
-    if (sizeof(Pairs) == 64) _mm_prefetch((const char*)weights + FETCH + 64, _MM_HINT_T0);
-    const Pairs w0 = load_pairs(weights), w1 = load_pairs(weights + PANEL);
+  for (long k = w.in / 4; k; k--, packed += 6 * PANEL) {
+    Pairs low{};
+    if (UNPACKS) {
+      for (int i = 0; i < 6 * PANEL; i += 64) _mm_prefetch((const char*)packed + FETCH + i, _MM_HINT_T0);
+      low = load_pairs(packed + 4 * PANEL);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 4; i += 2, panel += 2 * PANEL, pairs += ROWS) {
+      Pairs w0, w1;
+      if (UNPACKS) {
+        w0 = join(packed + i * PANEL, low), low = next_low(low);
+        w1 = join(packed + i * PANEL + PANEL, low), low = next_low(low);
+        store_pairs(panel, w0), store_pairs(panel + PANEL, w1);
+      } else {
+        w0 = load_pairs(panel), w1 = load_pairs(panel + PANEL);
+      }
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++) {
-      const Pairs pair = broadcast(pairs[r]);
-      acc[r][0] = add_products(acc[r][0], w0, pair);
-      acc[r][1] = add_products(acc[r][1], w1, pair);
+      for (int r = 0; r < ROWS; r++) {
+        const Pairs pair = broadcast(pairs[r]);
+        acc[r][0] = add_products(acc[r][0], w0, pair);
+        acc[r][1] = add_products(acc[r][1], w1, pair);
+      }
     }
   }
-  const float* column_scales = w.scales + panel * PANEL;
-  const float* bias = w.bias + panel * PANEL;
-  auto finish = [&](Pairs total, int row, int column) {
-    float* to = out + (long)row * w.out + panel * PANEL + column;
-    const Vector scale = load(column_scales + column) * scales[row];
-    const Vector product = __builtin_convertvector((Integers)total, Vector) * scale + load(bias + column);
+  auto finish = [&](Pairs total, int row, long column) {
+    float* to = out + row * (long)w.out + column;
+    const Vector scale = load(w.scales + column) * scales[row];
+    const Vector product = __builtin_convertvector((Integers)total, Vector) * scale + load(w.bias + column);
     store(to, ADDS ? load(to) + product : product);
   };
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++) {
-    finish(acc[r][0], r, 0);
-    finish(acc[r][1], r, LANES);
+    finish(acc[r][0], r, first);
+    finish(acc[r][1], r, first + LANES);
   }
 }
 
-template <bool ADDS>
+template <bool ADDS, bool UNPACKS>
 constexpr Kernel KERNELS[ROW_TILE + 1] = {
-    nullptr, multiply<1, ADDS>, multiply<2, ADDS>, multiply<3, ADDS>,
-    multiply<4, ADDS>, multiply<5, ADDS>, multiply<6, ADDS>,
+    nullptr, multiply<1, ADDS, UNPACKS>, multiply<2, ADDS, UNPACKS>, multiply<3, ADDS, UNPACKS>,
+    multiply<4, ADDS, UNPACKS>, multiply<5, ADDS, UNPACKS>, multiply<6, ADDS, UNPACKS>,
 #if defined(__AVX512F__)
-    multiply<7, ADDS>, multiply<8, ADDS>, multiply<9, ADDS>,
-    multiply<10, ADDS>, multiply<11, ADDS>, multiply<12, ADDS>,
+    multiply<7, ADDS, UNPACKS>, multiply<8, ADDS, UNPACKS>, multiply<9, ADDS, UNPACKS>,
+    multiply<10, ADDS, UNPACKS>, multiply<11, ADDS, UNPACKS>, multiply<12, ADDS, UNPACKS>,
 #endif
 #if defined(__AVX512VNNI__)
-    multiply<13, ADDS>, multiply<14, ADDS>,
+    multiply<13, ADDS, UNPACKS>, multiply<14, ADDS, UNPACKS>,
 #endif
 };
 
 // Rows that round_rows made, times a matrix.
 template <bool ADDS>
-void linear(const BertLinear& w, const Work& from, int rows, float* out) {
+void linear(const BertLinear& w, Work& work, int rows, float* out) {
   const Tiles tiles(rows);
-  for (long panel = 0; panel < w.out / PANEL; panel++)
+  for (long column = 0; column < w.out; column += PANEL)
     for (int tile = 0; tile < tiles.count; tile++) {
       const long first = tiles.first(tile), height = tiles.first(tile + 1) - first;
-      KERNELS<ADDS>[height](w, panel, from.pairs + first * w.in / 2, from.scales + first, out + first * w.out);
+      const Kernel kernel = tile ? KERNELS<ADDS, false>[height] : KERNELS<ADDS, true>[height];
+      kernel(w, w.panels + column * w.in / 2 * 3, work.panel, work.pairs + first * w.in / 2, work.scales + first, column,
+             out + first * w.out);
     }
 }
 
@@ -269,13 +303,11 @@ void normalise(float* x, const BertNorm& norm, int hidden, float eps) {
     store(x + i, (load(x + i) - mean) * inverse * load(norm.weight + i) + load(norm.bias + i));
 }
 
-// Keys as [dimension][token] and values as [token][dimension] of one head, both filled up with zeros.
-void take_head(const float* keys, const float* values, long stride, int tokens, int dimensions, Work& to) {
-  const long length = in_lanes(tokens), width = in_lanes(dimensions);
-  for (long t = 0; t < length; t++)
-    for (int d = 0; d < dimensions; d++) to.keys[d * length + t] = t < tokens ? keys[t * stride + d] : 0.f;
-  for (long t = 0; t < tokens; t++)
-    for (long d = 0; d < width; d++) to.values[t * width + d] = d < dimensions ? values[t * stride + d] : 0.f;
+// Keys of one head as [dimension][token], filled up with zeros.
+void take_keys(const float* keys, long stride, int tokens, int dimensions, float* to) {
+  const long length = in_lanes(tokens);
+  for (int d = 0; d < dimensions; d++)
+    for (long t = 0; t < length; t++) to[d * length + t] = t < tokens ? keys[t * stride + d] : 0.f;
 }
 
 // Softmax of some scores times `factor`, in place, base 2; zeros beyond the last.
@@ -296,8 +328,9 @@ void soften(float* scores, int tokens, float factor) {
 }
 
 template <int QUERIES>
-void attend(const float* queries, long stride, int tokens, int dimensions, Work& work, float* out, long out_stride) {
-  const long length = in_lanes(tokens), width = in_lanes(dimensions);
+void attend(const float* queries, const float* values, long stride, int tokens, int dimensions, Work& work, float* out,
+            long out_stride) {
+  const long length = in_lanes(tokens);
   for (long t = 0; t < length; t += LANES) {
     Vector score[QUERIES] = {};
     for (int d = 0; d < dimensions; d++) {
@@ -312,7 +345,8 @@ void attend(const float* queries, long stride, int tokens, int dimensions, Work&
   for (long first = 0; first < dimensions; first += LANES) {
     Vector mixed[QUERIES] = {};
     for (int t = 0; t < tokens; t++) {
-      const Vector value = load(work.values + t * width + first);
+      // Beyond the head it is another's values, and nobody looks at what becomes of them.
+      const Vector value = load(values + t * stride + first);
 #pragma GCC unroll 4
       for (int q = 0; q < QUERIES; q++) mixed[q] += work.scores[q * length + t] * value;
     }
@@ -327,12 +361,13 @@ void attention(const BertModel& m, const float* qkv, long stride, int tokens, Wo
   for (int head = 0; head < m.heads; head++) {
     const float* queries = qkv + head * dimensions;
     float* to = out + head * dimensions;
-    take_head(queries + m.hidden, queries + 2 * m.hidden, stride, tokens, dimensions, work);
+    const float* values = queries + 2 * m.hidden;
+    take_keys(queries + m.hidden, stride, tokens, dimensions, work.keys);
     int t = 0;
     for (; t + QUERY_TILE <= tokens; t += QUERY_TILE)
-      attend<QUERY_TILE>(queries + t * stride, stride, tokens, dimensions, work, to + t * out_stride, out_stride);
+      attend<QUERY_TILE>(queries + t * stride, values, stride, tokens, dimensions, work, to + t * out_stride, out_stride);
     for (; t < tokens; t++)
-      attend<1>(queries + t * stride, stride, tokens, dimensions, work, to + t * out_stride, out_stride);
+      attend<1>(queries + t * stride, values, stride, tokens, dimensions, work, to + t * out_stride, out_stride);
   }
 }
 

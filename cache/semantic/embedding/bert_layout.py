@@ -10,7 +10,7 @@ from cache.semantic.embedding.errors import NativeUnavailable
 
 _POINTER, _INT32, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 _ALIGNMENT = 64
-_INT16_MAX, _INT32_MAX = 2**15 - 1, 2**31 - 1
+_WEIGHT_MAX, _INT32_MAX = 2**11 - 1, 2**31 - 1
 # No weight of a model is so small, and its inverse is still a float.
 _LEAST = 1e-30
 
@@ -115,8 +115,7 @@ class BertLayout:
         """Of a matrix [out, in]."""
         weight = _padded(weight, (self._panel, self._panel))
         integers, scales = rounded(weight, self._activation_max)
-        panels = integers.reshape(-1, self._panel, weight.shape[1] // 2, 2).transpose(0, 2, 1, 3)
-        self._arrays[f"{name}.panels"] = panels
+        self._arrays[f"{name}.panels"] = packed(integers, self._panel)
         self._add_floats(f"{name}.scales", scales)
         self._add_floats(f"{name}.bias", bias)
 
@@ -125,9 +124,9 @@ class BertLayout:
         return Layer(*linears, self._norm(f"{i}.attention_norm"), self._norm(f"{i}.output_norm"))
 
     def _linear(self, name: str) -> Linear:
-        panels, pairs, width, _ = self._arrays[f"{name}.panels"].shape
+        panels, fours, _ = self._arrays[f"{name}.panels"].shape
         pointers = (self._address[f"{name}.{part}"] for part in ("panels", "scales", "bias"))
-        return Linear(*pointers, 2 * pairs, panels * width)
+        return Linear(*pointers, 4 * fours, panels * self._panel)
 
     def _norm(self, name: str) -> Norm:
         return Norm(self._address[f"{name}.weight"], self._address[f"{name}.bias"])
@@ -142,9 +141,19 @@ def rounded(weight: Floats, activation_max: int) -> tuple[npt.NDArray[np.int16],
     sizes = np.abs(weight)
     most = _INT32_MAX // activation_max - weight.shape[1] / 2
     by_sum, by_largest = (np.maximum(each, _LEAST) for each in (sizes.sum(axis=1), sizes.max(axis=1)))
-    factors = np.minimum(most / by_sum, _INT16_MAX / by_largest)
+    factors = np.minimum(most / by_sum, _WEIGHT_MAX / by_largest)
     integers = np.rint(weight * factors[:, None]).astype(np.int16)
     return integers, (1 / factors).astype(np.float32)
+
+
+def packed(integers: npt.NDArray[np.int16], panel: int) -> npt.NDArray[np.int8]:
+    """Integers of 12 bits, [out, in], as `bert.cpp` unpacks them: bytes [out / panel, in / 4, 6 * panel]."""
+    out, inputs = integers.shape
+    vectors = integers.reshape(out // panel, 2, panel // 2, inputs // 4, 2, 2).transpose(0, 3, 4, 1, 2, 5)
+    vectors = vectors.reshape(out // panel, inputs // 4, 4, panel)
+    low = ((vectors & 15).astype(np.uint16) << np.array([[0], [4], [8], [12]], np.uint16)).sum(axis=2, dtype=np.uint16)
+    high = (vectors >> 4).astype(np.int8).reshape(*low.shape[:2], -1)
+    return np.concatenate([high, low.view(np.int8)], axis=2)
 
 
 def _padded(array: Floats, multiples: tuple[int, ...]) -> Floats:

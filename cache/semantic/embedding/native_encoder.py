@@ -25,7 +25,7 @@ _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_floa
 
 
 class NativeEncoder:
-    """One thread a call; weights are 16-bit integers; checked against the vectors that the reference gave for the export.
+    """One thread a call; weights are integers of 12 bits; checked against the vectors that the reference gave.
 
     A vector is bitwise the same alone and in any company.
     """
