@@ -10,7 +10,9 @@ import pytest
 import redis.asyncio
 import xxhash
 
+from cache.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.service.records import Record
 from gateway.mock import MockUpstream, Reply
 from tests.cache.valkey import Valkey
 from tests.gateway.client import chat
@@ -21,6 +23,7 @@ ASKED = "How do I reset my password?"
 AGAIN = "How can I reset my password?"
 ANSWER = "Open the settings, choose Security, and click Reset password."
 LOG = "keepgate:semantic:log"
+HEADER_BYTES = 12
 
 
 @pytest.fixture
@@ -66,6 +69,33 @@ async def test_events_that_nobody_wrote_end_nothing(
     assert await figure(other, "policy.labels") == 0
     await one.post(chat(AGAIN))
     await until_figure(other, "policy.labels", 1)
+
+
+async def test_confirmations_are_known_to_those_who_begin_later(
+    semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, raw: redis.asyncio.Redis
+) -> None:
+    """A host that starts after them serves a published answer to another tenant; and no more are kept than needed."""
+    settings = {"published": (namespace_for("Bearer sk-docs"),), "confirmations": 2}
+    one = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
+    await one.tenant("sk-docs").post(chat(ASKED))
+    await until_known(one, 1)
+    for known, tenant in enumerate(("sk-a", "sk-b"), start=2):
+        assert (await one.tenant(tenant).post(chat(AGAIN))).cache == "miss"
+        await until_known(one, known)
+        await until_figure(one, "judged_same", known - 1)
+    assert (await one.tenant("sk-c").post(chat(AGAIN), x_keepgate_max_risk="0")).cache == "miss"
+    await until_known(one, 4)
+    other = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
+    await until_known(other, 4)
+
+    assert (await other.tenant("sk-d").post(chat(AGAIN))).cache == "hit"
+    confirmed = []
+    async for key in raw.scan_iter("keepgate:semantic:record:*"):
+        data = await raw.get(key)
+        assert isinstance(data, bytes)
+        record = msgspec.convert(msgspec.msgpack.decode(data[HEADER_BYTES:])[0], Record)
+        confirmed.append(len(record.confirmed))
+    assert sorted(confirmed) == [0, 0, 0, 2]
 
 
 async def test_what_is_no_state_of_a_policy_is_a_cold_start(

@@ -1,12 +1,13 @@
 """The answers of entries as plain text, for comparing them."""
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
+from cache.semantic.service.records import Record
 
 _KEPT_CHARACTERS = 16 * 2**20
 
@@ -36,33 +37,43 @@ def plain_answer(body: bytes) -> str | None:
     return text if isinstance(text, str) and text.strip() else None
 
 
+class _Heard(NamedTuple):
+    created: float
+    text: str
+
+
 class Answers:
     """The texts of answers, read from the store that gateways share; without one, those that were heard lately."""
 
     def __init__(self, store: ExactCache | None) -> None:
         self._store = store
-        self._heard: OrderedDict[str, str] = OrderedDict()
+        self._heard: OrderedDict[str, _Heard] = OrderedDict()
         self._characters = 0
 
-    def hear(self, entry: str, text: str) -> None:
-        self.forget(entry)
-        self._heard[entry] = text
+    def hear(self, record: Record, text: str) -> None:
+        self.forget(record.entry)
+        self._heard[record.entry] = _Heard(record.created, text)
         self._characters += len(text)
         while self._characters > _KEPT_CHARACTERS:
-            self._characters -= len(self._heard.popitem(last=False)[1])
+            self._characters -= len(self._heard.popitem(last=False)[1].text)
 
     def forget(self, entry: str) -> None:
-        self._characters -= len(self._heard.pop(entry, ""))
+        heard = self._heard.pop(entry, None)
+        if heard is not None:
+            self._characters -= len(heard.text)
 
-    async def of(self, entry: str) -> str | None:
-        """None where the entry is gone. Raises StoreUnavailable where nobody can say."""
-        if (text := self._heard.get(entry)) is not None:
-            self._heard.move_to_end(entry)
-            return text
+    async def of(self, record: Record) -> str | None:
+        """None where the entry is gone. Raises StoreUnavailable where nobody can say, or it has another answer now."""
+        heard = self._heard.get(record.entry)
+        if heard is not None and heard.created == record.created:
+            self._heard.move_to_end(record.entry)
+            return heard.text
         if self._store is None:
-            raise StoreUnavailable(f"the answer of {entry} was not heard here")
-        kept = await self._store.entry(entry)
+            raise StoreUnavailable(f"the answer of {record.entry} was not heard here")
+        kept = await self._store.entry(record.entry)
         if kept is None or (text := plain_answer(kept.body)) is None:
             return None
-        self.hear(entry, text)
+        if kept.created != record.created:
+            raise StoreUnavailable(f"the answer of {record.entry} was computed anew")
+        self.hear(record, text)
         return text

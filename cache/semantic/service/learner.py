@@ -1,17 +1,21 @@
 """What the semantic cache learns from fresh answers: labels for the policy, and answers for the next who asks."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
 
-from cache.errors import CacheError
-from cache.key import namespace_of
+import msgspec
+
+from cache.errors import CacheError, StoreUnavailable
 from cache.semantic.embedding.embedder import Embedder
 from cache.semantic.judge.judge import Judge, Verdict
 from cache.semantic.messages import Answered
 from cache.semantic.policy.label import Label
 from cache.semantic.service.answers import Answers, plain_answer
+from cache.semantic.service.backlog import Backlog
+from cache.semantic.service.comparison import Comparison
 from cache.semantic.service.figures import Figures
 from cache.semantic.service.inquiries import Inquiry
 from cache.semantic.service.labels import Labels
@@ -26,10 +30,20 @@ _MOST_COMPARED = 4
 _LEAST_SIMILARITY = 0.5
 _MOST_WAITING = 1000
 _DISCARDED_AT_ONCE = 500
+_JUDGED_AT_ONCE = 4
+# Who finds an entry had better know what it says the same as. So long a judge is waited for who has nothing else to
+# do, while no more than so many answers wait to be found.
+_PATIENCE = 0.5
+_MOST_PATIENT = 100
 
 
 class Learner:
-    """Judges fresh answers one after the other, behind the requests that brought them.
+    """Takes up fresh answers one after the other, behind the requests that brought them, and has them judged.
+
+    hear → embed → neighbours → compare → keep
+
+    An answer that a slow judge has not compared yet is kept all the same, as one that says what no other says; what it
+    does say, and the label, follow. Where too many wait for the judge, the oldest of them are never compared.
 
     `shared` is where other processes hear of it; without one this process learns alone.
     """
@@ -53,29 +67,24 @@ class Learner:
         self._log = shared
         self._figures = figures
         self._capacity = capacity
-        self._waiting: asyncio.Queue[tuple[Answered, Inquiry | None]] = asyncio.Queue(_MOST_WAITING)
+        self._heard = Backlog[tuple[Answered, Inquiry | None]](_MOST_WAITING)
+        self._comparisons = Backlog[Comparison](_MOST_WAITING)
 
     async def hear(self, note: Answered, inquiry: Inquiry | None) -> None:
-        if self._waiting.full():  # the oldest is the one that others have learned from meanwhile
-            self._waiting.get_nowait()
-            self._figures.count("unjudged")
-        self._waiting.put_nowait((note, inquiry))
+        if not self._heard.add((note, inquiry)):
+            self._figures.count("unheard")
 
     async def work(self) -> None:
-        """Judge what was heard; runs for as long as the cache does."""
-        while True:
-            note, inquiry = await self._waiting.get()
-            try:
-                await self._learn(note, inquiry)
-            except CacheError as error:
-                self._figures.count("unjudged")
-                log.debug("a fresh answer was not judged: %s", error)
-            finally:
-                self._waiting.task_done()
+        """Learn from what was heard; runs for as long as the cache does."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._heard.work(self._take))
+            for _ in range(_JUDGED_AT_ONCE):
+                tasks.create_task(self._comparisons.work(self._judge_one))
 
     async def idle(self) -> None:
-        """Wait until everything that was heard is judged."""
-        await self._waiting.join()
+        """Wait until everything that was heard is kept and judged."""
+        await self._heard.idle()
+        await self._comparisons.idle()
 
     async def teach(self, label: Label) -> None:
         """Let the policy learn, here and in all other processes."""
@@ -105,16 +114,78 @@ class Learner:
             if self._log is not None:
                 self._log.discard(some)
 
+    async def _take(self, heard: tuple[Answered, Inquiry | None]) -> None:
+        try:
+            await self._learn(*heard)
+        except CacheError as error:
+            self._figures.count("unheard")
+            log.debug("a fresh answer was not learned: %s", error)
+
     async def _learn(self, note: Answered, inquiry: Inquiry | None) -> None:
         text = plain_answer(note.body)
         if text is None:
             if self._neighbours.records.get(note.entry) is not None:  # it was of an older answer
                 await self.forget(note.entry)
             return
-        namespace = namespace_of(note.entry)
         vector = await self._embedder.embed(note.text) if inquiry is None else inquiry.vector
         near = [n for n in await self._neighbours.near(note.partition, vector) if n.record.entry != note.entry]
-        verdicts = await self._compare(note.text, text, self._worth_comparing(near, inquiry))
+        record = Record(
+            note.entry, note.partition, note.text, note.entry, note.model, note.generation, note.created, note.expires
+        )
+        comparison = Comparison(record, vector, text, self._worth_comparing(near, inquiry), inquiry)
+        if comparison.others:
+            await self._have_judged(comparison)
+        await self._keep(comparison)
+
+    async def _have_judged(self, comparison: Comparison) -> None:
+        """Return once it is judged, or that would take too long."""
+        is_judge_free = not self._comparisons
+        if not self._comparisons.add(comparison):
+            self._figures.count("unjudged")
+        if is_judge_free and len(self._heard) <= _MOST_PATIENT:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE):
+                    await comparison.judged.wait()
+
+    async def _keep(self, comparison: Comparison) -> None:
+        record = comparison.record
+        if record.expires > time.time():
+            self._answers.hear(record, comparison.text)
+            if self._log is not None:
+                self._log.save(record, comparison.vector)
+            await self._neighbours.put(record, comparison.vector)
+            await self._make_room()
+
+    async def _judge_one(self, comparison: Comparison) -> None:
+        try:
+            await self._conclude(comparison, await self._compare(comparison))
+        except CacheError as error:
+            self._figures.count("unjudged")
+            log.debug("a fresh answer was not judged: %s", error)
+        finally:
+            comparison.judged.set()
+
+    async def _compare(self, comparison: Comparison) -> dict[str, Verdict]:
+        """By entry. What was computed anew meanwhile, or cannot be read now, is left out."""
+        texts: dict[str, str] = {}
+        for record in comparison.others:
+            try:
+                text = await self._answers.of(record)
+            except StoreUnavailable as error:
+                log.debug("an answer is not compared: %s", error)
+                continue
+            if text is not None:
+                texts[record.entry] = text
+            elif not self._is_replaced(record):
+                await self.forget(record.entry)
+        verdicts = await self._judge.compare(comparison.record.text, comparison.text, list(texts.values()))
+        for verdict in verdicts:
+            self._figures.count(f"judged_{verdict.name.lower()}")
+        found = dict(zip(texts, verdicts, strict=True))
+        return {r.entry: found[r.entry] for r in comparison.others if r.entry in found and not self._is_replaced(r)}
+
+    async def _conclude(self, comparison: Comparison, verdicts: dict[str, Verdict]) -> None:
+        fresh, inquiry = comparison.record, comparison.inquiry
         if inquiry is not None and inquiry.evidence is not None:
             verdict = verdicts.get(inquiry.entry, Verdict.UNSURE)
             if verdict is not Verdict.UNSURE or (self._judge.doubts and inquiry.entry in verdicts):
@@ -125,49 +196,37 @@ class Learner:
             if kept and verdicts[kept.entry] is Verdict.SAME
         ]
         for record in same:
-            is_stranger = self._neighbours.is_stranger(record, namespace)
+            is_stranger = self._neighbours.is_stranger(record, fresh.namespace)
             # The same words may answer another question: three who hear "Yes." have not been asked the same.
-            if is_stranger and first_allowed(note.text, [Neighbour(record, 1.0)], [0])[0] is not None:
-                self._confirm(record, namespace)
-        own = [record.answer for record in same if record.namespace == namespace] or [r.answer for r in same]
-        record = Record(
-            note.entry, note.partition, note.text, own[0] if own else note.entry, note.model, note.generation,
-            note.created, note.expires,
-        )  # fmt: skip
-        if record.expires > time.time():
-            self._answers.hear(record.entry, text)
-            await self._neighbours.put(record, vector)
-            if self._log is not None:
-                self._log.save(record, vector)
-            await self._make_room()
+            if is_stranger and first_allowed(fresh.text, [Neighbour(record, 1.0)], [0])[0] is not None:
+                await self._confirm(record, fresh.namespace)
+        own = [record.answer for record in same if record.namespace == fresh.namespace] or [r.answer for r in same]
+        if own:
+            comparison.record = msgspec.structs.replace(fresh, answer=own[0])
+            kept = self._neighbours.records.regroup(fresh.entry, fresh.created, own[0])
+            if kept is not None and self._log is not None:
+                self._log.save(kept, comparison.vector)
 
-    async def _compare(self, question: str, fresh: str, near: Sequence[Neighbour]) -> dict[str, Verdict]:
-        texts: dict[str, str] = {}
-        for neighbour in near:
-            text = await self._answers.of(neighbour.record.entry)
-            if text is None:
-                await self.forget(neighbour.record.entry)
-            else:
-                texts[neighbour.record.entry] = text
-        verdicts = await self._judge.compare(question, fresh, list(texts.values()))
-        for verdict in verdicts:
-            self._figures.count(f"judged_{verdict.name.lower()}")
-        return dict(zip(texts, verdicts, strict=True))
-
-    def _worth_comparing(self, near: Sequence[Neighbour], inquiry: Inquiry | None) -> list[Neighbour]:
+    def _worth_comparing(self, near: Sequence[Neighbour], inquiry: Inquiry | None) -> list[Record]:
         """What was or would have been served, and the nearest of each other answer."""
-        chosen: dict[str, Neighbour] = {}
+        chosen: dict[str, Record] = {}
         served = self._neighbours.records.get(inquiry.entry) if inquiry is not None else None
         if served is not None:
-            chosen[served.answer] = Neighbour(served, 1.0)
+            chosen[served.answer] = served
         for neighbour in near:
             if neighbour.similarity >= _LEAST_SIMILARITY:
-                chosen.setdefault(neighbour.record.answer, neighbour)
+                chosen.setdefault(neighbour.record.answer, neighbour.record)
         return list(chosen.values())[:_MOST_COMPARED]
 
-    def _confirm(self, record: Record, namespace: str) -> None:
-        if self._neighbours.records.confirm(record.entry, record.created, namespace) and self._log is not None:
-            self._log.confirm(record, namespace)
+    async def _confirm(self, record: Record, namespace: str) -> None:
+        kept = self._neighbours.confirm(record.entry, record.created, namespace)
+        if kept is not None and self._log is not None:
+            self._log.confirm(kept, await self._embedder.embed(kept.text), namespace)
+
+    def _is_replaced(self, record: Record) -> bool:
+        """Whether the entry's answer is another one by now."""
+        kept = self._neighbours.records.get(record.entry)
+        return kept is not None and kept.created != record.created
 
     async def _make_room(self) -> None:
         while len(self._neighbours.records) > self._capacity:

@@ -115,11 +115,7 @@ class RecordLog:
         self.corrupt = 0
 
     def save(self, record: Record, vector: Vector) -> None:
-        remaining = round((record.expires - time.time()) * 1000)
-        if remaining > 0:
-            stored = _encode(_Stored(record, self._encoder, vector.astype("<f4").tobytes()))
-            data = _MAGIC + xxhash.xxh3_64_digest(stored) + stored
-            self._write("SET", _RECORD + record.entry, data, "PX", remaining)
+        if self._set(record, vector):
             self._write("ZADD", _RECORDS, record.expires, record.entry)
             self._announce("put", record.entry.encode())
 
@@ -133,8 +129,10 @@ class RecordLog:
         self._write("UNLINK", *(_RECORD + entry for entry in entries))
         self._write("ZREM", _RECORDS, *entries)
 
-    def confirm(self, record: Record, namespace: str) -> None:
-        self._announce("confirm", _encode((record.entry, record.created, namespace)))
+    def confirm(self, record: Record, vector: Vector, namespace: str) -> None:
+        """Keep a record that a tenant has confirmed, for those who begin later, and tell the others who it was."""
+        if self._set(record, vector, "XX"):  # not if it was removed meanwhile
+            self._announce("confirm", _encode((record.entry, record.created, namespace)))
 
     def wrong(self, entry: str) -> None:
         """Tell the others that what was served from an entry was wrong."""
@@ -241,6 +239,15 @@ class RecordLog:
         self._number += 1
         fields = ("origin", self.origin, "number", self._number, "kind", kind, "data", data)
         self._write("XADD", _LOG, "MAXLEN", "~", _EVENTS_KEPT, "*", *fields, lost=lost)
+
+    def _set(self, record: Record, vector: Vector, *condition: str) -> bool:
+        """False where its time is over."""
+        remaining = round((record.expires - time.time()) * 1000)
+        if remaining > 0:
+            stored = _encode(_Stored(record, self._encoder, vector.astype("<f4").tobytes()))
+            data = _MAGIC + xxhash.xxh3_64_digest(stored) + stored
+            self._write("SET", _RECORD + record.entry, data, "PX", remaining, *condition)
+        return remaining > 0
 
     def _write(self, *command: str | bytes | int | float, lost: Callable[[], None] = lambda: None) -> None:
         if len(self._waiting) >= _MOST_WAITING:

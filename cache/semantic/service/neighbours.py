@@ -97,6 +97,13 @@ class Neighbours:
         """Whether a tenant that got the same answer confirms a record for the others."""
         return record.namespace != namespace and record.namespace in self._published
 
+    def confirm(self, entry: str, created: float, namespace: str) -> Record | None:
+        """Note that another tenant got the same answer afresh; the record, None where that is no news or not needed."""
+        record = self.records.get(entry)
+        if record is None or len(record.confirmed) >= self._confirmations:
+            return None
+        return self.records.get(entry) if self.records.confirm(entry, created, namespace) else None
+
     async def expire(self, most: int) -> list[str]:
         """Remove up to `most` entries whose time is over."""
         gone = self.records.pop_expired(time.time(), most)

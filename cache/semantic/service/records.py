@@ -99,6 +99,14 @@ class Records:
         self._by_entry[entry] = msgspec.structs.replace(record, confirmed=(*record.confirmed, namespace))
         return True
 
+    def regroup(self, entry: str, created: float, answer: str) -> Record | None:
+        """Note which answers say the same as that of a record; returns it as it is kept, None where there is none."""
+        record = self._by_entry.get(entry)
+        if record is None or record.created != created:
+            return None
+        self._by_entry[entry] = msgspec.structs.replace(record, answer=answer)
+        return self._by_entry[entry]
+
     def use(self, entry: str) -> None:
         """Note that the record was useful: what is used longest ago is the first to go."""
         record = self._by_entry.pop(entry, None)

@@ -112,7 +112,7 @@ class Sharing:
 
     def _confirm(self, data: bytes) -> None:
         try:
-            self._neighbours.records.confirm(*_confirmation(data))
+            self._neighbours.confirm(*_confirmation(data))
         except (msgspec.DecodeError, UnicodeDecodeError):
             log.warning("ignoring a confirmation in redis that does not decode")
 

@@ -5,7 +5,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from cache.semantic.service.answers import plain_answer
+from cache.errors import StoreUnavailable
+from cache.exact import ExactCache
+from cache.memory import MemoryStore
+from cache.semantic.service import answers as answers_module
+from cache.semantic.service.answers import Answers, plain_answer
+from cache.semantic.service.records import Record
+from tests.cache.entries import entry
 
 
 def response(choice: dict[str, Any] | None = None, **message: Any) -> bytes:
@@ -43,3 +49,51 @@ def test_the_text_of_a_chat_and_of_a_completion() -> None:
 def test_what_is_for_its_own_question_only(body: bytes) -> None:
     """Calls of tools, refusals, cut answers, several choices, and what is no response."""
     assert plain_answer(body) is None
+
+
+def record(name: str, created: float = 1e9) -> Record:
+    return Record(f"a.{name}", "a.context", "?", f"a.{name}", "m", "0.0.0", created, created + 60)
+
+
+async def test_what_was_heard_is_of_its_own_version() -> None:
+    """An answer that was computed anew does not speak for the old one, nor the old one for it."""
+    answers = Answers(None)
+    answers.hear(record("one"), "Yes.")
+    assert await answers.of(record("one")) == "Yes."
+    with pytest.raises(StoreUnavailable):
+        await answers.of(record("one", created=2e9))
+    answers.hear(record("one", created=2e9), "No.")
+    assert await answers.of(record("one", created=2e9)) == "No."
+    with pytest.raises(StoreUnavailable):
+        await answers.of(record("one"))
+
+
+async def test_the_store_says_whether_an_answer_is_gone_or_another_one_now() -> None:
+    """Gone is the entry that is not there, or has nothing to compare; of another version nobody can say anything."""
+    store = ExactCache(MemoryStore(10_000), None, keep_stale=0.0)
+    for name, body in (("one", response()), ("call", response(tool_calls=[{"id": "1"}]))):
+        await store.store(entry(f"a.{name}", body=body, created=1e9, fresh_for=3e9))
+    answers = Answers(store)
+
+    assert await answers.of(record("one")) == "Yes."
+    assert await answers.of(record("call")) is None
+    assert await answers.of(record("nobody")) is None
+    with pytest.raises(StoreUnavailable):
+        await answers.of(record("one", created=2e9))
+
+
+async def test_the_answers_that_were_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as fit."""
+    monkeypatch.setattr(answers_module, "_KEPT_CHARACTERS", 10)
+    answers = Answers(None)
+    answers.hear(record("one"), "12345")
+    answers.hear(record("two"), "12345")
+    await answers.of(record("one"))
+    answers.hear(record("three"), "123")
+
+    assert [await answers.of(record(name)) for name in ("one", "three")] == ["12345", "123"]
+    with pytest.raises(StoreUnavailable):
+        await answers.of(record("two"))
+    answers.forget("a.one")
+    answers.hear(record("four"), "1234567")
+    assert [await answers.of(record(name)) for name in ("three", "four")] == ["123", "1234567"]

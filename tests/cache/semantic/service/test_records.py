@@ -1,6 +1,7 @@
 """Records: by entry, by normal form, by age."""
 
 import hypothesis.strategies as st
+import msgspec
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -73,6 +74,15 @@ class RecordsMachine(RuleBasedStateMachine):
         assert is_news == (kept is not None and namespace != "a" and namespace not in kept.confirmed)
         if (kept := self.records.get(f"a.{number}")) is not None:
             self.model[f"a.{number}"] = kept
+
+    @rule(number=st.integers(0, 5), answer=st.sampled_from(("a.0", "b.7")))
+    def regroup(self, number: int, answer: str) -> None:
+        kept = self.records.get(f"a.{number}")
+        assert self.records.regroup(f"a.{number}", 6.0, answer) is None, "that was another answer"
+        new = self.records.regroup(f"a.{number}", 5.0, answer)
+        assert new == (kept and msgspec.structs.replace(kept, answer=answer))
+        if new is not None:
+            self.model[f"a.{number}"] = new
 
     @invariant()
     def same(self) -> None:

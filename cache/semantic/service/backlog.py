@@ -1,0 +1,46 @@
+"""Work that waits, with a bound."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Backlog(Generic[T]):
+    """What waits to be worked on, oldest first. At most `most` wait: then the oldest goes for the newest."""
+
+    def __init__(self, most: int) -> None:
+        self._queue: asyncio.Queue[T] = asyncio.Queue(most)
+        self._unfinished = 0
+
+    def __len__(self) -> int:
+        """How many wait or are being worked on."""
+        return self._unfinished
+
+    def add(self, item: T) -> bool:
+        """False if another one had to go for it."""
+        has_room = not self._queue.full()
+        if not has_room:
+            self._queue.get_nowait()
+            self._finished()
+        self._queue.put_nowait(item)
+        self._unfinished += 1
+        return has_room
+
+    async def work(self, do: Callable[[T], Awaitable[None]]) -> None:
+        """Do one after the other, for ever; several tasks may."""
+        while True:
+            item = await self._queue.get()
+            try:
+                await do(item)
+            finally:
+                self._finished()
+
+    async def idle(self) -> None:
+        """Wait until nothing is left to do."""
+        await self._queue.join()
+
+    def _finished(self) -> None:
+        self._unfinished -= 1
+        self._queue.task_done()

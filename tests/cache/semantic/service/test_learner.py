@@ -1,0 +1,231 @@
+"""What is learned from fresh answers while the judge is slow, absent, or told of answers that are gone."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+import numpy as np
+import pytest
+
+from cache.semantic.embedding.embedder import Embedder, open_embedder
+from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.index.index import VectorIndex
+from cache.semantic.judge.embedding_judge import EmbeddingJudge
+from cache.semantic.judge.judge import Judge
+from cache.semantic.judge.llm_judge import open_llm_judge
+from cache.semantic.messages import Answered
+from cache.semantic.policy.policy import Decision
+from cache.semantic.policy.vcache import VCachePolicy
+from cache.semantic.service import answers as answers_module
+from cache.semantic.service import learner as learner_module
+from cache.semantic.service.answers import Answers
+from cache.semantic.service.figures import Figures
+from cache.semantic.service.inquiries import Inquiry
+from cache.semantic.service.labels import Labels
+from cache.semantic.service.learner import Learner
+from cache.semantic.service.neighbours import Neighbours, neighbourhood_of
+from cache.semantic.service.records import Record
+from tests.cache.semantic.judge.chat_server import ChatServer, chat_server
+
+PARTITION = "a.context"
+ASKED = "How do I reset my password?"
+AGAIN = "How can I reset my password?"
+ANSWER = "Open the settings, choose Security, and click Reset password."
+SAME_ANSWER = "Click Reset password: it is under Security, in the settings."
+# Longer than any test waits.
+PATIENT = 60.0
+
+
+class Host:
+    """A learner with its parts, and what it has learned."""
+
+    def __init__(self, embedder: Embedder, judge: Judge) -> None:
+        self.embedder = embedder
+        self.policy = VCachePolicy(0.05, random.Random(0))  # noqa: S311 - reproducible
+        self.neighbours = Neighbours(VectorIndex(embedder.dimensions), lambda record: True, (), 1)
+        self.labels = Labels(self.policy, "")
+        self.figures = Figures()
+        self.learner = Learner(embedder, self.neighbours, Answers(None), judge, self.labels, None, self.figures, 10_000)
+
+    async def hear(self, name: str, text: str, answer: str, created: float = 1.0, *, asked: bool = False) -> None:
+        """An answer; `asked` if the question was looked up before, so that a label comes of it."""
+        body = {"choices": [{"message": {"content": answer}, "finish_reason": "stop"}]}
+        note = Answered(
+            1, f"a.{name}", PARTITION, text, "m", "0.0.0", created, time.time() + 60, msgspec.json.encode(body)
+        )
+        await self.learner.hear(note, await self.inquiry(text) if asked else None)
+
+    async def inquiry(self, text: str) -> Inquiry:
+        vector = await self.embedder.embed(text)
+        near = await self.neighbours.near(PARTITION, vector)
+        evidence = self.policy.weigh(neighbourhood_of(near))
+        return Inquiry("a.key", PARTITION, text, vector, evidence, evidence.entry, Decision(False, 1.0), False)
+
+    def record(self, name: str) -> Record | None:
+        return self.neighbours.records.get(f"a.{name}")
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not holds():  # noqa: ASYNC110  # what it looks at are plain values
+                await asyncio.sleep(0.005)
+
+    def figure(self, name: str) -> int:
+        return int(self.figures.as_dict().get(name, 0))
+
+
+@asynccontextmanager
+async def _working(embedder: Embedder, judge: Judge) -> AsyncIterator[Host]:
+    host = Host(embedder, judge)
+    working = asyncio.create_task(host.learner.work())
+    try:
+        yield host
+    finally:
+        working.cancel()
+        await asyncio.wait([working])
+        host.neighbours.close()
+
+
+@pytest.fixture
+async def embedder(minilm: Encoder) -> AsyncIterator[Embedder]:
+    async with open_embedder(minilm) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ChatServer]:
+    async with chat_server() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def slow(embedder: Embedder, server: ChatServer) -> AsyncIterator[Host]:
+    """A host whose judge answers nothing until `server.goes_on`; it says SAME of everything."""
+    server.goes_on.clear()
+    async with AsyncExitStack() as stack:
+        judge = await stack.enter_async_context(open_llm_judge(server.url, "m", deadline=PATIENT))
+        yield await stack.enter_async_context(_working(embedder, judge))
+        server.goes_on.set()
+
+
+async def test_an_answer_is_found_before_a_slow_judge_has_compared_it(slow: Host, server: ChatServer) -> None:
+    """Its group and its label follow, to the record as it is then."""
+    await slow.hear("one", ASKED, ANSWER)
+    await slow.until(lambda: slow.record("one") is not None)
+    await slow.hear("two", AGAIN, SAME_ANSWER, asked=True)
+    await slow.until(lambda: slow.record("two") is not None)
+
+    kept = slow.record("two")
+    assert kept is not None
+    assert kept.answer == "a.two", "what it says is not known yet"
+    assert slow.labels.count == 0
+    slow.neighbours.records.confirm("a.two", 1.0, "b")
+    server.goes_on.set()
+    await slow.learner.idle()
+    assert slow.record("two") == msgspec.structs.replace(kept, answer="a.one", confirmed=("b",))
+    assert slow.labels.count == slow.figure("labels_from_miss") == 1
+
+
+async def test_no_answer_waits_for_those_before_it(slow: Host, server: ChatServer) -> None:
+    """A hundred answers are found while the judge has answered nothing; he is asked some at once."""
+    for number in range(100):
+        await slow.hear(str(number), f"How do I reset password number {number}?", f"Press key {number}.")
+    await slow.until(lambda: len(slow.neighbours.records) == 100)
+
+    assert server.requests, "somebody is asked"
+    assert slow.figure("judged_same") == 0
+    server.goes_on.set()
+    await slow.learner.idle()
+    assert slow.figure("judged_same") >= 99
+    assert 1 < server.most_at_once <= 4
+
+
+async def test_where_too_many_wait_for_the_judge_the_oldest_are_not_compared(
+    embedder: Embedder, server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But found they are, each of them."""
+    monkeypatch.setattr(learner_module, "_MOST_WAITING", 10)
+    server.goes_on.clear()
+    async with (
+        open_llm_judge(server.url, "m", deadline=PATIENT) as judge,
+        _working(embedder, judge) as host,
+    ):
+        for number in range(40):
+            await host.hear(str(number), f"How do I reset password number {number}?", f"Press key {number}.")
+            await host.until(lambda number=number: host.record(str(number)) is not None)  # type: ignore[misc]
+        server.goes_on.set()
+        await host.learner.idle()
+
+        assert len(host.neighbours.records) == 40
+        assert host.figure("unjudged") == 40 - 1 - 4 - 10, "the first is compared with nobody"
+        kept = host.record("39")
+        assert kept is not None
+        assert kept.answer != "a.39"
+
+
+async def test_a_verdict_is_of_the_answers_that_were_compared(slow: Host, server: ChatServer) -> None:
+    """One that was computed anew meanwhile is neither blamed nor joined for what the old one said."""
+    await slow.hear("one", ASKED, ANSWER)
+    await slow.until(lambda: slow.record("one") is not None)
+    await slow.hear("two", AGAIN, SAME_ANSWER, asked=True)
+    await server.arrived.acquire()
+    await slow.hear("one", ASKED, "There are no passwords any more.", created=2.0)
+    await slow.until(lambda: getattr(slow.record("one"), "created", 0) == 2.0)
+    server.goes_on.set()
+    await slow.learner.idle()
+
+    two = slow.record("two")
+    assert two is not None
+    assert two.answer == "a.two"
+    assert slow.labels.count == 0
+
+
+async def test_the_group_of_an_answer_that_is_gone_is_nobodys(slow: Host, server: ChatServer) -> None:
+    """Evicted, or computed anew, while the judge had not answered."""
+    await slow.hear("one", ASKED, ANSWER)
+    await slow.until(lambda: slow.record("one") is not None)
+    await slow.hear("two", AGAIN, SAME_ANSWER)
+    await slow.hear("three", "Please, how do I reset my password?", SAME_ANSWER)
+    await slow.until(lambda: len(slow.neighbours.records) == 3)
+    three = slow.record("three")
+    assert three is not None
+    vector = np.asarray(await slow.embedder.embed(three.text))
+    await slow.neighbours.put(msgspec.structs.replace(three, created=3.0), vector)
+    await slow.learner.forget("a.two")
+    server.goes_on.set()
+    await slow.learner.idle()
+
+    assert slow.record("two") is None
+    assert getattr(slow.record("three"), "answer", None) == "a.three"
+
+
+async def test_a_quick_judge_is_waited_for(embedder: Embedder) -> None:
+    """Nobody finds an answer before it is known what it says the same as, though many come at once."""
+    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+        for number in range(20):
+            await host.hear(str(number), f"{ASKED} I am number {number}.", ANSWER)
+        await host.learner.idle()
+
+        assert {record.answer for record in host.neighbours.records} == {"a.0"}
+        assert host.figure("judged_same") == 19
+
+
+async def test_a_neighbour_whose_answer_nobody_has_is_left_out(
+    embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a store old answers are unknown; the fresh one is compared with the others, and kept."""
+    monkeypatch.setattr(answers_module, "_KEPT_CHARACTERS", len(ANSWER) + 10)
+    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+        await host.hear("old", ASKED, "Ask your administrator to do that for you, please.")
+        await host.hear("one", f"{AGAIN} Thanks.", ANSWER)
+        await host.learner.idle()
+        await host.hear("two", AGAIN, ANSWER)
+        await host.learner.idle()
+
+        assert {record.entry for record in host.neighbours.records} == {"a.old", "a.one", "a.two"}
+        two = host.record("two")
+        assert two is not None
+        assert two.answer == "a.one"
+        assert host.figure("unheard") == 0
