@@ -180,6 +180,30 @@ async def test_each_keeps_his_own_limits(
     assert len(mock.received) == 2
 
 
+async def test_who_needs_usage_asks_with_the_others_and_takes_no_entry_without(
+    semantic: SemanticStage, stage: Stage, gate: Gate
+) -> None:
+    """One question for all, whichever shape they want."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": ANSWER}, "finish_reason": "stop"}
+    without_usage = Reply(when=ASKED, body={"object": "chat.completion", "choices": [choice]})
+    mock = await stage.mock(without_usage, Reply(text=ANSWER))
+    client = await semantic.gateway(mock)
+    await _learned(client)
+    asked = await figure(client, "asked")
+    gate.open.clear()
+    others = await _asking(client, 3)
+    with_usage = chat(AGAIN, stream=True, stream_options={"include_usage": True})
+    before = await client.figure("tier_lookups_total", tier="memory", outcome="miss")
+    needy = asyncio.create_task(client.post(with_usage))
+    await client.until("tier_lookups_total", before + 1, tier="memory", outcome="miss")
+    gate.open.set()
+
+    assert {(await other).headers["x-keepgate-layer"] for other in others} == {"semantic"}
+    assert (await needy).cache == "miss"
+    assert (await needy).chunks[-1]["usage"]
+    assert await figure(client, "asked") == asked + 1
+
+
 class _AuditsAll(ThresholdPolicy):
     """Draws every hit."""
 
