@@ -178,7 +178,7 @@ def _store_in_words(settings: Settings) -> str:
 def _semantic_in_words(settings: Settings) -> str:
     semantic = settings.semantic
     rule = {
-        "budget": f"at most {semantic.delta:.2%} of all requests answered wrong",
+        "budget": f"no more than {semantic.delta:.2%} of all requests answered wrong on average",
         "vcache": f"at most {semantic.delta:.2%} of each entry's answers wrong",
         "threshold": f"whatever is at least {semantic.threshold:g} similar, right or wrong",
     }[semantic.policy]
