@@ -11,7 +11,9 @@ from cache.semantic.service.records import Record
 
 @dataclass(slots=True, eq=False)
 class Comparison:
-    """What a fresh answer, `text`, is to be compared with: the answers of `others`, as they were computed then.
+    """What a fresh answer, `text`, may be compared with: the answers of `others`, as they were computed then.
+
+    First that which was or would have been served, then the nearest.
 
     `record` and its `vector` are what the fresh answer is found by; `record.answer` is its own entry until the judge
     has found it to say what others say. `inquiry` is the question as it was asked. `judged` is set when there is

@@ -132,7 +132,7 @@ class Learner:
         record = Record(
             note.entry, note.partition, note.text, note.entry, note.model, note.generation, note.created, note.expires
         )
-        comparison = Comparison(record, vector, text, self._worth_comparing(near, inquiry), inquiry)
+        comparison = Comparison(record, vector, text, self._comparable(near, inquiry), inquiry)
         if comparison.others:
             await self._have_judged(comparison)
         await self._keep(comparison)
@@ -168,7 +168,8 @@ class Learner:
     async def _compare(self, comparison: Comparison) -> dict[str, Verdict]:
         """By entry. What was computed anew meanwhile, or cannot be read now, is left out."""
         texts: dict[str, str] = {}
-        for record in comparison.others:
+        compared = self._worth_comparing(comparison.others)
+        for record in compared:
             try:
                 text = await self._answers.of(record)
             except StoreUnavailable as error:
@@ -182,7 +183,7 @@ class Learner:
         for verdict in verdicts:
             self._figures.count(f"judged_{verdict.name.lower()}")
         found = dict(zip(texts, verdicts, strict=True))
-        return {r.entry: found[r.entry] for r in comparison.others if r.entry in found and not self._is_replaced(r)}
+        return {r.entry: found[r.entry] for r in compared if r.entry in found and not self._is_replaced(r)}
 
     async def _conclude(self, comparison: Comparison, verdicts: dict[str, Verdict]) -> None:
         fresh, inquiry = comparison.record, comparison.inquiry
@@ -207,15 +208,18 @@ class Learner:
             if kept is not None and self._log is not None:
                 self._log.save(kept, comparison.vector)
 
-    def _worth_comparing(self, near: Sequence[Neighbour], inquiry: Inquiry | None) -> list[Record]:
-        """What was or would have been served, and the nearest of each other answer."""
-        chosen: dict[str, Record] = {}
+    def _comparable(self, near: Sequence[Neighbour], inquiry: Inquiry | None) -> list[Record]:
         served = self._neighbours.records.get(inquiry.entry) if inquiry is not None else None
-        if served is not None:
-            chosen[served.answer] = served
-        for neighbour in near:
-            if neighbour.similarity >= _LEAST_SIMILARITY:
-                chosen.setdefault(neighbour.record.answer, neighbour.record)
+        records = [neighbour.record for neighbour in near if neighbour.similarity >= _LEAST_SIMILARITY]
+        return records if served is None else [served, *records]
+
+    def _worth_comparing(self, others: Sequence[Record]) -> list[Record]:
+        """The first of each different answer, of those that are still there."""
+        chosen: dict[str, Record] = {}
+        for record in others:
+            kept = self._neighbours.records.get(record.entry)
+            if kept is not None and kept.created == record.created:
+                chosen.setdefault(kept.answer, kept)
         return list(chosen.values())[:_MOST_COMPARED]
 
     async def _confirm(self, record: Record, namespace: str) -> None:

@@ -229,3 +229,23 @@ async def test_a_neighbour_whose_answer_nobody_has_is_left_out(
         assert two is not None
         assert two.answer == "a.one"
         assert host.figure("unheard") == 0
+
+
+async def test_those_who_wait_for_the_judge_are_compared_once_with_what_turns_out_the_same(
+    embedder: Embedder, server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it was not known that the neighbours say the same, each counted as another answer."""
+    monkeypatch.setattr(learner_module, "_JUDGED_AT_ONCE", 1)
+    server.goes_on.clear()
+    async with (
+        open_llm_judge(server.url, "m", deadline=PATIENT) as judge,
+        _working(embedder, judge) as host,
+    ):
+        for number in range(20):
+            await host.hear(str(number), f"{ASKED} I am number {number}.", f"{ANSWER} Greetings, number {number}.")
+        await host.until(lambda: len(host.neighbours.records) == 20)
+        server.goes_on.set()
+        await host.learner.idle()
+
+        assert {record.answer for record in host.neighbours.records} == {"a.0"}
+        assert len(server.requests) == 19
