@@ -1,5 +1,6 @@
 """What stands in Redis may be anybody's: it ends no process, and stops no sharing."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -96,6 +97,26 @@ async def test_confirmations_are_known_to_those_who_begin_later(
         record = msgspec.convert(msgspec.msgpack.decode(data[HEADER_BYTES:])[0], Record)
         confirmed.append(len(record.confirmed))
     assert sorted(confirmed) == [0, 0, 0, 2]
+
+
+async def test_a_confirmation_brings_no_removed_record_back(
+    semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, raw: redis.asyncio.Redis
+) -> None:
+    """Removed by another host, of which this one has not heard yet."""
+    settings = {"published": (namespace_for("Bearer sk-docs"),), "confirmations": 1}
+    one = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
+    await one.tenant("sk-docs").post(chat(ASKED))
+    await until_known(one, 1)
+    while not (removed := [key async for key in raw.scan_iter("keepgate:semantic:record:*")]):
+        await asyncio.sleep(0.005)
+    await raw.unlink(*removed)
+    assert (await one.tenant("sk-a").post(chat(AGAIN))).cache == "miss"
+    await until_known(one, 2)
+    while not (kept := [key async for key in raw.scan_iter("keepgate:semantic:record:*")]):
+        await asyncio.sleep(0.005)
+
+    assert not set(removed) & set(kept)
+    assert b"confirm" in [fields[b"kind"] for _, fields in await raw.xrange(LOG)]
 
 
 async def test_what_is_no_state_of_a_policy_is_a_cold_start(
