@@ -182,6 +182,42 @@ async def test_a_verdict_is_of_the_answers_that_were_compared(slow: Host, server
     assert slow.labels.count == 0
 
 
+async def test_what_was_computed_anew_before_its_turn_is_not_compared(
+    embedder: Embedder, server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The label would be of an answer that nobody was asked about."""
+    monkeypatch.setattr(learner_module, "_JUDGED_AT_ONCE", 1)
+    server.goes_on.clear()
+    async with (
+        open_llm_judge(server.url, "m", deadline=PATIENT) as judge,
+        _working(embedder, judge) as host,
+    ):
+        for name, text, asked in (("one", ASKED, False), ("two", AGAIN, False), ("three", f"Hi. {ASKED}", True)):
+            await host.hear(name, text, f"{ANSWER} {name}", asked=asked)
+            await host.until(lambda name=name: host.record(name) is not None)  # type: ignore[misc]
+        await host.hear("one", ASKED, "There are no passwords any more.", created=2.0)
+        await host.until(lambda: getattr(host.record("one"), "created", 0) == 2.0)
+        server.goes_on.set()
+        await host.learner.idle()
+
+        assert host.labels.count == 0
+        assert {r["messages"][1]["content"].count("no passwords") for r in server.requests[:2]} == {0}
+        assert getattr(host.record("three"), "answer", None) == "a.two"
+
+
+async def test_nobody_waits_for_the_judge_while_many_wait_to_be_found(
+    slow: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are found first, and compared later."""
+    monkeypatch.setattr(learner_module, "_PATIENCE", PATIENT)
+    monkeypatch.setattr(learner_module, "_MOST_PATIENT", 1)
+    await slow.hear("one", ASKED, ANSWER)
+    await slow.until(lambda: slow.record("one") is not None)
+    await slow.hear("two", AGAIN, SAME_ANSWER)
+    await slow.hear("three", f"Hi. {ASKED}", SAME_ANSWER)
+    await slow.until(lambda: len(slow.neighbours.records) == 3)
+
+
 async def test_the_group_of_an_answer_that_is_gone_is_nobodys(slow: Host, server: ChatServer) -> None:
     """Evicted, or computed anew, while the judge had not answered."""
     await slow.hear("one", ASKED, ANSWER)
