@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.evaluation.figures import Flags
-from cache.semantic.policy.budget import MOST_RISK, WARM_LABELS
+from cache.semantic.policy.budget import WARM_LABELS, most_risk
 from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.policy import Neighbourhood, Vector
 from cache.semantic.policy.posterior import JudgeError, Posterior
@@ -52,7 +52,7 @@ def served_by_policy(similarities: Similarities, same: Flags, allowed: Flags, de
         for place in taught[:MAX_LABELS]:
             posterior.learn(evidence[place], bool(same[place]))
         risks = np.array([posterior.wrong(evidence[place], _DEVIATIONS) for place in taught])
-        limit = _limit(risks, same[taught], delta * len(known))
+        limit = _limit(risks, same[taught], delta * len(known), most_risk(delta))
         for place in asked:
             served[place] = allowed[place] and posterior.wrong(evidence[place], _DEVIATIONS) <= limit
     return served
@@ -62,15 +62,15 @@ def _features(similarity: float) -> Vector:
     return evidence_of(Neighbourhood(("",), (similarity,), (0,))).features
 
 
-def _limit(risks: Vector, same: Flags, budget: float) -> float:
-    """The highest risk, below MOST_RISK, up to which at most `budget` answers are wrong, expected or in fact.
+def _limit(risks: Vector, same: Flags, budget: float, most: float) -> float:
+    """The highest risk, `most` at most, up to which at most `budget` answers are wrong, expected or in fact.
 
     Pairs of one risk, such as those of one similarity, are served all or none.
     """
     order = np.argsort(risks, kind="stable")
     sorted_risks = risks[order]
     wrong = np.maximum(np.cumsum(sorted_risks), np.cumsum(~same[order]))
-    within = (wrong <= budget) & (sorted_risks <= MOST_RISK)
+    within = (wrong <= budget) & (sorted_risks <= most)
     is_last_of_its_risk = np.append(sorted_risks[1:] > sorted_risks[:-1], True)
     ends = np.flatnonzero(within & is_last_of_its_risk)
     return float(sorted_risks[ends[-1]]) if len(ends) else -1.0

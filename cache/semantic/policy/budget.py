@@ -18,8 +18,6 @@ from cache.semantic.policy.state import freeze, thaw
 
 WARM_LABELS = 60
 """Judgements before anything is served."""
-MOST_RISK = 0.1
-"""Riskier answers are not served even where the budget has room for them: whoever gets one has no use for averages."""
 AUDIT_SHARE = 0.02
 """Share of all requests that are answered from the cache and asked upstream all the same, unless said otherwise."""
 
@@ -31,6 +29,15 @@ _PRIOR_RISK = 0.02
 _MOST_AUDITED_RISK = 20.0
 _KIND = "budget"
 _NotNegative = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+
+
+def most_risk(delta: float) -> float:
+    """Riskier answers are not served even where the budget has room for them.
+
+    Whoever gets one has no use for averages: one in ten is likely enough to be wrong. But an operator who allows many
+    wrong answers allows risky ones too.
+    """
+    return min(0.5, max(0.1, 10.0 * delta))
 
 
 class BudgetPolicy:
@@ -59,6 +66,7 @@ class BudgetPolicy:
         if not 0.0 < delta < 1.0:
             raise ValueError(f"delta is {delta}; it must be a share of wrong answers between 0 and 1, such as 0.01.")
         self.delta = delta
+        self._most_risk = most_risk(delta)
         self.posterior = Posterior(judge)
         self._blame = Blame()
         self._judge = judge
@@ -134,7 +142,7 @@ class BudgetPolicy:
         plain = max(self.posterior.wrong(evidence.features, _DEVIATIONS), self._blame.risk_of(evidence.entry))
         self._ledger.request(plain, inflation)
         risk = min(1.0, inflation * plain)
-        if self.posterior.labels < WARM_LABELS or risk > min(self._ledger.limit, MOST_RISK, most_risk):
+        if self.posterior.labels < WARM_LABELS or risk > min(self._ledger.limit, self._most_risk, most_risk):
             return Decision(False, risk, plain)
         self._ledger.spend(risk, plain)
         if compares:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.semantic.policy.budget import MOST_RISK, WARM_LABELS, BudgetPolicy
+from cache.semantic.policy.budget import WARM_LABELS, BudgetPolicy, most_risk
 from cache.semantic.policy.label import Label
 from cache.semantic.policy.ledger import HORIZON
 from cache.semantic.policy.policy import Decision
@@ -25,6 +25,9 @@ def test_wrong_answers_stay_within_the_budget(delta: float, judge: JudgeError) -
         hits.append(stream.hits / stream.requests)
     assert np.mean(wrong) <= delta
     assert np.mean(hits) > 0.1
+
+
+SIMILARITIES = [percent / 100 for percent in range(50, 100)]
 
 
 def test_nothing_is_served_before_there_is_evidence() -> None:
@@ -57,11 +60,15 @@ def test_the_budget_goes_to_the_safest() -> None:
 
 def test_a_large_budget_serves_nothing_that_is_likely_wrong() -> None:
     """Room in the budget is no reason to give somebody a wrong answer."""
-    stream = Stream(0.5, 0)
-    stream.run(3000, 40.0)
-    risky = stream.policy.decide(near(0.55))
-    assert risk_of(risky) > MOST_RISK
-    assert not risky.serve
+    for delta, most in ((0.5, 0.5), (0.02, 0.2), (0.01, 0.1), (0.001, 0.1)):
+        stream = Stream(delta, 0)
+        stream.run(3000, 40.0)
+        assert most_risk(delta) == most
+        served = [decision for decision in map(stream.policy.decide, map(near, SIMILARITIES)) if decision.serve]
+        assert all(risk_of(decision) <= most for decision in served)
+        risky = stream.policy.decide(near(0.55))
+        assert risk_of(risky) > most
+        assert not risky.serve
 
 
 def test_a_caller_may_ask_for_less_risk() -> None:
@@ -116,7 +123,7 @@ def test_the_ledger_holds_for_what_was_expected(asked: list[tuple[float, bool]],
                 policy.learn(label_of(evidence, decision, same, "audit"))
         else:
             policy.learn(label_of(evidence, decision, same, "miss"))
-    assert spent <= delta * len(asked) * 1.5 + 25 * MOST_RISK
+    assert spent <= delta * len(asked) * 1.5 + 25 * most_risk(delta)
 
 
 def test_a_complaint_counts_by_its_chance_of_having_been_an_audit() -> None:
