@@ -58,6 +58,10 @@ class ExactCache:
         """The answer to the request with this key."""
         return await self._look(key.id, key.proof)
 
+    def at_hand(self, key: Key) -> Hit | None:
+        """The answer to a request, if this process has it; nothing is waited for, and no other tier is asked."""
+        return self._in_memory(key.id, key.proof)
+
     async def recall(self, entry_id: str) -> Hit | Miss | Failed:
         """The entry with this id, whatever request it was the answer to."""
         return await self._look(entry_id, None)

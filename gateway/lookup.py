@@ -1,7 +1,6 @@
 """Whether the cache has an answer to a call, and whether it may be served."""
 
 import random
-import time
 
 from cache.exact import ExactCache
 from cache.key import Key
@@ -28,12 +27,8 @@ class Lookup:
 
     def landed(self, call: Call, key: Key, outcome: Outcome) -> Hit | None:
         """The answer to this very call, where this process has got it since the outcome, and it may be served."""
-        slot = None if isinstance(outcome, Bypass) else self._cache.memory.slot(key.id)
-        if slot is None or slot.entry.proof != key.proof or not self._cache.counts(slot.entry):
-            return None
-        age = slot.entry.age(time.time())
-        hit = Hit(slot.entry, "memory", age, stale=age >= slot.entry.fresh_for)
-        return hit if self.may_serve(call, hit) else None
+        hit = None if isinstance(outcome, Bypass) else self._cache.at_hand(key)
+        return hit if hit is not None and self.may_serve(call, hit) else None
 
     def may_serve(self, call: Call, hit: Hit) -> bool:
         """Whether the entry answers the call: fresh enough for the client, or for now (RFC 5861, section 3)."""
