@@ -7,6 +7,7 @@ from collections.abc import Callable
 import faiss
 import numpy as np
 
+from cache.semantic.index import heap
 from cache.semantic.index.lists import VECTORS_PER_LIST, InvertedLists, spherical_centroids
 from cache.semantic.index.partition import Partition, Thresholds
 from cache.semantic.index.rows import RowStore
@@ -19,6 +20,8 @@ _LEAST_SAMPLE = 4096
 # Rows that are copied while a search waits.
 _PIECE = 256
 _PAUSE_AFTER_FAILURE = 1.0
+# Rows that move into growing lists between two calls of `heap.give_back`.
+_CHURN = 65_536
 
 
 class ListMaker:
@@ -35,6 +38,7 @@ class ListMaker:
         self._to_make: dict[Partition, None] = {}
         self._to_move: dict[Partition, None] = {}
         self._at_work = 0
+        self._churn = 0
         self._closing = False
         jobs = (("train", self._to_make, self._make), ("move", self._to_move, self._move))
         self._threads = [
@@ -158,7 +162,11 @@ class ListMaker:
                 vectors = self._rows.table.vectors(rows)
                 self._rows.moving.update(rows.tolist())
         # Lists that are not needed any more take long enough to free: not while a search waits.
+        self._churn = _CHURN if unused is not None else self._churn + len(rows)
         del unused
+        if self._churn >= _CHURN:
+            self._churn = 0
+            heap.give_back()
         if not self._rows.moving or target is None:
             return
         numbers = target.lists_of(vectors)

@@ -1,0 +1,56 @@
+"""Memory that lists left behind in the C library's heap."""
+
+import platform
+import re
+from pathlib import Path
+
+import pytest
+
+from cache.semantic.index import heap
+from cache.semantic.index.index import VectorIndex
+from cache.semantic.index.partition import Thresholds
+from tests.cache.semantic.index.vectors import topics
+
+LATER = 2e9
+
+
+def resident() -> int:
+    """Anonymous memory of this process in bytes."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries give pages back by themselves")
+def test_freed_pages_below_one_in_use_go_back_to_the_system() -> None:
+    """The heap ends where its last block in use ends: what is free below it stays, until it is asked for."""
+    blocks = [bytes(1000) for _ in range(60_000)]
+    before = resident()
+    last = blocks[-1]
+    blocks.clear()
+    heap.give_back()
+    assert before - resident() > 50_000_000
+    assert len(last) == 1000
+
+
+def test_pages_are_given_back_when_lists_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has moved out of lists gives their memory back, and whoever fills his first ones has nothing to give."""
+    calls: list[int] = []
+    real = heap.give_back
+    index = VectorIndex(16, Thresholds(flat=32, one_list=128))
+
+    def counted() -> None:
+        calls.append(len(index))
+        real()
+
+    monkeypatch.setattr(heap, "give_back", counted)
+    vectors = topics(1000, 16, seed=1)
+    for number, vector in enumerate(vectors[:100]):
+        index.add("p", str(number), vector, LATER)
+    assert index.settle(30)
+    assert calls == []
+    for number, vector in enumerate(vectors[100:], 100):
+        index.add("p", str(number), vector, LATER)
+    assert index.settle(30)
+    assert calls
+    index.close()
