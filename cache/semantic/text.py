@@ -2,7 +2,8 @@
 
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from cache.semantic.reading.instructions import instructions
 from cache.semantic.reading.language import language
@@ -26,8 +27,7 @@ _STRIPPED = ".,;:!?\"'()[]…“”«»"
 _SUBJECTS = frozenset({Kind.CONTENT, Kind.NAME, Kind.OPAQUE})
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(msgspec.Struct, frozen=True):
     """A prompt as the guards see it.
 
     `words` are its words as written, casefolded. `stems` is the set of its content words, names and addresses, each by

@@ -22,7 +22,7 @@ def measured(tokens: Sequence[Token]) -> list[Token]:
 
     A quantity's stem is "#5 milligram", "#20" or "#1st"; a moment's is "@17:00".
     """
-    if not any(token.kind == Kind.NUMBER for token in tokens):
+    if Kind.NUMBER not in [token.kind for token in tokens]:
         return list(tokens)
     result: list[Token] = []
     position = 0

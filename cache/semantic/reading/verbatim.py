@@ -7,8 +7,9 @@ from cache.semantic.token import Kind, Token
 
 _QUOTED = re.compile(r"\"([^\"]*)\"|“([^“”]*)”|«([^«»]*)»|„([^„“”]*)[“”]|`([^`]*)`|(?<!\w)'([^'\n]*)'(?!\w)")
 _QUOTE_SIGNS = re.compile(r"[\"“«„`]|(?<!\w)'")
-# Without one of these signs a prompt has no part that must be equal but its symbols and addresses.
-_SUSPICIOUS = re.compile(r"[`~{};=<>&|#(\[\n:$\"“«„']|SELECT")
+# Without one of these signs a prompt has no part that must be equal but its symbols and addresses. An apostrophe
+# between letters, which many prompts have, is none of them.
+_SUSPICIOUS = re.compile(r"[`~{};=<>&|#(\[\n:$\"“«„]|(?<!\w)'|SELECT")
 # Any of these, and the whole prompt is taken for code.
 _CODE = re.compile(
     r"```|~~~|[{};]\s*\n|\{\s*\}|=>|->|==|!=|<=|>=|:=|&&|\|\||</|/>|"
