@@ -34,6 +34,7 @@ class EmbeddingJudge:
     def __init__(self, embedder: Embedder, kept: int = 1024) -> None:
         self.error = ERROR
         self.doubts = True
+        self.failures = 0
         self._embedder = embedder
         self._kept = kept
         self._read: OrderedDict[str, Read] = OrderedDict()

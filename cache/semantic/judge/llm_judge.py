@@ -77,8 +77,8 @@ class LlmJudge:
             raise ValueError(f"the concurrency of the judge is {concurrency}: it has to be 1 or more")
         self.error = error
         self.doubts = False
+        # No answer in time, an error, or a reply that is none of the three words.
         self.failures = 0
-        """Comparisons that got no verdict: no answer in time, an error, or a reply that is none of the three words."""
         self._url = _endpoint(url, key)
         self._model = model
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}

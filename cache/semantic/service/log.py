@@ -10,7 +10,6 @@ import asyncio
 import functools
 import itertools
 import logging
-import math
 import re
 import time
 from collections import deque
@@ -18,17 +17,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import msgspec
-import numpy as np
 import redis.asyncio
-import xxhash
 from redis.exceptions import RedisError, ResponseError
 
 from cache.breaker import Breaker
 from cache.errors import CorruptEntry, StoreUnavailable
-from cache.key import namespace_of
-from cache.semantic.messages import MOST_TEXT
 from cache.semantic.service.neighbours import Vector
 from cache.semantic.service.records import Record
+from cache.semantic.service.stored import RecordFormat
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +40,8 @@ _DEADLINE = 5.0
 _MOST_WAITING = 20_000
 _WRITES_PER_BATCH = 128
 _PAUSE = 0.5
-_MAGIC = b"KGS1"
 _POSITION = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 _MOST_DIGITS = 18
-_HEADER_BYTES = len(_MAGIC) + 8
 # Of two states the one that has seen more of the stream; what is no state at all makes room.
 _KEEP_NEWEST = """
 if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then redis.call('DEL', KEYS[1]) end
@@ -85,27 +79,16 @@ class Event(NamedTuple):
     data: bytes
 
 
-class _Stored(msgspec.Struct, frozen=True, array_like=True):
-    record: Record
-    encoder: str
-    vector: bytes
-
-
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Stored).decode
 
 
 class RecordLog:
-    """This process's side of what all processes share. Nothing here is on the way of a request.
+    """This process's side of what all processes share. Nothing here is on the way of a request."""
 
-    `encoder` names the embedding model: vectors of another one mean something else.
-    """
-
-    def __init__(self, client: "redis.asyncio.Redis", origin: str, encoder: str, dimensions: int) -> None:
+    def __init__(self, client: "redis.asyncio.Redis", origin: str, record_format: RecordFormat) -> None:
         self._client = client
         self.origin = origin
-        self._encoder = encoder
-        self._dimensions = dimensions
+        self._format = record_format
         self._waiting: deque[_Write] = deque()
         self._number = 0
         self._has_waiting = asyncio.Event()
@@ -148,6 +131,14 @@ class RecordLog:
         self._announce("label", label, lost)
         return True
 
+    async def make_room(self) -> None:
+        """Remove what stands where records' ids and events belong and is neither. Raises StoreUnavailable."""
+        for key, kind in ((_RECORDS, b"zset"), (_LOG, b"stream")):
+            found = await self._call(functools.partial(self._client.type, key))
+            if found not in (kind, b"none"):
+                log.warning("removing %s from redis: it is a %s and should be a %s", key, _text(found), _text(kind))
+                await self._call(functools.partial(self._client.unlink, key))
+
     async def load(self) -> AsyncIterator[list[tuple[Record, Vector | None]]]:
         """All records, some hundreds at a time; without a vector where it is of another model."""
         cursor = 0
@@ -167,7 +158,7 @@ class RecordLog:
         for entry, data in zip(entries, stored, strict=True):
             try:
                 if data is not None:
-                    sound.append(self._read(entry, data))
+                    sound.append(self._format.decode(entry, data))
             except CorruptEntry as error:
                 self.corrupt += 1
                 log.warning("ignoring the record of %s in redis: %s", entry, error)
@@ -244,9 +235,7 @@ class RecordLog:
         """False where its time is over."""
         remaining = round((record.expires - time.time()) * 1000)
         if remaining > 0:
-            stored = _encode(_Stored(record, self._encoder, vector.astype("<f4").tobytes()))
-            data = _MAGIC + xxhash.xxh3_64_digest(stored) + stored
-            self._write("SET", _RECORD + record.entry, data, "PX", remaining, *condition)
+            self._write("SET", _RECORD + record.entry, self._format.encode(record, vector), "PX", remaining, *condition)
         return remaining > 0
 
     def _write(self, *command: str | bytes | int | float, lost: Callable[[], None] = lambda: None) -> None:
@@ -256,26 +245,6 @@ class RecordLog:
             return
         self._waiting.append(_Write(command, lost))
         self._has_waiting.set()
-
-    def _read(self, entry: str, data: bytes) -> tuple[Record, Vector | None]:
-        payload = data[_HEADER_BYTES:]
-        if data[: len(_MAGIC)] != _MAGIC or xxhash.xxh3_64_digest(payload) != data[len(_MAGIC) : _HEADER_BYTES]:
-            raise CorruptEntry("stored bytes fail their checksum")
-        try:
-            stored = _decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise CorruptEntry(f"stored bytes do not decode: {error}") from error
-        record = stored.record
-        if record.entry != entry or namespace_of(record.partition) != record.namespace:
-            raise CorruptEntry("stored bytes are of another entry")
-        if not (math.isfinite(record.created) and math.isfinite(record.expires)) or len(record.text) > MOST_TEXT:
-            raise CorruptEntry("stored bytes are no record that this version keeps")
-        if stored.encoder != self._encoder:
-            return record, None
-        vector = np.frombuffer(stored.vector, dtype="<f4").astype(np.float32)
-        if vector.shape != (self._dimensions,) or not abs(float(np.linalg.norm(vector)) - 1.0) < 1e-3:
-            raise CorruptEntry("the vector is none of this model")
-        return record, vector
 
     async def _hash(self, key: str) -> dict[bytes, bytes]:
         """Empty also where the key is something else: that is no reason to do without Redis."""

@@ -81,7 +81,9 @@ class SemanticCache:
                 else:
                     place, guard = first_allowed(ask.text, near, weighed.members)
             evidence = weighed if place is not None else None
-        most_risk = 0.0 if repeated is not None else ask.most_risk
+        # Who has gone on meanwhile gets nothing of the budget.
+        is_served = repeated is None and ask.key not in self._gone
+        most_risk = ask.most_risk if is_served else 0.0
         decision = self._policy.decide(evidence, most_risk, compares=not ask.serve)
         entry = "" if place is None else near[place].record.entry
         served = decision.serve and ask.serve

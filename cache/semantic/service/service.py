@@ -24,6 +24,7 @@ from cache.redis_store import open_redis_store
 from cache.semantic.embedding.embedder import open_embedder
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.index.index import VectorIndex
+from cache.semantic.judge.judge import Judge
 from cache.semantic.messages import (
     Answered,
     Ask,
@@ -52,6 +53,7 @@ from cache.semantic.service.records import Record
 from cache.semantic.service.semantic_cache import SemanticCache
 from cache.semantic.service.server import serving
 from cache.semantic.service.sharing import Sharing
+from cache.semantic.service.stored import RecordFormat
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +165,7 @@ async def _running(config: Config, encoder: Encoder, service: Service) -> AsyncI
             works += [sharing.follow(), shared.write(), shared.breaker.watch(), store.follow_purges()]
         async with _tasks(works):
             await service.begin(
-                cache, lambda: Description(_figures(cache, neighbours, policy, encoder, sharing, shared))
+                cache, lambda: Description(_figures(cache, neighbours, policy, judge, encoder, sharing, shared))
             )
             try:
                 yield
@@ -212,7 +214,7 @@ async def _log(url: str, encoder: Encoder) -> AsyncIterator[RecordLog | None]:
         socket_timeout=None,
     )
     try:
-        yield RecordLog(client, secrets.token_hex(8), encoder.fingerprint, encoder.dimensions)
+        yield RecordLog(client, secrets.token_hex(8), RecordFormat(encoder.fingerprint, encoder.dimensions))
     finally:
         await client.aclose()
 
@@ -239,6 +241,7 @@ def _figures(
     cache: SemanticCache,
     neighbours: Neighbours,
     policy: Policy,
+    judge: Judge,
     encoder: Encoder,
     sharing: Sharing | None,
     shared: RecordLog | None,
@@ -251,6 +254,7 @@ def _figures(
         "loaded": sharing is None or sharing.loaded,
         "writes_dropped": 0 if shared is None else shared.dropped,
         "corrupt_records": 0 if shared is None else shared.corrupt,
+        "judge_failures": judge.failures,
         "policy": policy.figures(),
         **cache.figures.as_dict(),
     }

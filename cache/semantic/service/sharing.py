@@ -72,6 +72,7 @@ class Sharing:
 
     async def _load(self) -> None:
         """In this order: an event that comes while records are read is applied after them."""
+        await self._log.make_room()
         learned = await self._log.learned(self._labels.name)
         if learned is not None and self._labels.restore(learned[1]):
             self._position = learned[0]

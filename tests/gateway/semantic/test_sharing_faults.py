@@ -13,29 +13,15 @@ import xxhash
 from cache.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.service.records import Record
-from gateway.mock import MockUpstream, Reply
+from gateway.mock import MockUpstream
 from tests.cache.entries import until
 from tests.cache.valkey import Valkey
 from tests.gateway.client import chat
 from tests.gateway.conftest import Stage
-from tests.gateway.semantic_stage import SemanticStage, figure, until_figure, until_known
+from tests.gateway.semantic.stage import AGAIN, ASKED, SemanticStage, figure, until_figure, until_known
 
-ASKED = "How do I reset my password?"
-AGAIN = "How can I reset my password?"
-ANSWER = "Open the settings, choose Security, and click Reset password."
 LOG = "keepgate:semantic:log"
 HEADER_BYTES = 12
-
-
-@pytest.fixture
-async def semantic(stage: Stage, minilm: Encoder, folder: Path) -> AsyncIterator[SemanticStage]:
-    async with AsyncExitStack() as stack:
-        yield SemanticStage(stage, stack, minilm, folder)
-
-
-@pytest.fixture
-async def mock(stage: Stage) -> MockUpstream:
-    return await stage.mock(Reply(text=ANSWER))
 
 
 @pytest.fixture
@@ -161,3 +147,18 @@ async def test_what_is_no_state_of_a_policy_is_a_cold_start(
     said = [record.getMessage() for record in caplog.records]
     assert len([line for line in said if key in line]) == 1
     assert not [line for line in said if "unavailable" in line]
+
+
+async def test_keys_of_another_type_make_room_at_the_start(
+    semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, raw: redis.asyncio.Redis
+) -> None:
+    """A string where the events belong, and a list where the ids do: what one host learns the others know."""
+    await raw.set(LOG, b"x")
+    await raw.rpush("keepgate:semantic:records", b"x")
+    one = await semantic.gateway(mock, redis=valkey.url)
+    other = await semantic.gateway(mock, redis=valkey.url)
+    for client in (one, other):
+        await until_figure(client, "loaded", True)
+    await one.post(chat(ASKED))
+    await until_known(other, 1)
+    assert await figure(one, "writes_dropped") == 0

@@ -14,11 +14,8 @@ from cache.semantic.policy.threshold import ThresholdPolicy
 from gateway.mock import MockUpstream, Reply
 from tests.gateway.client import DEADLINE, Answer, Client, chat
 from tests.gateway.conftest import Stage
-from tests.gateway.semantic_stage import SemanticStage, figure, until_figure, until_known
+from tests.gateway.semantic.stage import AGAIN, ANSWER, ASKED, SemanticStage, figure, until_figure, until_known
 
-ASKED = "How do I reset my password?"
-AGAIN = "How can I reset my password?"
-ANSWER = "Open the settings, choose Security, and click Reset password."
 HERD = 12
 
 
@@ -48,11 +45,6 @@ async def gate(minilm: Encoder) -> AsyncIterator[Gate]:
 async def semantic(stage: Stage, gate: Gate, folder: Path) -> AsyncIterator[SemanticStage]:
     async with AsyncExitStack() as stack:
         yield SemanticStage(stage, stack, gate, folder)
-
-
-@pytest.fixture
-async def mock(stage: Stage) -> MockUpstream:
-    return await stage.mock(Reply(text=ANSWER))
 
 
 async def _learned(client: Client) -> None:
@@ -261,3 +253,29 @@ async def test_only_if_cached_asks_though_the_answer_is_under_way(semantic: Sema
 
     assert (answer.status, answer.headers["x-keepgate-layer"]) == (200, "semantic")
     assert (await first).cache == "miss"
+
+
+async def test_what_is_found_too_late_costs_nothing_of_the_budget(
+    semantic: SemanticStage, mock: MockUpstream, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has gone on without it was served nothing."""
+    decided: asyncio.Queue[Decision] = asyncio.Queue()
+
+    class Told(ThresholdPolicy):
+        def decide(self, evidence: Evidence | None, most_risk: float = 1.0, compares: bool = False) -> Decision:
+            decision = super().decide(evidence, most_risk, compares)
+            if evidence is not None:
+                decided.put_nowait(decision)
+            return decision
+
+    monkeypatch.setattr("cache.semantic.service.parts.ThresholdPolicy", Told)
+    client = await semantic.gateway(mock, semantic={"deadline": 0.2})
+    await _learned(client)
+    gate.open.clear()
+    (late,) = await _asking(client)
+    assert (await late).cache == "miss"
+    # By the reply to this the service has heard that nobody waits any more.
+    assert await figure(client, "served") == 0
+    gate.open.set()
+    async with asyncio.timeout(DEADLINE):
+        assert not (await decided.get()).serve

@@ -1,35 +1,16 @@
 """The semantic cache on the request's path: what is served for other words, to whom, and what never is."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cache.key import namespace_for
-from cache.semantic.embedding.encoder import Encoder
 from gateway.mock import MockUpstream, Reply
 from tests.cache.valkey import Valkey
 from tests.gateway.client import COMPLETIONS, Client, chat
 from tests.gateway.conftest import Stage
-from tests.gateway.semantic_stage import SemanticStage, entries, figure, until_figure, until_known
-
-ASKED = "How do I reset my password?"
-AGAIN = "How can I reset my password?"
-ANSWER = "Open the settings, choose Security, and click Reset password."
-
-
-@pytest.fixture
-async def semantic(stage: Stage, minilm: Encoder, folder: Path) -> AsyncIterator[SemanticStage]:
-    async with AsyncExitStack() as stack:
-        yield SemanticStage(stage, stack, minilm, folder)
-
-
-@pytest.fixture
-async def mock(stage: Stage) -> MockUpstream:
-    return await stage.mock(Reply(text=ANSWER))
+from tests.gateway.semantic.stage import AGAIN, ANSWER, ASKED, SemanticStage, entries, figure, until_figure, until_known
 
 
 async def learned(client: Client, body: Any, count: int = 1, **headers: str) -> None:

@@ -5,8 +5,6 @@ import itertools
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +26,19 @@ from gateway.settings import Secret, SemanticSettings
 from tests.cache.valkey import Valkey
 from tests.gateway.client import Client, chat
 from tests.gateway.conftest import Stage
-from tests.gateway.semantic_stage import SERVES_ALL, SemanticStage, entries, figure, until_figure, until_known
+from tests.gateway.semantic.stage import (
+    AGAIN,
+    ANSWER,
+    ASKED,
+    SERVES_ALL,
+    SemanticStage,
+    entries,
+    figure,
+    until_figure,
+    until_known,
+)
 from tests.gateway.serving import DEADLINE, serving
 
-ASKED = "How do I reset my password?"
-AGAIN = "How can I reset my password?"
-ANSWER = "Open the settings, choose Security, and click Reset password."
 TOOL_CALL = Reply(
     message={
         "content": None,
@@ -64,17 +69,6 @@ ODD_TEXTS = (
     "\u2028",
     " \n\t ",
 )
-
-
-@pytest.fixture
-async def semantic(stage: Stage, minilm: Encoder, folder: Path) -> AsyncIterator[SemanticStage]:
-    async with AsyncExitStack() as stack:
-        yield SemanticStage(stage, stack, minilm, folder)
-
-
-@pytest.fixture
-async def mock(stage: Stage) -> MockUpstream:
-    return await stage.mock(Reply(text=ANSWER))
 
 
 async def _settled(client: Client) -> None:

@@ -7,7 +7,7 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -22,31 +22,17 @@ from cache.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.embedding.model_files import find_model
 from cache.semantic.service.records import Record
-from gateway.mock import MockUpstream, Reply
+from gateway.mock import MockUpstream
 from gateway.settings import SemanticSettings
 from tests.cache.valkey import Valkey
 from tests.gateway.client import Client, chat
 from tests.gateway.conftest import Stage
-from tests.gateway.semantic_stage import SERVES_ALL, SemanticStage, entries, figure, until_known
+from tests.gateway.semantic.stage import AGAIN, ANSWER, ASKED, SERVES_ALL, SemanticStage, entries, figure, until_known
 from tests.gateway.serving import parent_of, processes, serving
 
-ASKED = "How do I reset my password?"
-AGAIN = "How can I reset my password?"
-ANSWER = "Open the settings, choose Security, and click Reset password."
 STARTS_WITHIN = 60.0
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-@pytest.fixture
-async def semantic(stage: Stage, minilm: Encoder, folder: Path) -> AsyncIterator[SemanticStage]:
-    async with AsyncExitStack() as stack:
-        yield SemanticStage(stage, stack, minilm, folder)
-
-
-@pytest.fixture
-async def mock(stage: Stage) -> MockUpstream:
-    return await stage.mock(Reply(text=ANSWER))
 
 
 def child() -> int:

@@ -15,6 +15,9 @@ from gateway.settings import SemanticSettings
 from tests.gateway.client import DEADLINE, Client
 from tests.gateway.conftest import Stage
 
+ASKED = "How do I reset my password?"
+AGAIN = "How can I reset my password?"
+ANSWER = "Open the settings, choose Security, and click Reset password."
 # What is as near as this is served, whoever may be wrong: these tests are about what happens then.
 SERVES_ALL: dict[str, Any] = {"policy": "threshold", "threshold": 0.6}
 
