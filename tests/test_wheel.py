@@ -1,6 +1,7 @@
 """What is installed elsewhere is what the checkout shows: the wheel, in an environment of its own."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,9 @@ PLACES = "import json; {imports}; print(json.dumps({{n: m.__file__ for n, m in {
 
 def run(*command: str | Path, cwd: Path) -> str:
     """Run a command to its end; return what it wrote to stdout, or fail the test with all it wrote."""
-    done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True)
+    # Of a checkout on PYTHONPATH pip would say that it is installed already.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([*map(str, command)], cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
 
