@@ -50,8 +50,10 @@ class Neighbours:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="index")
 
     async def put(self, record: Record, vector: Vector) -> None:
+        """Let it be found from now on, and read it, so that nobody who asks has to wait for that."""
         record = self.records.put(record)
         await self._run(self._add, record, vector)
+        await self._run(_read_ahead, record.text)
 
     async def put_all(self, records: Sequence[tuple[Record, Vector]]) -> None:
         kept = [(self.records.put(record), vector) for record, vector in records]
@@ -132,6 +134,8 @@ class Neighbours:
     def _add_all(self, records: Sequence[tuple[Record, Vector]]) -> None:
         for record, vector in records:
             self._add(record, vector)
+            if _read_short.cache_info().currsize < _TEXTS_KEPT:  # of a million at the start only some can be kept
+                _read_ahead(record.text)
 
     def _remove_all(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -170,6 +174,11 @@ _read_short = functools.lru_cache(maxsize=_TEXTS_KEPT)(Text.of)
 
 def _read(text: str) -> Text:
     return _read_short(text) if len(text) <= _LONGEST_KEPT else Text.of(text)
+
+
+def _read_ahead(text: str) -> None:
+    if len(text) <= _LONGEST_KEPT:
+        _read_short(text)
 
 
 class _Texts(Sequence[Text]):

@@ -1,6 +1,7 @@
 """What is learned from fresh answers while the judge is slow, absent, or told of answers that are gone."""
 
 import asyncio
+import functools
 import random
 import time
 from collections.abc import AsyncIterator, Callable
@@ -21,13 +22,15 @@ from cache.semantic.policy.policy import Decision
 from cache.semantic.policy.vcache import VCachePolicy
 from cache.semantic.service import answers as answers_module
 from cache.semantic.service import learner as learner_module
+from cache.semantic.service import neighbours as neighbours_module
 from cache.semantic.service.answers import Answers
 from cache.semantic.service.figures import Figures
 from cache.semantic.service.inquiries import Inquiry
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import Learner
-from cache.semantic.service.neighbours import Neighbours, neighbourhood_of
+from cache.semantic.service.neighbours import Neighbours, first_allowed, neighbourhood_of
 from cache.semantic.service.records import Record
+from cache.semantic.text import Text
 from tests.cache.semantic.judge.chat_server import ChatServer, chat_server
 
 PARTITION = "a.context"
@@ -285,3 +288,29 @@ async def test_those_who_wait_for_the_judge_are_compared_once_with_what_turns_ou
 
         assert {record.answer for record in host.neighbours.records} == {"a.0"}
         assert len(server.requests) == 19
+
+
+async def test_what_is_learned_is_read_before_somebody_asks(
+    embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guards find its words at hand, also those of what comes from other processes."""
+    read: list[str] = []
+    real = Text.of.__func__  # type: ignore[attr-defined]  # of a classmethod
+
+    def noted(text: str) -> Text:
+        read.append(text)
+        return real(Text, text)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(neighbours_module, "_read_short", functools.lru_cache(neighbours_module._TEXTS_KEPT)(noted))
+    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+        await host.hear("one", ASKED, ANSWER)
+        await host.until(lambda: host.record("one") is not None)
+        await host.learner.idle()
+        one = host.record("one")
+        assert one is not None
+        other = msgspec.structs.replace(one, entry="a.other", text=AGAIN)
+        await host.neighbours.put_all([(other, await embedder.embed(AGAIN))])
+        near = await host.neighbours.near(PARTITION, await embedder.embed(ASKED))
+        assert read == [ASKED, AGAIN]
+        assert first_allowed(ASKED, near, range(2))[0] == 0
+        assert read == [ASKED, AGAIN]
