@@ -12,7 +12,7 @@ from cache.semantic.reading.moments import dated, moments
 from cache.semantic.reading.negation import negations
 from cache.semantic.reading.numerals import with_numerals
 from cache.semantic.reading.order import Order, order_of
-from cache.semantic.reading.persons import persons
+from cache.semantic.reading.persons import Place, persons
 from cache.semantic.reading.phrases import rewritten
 from cache.semantic.reading.quantities import quantities
 from cache.semantic.reading.questions import questions
@@ -50,6 +50,7 @@ class Text(msgspec.Struct, frozen=True):
     right: int
     owners: frozenset[str]
     mentioned: tuple[str, ...]
+    places: tuple[Place, ...]
     questions: frozenset[str]
     instructions: frozenset[str]
     verbatim: tuple[str, ...]
@@ -65,7 +66,7 @@ class Text(msgspec.Struct, frozen=True):
         amounts, units = quantities(tokens)
         denied, trouble = negations(tokens)
         left, right = _sides(tokens, denied)
-        owners, mentioned = persons(tokens)
+        owners, mentioned, places = persons(tokens)
         return cls(
             words=tuple(filter(None, [chunk.strip(_STRIPPED).casefold() for chunk in chunks])),
             language=language(plain, raw),
@@ -80,6 +81,7 @@ class Text(msgspec.Struct, frozen=True):
             right=right,
             owners=owners,
             mentioned=mentioned,
+            places=places,
             questions=questions(tokens),
             instructions=instructions(tokens),
             verbatim=verbatim(plain, raw),

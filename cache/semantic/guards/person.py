@@ -1,21 +1,39 @@
 """Persons."""
 
+from cache.semantic.reading.persons import Place
 from cache.semantic.text import Text
 
 _OWN = {frozenset({"mine"}): "I", frozenset({"yours"}): "you"}
+# These are who talk, or anybody: how you do it is how I do it.
+_WHO_TALK = frozenset({"I", "you", "we"})
 
 
 def persons_differ(asked: Text, cached: Text) -> bool:
-    """Whether the two are about different people's things (my name, your name), or two persons change places.
+    """Whether the two are about different people (they, we) or their things (my name, your name), or change places.
 
-    How you do something with your things is how I do it with mine.
+    Two persons may change places with each other, and one with what the same words name: "can I sue the bank", "can the
+    bank sue me". How you do something with your things is how I do it with mine.
     """
     if asked.owners and cached.owners and asked.owners.isdisjoint(cached.owners):
         return not (_asks_for_anybody(asked) and _asks_for_anybody(cached))
     ours, theirs = asked.mentioned, cached.mentioned
-    if ours == theirs or len(ours) < 2 or len(theirs) < 2:
+    if asked.stems == cached.stems and ours and theirs:
+        if ours == theirs and any(map(_are_turned, asked.places, cached.places)):
+            return True
+        if _others(ours) != _others(theirs):
+            return True
+    if len(ours) < 2 or len(theirs) < 2:
         return False
     return [person for person in ours if person in theirs] != [person for person in theirs if person in ours]
+
+
+def _are_turned(ours: Place, theirs: Place) -> bool:
+    """Whether a person stands before other words, and is not clearly the subject in both texts, nor the object."""
+    return ours[0] != theirs[0] and (ours[1] != theirs[1] or not ours[1])
+
+
+def _others(persons: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(persons) - _WHO_TALK
 
 
 def _asks_for_anybody(text: Text) -> bool:

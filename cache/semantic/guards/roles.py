@@ -16,6 +16,9 @@ _MAX_WORDS = 64
 _ASKING_FOR_A_SIDE = frozenset({"who", "what"})
 # None of these is ever another one: a talk about Paris, a talk in Paris; with a child, as a child.
 _TOPICAL = frozenset({"about", "as", "if"})
+# Nobody is for and against one thing.
+_PREPOSITIONS = DIRECTIONS | OPENERS
+_OPPOSED = frozenset({"for", "against"})
 
 Roles = Iterable[tuple[str, str]]
 
@@ -32,6 +35,8 @@ def roles_differ(asked: Text, cached: Text) -> bool:
     if ours == theirs:
         return False
     if ours.roles != theirs.roles and _roles_clash(ours.roles, theirs.roles):
+        return True
+    if not (ours.undated or theirs.undated) and _dates(ours.plain) != _dates(theirs.plain):
         return True
     written = (ours.undated, theirs.undated) if ours.undated and theirs.undated else (ours.plain, theirs.plain)
     one, other = _common(*written), _common(*reversed(written))
@@ -60,12 +65,22 @@ def _roles_clash(ours: Roles, theirs: Roles) -> bool:
     """
     if _of(ours, DIRECTIONS) and _of(theirs, DIRECTIONS) and _differing(_of(ours, DIRECTIONS), _of(theirs, DIRECTIONS)):
         return True
+    if any(one | other == _OPPOSED for one, other in _differing(_of(ours, _PREPOSITIONS), _of(theirs, _PREPOSITIONS))):
+        return True
     # Dates have no place in the sequence: which of two is the end of a range is seen here.
     ends, other_ends = _ends(ours), _ends(theirs)
     if ends and other_ends and ends != other_ends:
         return True
+    # In three days is not for three days.
+    if _differing(_quantities(_of(ours, OPENERS)), _quantities(_of(theirs, OPENERS))):
+        return True
     differing = _differing(_of(ours, OPENERS), _of(theirs, OPENERS))
     return len(differing) > 1 or any(not _TOPICAL.isdisjoint(one | other) for one, other in differing)
+
+
+def _dates(stems: Sequence[str]) -> list[str]:
+    """Of several dates each belongs to something: born in 1990, died in 2020."""
+    return [stem for stem in stems if stem.startswith("@")]
 
 
 def _ends(roles: Roles) -> set[str]:
@@ -79,6 +94,10 @@ def _of(roles: Roles, prepositions: frozenset[str]) -> dict[str, set[str]]:
         if role in prepositions:
             found.setdefault(stem, set()).add(role)
     return found
+
+
+def _quantities(roles: dict[str, set[str]]) -> dict[str, set[str]]:
+    return {stem: prepositions for stem, prepositions in roles.items() if stem.startswith("#")}
 
 
 def _differing(ours: dict[str, set[str]], theirs: dict[str, set[str]]) -> set[tuple[frozenset[str], frozenset[str]]]:
@@ -119,6 +138,10 @@ def _is_one_verb_moved(one: list[str], other: list[str], asked: Text, cached: Te
     if any((a, b) in asked.order.compounds and (b, a) in cached.order.compounds for a in span for b in span):
         return False
     verbs = asked.order.verbs | cached.order.verbs
+    ours, theirs = asked.order.verbs.intersection(span), cached.order.verbs.intersection(span)
+    if ours and theirs and ours.isdisjoint(theirs):
+        # Each is said of the other: all cats are animals, all animals are cats.
+        return False
     if len(asked.order.verbs.intersection(cached.order.verbs, span)) > 1:
         # Two verbs have changed places: what was cancelled when what was opened.
         return False

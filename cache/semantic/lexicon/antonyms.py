@@ -82,6 +82,11 @@ _AXES = """
     most | least fewest
     many | few
     all every always | some sometimes
+    all every each | any
+    few | several
+    before after | during while whilst
+    since | until till
+    and | or
     over above | under below beneath
     atleast | atmost
     minimum min lowest | maximum max highest

@@ -29,6 +29,7 @@ _ONE_NAME = """
 """
 
 _NAMES = """
+    http https
     newyork newzealand newjersey newmexico neworleans newdelhi newhampshire newengland southkorea northkorea
     southafrica saudiarabia sanfrancisco sandiego hongkong afghanistan albania algeria angola argentina armenia
     australia austria azerbaijan bahrain bangladesh belarus belgium bolivia bosnia botswana brazil brunei bulgaria

@@ -45,6 +45,7 @@ _KINDS_OF_WHAT = ((_TIMES, "when"), (_PLACES, "where"), (_REASONS, "why"), (_WAY
 # Of these questions past and present have different answers; why and how it is, is mostly how it was.
 _TENSED = frozenset({"who", "what", "when", "where", "yes or no"})
 PAST = ", past"
+_DEGREE = "how "
 # What the difference is, and how two things differ, is one question.
 _RELATIONS = frozenset({word("difference").stem, word("effect").stem})
 _WHAT_OR_HOW = frozenset({"what", "how"})
@@ -123,6 +124,8 @@ def _type(tokens: Sequence[Token], position: int) -> str:
         )
         kind = "" if is_request else _yes_or_no(tokens, position)
     is_past = form in _PAST_AUXILIARIES or (form in _QUESTION_WORDS and after is not None and _is_past(after))
+    if kind.startswith(_DEGREE) and position + 2 < len(tokens):
+        return kind + PAST if tokens[position + 2].form in _PAST_AUXILIARIES else kind
     return kind + PAST if is_past and kind in _TENSED else kind
 
 
@@ -143,6 +146,8 @@ def _yes_or_no(tokens: Sequence[Token], position: int) -> str:
     later = tuple(token.form for token in tokens[position + 2 : position + 4])
     if later[:1] == ("need",) or later == ("have", "to"):
         return "yes or no, must"
+    if later == ("get", "to"):
+        return "yes or no, may"
     return _MODALITIES.get(tokens[position].form, "yes or no")
 
 
