@@ -1,0 +1,134 @@
+"""Keys of KV blocks: a chain, each key a hash of the one before it and of its block's tokens.
+
+namespace ─ adapter ─► root ─► block 0 ─► block 1 ─►│─► block 2 ─► block 3
+                               └ in a published prefix ┘  └ the tenant's salt, mixed in once ┘
+"""
+
+from array import array
+from collections.abc import Sequence
+from sys import byteorder
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from prefix_store.identity.fingerprint import DIGEST_BYTES
+from prefix_store.identity.salts import Salt, salted
+
+KEY_BYTES = 16
+
+TokenIds = Sequence[int] | npt.NDArray[np.int32]
+
+
+def root_key(namespace: bytes, adapter: Salt | None = None) -> bytes:
+    """The parent of first blocks, 16 bytes: `namespace` is a `Fingerprint.digest`, `adapter` where one computes."""
+    if len(namespace) != DIGEST_BYTES:
+        raise ValueError(f"the namespace has {len(namespace)} bytes, expected the 16 of a fingerprint")
+    if adapter is None:
+        return namespace
+    if adapter.kind != "adapter":
+        raise ValueError(f"the root is salted by adapters, not by a {adapter.kind}; give that to KeyChain")
+    return salted(namespace, adapter)
+
+
+def chain_key(parent: bytes, token_ids: TokenIds) -> bytes:
+    """The key of the block with these tokens after the block with key `parent`: XXH3-128, 16 bytes.
+
+    Over the parent's 16 bytes and the token ids as int32, little endian: fixed widths, so nothing can be moved over a
+    border, and blocks of unlike sizes have unlike keys. XXH3 is no cryptographic hash. What a stranger could gain by
+    forging a collision is taken away by the tenant's salt, and frames carry a digest of their tokens.
+    """
+    return xxhash.xxh3_128_digest(parent + _int32_bytes(token_ids))
+
+
+class Published:
+    """Blocks of prefixes that an operator has published: the same for all tenants, whoever asks first.
+
+    Of a published prefix those blocks count that lie wholly inside it.
+    """
+
+    def __init__(self, root: bytes, block_size: int) -> None:
+        self._chain = KeyChain(root, block_size)
+        self.keys: frozenset[bytes] = frozenset()
+
+    def publish(self, token_ids: TokenIds) -> int:
+        """Add a prefix; returns how many blocks of it are shared."""
+        keys = self._chain.keys_of(token_ids)
+        self.keys |= frozenset(keys)
+        return len(keys)
+
+
+class KeyChain:
+    """The keys of all sequences of one tenant, or of all tenants where `tenant` is None.
+
+    A tenant's blocks have the public keys as long as they are published, then keys that only this tenant has. Whether
+    a parent is public is seen from its key, so the next key needs no history.
+    """
+
+    def __init__(
+        self, root: bytes, block_size: int, tenant: Salt | None = None, published: Published | None = None
+    ) -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size is {block_size}, expected at least 1")
+        if tenant is not None and tenant.kind != "tenant":
+            raise ValueError(f"the chain is salted by tenants, not by an {tenant.kind}; give that to root_key")
+        self.root = root
+        self.block_size = block_size
+        self._tenant = tenant
+        self._published = published
+
+    def next_key(self, parent: bytes, token_ids: TokenIds) -> bytes:
+        """The key of a full block after the one with key `parent` (the root, for a first block)."""
+        self._check_size(token_ids)
+        return self._next_key(parent, _int32_bytes(token_ids))
+
+    def keys_of(self, token_ids: TokenIds) -> list[bytes]:
+        """The keys of all full blocks of a prompt; what does not fill its last block has none.
+
+        `token_ids` is best an int32 array. Raises ValueError for ids that are no int32.
+        """
+        data = memoryview(_int32_bytes(token_ids))
+        width = self.block_size * 4
+        keys: list[bytes] = []
+        parent, start = self.root, 0
+        end = len(data) // width * width
+        while start < end and self._may_leave(parent):
+            parent = self._next_key(parent, bytes(data[start : start + width]))
+            keys.append(parent)
+            start += width
+        hashed = xxhash.xxh3_128_digest
+        for begin in range(start, end, width):
+            parent = hashed(parent + data[begin : begin + width])
+            keys.append(parent)
+        return keys
+
+    def _may_leave(self, parent: bytes) -> bool:
+        """Whether `parent` is public and its followers may not be."""
+        return self._tenant is not None and (parent == self.root or self._is_published(parent))
+
+    def _next_key(self, parent: bytes, tokens: bytes) -> bytes:
+        key: bytes = xxhash.xxh3_128_digest(parent + tokens)
+        if self._tenant is None or not self._may_leave(parent) or self._is_published(key):
+            return key
+        return xxhash.xxh3_128_digest(salted(parent, self._tenant) + tokens)
+
+    def _is_published(self, key: bytes) -> bool:
+        return self._published is not None and key in self._published.keys
+
+    def _check_size(self, token_ids: TokenIds) -> None:
+        if len(token_ids) != self.block_size:
+            raise ValueError(f"a block has {self.block_size} tokens, not {len(token_ids)}")
+
+
+def _int32_bytes(token_ids: TokenIds) -> bytes:
+    if isinstance(token_ids, np.ndarray):
+        if token_ids.dtype != np.int32:
+            raise ValueError(f"token_ids are {token_ids.dtype}, expected int32")
+        return token_ids.astype("<i4", copy=False).tobytes()
+    try:
+        ids = array("i", token_ids)
+    except (OverflowError, TypeError) as error:
+        raise ValueError(f"token_ids: {error}; expected whole numbers that fit in 32 bits") from error
+    if byteorder == "big":
+        ids.byteswap()
+    return ids.tobytes()
