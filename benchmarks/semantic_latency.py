@@ -33,6 +33,7 @@ from cache.semantic.service.figures import Figures
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.neighbours import Neighbours
+from cache.semantic.service.precedence import Precedence
 from cache.semantic.service.records import Record
 from cache.semantic.service.semantic_cache import SemanticCache
 from cache.semantic.text import Text
@@ -119,11 +120,10 @@ async def measure_here(entries: int, folder: Path) -> Measured:
     neighbours = Neighbours(VectorIndex(encoder.dimensions), lambda record: True, (), 1)
     policy = BudgetPolicy(0.01, JudgeError(0.98, 0.01), random.Random(1))  # noqa: S311  # which hits are audited is no secret
     async with open_embedder(encoder) as embedder:
-        figures = Figures()
-        learner = Learner(
-            embedder, neighbours, Answers(None), EmbeddingJudge(embedder), Labels(policy, ""), None, figures, entries
-        )
-        cache = SemanticCache(embedder, neighbours, policy, learner, figures, shares_purges=True)
+        figures, precedence = Figures(), Precedence()
+        judge, labels = EmbeddingJudge(embedder), Labels(policy, "")
+        learner = Learner(embedder, neighbours, Answers(None), judge, labels, None, figures, precedence, entries)
+        cache = SemanticCache(embedder, neighbours, policy, learner, figures, precedence, shares_purges=True)
         before = _resident()
         pieces = _pieces(vectors, known, entries)
         for piece in pieces:

@@ -134,7 +134,7 @@ def serve_by_policy(
         near, similarities = stream.nearest(asked, stored, NEIGHBOURS)
         evidence, source = None, -1
         if near.size:
-            around = Neighbourhood([str(n) for n in near], similarities.tolist(), groups[near].tolist())
+            around = Neighbourhood([str(n) for n in near], similarities.tolist(), list(map(str, groups[near].tolist())))
             evidence, source = _guarded(stream, asked, near, policy.weigh(around), bare)
         decision = policy.decide(evidence)
         if decision.serve:
@@ -203,4 +203,6 @@ def _label(evidence: Evidence, decision: Decision, same: bool) -> Label:
     features = tuple(evidence.features.tolist())
     source: Source = "audit" if decision.serve else "miss"
     chance = decision.audit_chance if decision.serve else 1.0
-    return Label(evidence.entry, evidence.similarity, features, same, source, decision.plain_risk, chance)
+    return Label(
+        evidence.entry, evidence.similarity, features, same, source, decision.plain_risk, chance, evidence.answer
+    )

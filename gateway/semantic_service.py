@@ -62,8 +62,7 @@ def _require(settings: Settings, redis: str) -> None:
 def _config(settings: Settings, redis: str, socket: Path) -> dict[str, object]:
     """What cache/semantic/service/config.py describes."""
     said = msgspec.structs.asdict(settings.semantic)
-    for field in ("mode", "deadline"):
-        del said[field]
+    del said["mode"]
     return {
         **said,
         "judge_key": str(settings.semantic.judge_key or ""),

@@ -25,6 +25,7 @@ from cache.semantic.service.figures import Figures
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.neighbours import Neighbours
+from cache.semantic.service.precedence import Precedence
 from cache.semantic.service.semantic_cache import SemanticCache
 
 DELTA = 0.01
@@ -76,12 +77,14 @@ async def opened(job: Job, folder: Path) -> Opening:
     async with open_embedder(encoder) as embedder:
         judge = EmbeddingJudge(embedder)
         policy = BudgetPolicy(DELTA, judge.error, random.Random(1))  # noqa: S311  # which hits are audited is no secret
-        figures = Figures()
+        figures, precedence = Figures(), Precedence()
+        most = len(job.questions)
         learner = Learner(
-            embedder, neighbours, Answers(None), judge, Labels(policy, ""), None, figures, len(job.questions)
+            embedder, neighbours, Answers(None), judge, Labels(policy, ""), None, figures, precedence, most
         )
+        cache = SemanticCache(embedder, neighbours, policy, learner, figures, precedence, shares_purges=True)
         async with _working(learner):
-            yield Keepgate(SemanticCache(embedder, neighbours, policy, learner, figures, shares_purges=True), learner)
+            yield Keepgate(cache, learner)
     neighbours.close()
 
 

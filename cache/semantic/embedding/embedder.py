@@ -1,6 +1,7 @@
 """Vectors of texts for an event loop: one thread computes, and texts that come meanwhile share its next call."""
 
 import asyncio
+import math
 import os
 import sys
 import threading
@@ -18,11 +19,14 @@ from cache.semantic.embedding.errors import EmbedderBusy, EmbeddingFailed
 T = TypeVar("T")
 
 MOST_WAITING = 1024
-"""Texts. More of them would not be in time."""
+"""Texts, however patient who waits for them is."""
 MOST_TOKENS = 256
 """Of one call, unless a single text has more: who comes meanwhile waits for the whole of it."""
 _YIELD_OF_TOKEN = 1e-3
 """Seconds. So much later may a shorter text come, for each token that it has less, and still go first."""
+
+# How much of the mean time of a text the newest call makes out.
+_NEWEST = 0.1
 
 _NICE = 10
 
@@ -50,7 +54,7 @@ class Embedder:
     Only the event loop that opened it may use it. A vector depends on its text alone, but for its last bits.
     """
 
-    def __init__(self, encoder: Encoder, patient: bool) -> None:
+    def __init__(self, encoder: Encoder, patient: bool, patience: float) -> None:
         self.name = encoder.name
         self.fingerprint = encoder.fingerprint
         self.dimensions = encoder.dimensions
@@ -63,6 +67,10 @@ class Embedder:
             1, thread_name_prefix="embedder", initializer=_yield_to_others if patient else None
         )
         self._waiting: list[_Waiting] = []
+        self._under_way = 0
+        self._began = math.inf
+        self._patience = patience
+        self._text_seconds = 0.0
         self._closed = False
         self._wake = asyncio.Event()
 
@@ -71,18 +79,23 @@ class Embedder:
         """How many texts wait, without those that are being computed."""
         return len(self._waiting)
 
+    @property
+    def seconds_under_way(self) -> float:
+        """How long the call takes that is being computed; negative where there is none."""
+        return asyncio.get_running_loop().time() - self._began
+
     async def embed(self, text: str) -> npt.NDArray[np.float32]:
         """The unit vector of a text, float32 [dimensions].
 
-        Raises EmbedderBusy at once where too many wait, and EmbeddingFailed where the model gives no vector. Whoever
-        stops waiting costs nothing more: a text is only computed for somebody who still waits.
+        Raises EmbedderBusy at once where it would not be in time, and EmbeddingFailed where the model gives no vector.
+        Whoever stops waiting costs nothing more: a text is only computed for somebody who still waits.
         """
         if self._closed:
             raise EmbeddingFailed("the embedder is closed")
-        if len(self._waiting) >= MOST_WAITING:
+        if self._is_busy():
             self._forget_who_left()
-        if len(self._waiting) >= MOST_WAITING:
-            raise EmbedderBusy(f"{MOST_WAITING} texts wait for the embedding model")
+        if self._is_busy():
+            raise EmbedderBusy("the embedding model is busy: this text would not be embedded in time")
         loop = asyncio.get_running_loop()
         waiting = _Waiting(text, loop.time(), loop.create_future())
         self._waiting.append(waiting)
@@ -107,6 +120,10 @@ class Embedder:
             _fail(each, EmbeddingFailed("the embedder is closed"))
         self._waiting.clear()
         await asyncio.to_thread(self._thread.shutdown)
+
+    def _is_busy(self) -> bool:
+        wait = max((len(self._waiting) + self._under_way) * self._text_seconds, self.seconds_under_way)
+        return len(self._waiting) >= MOST_WAITING or wait > self._patience
 
     def _forget_who_left(self) -> None:
         self._waiting = [each for each in self._waiting if not each.vector.done()]
@@ -139,7 +156,11 @@ class Embedder:
     async def _compute(self, batch: list[_Waiting]) -> None:
         self.calls += 1
         self.texts += len(batch)
+        self._under_way = len(batch)
+        self._began = asyncio.get_running_loop().time()
         vectors = await self._in_thread(batch, lambda: self._encoder.encode([each.text for each in batch]))
+        self._text_seconds += _NEWEST * (self.seconds_under_way / len(batch) - self._text_seconds)
+        self._under_way, self._began = 0, math.inf
         for each, vector in zip(batch, [] if vectors is None else vectors, strict=False):
             if not np.isfinite(vector).all():
                 _fail(each, EmbeddingFailed("the embedding model gives no direction for this text"))
@@ -162,13 +183,13 @@ class Embedder:
 
 
 @asynccontextmanager
-async def open_embedder(encoder: Encoder, patient: bool = False) -> AsyncIterator[Embedder]:
-    """An embedder that works until the block ends.
+async def open_embedder(encoder: Encoder, patient: bool = False, patience: float = math.inf) -> AsyncIterator[Embedder]:
+    """An embedder that works until the block ends. Whoever would have to wait more than `patience` seconds is refused.
 
     A `patient` one is for work that nobody waits for: its thread leaves the processor to those of other embedders, and
     a text of it, which may take fifty milliseconds and cannot be broken off, is in nobody's way.
     """
-    embedder = Embedder(encoder, patient)
+    embedder = Embedder(encoder, patient, patience)
     worker = asyncio.create_task(embedder.work(), name="embedder")
     try:
         yield embedder

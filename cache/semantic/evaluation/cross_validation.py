@@ -59,7 +59,7 @@ def served_by_policy(similarities: Similarities, same: Flags, allowed: Flags, de
 
 
 def _features(similarity: float) -> Vector:
-    return evidence_of(Neighbourhood(("",), (similarity,), (0,))).features
+    return evidence_of(Neighbourhood(("",), (similarity,), ("",))).features
 
 
 def _limit(risks: Vector, same: Flags, budget: float, most: float) -> float:

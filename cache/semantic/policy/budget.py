@@ -45,7 +45,7 @@ class BudgetPolicy:
 
     Three corrections keep the promise where a plain posterior breaks it: the risk is taken one standard deviation too
     high, it is multiplied by how much more often audits found a wrong answer than was expected (never less than 1),
-    and what was spent is kept in a ledger (see there how the budget is spent). An entry that was found wrong is out of
+    and what was spent is kept in a ledger (see there how the budget is spent). An answer that was found wrong is out of
     service until it is vindicated.
 
     A user's complaint says that one answer was wrong, if it is one at all (somebody else may have asked the same), and
@@ -92,7 +92,7 @@ class BudgetPolicy:
     def learn(self, label: Label) -> None:
         features = vector(label.features)
         if label.same or label.source != "miss":
-            self._blame.found(label.entry, label.same)
+            self._blame.found(label.answer or label.entry, label.same)
         if label.source == "audit":
             # A judge who calls some of the same answers different makes that many of the right ones look wrong.
             self._count((not label.same) - (1.0 - self._judge.recall) * (1.0 - label.risk), label.risk)
@@ -121,7 +121,7 @@ class BudgetPolicy:
             "delta": self.delta,
             "labels": self.posterior.labels,
             "inflation": self.inflation,
-            "most_risk": self._ledger.limit,
+            "most_risk": min(self._ledger.limit, self._most_risk),
             "requests": ever.requests,
             "hits": ever.hits,
             "audits": ever.audits,
@@ -139,7 +139,7 @@ class BudgetPolicy:
         if evidence is None:
             self._ledger.request(math.inf, inflation)
             return Decision(False, 1.0)
-        plain = max(self.posterior.wrong(evidence.features, _DEVIATIONS), self._blame.risk_of(evidence.entry))
+        plain = max(self.posterior.wrong(evidence.features, _DEVIATIONS), self._blame.risk_of(evidence.answer))
         self._ledger.request(plain, inflation)
         risk = min(1.0, inflation * plain)
         if self.posterior.labels < WARM_LABELS or risk > min(self._ledger.limit, self._most_risk, most_risk):

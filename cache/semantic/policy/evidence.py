@@ -26,7 +26,7 @@ def evidence_of(neighbourhood: Neighbourhood) -> Evidence:
     log of how many have it.
     """
     entries, similarities, answers = neighbourhood
-    votes: dict[int, float] = {}
+    votes: dict[str, float] = {}
     for answer, similarity in zip(answers, similarities, strict=True):
         votes[answer] = votes.get(answer, 0.0) + math.exp(_SHARPNESS * (similarity - 1.0))
     winner = max(votes, key=votes.__getitem__)
@@ -42,10 +42,10 @@ def evidence_of(neighbourhood: Neighbourhood) -> Evidence:
             math.log(len(members)),
         ]
     )
-    return Evidence(members, entries[members[0]], nearest, features)
+    return Evidence(members, entries[members[0]], winner, nearest, features)
 
 
-def _rival(similarities: Sequence[float], answers: Sequence[int], winner: int) -> float:
+def _rival(similarities: Sequence[float], answers: Sequence[str], winner: str) -> float:
     """How near another answer is, or may be beyond the neighbours that were looked at."""
     for similarity, answer in zip(similarities, answers, strict=True):
         if answer != winner:

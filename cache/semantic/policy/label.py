@@ -18,10 +18,10 @@ _Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 class Label(msgspec.Struct, frozen=True, array_like=True):
     """Whether the right answer to a question was the one that the neighbours spoke for.
 
-    `entry`, `similarity` and `features` are those of the evidence. `source` is how it was found: "miss" if nothing was
-    served and the fresh answer could be compared, "audit" if it was compared although the answer was served, "user"
-    if somebody asked again at once, or evicted the answer. `risk` is the decision's `plain_risk`, `chance` the
-    probability with which an audit was drawn for it: an audited hit stands for 1 / chance hits.
+    `entry`, `answer`, `similarity` and `features` are those of the evidence. `source` is how it was found: "miss" if
+    nothing was served and the fresh answer could be compared, "audit" if it was compared although the answer was
+    served, "user" if somebody asked again at once, or evicted the answer. `risk` is the decision's `plain_risk`,
+    `chance` the probability with which an audit was drawn for it: an audited hit stands for 1 / chance hits.
 
     Raises ValueError where a number is none of these.
     """
@@ -33,6 +33,7 @@ class Label(msgspec.Struct, frozen=True, array_like=True):
     source: Source
     risk: _Probability = 1.0
     chance: _Probability = 1.0
+    answer: Annotated[str, msgspec.Meta(max_length=512)] = ""
 
     def __post_init__(self) -> None:
         # A float of MessagePack may be NaN, for which the limits above say nothing.

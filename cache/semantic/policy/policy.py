@@ -19,23 +19,25 @@ class Neighbourhood(NamedTuple):
     """The entries nearest to a question, nearest first; 1 to NEIGHBOURS of them.
 
     `entries` are their ids, `similarities` the cosines to the question, falling. `answers` say which of them have the
-    same answer, by equal numbers.
+    same answer, by equal names.
     """
 
     entries: Sequence[str]
     similarities: Sequence[float]
-    answers: Sequence[int]
+    answers: Sequence[str]
 
 
 class Evidence(NamedTuple):
     """The answer that neighbours speak for, and how they do.
 
     `members` are the places of the neighbours that have this answer, nearest first; `entry` and `similarity` are those
-    of the nearest. `features` are float64 [FEATURES of the policy], what the policy judges by beside these.
+    of the nearest, `answer` is the name of what they answer. `features` are float64 [FEATURES of the policy], what the
+    policy judges by beside these.
     """
 
     members: tuple[int, ...]
     entry: str
+    answer: str
     similarity: float
     features: Vector
 

@@ -13,7 +13,8 @@ _KIND = "threshold"
 
 def nearest(neighbourhood: Neighbourhood) -> Evidence:
     """Evidence that is the nearest neighbour alone."""
-    return Evidence((0,), neighbourhood.entries[0], float(neighbourhood.similarities[0]), _NO_FEATURES)
+    entries, similarities, answers = neighbourhood
+    return Evidence((0,), entries[0], answers[0], float(similarities[0]), _NO_FEATURES)
 
 
 class ThresholdPolicy:

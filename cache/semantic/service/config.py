@@ -9,13 +9,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """One line of JSON on standard input.
 
     `redis` is a URL or "" for none, `models` the folder where exported models are kept, `capacity` the most entries
-    that are kept. `delta`, `threshold` and `audit_share` are shares; see SemanticSettings of the gateway.
+    that are kept, `deadline` the seconds after which a question is given up. `delta`, `threshold` and `audit_share` are
+    shares; see SemanticSettings of the gateway.
     """
 
     socket: str
     redis: str
     models: str
     model: str
+    deadline: float
     policy: Literal["budget", "vcache", "threshold"]
     delta: float
     threshold: float

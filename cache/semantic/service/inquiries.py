@@ -61,7 +61,8 @@ class Serving:
 
 def _label(evidence: Evidence, decision: Decision, same: bool, source: Source, chance: float) -> Label:
     features = tuple(evidence.features.tolist())
-    return Label(evidence.entry, evidence.similarity, features, same, source, decision.plain_risk, chance)
+    risk = decision.plain_risk
+    return Label(evidence.entry, evidence.similarity, features, same, source, risk, chance, evidence.answer)
 
 
 class Inquiries:
@@ -86,10 +87,11 @@ class Inquiries:
 
 
 class Servings:
-    """What was served lately and has not been judged by those who got it."""
+    """What was served lately and has not been judged by those who got it, and who did not like what he got."""
 
     def __init__(self) -> None:
         self._by_key: OrderedDict[str, Serving] = OrderedDict()
+        self._disliked: OrderedDict[str, None] = OrderedDict()
 
     def note(self, serving: Serving) -> None:
         self._by_key.pop(serving.key, None)
@@ -99,6 +101,19 @@ class Servings:
 
     def take(self, key: str) -> Serving | None:
         return self._by_key.pop(key, None)
+
+    def dislike(self, key: str) -> None:
+        """Who asks this got something wrong, and shall get no other's answer before he got one of his own."""
+        self._disliked[key] = None
+        if len(self._disliked) > _MOST_SERVED:
+            self._disliked.popitem(last=False)
+
+    def has_disliked(self, key: str) -> bool:
+        return key in self._disliked
+
+    def reconcile(self, key: str) -> None:
+        """The question has an answer of its own now."""
+        self._disliked.pop(key, None)
 
     def take_repeated(self, key: str, now: float) -> Serving | None:
         """The serving that somebody repeats so soon that he cannot have been content."""

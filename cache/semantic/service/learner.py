@@ -21,6 +21,7 @@ from cache.semantic.service.inquiries import Inquiry
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.log import RecordLog
 from cache.semantic.service.neighbours import Neighbour, Neighbours, first_allowed
+from cache.semantic.service.precedence import Precedence
 from cache.semantic.service.records import Record
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,8 @@ class Learner:
     An answer that a slow judge has not compared yet is kept all the same, as one that says what no other says; what it
     does say, and the label, follow. Where too many wait for the judge, the oldest of them are never compared.
 
-    `shared` is where other processes hear of it; without one this process learns alone.
+    `shared` is where other processes hear of it; without one this process learns alone. `precedence` tells when
+    somebody asks, who goes first.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Learner:
         labels: Labels,
         shared: RecordLog | None,
         figures: Figures,
+        precedence: Precedence,
         capacity: int,
     ) -> None:
         self._embedder = embedder
@@ -66,6 +69,7 @@ class Learner:
         self._labels = labels
         self._log = shared
         self._figures = figures
+        self._precedence = precedence
         self._capacity = capacity
         self._heard = Backlog[tuple[Answered, Inquiry | None]](_MOST_WAITING)
         self._comparisons = Backlog[Comparison](_MOST_WAITING)
@@ -115,6 +119,7 @@ class Learner:
                 self._log.discard(some)
 
     async def _take(self, heard: tuple[Answered, Inquiry | None]) -> None:
+        await self._precedence.give_way()
         try:
             await self._learn(*heard)
         except CacheError as error:
@@ -157,6 +162,7 @@ class Learner:
             await self._make_room()
 
     async def _judge_one(self, comparison: Comparison) -> None:
+        await self._precedence.give_way()
         try:
             await self._conclude(comparison, await self._compare(comparison))
         except CacheError as error:

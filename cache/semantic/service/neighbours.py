@@ -155,11 +155,10 @@ class Neighbours:
 
 def neighbourhood_of(near: Sequence[Neighbour]) -> Neighbourhood:
     """The neighbours as a policy sees them."""
-    numbers: dict[str, int] = {}
     return Neighbourhood(
         [neighbour.record.entry for neighbour in near],
         [neighbour.similarity for neighbour in near],
-        [numbers.setdefault(neighbour.record.answer, len(numbers)) for neighbour in near],
+        [neighbour.record.answer for neighbour in near],
     )
 
 

@@ -12,6 +12,7 @@ from cache.semantic.service.figures import Figures
 from cache.semantic.service.inquiries import Inquiries, Inquiry, Serving, Servings
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.neighbours import Neighbours, first_allowed, neighbourhood_of
+from cache.semantic.service.precedence import Precedence
 
 _LONG_TEXT = 200
 
@@ -29,12 +30,14 @@ class SemanticCache:
         policy: Policy,
         learner: Learner,
         figures: Figures,
+        precedence: Precedence,
         shares_purges: bool,
     ) -> None:
         self._embedder = embedder
         self._neighbours = neighbours
         self._policy = policy
         self._learner = learner
+        self._precedence = precedence
         self._inquiries = Inquiries()
         self._servings = Servings()
         self._asking: Counter[str] = Counter()
@@ -47,7 +50,8 @@ class SemanticCache:
         self.figures.count("asked")
         self._asking[ask.key] += 1
         try:
-            return await self._find(ask)
+            with self._precedence.asking():
+                return await self._find(ask)
         finally:
             self._asking[ask.key] -= 1
             if not self._asking[ask.key]:
@@ -58,7 +62,8 @@ class SemanticCache:
         repeated = self._servings.take_repeated(ask.key, time.monotonic())
         if repeated is not None:
             await self._blame(repeated)
-        elif ask.most_risk > 0 and (same := self._neighbours.same_form(ask.partition, ask.text)):
+        is_disliked = self._servings.has_disliked(ask.key)
+        if ask.most_risk > 0 and not is_disliked and (same := self._neighbours.same_form(ask.partition, ask.text)):
             self.figures.count("normalized" if ask.serve else "observed_normalized")
             if ask.serve:
                 self._note(Serving(ask.key, same.entry, time.monotonic()))
@@ -82,7 +87,7 @@ class SemanticCache:
                     place, guard = first_allowed(ask.text, near, weighed.members)
             evidence = weighed if place is not None else None
         # Who has gone on meanwhile gets nothing of the budget.
-        is_served = repeated is None and ask.key not in self._gone
+        is_served = not is_disliked and ask.key not in self._gone
         most_risk = ask.most_risk if is_served else 0.0
         decision = self._policy.decide(evidence, most_risk, compares=not ask.serve)
         entry = "" if place is None else near[place].record.entry
@@ -104,6 +109,7 @@ class SemanticCache:
 
     async def answered(self, note: Answered) -> None:
         """A fresh answer: compare it with what was or would have been served, and keep it for the next."""
+        self._servings.reconcile(note.entry)
         inquiry = self._inquiries.close(note.inquiry, note.partition, note.text)
         if inquiry is not None and inquiry.decision.audit:
             self._servings.take(inquiry.key)  # it is judged now, and needs no complaint
@@ -153,6 +159,7 @@ class SemanticCache:
     async def _blame(self, serving: Serving) -> int:
         """Take it that what was served was wrong, because who got it says so; how many labels that gave."""
         self.figures.count("blamed")
+        self._servings.dislike(serving.key)
         label = serving.label()
         if label is None:
             return 0

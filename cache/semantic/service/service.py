@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import logging
-import math
 import random
 import secrets
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -49,6 +47,7 @@ from cache.semantic.service.learner import Learner
 from cache.semantic.service.log import RecordLog
 from cache.semantic.service.neighbours import Neighbours
 from cache.semantic.service.parts import make_judge, make_policy
+from cache.semantic.service.precedence import Precedence
 from cache.semantic.service.records import Record
 from cache.semantic.service.semantic_cache import SemanticCache
 from cache.semantic.service.server import serving
@@ -62,20 +61,21 @@ _EXPIRED_AT_ONCE = 500
 _TICK = 0.5
 _NOTES_KEPT = 1000
 _STUCK_SECONDS = 1.0
+# Of the deadline: who would wait longer for the embedding model is told at once that it is busy.
+_SHARE_FOR_WAITING = 0.5
 
 
 class Service:
     """Hands each message to the semantic cache; until there is one, questions are refused and notes wait."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, deadline: float) -> None:
         self.socket = socket
+        self._deadline = deadline
         self._cache: SemanticCache | None = None
-        self._describe: Callable[[], Description] | None = None
+        self._describe: Callable[[], Description | Refused] | None = None
         self._notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
-        self._asked = 0
-        self._open: dict[int, float] = {}
 
-    async def begin(self, cache: SemanticCache, describe: Callable[[], Description]) -> None:
+    async def begin(self, cache: SemanticCache, describe: Callable[[], Description | Refused]) -> None:
         self._cache, self._describe = cache, describe
         while self._notes:
             await self.handle(self._notes.popleft())
@@ -97,7 +97,7 @@ class Service:
             case Wrong():
                 return await self._cache.wrong(message)
             case Describe():
-                return Refused("the embedding model does not answer") if self._is_stuck() else self._describe()
+                return self._describe()
             case Answered():
                 await self._cache.answered(message)
             case Retried():
@@ -111,18 +111,11 @@ class Service:
         return None
 
     async def _ask(self, cache: SemanticCache, ask: Ask) -> Reply:
-        self._asked += 1
-        number = self._asked
-        self._open[number] = time.monotonic()
         try:
-            return await cache.ask(ask)
-        finally:
-            del self._open[number]
-
-    def _is_stuck(self) -> bool:
-        """Whether the oldest question has waited so long that new ones had better not be asked."""
-        oldest = next(iter(self._open.values()), math.inf)
-        return time.monotonic() - oldest > _STUCK_SECONDS
+            async with asyncio.timeout(self._deadline if ask.serve else None):
+                return await cache.ask(ask)
+        except TimeoutError:  # the gateway has gone on without
+            return Refused("the semantic cache: not in time")
 
 
 @asynccontextmanager
@@ -131,7 +124,7 @@ async def open_service(config: Config, load: Callable[[], Encoder]) -> AsyncIter
 
     Raises ModelUnusable where the model of the setting is none.
     """
-    service = Service(Path(config.socket))
+    service = Service(Path(config.socket), config.deadline)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(serving(service.socket, service.handle))
         encoder = await asyncio.to_thread(load)
@@ -142,7 +135,8 @@ async def open_service(config: Config, load: Callable[[], Encoder]) -> AsyncIter
 @asynccontextmanager
 async def _running(config: Config, encoder: Encoder, service: Service) -> AsyncIterator[None]:
     async with contextlib.AsyncExitStack() as stack:
-        embedder = await stack.enter_async_context(open_embedder(encoder))
+        patience = config.deadline * _SHARE_FOR_WAITING
+        embedder = await stack.enter_async_context(open_embedder(encoder, patience=patience))
         patient = await stack.enter_async_context(open_embedder(encoder, patient=True))
         store = await stack.enter_async_context(_store(config.redis))
         shared = await stack.enter_async_context(_log(config.redis, encoder))
@@ -153,9 +147,13 @@ async def _running(config: Config, encoder: Encoder, service: Service) -> AsyncI
         )
         stack.push_async_callback(asyncio.to_thread, neighbours.close)
         labels = Labels(policy, f"{config.policy}:{encoder.fingerprint}")
-        figures = Figures()
-        learner = Learner(patient, neighbours, Answers(store), judge, labels, shared, figures, config.capacity)
-        cache = SemanticCache(embedder, neighbours, policy, learner, figures, shares_purges=store is not None)
+        figures, precedence = Figures(), Precedence()
+        learner = Learner(
+            patient, neighbours, Answers(store), judge, labels, shared, figures, precedence, config.capacity
+        )
+        cache = SemanticCache(
+            embedder, neighbours, policy, learner, figures, precedence, shares_purges=store is not None
+        )
         works = [learner.work(), _maintain(neighbours, learner, store)]
         sharing = None
         if shared is not None and store is not None:
@@ -163,10 +161,14 @@ async def _running(config: Config, encoder: Encoder, service: Service) -> AsyncI
             with contextlib.suppress(StoreUnavailable):  # it is learned later, by follow_purges
                 await store.learn_purges()
             works += [sharing.follow(), shared.write(), shared.breaker.watch(), store.follow_purges()]
+
+        def describe() -> Description | Refused:
+            if embedder.seconds_under_way > _STUCK_SECONDS:
+                return Refused("the embedding model does not answer")
+            return Description(_figures(cache, neighbours, policy, judge, encoder, sharing, shared))
+
         async with _tasks(works):
-            await service.begin(
-                cache, lambda: Description(_figures(cache, neighbours, policy, judge, encoder, sharing, shared))
-            )
+            await service.begin(cache, describe)
             try:
                 yield
             finally:

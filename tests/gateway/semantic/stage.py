@@ -36,7 +36,7 @@ class SemanticStage:
         """A service with these of the semantic settings; its socket is `service.socket`."""
         self._services += 1
         said = msgspec.structs.asdict(SemanticSettings(**settings))
-        del said["mode"], said["deadline"]
+        del said["mode"]
         config = msgspec.convert(
             {**said, "judge_key": "", "socket": str(self._folder / f"s{self._services}"), "redis": redis, "models": ""},
             Config,
@@ -57,7 +57,7 @@ class SemanticStage:
         cache = {"redis_deadline": 2.0, **more.pop("cache", {})}
         semantic = {**SERVES_ALL, "deadline": 5.0, **more.pop("semantic", {})}
         if service is None:
-            service = await self.service(redis, **{k: v for k, v in semantic.items() if k != "deadline"})
+            service = await self.service(redis, **semantic)
         return await self.stage.gateway(
             upstream,
             semantic=SemanticSettings(mode=mode, **semantic),

@@ -1,6 +1,7 @@
 """Identical requests and the semantic cache: it is asked once for all of them, and nothing is computed twice."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -9,12 +10,23 @@ from pathlib import Path
 import pytest
 
 from cache.semantic.embedding.encoder import Encoder, Vectors
+from cache.semantic.embedding.errors import EmbedderBusy
+from cache.semantic.messages import Ask, NotFound, Refused
 from cache.semantic.policy.policy import Decision, Evidence
 from cache.semantic.policy.threshold import ThresholdPolicy
 from gateway.mock import MockUpstream, Reply
 from tests.gateway.client import DEADLINE, Answer, Client, chat
 from tests.gateway.conftest import Stage
-from tests.gateway.semantic.stage import AGAIN, ANSWER, ASKED, SemanticStage, figure, until_figure, until_known
+from tests.gateway.semantic.stage import (
+    AGAIN,
+    ANSWER,
+    ASKED,
+    SERVES_ALL,
+    SemanticStage,
+    figure,
+    until_figure,
+    until_known,
+)
 
 HERD = 12
 
@@ -27,10 +39,12 @@ class Gate:
         self.length = encoder.length
         self.open = threading.Event()
         self.open.set()
+        self.texts: list[str] = []
         self._encoder = encoder
 
     def encode(self, texts: list[str]) -> Vectors:
         assert self.open.wait(DEADLINE)  # in the embedder's own thread
+        self.texts += texts
         return self._encoder.encode(texts)
 
 
@@ -269,7 +283,8 @@ async def test_what_is_found_too_late_costs_nothing_of_the_budget(
             return decision
 
     monkeypatch.setattr("cache.semantic.service.parts.ThresholdPolicy", Told)
-    client = await semantic.gateway(mock, semantic={"deadline": 0.2})
+    service = await semantic.service(**SERVES_ALL, deadline=DEADLINE)
+    client = await semantic.gateway(mock, service=service, semantic={"deadline": 0.2})
     await _learned(client)
     gate.open.clear()
     (late,) = await _asking(client)
@@ -279,3 +294,23 @@ async def test_what_is_found_too_late_costs_nothing_of_the_budget(
     gate.open.set()
     async with asyncio.timeout(DEADLINE):
         assert not (await decided.get()).serve
+
+
+async def test_a_question_that_nobody_waits_for_any_more_is_not_embedded(semantic: SemanticStage, gate: Gate) -> None:
+    """So that under too many questions those that come later are in time."""
+    service = await semantic.service(**SERVES_ALL, deadline=0.1)
+    gate.open.clear()
+    asks = [Ask(f"public.{text}", "public.context", text, 1.0, True) for text in (ASKED, AGAIN, "And now?")]
+    assert await service.handle(asks[0]) == Refused("the semantic cache: not in time")
+    with pytest.raises(EmbedderBusy):
+        await service.handle(asks[1])
+    gate.open.set()
+    last = None
+    async with asyncio.timeout(DEADLINE):
+        while last is None:
+            with contextlib.suppress(EmbedderBusy):
+                last = await service.handle(asks[2])
+            await asyncio.sleep(0.005)
+
+    assert isinstance(last, NotFound)
+    assert AGAIN not in gate.texts

@@ -235,6 +235,21 @@ async def test_a_false_hit_is_evicted_and_learned_from_by_one_call(semantic: Sem
     assert (await client.post(chat(AGAIN))).cache == "miss"
 
 
+async def test_who_complained_gets_no_other_wording_of_it(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """The same answer is kept for other questions too; he gets one of his own, and finds that from then on."""
+    client = await semantic.gateway(mock)
+    await learned(client, chat(ASKED))
+    await client.post(chat("How might I reset my password?"), x_keepgate_max_risk="0")
+    await until_known(client, 2)
+    hit = await client.post(chat(AGAIN))
+    assert hit.headers["x-keepgate-layer"] == "semantic"
+    await client.send("DELETE", f"/v1/cache/entries/{hit.entry}?reason=wrong")
+    assert await entries(client) == 1
+
+    layers = [(await client.post(chat(AGAIN))).headers["x-keepgate-layer"] for _ in range(2)]
+    assert layers == ["none", "exact"]
+
+
 @pytest.mark.parametrize("retry", [{"Cache-Control": "no-cache"}, {}])
 async def test_who_asks_again_at_once_was_not_content(
     semantic: SemanticStage, mock: MockUpstream, retry: dict[str, str]

@@ -208,3 +208,19 @@ async def test_threads_do_not_write_into_one_anothers_vectors(encoder: Encoder) 
         for number, vectors in enumerate(computed):
             start = number // 5
             assert np.allclose(vectors, alone[start:], atol=1e-5)
+
+
+async def test_who_would_wait_too_long_is_refused_at_once(gate: Gate) -> None:
+    """By the time that texts have taken so far; where nobody is before him he may ask, however long it takes."""
+    async with open_embedder(gate, patience=1e-9) as embedder:
+        first = await asked(embedder, "measured")
+        gate.let(1)
+        await asyncio.gather(*first)
+        await gate.reached()
+        second = await asked(embedder, "alone")
+        await gate.reached()
+        with pytest.raises(EmbedderBusy, match="busy"):
+            await embedder.embed("after it")
+        gate.let()
+        await asyncio.gather(*second)
+        assert gate.calls == [["measured"], ["alone"]]

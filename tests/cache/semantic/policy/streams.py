@@ -14,13 +14,15 @@ def dice(seed: int = 0) -> random.Random:
 
 
 def near(similarity: float, rival: float = 0.5, entry: str = "near") -> Evidence:
-    return evidence_of(Neighbourhood([entry, "rival"], [similarity, rival], [0, 1]))
+    return evidence_of(Neighbourhood([entry, "rival"], [similarity, rival], [f"answer of {entry}", "other"]))
 
 
 def label_of(evidence: Evidence, decision: Decision, same: bool, source: Source) -> Label:
     features = tuple(evidence.features.tolist())
     chance = 1.0 if source == "miss" else decision.audit_chance
-    return Label(evidence.entry, evidence.similarity, features, same, source, decision.plain_risk, chance)
+    return Label(
+        evidence.entry, evidence.similarity, features, same, source, decision.plain_risk, chance, evidence.answer
+    )
 
 
 def risk_of(decision: Decision) -> float:

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.semantic.policy.budget import WARM_LABELS, BudgetPolicy, most_risk
-from cache.semantic.policy.label import Label
+from cache.semantic.policy.label import Label, Source
 from cache.semantic.policy.ledger import HORIZON
-from cache.semantic.policy.policy import Decision
+from cache.semantic.policy.policy import Decision, Neighbourhood
 from cache.semantic.policy.posterior import JudgeError
 from tests.cache.semantic.policy.streams import Stream, dice, label_of, near, right_at, risk_of
 
@@ -92,6 +92,27 @@ def test_audits_that_find_wrong_answers_close_the_door() -> None:
         stream.ask(0.95, 0.5)
     assert stream.hits - before < 1000
     assert not any(stream.ask(0.95, 0.5) for _ in range(200))
+
+
+@pytest.mark.parametrize("source", ["audit", "user"])
+def test_an_answer_that_was_found_wrong_is_out_of_service_under_all_its_questions(source: Source) -> None:
+    """Until two fresh answers have said the same; other answers are served meanwhile."""
+    stream = Stream(0.02, 1)
+    stream.run(3000, 40.0)
+    policy = stream.policy
+
+    def serves(entry: str, answer: str) -> bool:
+        return policy.decide(policy.weigh(Neighbourhood([entry, "rival"], [0.95, 0.5], [answer, "other"]))).serve
+
+    served = policy.weigh(Neighbourhood(["one", "rival"], [0.95, 0.5], ["A", "other"]))
+    decision = policy.decide(served)
+    assert decision.serve
+    found = label_of(served, decision, False, source)
+    policy.learn(found)
+    assert [serves("one", "A"), serves("sibling", "A"), serves("one", "B")] == [False, False, True]
+    for _ in range(2):
+        policy.learn(label_of(served, policy.decide(served), True, "miss"))
+    assert serves("sibling", "A")
 
 
 def test_more_wrong_answers_than_expected_make_all_risks_larger() -> None:

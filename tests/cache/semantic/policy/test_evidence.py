@@ -15,7 +15,7 @@ NEIGHBOURHOODS = st.lists(st.tuples(st.floats(-1.0, 1.0, width=32), st.integers(
 def weigh(*neighbours: tuple[float, int]) -> Evidence:
     ordered = sorted(neighbours, key=lambda neighbour: -neighbour[0])
     names = [str(place) for place in range(len(ordered))]
-    return evidence_of(Neighbourhood(names, [s for s, _ in ordered], [answer for _, answer in ordered]))
+    return evidence_of(Neighbourhood(names, [s for s, _ in ordered], [str(answer) for _, answer in ordered]))
 
 
 def test_several_agreeing_neighbours_outvote_a_nearer_one() -> None:

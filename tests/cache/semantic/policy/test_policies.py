@@ -23,7 +23,7 @@ def make(name: str) -> Policy:
 
 
 def one(similarity: float, entry: str = "near") -> Neighbourhood:
-    return Neighbourhood([entry, "rival"], [similarity, 0.4], [0, 1])
+    return Neighbourhood([entry, "rival"], [similarity, 0.4], ["one", "other"])
 
 
 @pytest.fixture(params=["budget", "vcache", "threshold"])
@@ -60,10 +60,10 @@ def test_a_caller_who_allows_no_risk_gets_nothing(policy: Policy) -> None:
 
 def test_weighing_names_neighbours_with_one_answer(policy: Policy) -> None:
     """The nearest of them is the entry that is spoken of."""
-    neighbourhood = Neighbourhood(["a", "b", "c"], [0.95, 0.94, 0.93], [7, 7, 2])
+    neighbourhood = Neighbourhood(["a", "b", "c"], [0.95, 0.94, 0.93], ["7", "7", "2"])
     evidence = policy.weigh(neighbourhood)
     assert evidence.entry == neighbourhood.entries[evidence.members[0]] == "a"
-    assert {neighbourhood.answers[place] for place in evidence.members} == {7}
+    assert {neighbourhood.answers[place] for place in evidence.members} == {"7"}
     assert evidence.similarity == 0.95
 
 

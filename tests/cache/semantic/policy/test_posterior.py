@@ -12,7 +12,7 @@ from cache.semantic.policy.posterior import JudgeError, Posterior
 
 
 def features(similarity: float, rival: float) -> Vector:
-    return evidence_of(Neighbourhood(["near", "rival"], [similarity, rival], [0, 1])).features
+    return evidence_of(Neighbourhood(["near", "rival"], [similarity, rival], ["one", "other"])).features
 
 
 def taught(judge: JudgeError, labels: int, seed: int = 0) -> Posterior:

@@ -40,7 +40,7 @@ def risks(policy: Policy) -> list[float | None]:
 
 
 def _one(similarity: float) -> Neighbourhood:
-    return Neighbourhood(["near", "rival"], [similarity, 0.5], [0, 1])
+    return Neighbourhood(["near", "rival"], [similarity, 0.5], ["one", "other"])
 
 
 @pytest.mark.parametrize("name", MAKERS)

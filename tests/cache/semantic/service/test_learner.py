@@ -29,6 +29,7 @@ from cache.semantic.service.inquiries import Inquiry
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.neighbours import Neighbours, first_allowed, neighbourhood_of
+from cache.semantic.service.precedence import Precedence
 from cache.semantic.service.records import Record
 from cache.semantic.text import Text
 from tests.cache.semantic.judge.chat_server import ChatServer, chat_server
@@ -51,7 +52,18 @@ class Host:
         self.neighbours = Neighbours(VectorIndex(embedder.dimensions), lambda record: True, (), 1)
         self.labels = Labels(self.policy, "")
         self.figures = Figures()
-        self.learner = Learner(embedder, self.neighbours, Answers(None), judge, self.labels, None, self.figures, 10_000)
+        self.precedence = Precedence()
+        self.learner = Learner(
+            embedder,
+            self.neighbours,
+            Answers(None),
+            judge,
+            self.labels,
+            None,
+            self.figures,
+            self.precedence,
+            10_000,
+        )
 
     async def hear(self, name: str, text: str, answer: str, created: float = 1.0, *, asked: bool = False) -> None:
         """An answer; `asked` if the question was looked up before, so that a label comes of it."""

@@ -1,0 +1,68 @@
+"""Frames of one kind: blocks of one layout, written by one codec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from prefix_store.codecs.codec import Codec, stored_key
+from prefix_store.frames.block_id import BlockId
+from prefix_store.frames.errors import BadFrame
+from prefix_store.frames.frame import HEADER_BYTES, FrameHeader, checksum_of
+from prefix_store.frames.layout import BlockLayout
+from prefix_store.frames.segments import Bytes, Segments
+
+
+@dataclass(frozen=True)
+class FrameFormat:
+    """Turns blocks into frames and back. Changes nothing but what it is given to fill; any thread may use it.
+
+    Raises:
+        ValueError: the codec cannot write blocks of this layout.
+    """
+
+    layout: BlockLayout
+    codec: Codec
+
+    def __post_init__(self) -> None:
+        # Asked for often, and found out once.
+        object.__setattr__(self, "_payload_bytes", self.codec.payload_bytes(self.layout))
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of every payload."""
+        payload_bytes: int = self.__dict__["_payload_bytes"]
+        return payload_bytes
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of every frame: header and payload."""
+        return HEADER_BYTES + self.payload_bytes
+
+    def stored_key(self, key: bytes) -> bytes:
+        """The key under which this form of a block is kept: its own, or for a lossy form another (see `stored_key`)."""
+        return stored_key(self.codec, key)
+
+    def seal(self, block: BlockId, segments: Segments, frame: Bytes) -> None:
+        """Fills a frame [frame_bytes] with a block. Raises CannotEncode; the frame is then none."""
+        payload = frame[HEADER_BYTES:]
+        self.codec.encode(segments, self.layout, payload)
+        header = self._header(block, checksum_of(payload.data))
+        frame[:HEADER_BYTES] = np.frombuffer(header.pack(), np.uint8)
+
+    def verify(self, block: BlockId, frame: Bytes) -> None:
+        """Raises BadFrame unless this is the whole frame of this block in this format, every bit as it was written."""
+        header = FrameHeader.unpack(frame[:HEADER_BYTES].data)
+        header.check(self._header(block, 0))
+        if len(frame) != self.frame_bytes:
+            raise BadFrame("frame bytes", self.frame_bytes, len(frame))
+        header.check_payload(frame[HEADER_BYTES:].data)
+
+    def decode(self, frame: Bytes, into: Segments) -> None:
+        """Fills a block's segments from its frame, which has been verified."""
+        self.codec.decode(frame[HEADER_BYTES:], self.layout, into)
+
+    def _header(self, block: BlockId, checksum: int) -> FrameHeader:
+        stored = BlockId(block.namespace, self.stored_key(block.key), self.stored_key(block.parent), block.tokens)
+        return FrameHeader.of(stored, self.codec.number, self.layout, self.payload_bytes, checksum)

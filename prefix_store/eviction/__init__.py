@@ -1,0 +1,1 @@
+"""Which blocks a bounded tier keeps."""

@@ -1,0 +1,28 @@
+"""Time since the last use, in steps that become longer as it does."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+BUCKETS = 44
+_STEPS_PER_OCTAVE = 2.4
+_PER_E = _STEPS_PER_OCTAVE / math.log(2.0)
+
+Floats = npt.NDArray[np.float64]
+
+EDGES: Floats = np.concatenate(([0.0], 2.0 ** (np.arange(BUCKETS) / _STEPS_PER_OCTAVE)))
+"""Seconds at which the buckets begin, and the end of the last one (three days): float64 [45].
+
+The first holds all below a second, so nothing depends on a clock being finer.
+"""
+
+WIDTHS: Floats = np.diff(EDGES)
+MIDDLES: Floats = (EDGES[1:] + EDGES[:-1]) / 2
+
+
+def bucket(age: float) -> int:
+    """The bucket of an age in seconds; the last one has all that are longer too."""
+    if age < 1.0:
+        return 0
+    return min(BUCKETS - 1, 1 + int(_PER_E * math.log(age)))

@@ -1,0 +1,90 @@
+"""The learned policy: what is least likely to be worth its place goes first.
+
+A block's class is how often it was used and how long the answer of the request that used it last was: a chat's answers
+and an agent's tool calls differ in it. Of each class is learned after what time its blocks are used again (ReuseTable),
+from those that are stored and from those that have gone and are remembered: without them only what the policy kept
+would be seen.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+from prefix_store.eviction.access import Access
+from prefix_store.eviction.ages import bucket
+from prefix_store.eviction.leaves import Leaves
+from prefix_store.eviction.reuse_table import ReuseTable
+from prefix_store.eviction.run import Run
+from prefix_store.eviction.waiting import Waiting
+
+_USES = (1, 2, 3, 5, 9, 20, 60)
+_OUTPUT_LENGTHS = (16, 64, 256)
+_KINDS = len(_OUTPUT_LENGTHS) + 2
+_UNKNOWN = _KINDS - 1
+_SAMPLES = 64
+_ACCESSES_PER_TABLE = 40
+_HALF_LIFE_TABLES = 1000.0
+
+
+class HazardIndex:
+    """Of 64 chains drawn by chance, the one with the lowest index of its tail loses it. The same for the same seed."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._leaves = Leaves(seed)
+        self._table = ReuseTable(len(_USES) + 1, _KINDS, _HALF_LIFE_TABLES)
+        self._waiting = Waiting(self._table.classes)
+        self._now = 0.0
+        self._accesses = 0
+        self._access: Access | None = None
+        self._index = self._table.compute(self._waiting, 0.0)
+
+    def used(self, path: Sequence[Run[Any]], access: Access) -> None:
+        # Requests come in one order, and what they computed is offered in another: an age is never negative.
+        self._now = now = max(self._now, access.time)
+        for run in path:
+            if run.access is access:
+                continue
+            blocks, since = len(run.keys), run.access.time
+            self._table.reuse(run.mark, now - since, blocks)
+            self._waiting.remove(run.mark, since, blocks)
+            run.mark = _class(run.uses + 1, access)
+            self._waiting.add(run.mark, access.time, blocks)
+        if access is not self._access:
+            self._access = access
+            self._accesses += 1
+            if self._accesses % _ACCESSES_PER_TABLE == 0:
+                self._index = self._table.compute(self._waiting, now)
+
+    def met(self, run: Run[Any], blocks: int) -> None:
+        run.mark = _class(run.uses, run.access)
+        self._waiting.add(run.mark, run.access.time, blocks)
+
+    def ended(self, run: Run[Any]) -> None:
+        label = _class(run.uses, run.access)
+        self._waiting.move(run.mark, label, run.access.time, len(run.keys))
+        run.mark = label
+
+    def forgot(self, run: Run[Any], blocks: int) -> None:
+        since = run.access.time
+        self._waiting.remove(run.mark, since, blocks)
+        self._table.lose(run.mark, self._now - since, blocks)
+
+    def add(self, run: Run[Any]) -> None:
+        self._leaves.add(run)
+
+    def discard(self, run: Run[Any]) -> None:
+        self._leaves.discard(run)
+
+    def victim(self) -> Run[Any] | None:
+        index, now = self._index, self._now
+        lowest, found = 0.0, None
+        for run in self._leaves.sample(_SAMPLES):
+            value = index[run.mark][bucket(now - run.access.time)]
+            if found is None or value < lowest or (value == lowest and run.turn < found.turn):
+                lowest, found = value, run
+        return found
+
+
+def _class(uses: int, access: Access) -> int:
+    length = access.output_length
+    return bisect_left(_USES, uses) * _KINDS + (_UNKNOWN if length is None else bisect_left(_OUTPUT_LENGTHS, length))

@@ -1,0 +1,1 @@
+"""Which owner holds which KV block: an index in Redis, never the bytes themselves."""

@@ -1,0 +1,245 @@
+"""The index of one namespace, as one process uses it.
+
+match ─► (lease ─► read ─► release) ─► what a holder turned out not to have: deny
+own ─► publish, touch, withdraw, behind everything else, in order
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from prefix_store.errors import IndexUnavailable
+from prefix_store.identity.fingerprint import DIGEST_BYTES
+from prefix_store.index.layout import joined
+from prefix_store.index.lease import Lease
+from prefix_store.index.link import Link
+from prefix_store.index.local_owner import FORGET_SECONDS, Held, LocalOwner
+from prefix_store.index.match import NOTHING_KNOWN, Match, match_of
+from prefix_store.index.node import RedisNode
+from prefix_store.index.owner import Details, Owner, Tier, owners_of
+from prefix_store.index.writes import BLOCKS_AT_ONCE, Write, WriteQueue
+
+log = logging.getLogger(__name__)
+
+DEADLINE = 0.02
+HEARTBEAT_SECONDS = 1.0
+LIFETIME_SECONDS = 5.0
+CLAIM_SECONDS = 3600
+_BACKGROUND_DEADLINE = 2.0
+_FLUSH_SECONDS = 2.0
+_PAUSE_WHILE_ILL = 0.2
+_BLOCKS_PER_LOOK = 4096
+_NODES_EVERY = 30
+
+
+class RedisIndex:
+    """What is where. Make one with `open_index`.
+
+    Nothing here raises because of Redis: what cannot be asked is not known, and what cannot be said in time waits, or
+    is lost and counted (`dropped`).
+    """
+
+    def __init__(self, link: Link, deadline: float, heartbeat: float, lifetime: float, claim_seconds: int) -> None:
+        self.link = link
+        self._deadline = deadline
+        self._heartbeat = heartbeat
+        self._lifetime = lifetime
+        self._claim_seconds = claim_seconds
+        self._writes = WriteQueue(link, claim_seconds, self._distrust_all)
+        self._owned: dict[LocalOwner, asyncio.Task[None]] = {}
+        self._owners: Mapping[int, Owner] = {}
+        self._hearing: list[asyncio.Future[None]] = []
+        self._wake = asyncio.Event()
+        self.failed_matches = 0
+
+    @property
+    def dropped(self) -> int:
+        """Blocks about which Redis was never told something."""
+        return self._writes.dropped
+
+    @property
+    def owners(self) -> Mapping[int, Owner]:
+        """Who is alive, by epoch, as the last heartbeat found it."""
+        return self._owners
+
+    async def match(self, keys: Sequence[bytes]) -> Match:
+        """The longest prefix of these blocks that live owners hold, and which; NOTHING_KNOWN when Redis is away.
+
+        `keys` are those of a prompt, in order. One round trip for up to 4,096 blocks.
+        """
+        runs: list[int | bytes] = []
+        due = asyncio.get_running_loop().time() + self._deadline
+        try:
+            for start in range(0, len(keys), _BLOCKS_PER_LOOK):
+                piece = keys[start : start + _BLOCKS_PER_LOOK]
+                left = due - asyncio.get_running_loop().time()
+                found: list[int | bytes] = await self.link.ask("match", joined(piece), deadline=left)
+                runs += found
+                if sum(blocks for blocks in found[::2] if isinstance(blocks, int)) < len(piece):
+                    break
+        except IndexUnavailable:
+            self.failed_matches += 1
+            return NOTHING_KNOWN
+        return match_of(runs, self._owners)
+
+    async def lease(self, owner: Owner, keys: Sequence[bytes], seconds: float) -> Lease:
+        """Keep an owner from giving up these blocks, parents first, for so many seconds (60 at most).
+
+        See `Lease.blocks` for how many it has promised to keep.
+        """
+        lease = Lease(self.link, owner, keys)
+        await lease.renew(seconds)
+        return lease
+
+    def deny(self, owner: Owner, keys: Sequence[bytes]) -> None:
+        """An owner did not have what it is said to have: nobody shall be sent there again for these blocks."""
+        joined(keys)
+        for start in range(0, len(keys), BLOCKS_AT_ONCE):
+            self._writes.add(Write("withdraw", owner, tuple(keys[start : start + BLOCKS_AT_ONCE])))
+
+    def confirm(self, owner: Owner, keys: Sequence[bytes]) -> None:
+        """An owner had what it is said to have, and it was used."""
+        joined(keys)
+        for start in range(0, len(keys), BLOCKS_AT_ONCE):
+            self._writes.add(Write("touch", owner, tuple(keys[start : start + BLOCKS_AT_ONCE])))
+
+    def own(
+        self,
+        name: str,
+        tier: Tier,
+        inventory: Callable[[], Iterable[Held]],
+        details: Callable[[], Details] = Details,
+        lasting: bool = False,
+    ) -> LocalOwner:
+        """Announce an owner that this process speaks for; see `LocalOwner`. Raises ValueError without a name."""
+        owner = LocalOwner(name, tier, inventory, details, lasting, self.link, self._writes, self._wake.set)
+        claiming = asyncio.create_task(owner.claim_inventory(self._claim_seconds / 2))
+        claiming.add_done_callback(_report_end)
+        self._owned[owner] = claiming
+        self._wake.set()
+        return owner
+
+    async def disown(self, owner: LocalOwner) -> None:
+        """Speak for it no longer. What does not last is believed no longer either."""
+        task = self._owned.pop(owner, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+            await owner.retire(_BACKGROUND_DEADLINE)
+
+    async def flush(self) -> None:
+        """Return when everything that was said has reached Redis, or is lost."""
+        await self._writes.flush()
+
+    async def heard(self) -> None:
+        """Return after a whole heartbeat from now on: every owner here has an epoch, and the others are known.
+
+        For a start that wants to wait for the index; it waits for as long as Redis is away.
+        """
+        heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._hearing.append(heard)
+        self._wake.set()
+        await heard
+
+    async def beat(self) -> None:
+        """Give signs of life and read those of others; runs for as long as the index is used."""
+        for number in itertools.count():
+            self._wake.clear()
+            hearing = tuple(self._hearing)
+            try:
+                await self._beat(learn_nodes=number % _NODES_EVERY == 0)
+            except IndexUnavailable:
+                await self._pause(_PAUSE_WHILE_ILL)
+                continue
+            for heard in hearing:
+                self._hearing.remove(heard)
+                if not heard.done():  # else nobody waits any more
+                    heard.set_result(None)
+            await self._pause(self._heartbeat)
+
+    async def _beat(self, learn_nodes: bool) -> None:
+        for owner in tuple(self._owned):
+            await owner.announce(self._lifetime, _BACKGROUND_DEADLINE)
+        forget = FORGET_SECONDS * 1000
+        self._owners = owners_of(await self.link.probe("owners", forget, deadline=_BACKGROUND_DEADLINE))
+        if learn_nodes:
+            await self.link.learn_nodes(_BACKGROUND_DEADLINE)
+
+    async def write_behind(self) -> None:
+        """Tell Redis what waits; runs for as long as the index is used."""
+        await self._writes.write_behind()
+
+    async def close(self) -> None:
+        """Say what still waits, in so far as Redis takes it within seconds, and leave."""
+        try:
+            async with asyncio.timeout(_FLUSH_SECONDS):
+                if self.link.is_well:
+                    await self.flush()
+        except TimeoutError:
+            log.warning("redis was not told of the last blocks in time")
+        for owner in tuple(self._owned):
+            await self.disown(owner)
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._wake.wait())]
+                if self.link.is_well:
+                    waits.append(asyncio.ensure_future(self.link.wait_ill()))
+                try:
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for wait in waits:
+                        wait.cancel()
+        except TimeoutError:
+            return
+
+    def _distrust_all(self) -> None:
+        for owner in self._owned:
+            owner.distrust()
+
+
+@asynccontextmanager
+async def open_index(
+    url: str,
+    namespace: bytes,
+    *,
+    deadline: float = DEADLINE,
+    heartbeat: float = HEARTBEAT_SECONDS,
+    lifetime: float = LIFETIME_SECONDS,
+    claim_seconds: int = CLAIM_SECONDS,
+) -> AsyncIterator[RedisIndex]:
+    """The index of the namespace with this fingerprint (16 bytes) in the Redis at `url`.
+
+    `url` is redis://, rediss:// or unix://, of a single server or of any node of a Redis Cluster; it need not be
+    reachable. A match takes at most `deadline` seconds. Owners give a sign of life every `heartbeat` seconds and count
+    as dead `lifetime` seconds after the last one. A claim that is neither repeated nor used is forgotten after
+    `claim_seconds`. Raises ValueError for what cannot be.
+    """
+    if len(namespace) != DIGEST_BYTES:
+        raise ValueError(f"the namespace has {len(namespace)} bytes, expected the 16 of a fingerprint")
+    if not 0 < heartbeat < lifetime:
+        raise ValueError(f"heartbeat is {heartbeat:g} s, expected less than the lifetime of {lifetime:g} s")
+    if deadline <= 0 or claim_seconds < 1:
+        raise ValueError("deadline and claim_seconds: expected more than 0, and at least 1")
+    node = RedisNode(url)
+    index = RedisIndex(Link(node, namespace), deadline, heartbeat, lifetime, claim_seconds)
+    background = [asyncio.create_task(work) for work in (index.beat(), index.write_behind())]
+    for task in background:
+        task.add_done_callback(_report_end)
+    try:
+        yield index
+    finally:
+        await index.close()
+        for task in background:
+            task.cancel()
+        await asyncio.wait(background)
+        await node.close()
+
+
+def _report_end(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the background work of the prefix index ended", exc_info=error)

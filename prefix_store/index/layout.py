@@ -1,0 +1,55 @@
+"""Names and numbers as they lie in Redis; claims.lua is the other side of this."""
+
+import base64
+from collections.abc import Iterable, Sequence
+
+from prefix_store.identity.keys import KEY_BYTES
+
+EPOCH_BYTES = 6
+CLAIM_BYTES = 11
+_HELD_BYTES = 7
+_TAG_BYTES = 9
+
+
+def key_names(namespace: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    """KEYS of every script: live, owners, and the beginnings of blocks' and of leases' names.
+
+    All carry one hash tag, made of the first 9 bytes of the namespace's fingerprint, so all of them lie in one slot of
+    a Redis Cluster. Braces and glob signs cannot be in it.
+    """
+    tag = base64.urlsafe_b64encode(namespace[:_TAG_BYTES])
+    live, owners, block, lease = (b"keepgate:%s:{%s}" % (kind, tag) for kind in (b"live", b"owners", b"kv", b"lease"))
+    return live, owners, block, lease
+
+
+def joined(keys: Sequence[bytes]) -> bytes:
+    """Block keys one after the other. Raises ValueError unless each has 16 bytes."""
+    if any(len(key) != KEY_BYTES for key in keys):
+        raise ValueError("a block key has 16 bytes, as prefix_store.identity makes it")
+    return b"".join(keys)
+
+
+def packed_epoch(epoch: int) -> bytes:
+    return epoch.to_bytes(EPOCH_BYTES, "big")
+
+
+def packed_kind(tier: int, codec: int) -> bytes:
+    return bytes([tier << 4 | codec])
+
+
+def held(claims: bytes) -> Iterable[tuple[int, int, int]]:
+    """(epoch, tier, codec) of claims as a match returns them."""
+    for start in range(0, len(claims), _HELD_BYTES):
+        yield _held(claims, start)
+
+
+def claimed(block: bytes) -> Iterable[tuple[int, int, int, int]]:
+    """(epoch, tier, codec, seconds since 1970 until when) of a block's value; nothing where it is not one."""
+    if len(block) % CLAIM_BYTES == 0:
+        for start in range(0, len(block), CLAIM_BYTES):
+            yield *_held(block, start), int.from_bytes(block[start + _HELD_BYTES : start + CLAIM_BYTES], "big")
+
+
+def _held(claims: bytes, start: int) -> tuple[int, int, int]:
+    kind = claims[start + EPOCH_BYTES]
+    return int.from_bytes(claims[start : start + EPOCH_BYTES], "big"), kind >> 4, kind & 15

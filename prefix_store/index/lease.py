@@ -1,0 +1,72 @@
+"""Blocks that their owner keeps while somebody reads them."""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from types import TracebackType
+
+from prefix_store.errors import IndexUnavailable
+from prefix_store.index.layout import joined, packed_epoch
+from prefix_store.index.link import Link
+from prefix_store.index.owner import Owner
+
+_ID_BYTES = 8
+LONGEST_SECONDS = 60.0
+_DEADLINE = 1.0
+
+
+class Lease:
+    """A reader's hold on leading blocks of an owner, until it is released or its time is over.
+
+    Nobody has to release it: Redis forgets it at its deadline, so a reader that was killed keeps nothing for longer.
+    It is a courtesy, not a proof: an owner that has lost touch with Redis gives up blocks all the same. What was read
+    has to be verified, and what was read after the deadline most of all.
+
+        async with await index.lease(holder.owner, keys, seconds=5) as lease:
+            ... read keys[: lease.blocks] ...
+    """
+
+    def __init__(self, link: Link, owner: Owner, keys: Sequence[bytes]) -> None:
+        self._link = link
+        self._owner = owner
+        self._keys = keys
+        self._id = secrets.token_bytes(_ID_BYTES)
+        self._deadline = 0.0
+        self.blocks = 0
+        """How many of the leading keys are leased; 0 where Redis is away or the owner has none of them."""
+
+    @property
+    def seconds_left(self) -> float:
+        """0 when it is over. Measured from before it was asked for, so the owner never gives up earlier."""
+        return max(0.0, self._deadline - asyncio.get_running_loop().time()) if self.blocks else 0.0
+
+    async def renew(self, seconds: float, deadline: float = _DEADLINE) -> int:
+        """Hold the blocks for so many seconds from now on; returns for how many that worked. Never raises."""
+        if not 0 < seconds <= LONGEST_SECONDS:
+            raise ValueError(f"seconds is {seconds:g}, expected more than 0 and at most {LONGEST_SECONDS:g}")
+        begun = asyncio.get_running_loop().time()
+        epoch, keys = packed_epoch(self._owner.epoch), joined(self._keys)
+        try:
+            self.blocks = await self._link.ask("lease", epoch, self._id, round(seconds * 1000), keys, deadline=deadline)
+        except IndexUnavailable:
+            return 0
+        self._deadline = begun + seconds
+        return self.blocks
+
+    async def release(self, deadline: float = _DEADLINE) -> None:
+        """The blocks may go. After the deadline this changes nothing. Never raises."""
+        leased, self.blocks = self._keys[: self.blocks], 0
+        if not leased:
+            return
+        try:
+            await self._link.ask("release", self._id, joined(leased), deadline=deadline)
+        except IndexUnavailable:
+            return  # it ends by itself
+
+    async def __aenter__(self) -> "Lease":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.release()

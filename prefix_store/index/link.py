@@ -1,0 +1,110 @@
+"""Questions to Redis with a deadline, and none at all while it is known to be ill."""
+
+import asyncio
+import logging
+from typing import Any
+
+from redis.exceptions import ClusterError, ReadOnlyError, RedisError, ResponseError
+
+from prefix_store.errors import IndexUnavailable
+from prefix_store.index.layout import key_names
+from prefix_store.index.node import RedisNode, Word
+from prefix_store.index.scripts import ScriptName, script
+
+log = logging.getLogger(__name__)
+
+# More questions than this at once only make each other late.
+_AT_ONCE = 32
+
+
+class Link:
+    """A namespace's scripts on the node that has it.
+
+    After a failure nobody asks any more, except the heartbeat, which has time: the first that comes through makes the
+    link well again. So a frozen Redis costs the requests in flight one deadline, and those after them nothing; and
+    where it was this process that was late, the next heartbeat finds that out in one round trip.
+    """
+
+    def __init__(self, node: RedisNode, namespace: bytes) -> None:
+        self._node = node
+        self._keys = key_names(namespace)
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._well = asyncio.Event()
+        self._well.set()
+        self._ill = asyncio.Event()
+        self.times_ill = 0
+
+    @property
+    def block_names(self) -> bytes:
+        """What the names of all blocks begin with."""
+        return self._keys[2]
+
+    @property
+    def is_well(self) -> bool:
+        return self._well.is_set()
+
+    async def wait_well(self) -> None:
+        await self._well.wait()
+
+    async def wait_ill(self) -> None:
+        await self._ill.wait()
+
+    async def ask(self, name: ScriptName, *args: Word, deadline: float) -> Any:
+        """A script's reply within `deadline` seconds. Raises IndexUnavailable, at once where Redis is ill."""
+        if not self.is_well:
+            raise IndexUnavailable("redis is unavailable")
+        return await self._within(deadline, name, args)
+
+    async def probe(self, name: ScriptName, *args: Word, deadline: float) -> Any:
+        """As `ask`, whether or not Redis is known to be ill; well again where it is not. Raises IndexUnavailable."""
+        if not self.is_well:
+            await self._node.turn_away()
+        reply = await self._within(deadline, name, args)
+        if not self.is_well:
+            log.warning("redis (prefix index) is available again")
+            self._ill.clear()
+            self._well.set()
+        return reply
+
+    async def command(self, *words: Word, deadline: float) -> Any:
+        """The reply to any command about the namespace. Raises IndexUnavailable."""
+        try:
+            async with asyncio.timeout(deadline):
+                return await self._node.command(*words)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise IndexUnavailable(f"redis: {_reason(error)}") from error
+
+    async def learn_nodes(self, deadline: float) -> None:
+        """Whom to ask when this node is gone. Raises IndexUnavailable."""
+        try:
+            async with asyncio.timeout(deadline):
+                await self._node.learn_nodes()
+        except (RedisError, OSError, TimeoutError) as error:
+            raise IndexUnavailable(f"redis: {_reason(error)}") from error
+
+    async def _within(self, deadline: float, name: ScriptName, args: tuple[Word, ...]) -> Any:
+        asked = False
+        try:
+            async with asyncio.timeout(deadline), self._slots:
+                asked = True
+                return await self._node.run(script(name), self._keys, *args)
+        except (RedisError, OSError, TimeoutError) as error:
+            # Our own crowd is no sign that Redis is ill, nor is a refusal of this one command.
+            if asked and _is_outage(error):
+                self._fall_ill(error)
+            raise IndexUnavailable(f"redis: {name}: {_reason(error)}") from error
+
+    def _fall_ill(self, error: Exception) -> None:
+        if self.is_well:
+            self.times_ill += 1
+            self._well.clear()
+            self._ill.set()
+            log.warning("redis (prefix index) is unavailable (%s); going on without it", _reason(error))
+
+
+def _is_outage(error: Exception) -> bool:
+    return not isinstance(error, ResponseError) or isinstance(error, ReadOnlyError | ClusterError)
+
+
+def _reason(error: Exception) -> str:
+    return "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__

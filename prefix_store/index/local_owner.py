@@ -1,0 +1,188 @@
+"""An owner of this process: what it says about its blocks, and the epoch under which it is believed."""
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from prefix_store.errors import IndexUnavailable
+from prefix_store.identity.keys import KEY_BYTES
+from prefix_store.index.layout import packed_epoch
+from prefix_store.index.link import Link
+from prefix_store.index.owner import Details, Tier, packed_details
+from prefix_store.index.writes import BLOCKS_AT_ONCE, Write, WriteKind, WriteQueue
+
+log = logging.getLogger(__name__)
+
+_INSTANCE_BYTES = 8
+_WITHDRAW_SECONDS = 0.1
+FORGET_SECONDS = 7 * 86_400
+
+
+class Held(NamedTuple):
+    """Blocks that an owner holds in one codec, parents before children."""
+
+    codec: int
+    keys: Sequence[bytes]
+
+
+class LocalOwner:
+    """Says which blocks this process, or a disk that it looks after, holds. Make one with `RedisIndex.own`.
+
+    It has an epoch once Redis has heard of it. Until then, and whenever the index has lost what it said, nothing
+    needs to be repeated by hand: with every new epoch, and again before claims expire, `inventory` is asked for
+    everything and all of it is claimed. It is called on the event loop and must not wait for anything.
+
+    `lasting` is for what outlives processes, such as a host's disk under the name of its identity: it keeps its epoch
+    over restarts, and the processes of a host announce it together. What does not last gets a new epoch with every
+    start, so that what a process said before it died is not believed of the one that has taken its name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tier: Tier,
+        inventory: Callable[[], Iterable[Held]],
+        details: Callable[[], Details],
+        lasting: bool,
+        link: Link,
+        writes: WriteQueue,
+        wake: Callable[[], None],
+    ) -> None:
+        if not name:
+            raise ValueError("an owner's name is empty; give each engine process and each disk one of its own")
+        self.name = name
+        self.tier = tier
+        self.epoch: int | None = None
+        self._inventory = inventory
+        self._details = details
+        self._lasting = lasting
+        self._link = link
+        self._writes = writes
+        self._wake = wake
+        self._instance = secrets.token_bytes(_INSTANCE_BYTES)
+        self._wants_new_epoch = False
+        self._is_silent = False
+        self._announcing = asyncio.Lock()
+        self._is_claiming = False
+        self._withdrawn: set[bytes] = set()  # since the inventory that is being claimed was made
+        self._must_claim = asyncio.Event()
+
+    def publish(self, keys: Sequence[bytes], codec: int = 0) -> None:
+        """These blocks can be had from here from now on; parents before children."""
+        if not 0 <= codec <= 15:
+            raise ValueError(f"codec is {codec}, expected a number from 0 to 15")
+        self._withdrawn.difference_update(keys)
+        self._say("publish", keys, codec)
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """These blocks were used."""
+        self._say("touch", keys)
+
+    async def withdraw(self, keys: Sequence[bytes], deadline: float = _WITHDRAW_SECONDS) -> frozenset[bytes]:
+        """Give up blocks, children before parents; returns those that must stay because somebody reads them.
+
+        Call it before their bytes go. Where Redis does not say so within `deadline` seconds, all may go: a reader
+        finds out, for it verifies what it gets.
+        """
+        if self._is_claiming:
+            self._withdrawn.update(keys)
+        if self.epoch is None or not self._link.is_well:
+            self._say("withdraw", keys)
+            return frozenset()
+        loop = asyncio.get_running_loop()
+        asked = [Write("withdraw", self, piece, forced=False, kept=loop.create_future()) for piece in _pieces(keys)]
+        for write in asked:
+            self._writes.add(write)
+        try:
+            async with asyncio.timeout(deadline):
+                kept = frozenset[bytes]().union(*[await write.kept for write in asked if write.kept is not None])
+        except TimeoutError:
+            for write in asked:
+                write.forced = True
+            return frozenset()
+        self._withdrawn -= kept
+        return kept
+
+    def distrust(self) -> None:
+        """Take back everything that was ever said, under a new epoch, and claim what is there now."""
+        self._wants_new_epoch = True
+        self._wake()
+
+    async def announce(self, lifetime: float, deadline: float) -> None:
+        """Give a sign of life; raises IndexUnavailable."""
+        async with self._announcing:
+            if not self._is_silent:
+                await self._announce(lifetime, deadline)
+
+    async def claim_inventory(self, every: float) -> None:
+        """Claim everything with each new epoch and every so many seconds; runs for as long as the owner does."""
+        while True:
+            try:
+                async with asyncio.timeout(every):
+                    await self._must_claim.wait()
+            except TimeoutError:
+                if self.epoch is None:
+                    continue
+            self._must_claim.clear()
+            self._is_claiming = True
+            for codec, keys in self._inventory():
+                for piece in _pieces(tuple(keys)):
+                    await self._writes.has_room()
+                    # What was given up since the inventory was made must not come back.
+                    if still := tuple(key for key in piece if key not in self._withdrawn):
+                        self._say("publish", still, codec)
+                    await asyncio.sleep(0)
+            self._is_claiming = False
+            self._withdrawn.clear()
+
+    async def retire(self, deadline: float) -> None:
+        """Leave: from now on nothing is believed of it. What lasts stays, until its time is over."""
+        async with self._announcing:  # a sign of life on its way would bring it back
+            self._is_silent = True
+            epoch, self.epoch = self.epoch, None
+            if epoch is None or self._lasting:
+                return
+            try:
+                await self._link.ask("retire", self.name.encode(), packed_epoch(epoch), deadline=deadline)
+            except IndexUnavailable as error:
+                log.warning("redis did not hear that %s has gone: %s", self.name, error)
+
+    async def _announce(self, lifetime: float, deadline: float) -> None:
+        given = b"new" if self._wants_new_epoch else b"" if self.epoch is None else packed_epoch(self.epoch)
+        reply: bytes = await self._link.probe(
+            "announce",
+            *(self.name.encode(), given, self._instance, int(self._lasting)),
+            *(round(lifetime * 1000), FORGET_SECONDS * 1000, packed_details(self._details())),
+            deadline=deadline,
+        )
+        if not reply:
+            self._is_silent = True
+            self.epoch = None
+            log.error("another process announces itself as %r: give each engine a name of its own", self.name)
+            return
+        self._wants_new_epoch = False
+        epoch = int.from_bytes(reply, "big")
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self._must_claim.set()
+
+    def _say(self, kind: WriteKind, keys: Sequence[bytes], codec: int = 0) -> None:
+        if self.epoch is None:  # nothing said so far counts, and the first claim will be of what is there then
+            return
+        for piece in _pieces(keys):
+            self._writes.add(Write(kind, self, piece, self.tier, codec, unknown=self._is_unknown))
+
+    def _is_unknown(self, epoch: int) -> None:
+        if epoch == self.epoch:
+            self._wake()
+
+
+def _pieces(keys: Sequence[bytes]) -> Iterator[tuple[bytes, ...]]:
+    if any(len(key) != KEY_BYTES for key in keys):
+        raise ValueError("a block key has 16 bytes, as prefix_store.identity makes it")
+    rest = iter(keys)
+    while piece := tuple(itertools.islice(rest, BLOCKS_AT_ONCE)):
+        yield piece

@@ -1,0 +1,54 @@
+"""The answer to: how much of this prompt is there, and who has it?"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from prefix_store.index.layout import held
+from prefix_store.index.owner import Owner
+
+
+class Holder(NamedTuple):
+    """Who has the blocks of a run, in which tier (`Tier`, as a number) and codec (0 to 15, as codecs number them)."""
+
+    owner: Owner
+    tier: int
+    codec: int
+
+
+class Run(NamedTuple):
+    """Blocks one after the other that the same holders have, each of them all; at least one."""
+
+    blocks: int
+    holders: tuple[Holder, ...]
+
+
+class Match(NamedTuple):
+    """The longest prefix of which every block has a live holder, in order."""
+
+    runs: tuple[Run, ...] = ()
+
+    @property
+    def blocks(self) -> int:
+        return sum(run.blocks for run in self.runs)
+
+
+NOTHING_KNOWN = Match()
+
+
+def match_of(reply: Sequence[int | bytes], owners: Mapping[int, Owner]) -> Match:
+    """The match that a reply of match.lua means to one who knows these owners.
+
+    An owner that came up a moment ago is not known yet, and nobody could be asked for its blocks: the match ends at
+    the first block that only such owners have.
+    """
+    runs: list[Run] = []
+    for blocks, claims in zip(reply[::2], reply[1::2], strict=True):
+        assert isinstance(blocks, int) and isinstance(claims, bytes)  # noqa: PT018, S101
+        holders = tuple(Holder(owners[epoch], tier, codec) for epoch, tier, codec in held(claims) if epoch in owners)
+        if not holders:
+            break
+        if runs and runs[-1].holders == holders:
+            runs[-1] = Run(runs[-1].blocks + blocks, holders)
+        else:
+            runs.append(Run(blocks, holders))
+    return Match(tuple(runs))

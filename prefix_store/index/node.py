@@ -1,0 +1,113 @@
+"""The Redis that has a namespace: a single server, or the node of a cluster that serves the namespace's slot.
+
+A namespace lies in one slot, so one node has all of it, and no client for clusters is needed: a cluster's node says
+who has the slot (MOVED), and this turns to that one.
+"""
+
+import contextlib
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis.asyncio
+from redis.asyncio.connection import Connection, UnixDomainSocketConnection, parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import MovedError, NoScriptError, RedisError
+
+from prefix_store.index.scripts import Script
+
+Word = bytes | str | int
+Address = tuple[str, int]
+
+_MOST_TURNS = 4
+_CONNECT_SECONDS = 2.0
+
+
+class RedisNode:
+    """Asks the node that has the namespace, wherever that is. No deadline of its own."""
+
+    def __init__(self, url: str) -> None:
+        """`url` is redis://, rediss:// or unix://, of a single server or of any node of a cluster."""
+        self._options: dict[str, Any] = dict(parse_url(url))
+        self._seed = None if urlsplit(url).scheme == "unix" else self._address_of_seed()
+        self._others: list[Address | None] = []
+        self._address = self._seed
+        self._client = self._connected_to(self._seed)
+
+    async def run(self, script: Script, keys: tuple[bytes, ...], *args: Word) -> Any:
+        """The script's reply, whether or not Redis has it already. Raises RedisError, OSError."""
+        try:
+            return await self.command("EVALSHA", script.sha, len(keys), *keys, *args)
+        except NoScriptError:  # started anew, flushed, or another node
+            return await self.command("EVAL", script.source, len(keys), *keys, *args)
+
+    async def command(self, *words: Word) -> Any:
+        """The reply to any command about the namespace. Raises RedisError, OSError."""
+        for _ in range(_MOST_TURNS):
+            try:
+                return await self._ask(*words)
+            except MovedError as moved:
+                # No host is the one that was asked, under another port.
+                host = moved.host or (self._address[0] if self._address else "127.0.0.1")
+                await self._turn_to((host, int(moved.port)))
+        raise RedisError("the cluster's nodes send each other's clients round in a circle")
+
+    async def learn_nodes(self) -> None:
+        """Whom to turn to when this node is gone. Raises OSError, RedisError; a single server has no others."""
+        try:
+            slots: dict[Any, dict[str, Any]] = await self._ask("CLUSTER SLOTS")
+        except redis.exceptions.ResponseError:  # not a cluster, or nothing that this user may ask
+            self._others = []
+            return
+        nodes = [node for shard in slots.values() for node in (shard["primary"], *shard["replicas"])]
+        self._others = [(_text(host), int(port)) for host, port, *_ in nodes if host]
+
+    async def turn_away(self) -> None:
+        """Drop the connections, whose peer does not answer or no longer may; ask another node where there is one."""
+        known = list(dict.fromkeys((self._seed, *self._others)))
+        place = known.index(self._address) if self._address in known else -1
+        await self._turn_to(known[(place + 1) % len(known)])
+
+    async def close(self) -> None:
+        # Connections that are being closed may still complain about their peer.
+        with contextlib.suppress(RedisError, OSError):
+            await self._client.aclose()
+
+    async def _ask(self, *words: Word) -> Any:
+        return await self._client.execute_command(*words)  # type: ignore[no-untyped-call]
+
+    async def _turn_to(self, address: Address | None) -> None:
+        before, self._client = self._client, self._connected_to(address)
+        self._address = address
+        with contextlib.suppress(RedisError, OSError):
+            await before.connection_pool.disconnect(inuse_connections=False)
+
+    def _connected_to(self, address: Address | None) -> "redis.asyncio.Redis":
+        options = dict(self._options)
+        kind = options.pop("connection_class", Connection)
+        if address is not None:
+            options["host"], options["port"] = address
+            if kind is UnixDomainSocketConnection:
+                kind = Connection
+                options.pop("path", None)
+        pool = redis.asyncio.ConnectionPool(
+            connection_class=kind,
+            socket_connect_timeout=_CONNECT_SECONDS,
+            # A timeout of the client's own goes through asyncio.wait_for, which in Python 3.11 can swallow a
+            # cancellation; who asks has a deadline.
+            socket_timeout=None,
+            # Once more on a new connection: that an old one was ended says nothing about the server of now.
+            retry=Retry(NoBackoff(), 1),
+            # No reading of the library's metadata for each connection, and no greeting before the first question.
+            driver_info=None,
+            protocol=2,
+            **options,
+        )
+        return redis.asyncio.Redis(connection_pool=pool)
+
+    def _address_of_seed(self) -> Address:
+        return self._options.get("host", "localhost"), self._options.get("port", 6379)
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,22 @@
+-- An owner holds these blocks. ARGV: epoch, tier and codec (1 byte), seconds, keys.
+-- Returns 0 and changes nothing where the registry does not know the epoch, else 1.
+local epoch, kind, keys = ARGV[1], ARGV[2], ARGV[4]
+if not redis.call('ZSCORE', live, epoch) then return 0 end
+local ends = seconds + tonumber(ARGV[3])
+local own = epoch .. kind .. struct.pack('>I4', ends)
+each(block, keys, function(_, name, value)
+  if not value or #value % CLAIM ~= 0 then
+    redis.call('SET', name, own, 'EXAT', ends)
+    return
+  end
+  local claims = {}
+  for claim = 1, #value, CLAIM do
+    if sub(value, claim, claim + 5) ~= epoch and expiry(value, claim) > seconds then
+      claims[#claims + 1] = sub(value, claim, claim + CLAIM - 1)
+    end
+  end
+  if #claims == MOST_CLAIMS then table.remove(claims, 1) end
+  claims[#claims + 1] = own
+  set_claims(name, table.concat(claims))
+end)
+return 1

@@ -1,0 +1,26 @@
+"""The scripts that Redis runs: read from their files once, known to Redis by their digests."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+ScriptName = Literal["announce", "lease", "match", "owners", "publish", "release", "retire", "touch", "withdraw"]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Lua for Redis 7 or Valkey, and its SHA-1 as EVALSHA wants it."""
+
+    name: ScriptName
+    source: bytes
+    sha: str
+
+
+@cache
+def script(name: ScriptName) -> Script:
+    """The script of this name, with what all of them share in front of it."""
+    folder = Path(__file__).parent
+    source = b"\n".join((folder / f"{part}.lua").read_bytes() for part in ("claims", name))
+    return Script(name, source, hashlib.sha1(source, usedforsecurity=False).hexdigest())

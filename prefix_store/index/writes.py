@@ -1,0 +1,173 @@
+"""What Redis has yet to be told: in order, behind everything else, and bounded."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from prefix_store.errors import IndexUnavailable
+from prefix_store.index.layout import joined, packed_epoch, packed_kind
+from prefix_store.index.link import Link
+
+log = logging.getLogger(__name__)
+
+WriteKind = Literal["publish", "touch", "withdraw"]
+
+_DEADLINE = 5.0
+BLOCKS_AT_ONCE = 256
+_MOST_BLOCKS = 65_536
+
+
+class Speaker(Protocol):
+    """For whom something is said."""
+
+    @property
+    def epoch(self) -> int | None:
+        """Its epoch when the write is made; None where there is nothing to be said for it any more."""
+
+
+@dataclass(eq=False, slots=True)
+class Write:
+    """One thing to say about some blocks of one epoch's owner."""
+
+    kind: WriteKind
+    owner: Speaker
+    keys: tuple[bytes, ...]
+    tier: int = 0
+    codec: int = 0
+    forced: bool = True
+    """Of a withdrawal: the blocks are gone, leased or not."""
+    kept: "asyncio.Future[frozenset[bytes]] | None" = field(default=None, repr=False)
+    """Of a withdrawal that somebody waits for: which blocks have to stay."""
+    unknown: Callable[[int], None] = field(default=lambda epoch: None, repr=False)
+    """Of a publication: called with the epoch when the registry knows no such owner."""
+
+    def joins(self, other: "Write") -> bool:
+        """Whether the two can be said in one."""
+        ours, theirs = ((w.kind, w.owner, w.tier, w.codec, w.forced) for w in (self, other))
+        return ours == theirs and self.kept is None and other.kept is None
+
+
+class WriteQueue:
+    """Writes wait here while Redis is ill, and are lost, counted, when too many do.
+
+    An owner whose writes were lost no longer knows what the index says of it: `lost` is called once for each loss, so
+    that it takes a new epoch, and with it back everything it said.
+    """
+
+    def __init__(self, link: Link, claim_seconds: int, lost: Callable[[], None]) -> None:
+        self._link = link
+        self._claim_seconds = claim_seconds
+        self._lost = lost
+        self._waiting: deque[Write] = deque()
+        self._blocks = 0
+        self._has_waiting = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self.dropped = 0
+        """Blocks about which something was never said."""
+
+    def add(self, write: Write) -> None:
+        """Queue a write of at most BLOCKS_AT_ONCE blocks."""
+        if self._blocks + len(write.keys) > _MOST_BLOCKS:
+            self._give_up(write)
+            return
+        self._waiting.append(write)
+        self._blocks += len(write.keys)
+        self._is_empty.clear()
+        self._has_waiting.set()
+        if self._blocks > _MOST_BLOCKS // 2:
+            self._has_room.clear()
+
+    async def has_room(self) -> None:
+        """Return when the queue is less than half full: for who has much to say that can wait."""
+        await self._has_room.wait()
+
+    async def flush(self) -> None:
+        """Return when everything has been said, or was lost."""
+        await self._is_empty.wait()
+
+    async def write_behind(self) -> None:
+        """Say what waits; runs for as long as the index is used."""
+        while True:
+            await self._has_waiting.wait()
+            await self._link.wait_well()
+            write = self._next()
+            try:
+                await self._say(write)
+            except IndexUnavailable as error:
+                if not self._link.is_well:
+                    self._put_back(write)
+                    continue
+                log.warning("redis refused to %s %d blocks: %s", write.kind, len(write.keys), error)
+                self.dropped += len(write.keys)
+                _answer(write, frozenset())
+            if not self._waiting:
+                self._is_empty.set()
+
+    def _next(self) -> Write:
+        """The oldest write, with those after it that can be said along with it."""
+        write = self._waiting.popleft()
+        keys = [*write.keys]
+        while (
+            self._waiting and write.joins(self._waiting[0]) and len(keys) + len(self._waiting[0].keys) <= BLOCKS_AT_ONCE
+        ):
+            keys += self._waiting.popleft().keys
+        write.keys = tuple(keys)
+        self._blocks -= len(keys)
+        if not self._waiting:
+            self._has_waiting.clear()
+        if self._blocks <= _MOST_BLOCKS // 2:
+            self._has_room.set()
+        return write
+
+    def _put_back(self, write: Write) -> None:
+        self._waiting.appendleft(write)
+        self._blocks += len(write.keys)
+        self._has_waiting.set()
+
+    async def _say(self, write: Write) -> None:
+        """Raises IndexUnavailable."""
+        epoch = write.owner.epoch
+        if epoch is None:
+            _answer(write, frozenset())
+            return
+        speaker, keys = packed_epoch(epoch), joined(write.keys)
+        match write.kind:
+            case "publish":
+                kind = packed_kind(write.tier, write.codec)
+                known = await self._link.ask("publish", speaker, kind, self._claim_seconds, keys, deadline=_DEADLINE)
+                if not known:
+                    write.unknown(epoch)
+            case "touch":
+                await self._link.ask("touch", speaker, self._claim_seconds, keys, deadline=_DEADLINE)
+            case "withdraw":
+                forced = write.forced
+                numbers: Sequence[int] = await self._link.ask(
+                    "withdraw", speaker, b"1" if forced else b"0", keys, deadline=_DEADLINE
+                )
+                kept = frozenset(write.keys[number] for number in numbers)
+                if kept and write.forced:  # who waited gave up meanwhile, and the bytes are gone
+                    self.add(Write("withdraw", write.owner, tuple(kept)))
+                _answer(write, kept)
+
+    def _give_up(self, write: Write) -> None:
+        self.dropped += len(write.keys)
+        for lost in (*self._waiting, write):
+            _answer(lost, frozenset())
+        self.dropped += self._blocks
+        self._waiting.clear()
+        self._has_waiting.clear()
+        self._blocks = 0
+        self._has_room.set()
+        self._is_empty.set()
+        self._lost()
+
+
+def _answer(write: Write, kept: frozenset[bytes]) -> None:
+    if write.kept is not None and not write.kept.done():
+        write.kept.set_result(kept)

@@ -1,0 +1,114 @@
+"""The folder of a disk tier: its identity, and the names of what is in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from prefix_store.tiers.disk.errors import FolderUnusable
+
+_IDENTITY = "identity"
+_LINE = re.compile(r"keepgate kv blocks, version 1, ([0-9a-f-]{36})\n")
+_NAMES = {_IDENTITY, "keeper", "blocks", "writing", "journals", "lost+found"}
+_BLOCK = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})")
+
+
+class StoredBlock(NamedTuple):
+    """A file in blocks/: its keys, its size in bytes, and when it was written or last used at the end of a chain."""
+
+    key: bytes
+    parent: bytes
+    size: int
+    used: float
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder that is ours. ``identity`` is its UUID; ``inode`` is of the file that says so."""
+
+    path: Path
+    identity: str
+    inode: int
+
+    @classmethod
+    def open(cls, path: Path) -> Folder:
+        """Makes a folder ours if it is empty or not there yet. Raises FolderUnusable, or another OSError."""
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+        return cls.find(path)
+
+    @classmethod
+    def find(cls, path: Path) -> Folder:
+        """As `open`, of a folder that is there: where one has vanished, none is made in its place.
+
+        It may be the mount point of a disk that is coming back.
+        """
+        identity = path / _IDENTITY
+        if not identity.exists():
+            foreign = [name for name in os.listdir(path) if name not in _NAMES and not name.startswith(_IDENTITY)]
+            if foreign:
+                raise FolderUnusable(f"{path} is not a folder of KV blocks: it has {foreign[0]!r}; give an empty one")
+            # Linked, not renamed: of processes that begin together the first one names it.
+            draft = path / f"{_IDENTITY}.{uuid.uuid4()}"
+            draft.write_text(f"keepgate kv blocks, version 1, {uuid.uuid4()}\n", encoding="ascii")
+            with contextlib.suppress(FileExistsError):
+                identity.hardlink_to(draft)
+            draft.unlink()
+        said = _LINE.fullmatch(identity.read_bytes()[:200].decode("ascii", "replace"))
+        if said is None:
+            raise FolderUnusable(f"{identity} does not name a folder of KV blocks of version 1; give an empty folder")
+        for name in ("blocks", "writing", "journals"):
+            (path / name).mkdir(exist_ok=True)
+        return cls(path, said[1], identity.stat().st_ino)
+
+    def is_current(self) -> bool:
+        """Whether the folder at this path is still this one."""
+        try:
+            return (self.path / _IDENTITY).stat().st_ino == self.inode
+        except OSError:
+            return False
+
+    def block(self, key: bytes, parent: bytes) -> str:
+        """Path of a block's file."""
+        name = key.hex()
+        return f"{self.path}/blocks/{name[:2]}/{name}-{parent.hex()}"
+
+    def draft(self, name: str) -> str:
+        """Path of a file that is being written."""
+        return f"{self.path}/writing/{name}"
+
+    @property
+    def keeper(self) -> Path:
+        """The file that the keeper has locked."""
+        return self.path / "keeper"
+
+    @property
+    def journals(self) -> Path:
+        """Where the journals are."""
+        return self.path / "journals"
+
+    @property
+    def drafts(self) -> Path:
+        """Where frames are written."""
+        return self.path / "writing"
+
+    def stored(self) -> Iterator[StoredBlock]:
+        """Every block that has a file, in no order. Files with other names are none of ours. Raises OSError."""
+        for part in os.listdir(self.path / "blocks"):
+            with (
+                contextlib.suppress(NotADirectoryError, FileNotFoundError),
+                os.scandir(self.path / "blocks" / part) as found,
+            ):
+                for file in found:
+                    if keys := _BLOCK.fullmatch(file.name):
+                        with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+                            about = file.stat(follow_symlinks=False)
+                            yield StoredBlock(
+                                bytes.fromhex(keys[1]), bytes.fromhex(keys[2]), about.st_size, about.st_mtime
+                            )

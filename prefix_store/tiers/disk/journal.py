@@ -1,0 +1,187 @@
+"""What a process tells the keeper of its folder: a file of records that only grows, with a word of the keeper in front.
+
+offset 0    8 bytes  how far the keeper has read, in bytes of this file
+offset 8    8 bytes  how many bytes of frames the process may write beyond that
+offset 16            records of 56 bytes
+
+Its writer has it locked for as long as it lives. The keeper reads what a dead one left, and removes the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import fcntl
+import os
+import struct
+import threading
+import uuid
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+HEAD_BYTES = 16
+_HEAD = struct.Struct("<QQ")
+_RECORD = struct.Struct("<B3xI16s16sq")
+_CHECKSUM = struct.Struct("<Q")
+RECORD_BYTES = _RECORD.size + _CHECKSUM.size
+_FRESH = "fresh."
+_NOBODY = bytes(16)
+
+
+class Kind(enum.IntEnum):
+    """What a record is about."""
+
+    WROTE = 1
+    """A block of `number` bytes has a file now."""
+    USED = 2
+    """A chain that ends with this block was used by access `access`; `number` is its output length, -1: not known."""
+    ENDED = 3
+    """`access`, whose chain ended with this block, has learned its output length, `number`."""
+    GONE = 4
+    """A block's file was not what it should be, and has been removed."""
+
+
+class Record(NamedTuple):
+    """One line of a journal. Accesses are numbered by each journal for itself."""
+
+    kind: Kind
+    access: int
+    key: bytes
+    parent: bytes
+    number: int
+
+    def pack(self) -> bytes:
+        """56 bytes."""
+        said = _RECORD.pack(*self)
+        return said + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(said))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Record | None:
+        """None where these bytes are no record."""
+        said = data[: _RECORD.size]
+        if _CHECKSUM.pack(xxhash.xxh3_64_intdigest(said)) != data[_RECORD.size :]:
+            return None
+        kind, *rest = _RECORD.unpack(said)
+        return cls(Kind(kind), *rest) if kind in Kind.__members__.values() else None
+
+
+class Journal:
+    """The writing side. Several threads may use it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError."""
+        self.name = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self._path = folder / self.name
+        fresh = folder / (_FRESH + self.name)
+        self._file = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            # Locked before it has its name: whoever finds it unlocked may take it for that of a dead process.
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write_all(self._file, _HEAD.pack(HEAD_BYTES, 0), 0)
+            fresh.rename(self._path)
+        except OSError:
+            os.close(self._file)
+            raise
+        self._end = HEAD_BYTES
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[int, int]] = deque()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._end
+
+    def append(self, *records: Record) -> None:
+        """Raises OSError; then none of them is there."""
+        data = b"".join(record.pack() for record in records)
+        with self._lock:
+            try:
+                _write_all(self._file, data, self._end)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._file, self._end)
+                raise
+            for place, record in enumerate(records, 1):
+                if record.kind is Kind.WROTE:
+                    self._waiting.append((self._end + place * RECORD_BYTES, record.number))
+            self._end += len(data)
+
+    def may_write(self, size: int) -> bool:
+        """Whether a frame of this many bytes may be written before the keeper has made room. Raises OSError."""
+        with self._lock:
+            read, allowed = _HEAD.unpack(os.pread(self._file, HEAD_BYTES, 0))
+            while self._waiting and self._waiting[0][0] <= read:
+                self._waiting.popleft()
+            waiting = sum(bytes_ for _, bytes_ in self._waiting)
+            return bool(waiting + size <= allowed)
+
+    def is_read(self) -> bool:
+        """Whether the keeper has read everything. Raises OSError."""
+        read, _ = _HEAD.unpack(os.pread(self._file, HEAD_BYTES, 0))
+        return bool(read >= self._end)
+
+    def is_there(self) -> bool:
+        """Whether the file still has a name, under which the keeper finds it."""
+        return os.fstat(self._file).st_nlink > 0
+
+    def close(self) -> None:
+        """Leaves it to the keeper."""
+        os.close(self._file)
+
+
+class JournalReader:
+    """The keeper's side of a journal. One thread uses it."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self.path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._position = max(HEAD_BYTES, _HEAD.unpack(os.pread(self._file, HEAD_BYTES, 0).ljust(HEAD_BYTES, b"\0"))[0])
+        self.is_broken = False
+        """Whether something in it was no record; what it should have said is to be seen in the folder."""
+
+    def read(self) -> list[Record]:
+        """What is new, in order. Raises OSError."""
+        records: list[Record] = []
+        while data := os.pread(self._file, RECORD_BYTES * 1024, self._position):
+            whole = len(data) // RECORD_BYTES * RECORD_BYTES
+            for start in range(0, whole, RECORD_BYTES):
+                record = Record.unpack(data[start : start + RECORD_BYTES])
+                if record is None:
+                    self.is_broken = True
+                else:
+                    records.append(record)
+            self._position += whole
+            if whole < len(data):
+                break
+        return records
+
+    def tell(self, allowed: int) -> None:
+        """Says what has been read, and how many bytes of frames may be written beyond. Raises OSError."""
+        _write_all(self._file, _HEAD.pack(self._position, allowed), 0)
+
+    def is_left(self) -> bool:
+        """Whether its writer has ended."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._file)
+
+
+def journals_in(folder: Path) -> list[str]:
+    """Names of all journals that have a writer, or had one. Raises OSError."""
+    return [name for name in os.listdir(folder) if not name.startswith(_FRESH)]
+
+
+def _write_all(file: int, data: bytes, offset: int) -> None:
+    while data:
+        written = os.pwrite(file, data, offset)
+        data, offset = data[written:], offset + written

@@ -1,0 +1,244 @@
+"""Frames in the memory of this process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from prefix_store.codecs.errors import CannotEncode
+from prefix_store.codecs.frame_format import FrameFormat
+from prefix_store.eviction.access import Access
+from prefix_store.eviction.policy import Policy
+from prefix_store.eviction.tree import BlockTree
+from prefix_store.frames.block_id import BlockId
+from prefix_store.frames.errors import BadFrame
+from prefix_store.frames.frame import check_frame
+from prefix_store.frames.segments import Segments
+from prefix_store.tiers.counts import TierCounts
+from prefix_store.tiers.halt import Halt
+from prefix_store.tiers.slabs import Slabs, Slot
+from prefix_store.tiers.worker import Worker
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """How far a thread came, and what it met there."""
+
+    done: int = 0
+    seconds: float = 0.0
+    error: BadFrame | None = None
+
+
+class HostMemory:
+    """A `Tier` in memory. What is in it ends with the process.
+
+    The books are kept by the event loop; threads, one for reading and one for writing, copy and compute checksums with
+    the interpreter's lock released. While a slot is read or filled, nobody gets its memory, evicted or not.
+
+    Args:
+        policy: which blocks stay; for this tier alone.
+        on_removed: told the stored keys of what is no longer here, for the index.
+
+    Raises:
+        ValueError: there is not room for one frame.
+    """
+
+    def __init__(
+        self,
+        frame_format: FrameFormat,
+        capacity_bytes: int,
+        policy: Policy,
+        on_removed: Callable[[Sequence[bytes]], None] = lambda keys: None,
+    ) -> None:
+        self.format = frame_format
+        self.counts = TierCounts()
+        self._slabs = Slabs(frame_format.frame_bytes, capacity_bytes)
+        self._tree: BlockTree[bytes] = BlockTree(self._slabs.capacity, policy)
+        self._slots: dict[bytes, Slot] = {}
+        self._filling: set[bytes] = set()
+        self._on_removed = on_removed
+        self._reader = Worker("kv-host-read")
+        self._writer = Worker("kv-host-write")
+
+    def __len__(self) -> int:
+        """Blocks that can be read."""
+        return len(self._slots)
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that there is room for."""
+        return self._slabs.capacity
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Memory that is held for frames, used or not."""
+        return self._slabs.allocated_bytes
+
+    async def lead(self, chain: Sequence[BlockId]) -> int:
+        """See `Tier.lead`."""
+        return self._lead_of(self._keys(chain))
+
+    async def read(self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access) -> int:
+        """See `Tier.read`."""
+        first = len(chain) - len(into)
+        wanted = chain[first:]
+        keys = self._keys(wanted)
+        slots = [self._slots[key] for key in keys[: self._lead_of(keys)]]
+        outcome = _Outcome()
+        if slots:
+            self._use(self._keys(chain[: first + len(slots)]), access)
+            self._hold(slots)
+            try:
+                outcome = await self._reader.run(lambda halt: self._restore(wanted, slots, into, halt))
+            finally:
+                self._release(slots)
+        self.counts.hits += outcome.done
+        self.counts.misses += len(wanted) - outcome.done
+        self.counts.bytes_read += outcome.done * self.format.frame_bytes
+        self.counts.read_seconds += outcome.seconds
+        if isinstance(outcome.error, BadFrame):
+            self._quarantine(self.format.stored_key(wanted[outcome.done].key), outcome.error)
+        return outcome.done
+
+    async def write(self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access) -> int:
+        """See `Tier.write`."""
+        keys = self._keys(chain)
+        first = len(keys) - len(sources)
+        if self._tree.lead(keys[:first]) < first:
+            self.counts.dropped["what comes before it is not here"] += len(sources)
+            return 0
+        self._use(keys, access)
+        slots = self._slots_for(keys[first:])
+        if slots:
+            await self._fill(chain[first:], sources, slots)
+        kept = self._lead_of(keys[first:])
+        self.counts.dropped["not admitted"] += len(sources) - kept
+        return kept
+
+    async def frame(self, key: bytes, parent: bytes) -> bytes | None:
+        """See `Tier.frame`."""
+        slot = self._slots.get(key)
+        if slot is None:
+            return None
+
+        def copy(halt: Halt) -> bytes:
+            check_frame(slot.frame.data, key, parent)
+            return slot.frame.tobytes()
+
+        self._hold([slot])
+        try:
+            return await self._reader.run(copy)
+        except BadFrame as error:
+            if error.field != "parent":  # that is a wrong question
+                self._quarantine(key, error)
+            return None
+        finally:
+            self._release([slot])
+
+    def clear(self) -> None:
+        """Forgets every block."""
+        for key in list(self._slots):
+            self._drop(self._tree.remove(key))
+
+    async def close(self) -> None:
+        """See `Tier.close`."""
+        await self._reader.close()
+        await self._writer.close()
+
+    def _restore(
+        self, wanted: Sequence[BlockId], slots: Sequence[Slot], into: Sequence[Segments], halt: Halt
+    ) -> _Outcome:
+        began = time.perf_counter()
+        outcome = _Outcome()
+        for block, slot, segments in zip(wanted, slots, into, strict=False):
+            try:
+                self.format.verify(block, slot.frame)
+            except BadFrame as error:
+                outcome.error = error
+                break
+            with halt.touching():
+                self.format.decode(slot.frame, segments)
+            outcome.done += 1
+        outcome.seconds = time.perf_counter() - began
+        return outcome
+
+    async def _fill(self, chain: Sequence[BlockId], sources: Sequence[Segments], slots: dict[int, Slot]) -> None:
+        """Seals the blocks at these places of a chain into their slots."""
+        done: list[int] = []
+
+        def seal(halt: Halt) -> None:
+            for place, slot in slots.items():
+                with halt.touching():
+                    self.format.seal(chain[place], sources[place], slot.frame)
+                done.append(place)
+
+        try:
+            await self._writer.run(seal)
+        except CannotEncode as error:
+            log.warning("not keeping a block in memory: %s", error)
+        finally:
+            for place, slot in slots.items():
+                self._settle(self.format.stored_key(chain[place].key), slot, place in done)
+
+    def _slots_for(self, keys: Sequence[bytes]) -> dict[int, Slot]:
+        """Slots for those that have been admitted and are neither here nor on their way, by their place."""
+        slots: dict[int, Slot] = {}
+        for place, key in enumerate(keys):
+            if key not in self._tree:
+                break
+            if key in self._slots or key in self._filling:
+                continue
+            slot = self._slabs.take()
+            if slot is None:  # evicted ones are still being read
+                self._drop(self._tree.remove(key))
+                break
+            self._filling.add(key)
+            slots[place] = slot
+        return slots
+
+    def _settle(self, key: bytes, slot: Slot, is_sealed: bool) -> None:
+        """Makes a slot that has been filled readable, unless the block has had to go meanwhile."""
+        self._filling.discard(key)
+        if is_sealed and key in self._tree:
+            self._slots[key] = slot
+            self.counts.writes += 1
+            self.counts.bytes_written += self.format.frame_bytes
+            return
+        self._slabs.let_go(slot)
+        self._drop(self._tree.remove(key))
+
+    def _use(self, keys: Sequence[bytes], access: Access) -> None:
+        victims = self._tree.use(keys, access)
+        self.counts.evicted += len(victims)
+        self._drop(victims)
+
+    def _quarantine(self, key: bytes, error: BadFrame) -> None:
+        self.counts.bad_frames[error.field] += 1
+        log.error("a block in memory is not what was written: %s", error)
+        self._drop(self._tree.remove(key))
+
+    def _drop(self, keys: Sequence[bytes]) -> None:
+        """Frees what has had to go. What is being filled is freed when that has ended."""
+        gone = [key for key in keys if key in self._slots]
+        for key in gone:
+            self._slabs.let_go(self._slots.pop(key))
+        if gone:
+            self._on_removed(gone)
+
+    def _hold(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            self._slabs.use(slot)
+
+    def _release(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            self._slabs.unuse(slot)
+
+    def _keys(self, chain: Sequence[BlockId]) -> list[bytes]:
+        return [self.format.stored_key(block.key) for block in chain]
+
+    def _lead_of(self, keys: Sequence[bytes]) -> int:
+        return next((place for place, key in enumerate(keys) if key not in self._slots), len(keys))

@@ -1,0 +1,48 @@
+"""What all tiers can do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from prefix_store.codecs.frame_format import FrameFormat
+from prefix_store.eviction.access import Access
+from prefix_store.frames.block_id import BlockId
+from prefix_store.frames.segments import Segments
+from prefix_store.tiers.counts import TierCounts
+
+
+class Tier(Protocol):
+    """Keeps frames of blocks. No method raises for a fault of the tier: a block is there and right, or it is a miss.
+
+    A chain is the blocks of a prompt from its first one on. One event loop uses a tier; the work is done by threads.
+    """
+
+    counts: TierCounts
+
+    @property
+    def format(self) -> FrameFormat:
+        """Of all frames in it."""
+
+    async def lead(self, chain: Sequence[BlockId]) -> int:
+        """How many leading blocks of a chain are here, not looked into. Changes nothing."""
+
+    async def read(self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access) -> int:
+        """Restores the last ``len(into)`` blocks of a chain, in order, up to the first that is not there or not right.
+
+        Returns how many of them were restored; the segments of the others are as they were. Who cancels this may use
+        the memory again at once.
+        """
+
+    async def write(self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access) -> int:
+        """Keeps the last ``len(sources)`` blocks of a chain, if what comes before them is there and there is room.
+
+        Returns how many of them are kept now, those that were there before included. The sources are not read any
+        more after that.
+        """
+
+    async def frame(self, key: bytes, parent: bytes) -> bytes | None:
+        """A verified copy of the frame with these stored keys, for a peer; None where there is none."""
+
+    async def close(self) -> None:
+        """Ends the threads."""

@@ -1,0 +1,377 @@
+"""The index as processes use it, on a real Valkey."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+import redis.asyncio
+
+from prefix_store.index.index import RedisIndex, open_index
+from prefix_store.index.local_owner import Held
+from prefix_store.index.match import NOTHING_KNOWN
+from prefix_store.index.owner import Details, Tier
+from tests.cache.entries import until
+from tests.cache.valkey import Valkey
+from tests.prefix_store.index.blocks import PATIENT, Shelf, chain, new_namespace, outline, owner
+
+
+@contextlib.asynccontextmanager
+async def index_of(
+    valkey: Valkey, namespace: bytes, lifetime: float = 30.0, claim_seconds: int = 3600
+) -> AsyncIterator[RedisIndex]:
+    """One process's view, patient with a busy machine."""
+    async with open_index(
+        valkey.url, namespace, deadline=PATIENT, heartbeat=0.05, lifetime=lifetime, claim_seconds=claim_seconds
+    ) as index:
+        yield index
+
+
+async def test_the_longest_prefix_is_found_with_its_holders(valkey: Valkey) -> None:
+    """Runs of blocks that the same holders have, up to the first block that nobody has."""
+    namespace = new_namespace()
+    keys = chain(namespace, 10)
+    async with index_of(valkey, namespace) as one, index_of(valkey, namespace) as two:
+        await owner(one, "a", *keys[:7])
+        await owner(two, "b", *keys[:3])
+        disk = two.own("disk", Tier.DISK, Shelf().inventory, lambda: Details("http://host:1", 4, 400))
+        await two.heard()
+        disk.publish(keys[5:9], codec=2)
+        await two.flush()
+        await one.heard()
+        match = await one.match(keys)
+        assert outline(match) == [(3, {"a", "b"}), (2, {"a"}), (2, {"a", "disk"}), (2, {"disk"})]
+        assert match.blocks == 9
+        (last,) = match.runs[-1].holders
+        assert (last.tier, last.codec, last.owner.details) == (Tier.DISK, 2, Details("http://host:1", 4, 400))
+        assert (await one.match(keys[8:])).blocks == 1
+        assert await one.match(keys[9:]) == await one.match([]) == NOTHING_KNOWN
+
+
+async def test_a_hole_ends_the_match(valkey: Valkey) -> None:
+    """What lies behind a block that nobody has is of no use, whoever has it."""
+    namespace = new_namespace()
+    keys = chain(namespace, 10)
+    async with index_of(valkey, namespace) as index:
+        held = await owner(index, "a", *keys)
+        assert await held.withdraw([keys[4]]) == frozenset()
+        assert (await index.match(keys)).blocks == 4
+
+
+async def test_a_match_of_thousands_is_one_script(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
+    """One round trip, however long the prompt; only beyond 4,096 blocks it takes another."""
+    namespace = new_namespace()
+    keys = chain(namespace, 5_000)
+    async with index_of(valkey, namespace) as index:
+        await owner(index, "a", *keys)
+        await index.match(keys[:1])  # Redis knows the script from here on
+
+        async def scripts() -> int:
+            return int((await raw.info("commandstats"))["cmdstat_evalsha"]["calls"])
+
+        link = index.link
+        asked = []
+        ask = link.ask
+
+        async def counted(*words: object, deadline: float) -> object:
+            asked.append(words[0])
+            return await ask(*words, deadline=deadline)  # type: ignore[arg-type]
+
+        link.ask = counted  # type: ignore[method-assign,assignment]
+        before = await scripts()
+        assert (await index.match(keys[:4_000])).blocks == 4_000
+        assert asked == ["match"]
+        assert await scripts() > before
+        assert (await index.match(keys)).blocks == 5_000
+        assert asked == ["match"] * 3
+
+
+async def test_prompts_of_another_namespace_share_nothing(valkey: Valkey) -> None:
+    """The same keys, were there any, would be looked for elsewhere."""
+    first, second = new_namespace(), new_namespace()
+    keys = chain(first, 3)
+    async with index_of(valkey, first) as one, index_of(valkey, second) as two:
+        await owner(one, "a", *keys)
+        await two.heard()
+        assert await two.match(keys) == NOTHING_KNOWN
+
+
+async def test_the_dead_hold_nothing(valkey: Valkey) -> None:
+    """An owner that gives no sign of life is not believed when its time is over, and is again when it gives one."""
+    namespace = new_namespace()
+    keys = chain(namespace, 3)
+    async with index_of(valkey, namespace) as reader, index_of(valkey, namespace, lifetime=0.3) as index:
+        held = await owner(index, "a", *keys)
+        await reader.heard()
+        assert (await reader.match(keys)).blocks == 3
+        await held._announcing.acquire()  # no sign of life from here on
+
+        async def is_forgotten() -> bool:
+            return await reader.match(keys) == NOTHING_KNOWN
+
+        await until(is_forgotten)
+        held._announcing.release()
+        await index.heard()
+        await reader.heard()
+        assert (await reader.match(keys)).blocks == 3
+
+
+async def test_who_restarts_under_its_name_is_another(valkey: Valkey) -> None:
+    """From the moment at which it has its new epoch nothing is believed that it said before."""
+    namespace = new_namespace()
+    keys = chain(namespace, 3)
+    async with index_of(valkey, namespace) as reader, index_of(valkey, namespace) as before:
+        old = await owner(before, "host:1", *keys)
+        await reader.heard()
+        assert (await reader.match(keys)).blocks == 3
+        async with index_of(valkey, namespace) as after:
+            new = await owner(after, "host:1", keys[0])
+            assert new.epoch is not None
+            assert old.epoch is None or new.epoch > old.epoch
+            await reader.heard()
+            assert outline(await reader.match(keys)) == [(1, {"host:1"})]
+            old.publish(keys)  # it does not know yet, or knows and is silent
+            await before.flush()
+            assert (await reader.match(keys)).blocks == 1
+            await before.heard()
+            assert old.epoch is None
+
+
+async def test_a_disk_outlives_its_processes(valkey: Valkey) -> None:
+    """It is the same owner after a restart, also for several processes at a time; until its content is in doubt."""
+    namespace = new_namespace()
+    keys = chain(namespace, 4)
+    shelf = Shelf(*keys)
+    async with index_of(valkey, namespace) as reader:
+        epochs = []
+        for _ in range(2):
+            async with index_of(valkey, namespace) as one, index_of(valkey, namespace) as two:
+                disks = [index.own("disk", Tier.DISK, shelf.inventory, lasting=True) for index in (one, two)]
+                await one.heard()
+                await two.heard()
+                await one.flush()
+                epochs += [disk.epoch for disk in disks]
+                await reader.heard()
+                assert (await reader.match(keys)).blocks == 4
+            assert (await reader.match(keys)).blocks == 4  # for as long as it counts as alive
+        assert len(set(epochs)) == 1
+        async with index_of(valkey, namespace) as one, index_of(valkey, namespace) as two:
+            disks = [index.own("disk", Tier.DISK, shelf.inventory, lasting=True) for index in (one, two)]
+            await one.heard()
+            await two.heard()
+            shelf.keys = keys[:2]
+            disks[0].distrust()
+            await one.heard()
+            await two.heard()
+            assert disks[0].epoch == disks[1].epoch != epochs[0]
+            await one.flush()
+            await reader.heard()
+            assert (await reader.match(keys)).blocks == 2
+
+
+async def test_a_process_that_ends_is_believed_no_more(valkey: Valkey) -> None:
+    """Its memory goes with it, and the index knows at once."""
+    namespace = new_namespace()
+    keys = chain(namespace, 3)
+    async with index_of(valkey, namespace) as reader:
+        async with index_of(valkey, namespace) as index:
+            await owner(index, "a", *keys)
+            await reader.heard()
+            assert (await reader.match(keys)).blocks == 3
+        assert await reader.match(keys) == NOTHING_KNOWN
+
+
+async def test_leased_blocks_stay(valkey: Valkey) -> None:
+    """An owner is told which blocks it must keep; released, they may go."""
+    namespace = new_namespace()
+    keys = chain(namespace, 6)
+    async with index_of(valkey, namespace) as index, index_of(valkey, namespace) as reader:
+        held = await owner(index, "a", *keys)
+        await reader.heard()
+        holder = (await reader.match(keys)).runs[0].holders[0].owner
+        async with await reader.lease(holder, keys[:4], seconds=30) as lease:
+            assert lease.blocks == 4
+            assert 25 < lease.seconds_left <= 30
+            assert await held.withdraw(keys[::-1], PATIENT) == set(keys[:4])
+            assert (await reader.match(keys)).blocks == 4
+            async with await reader.lease(holder, keys, seconds=30) as other:
+                assert other.blocks == 4
+            assert await held.withdraw(keys[3::-1], PATIENT) == set(keys[:4])
+        assert lease.seconds_left == 0
+        assert await held.withdraw(keys[3::-1], PATIENT) == frozenset()
+        assert await reader.match(keys) == NOTHING_KNOWN
+
+
+async def test_leases_end_by_themselves(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
+    """A reader that was killed keeps nothing beyond its deadline, and a late release changes nothing."""
+    namespace = new_namespace()
+    keys = chain(namespace, 3)
+    async with index_of(valkey, namespace) as index:
+        held = await owner(index, "a", *keys)
+        await index.heard()
+        holder = next(iter(index.owners.values()))
+        late = await index.lease(holder, keys, seconds=0.05)
+
+        async def is_over() -> bool:
+            return not [name async for name in raw.scan_iter(b"keepgate:lease:*")]
+
+        await until(is_over)
+        assert late.seconds_left == 0
+        async with await index.lease(holder, keys, seconds=30):
+            await late.release()
+            assert await held.withdraw(keys[::-1], PATIENT) == set(keys)
+
+
+async def test_a_lease_guards_one_owners_copy(valkey: Valkey) -> None:
+    """Others may give up theirs; and nobody can lease what is not there."""
+    namespace = new_namespace()
+    keys = chain(namespace, 3)
+    async with index_of(valkey, namespace) as index:
+        one, two = await owner(index, "one", *keys), await owner(index, "two", *keys[:2])
+        await index.heard()
+        holders = {holder.name: holder for holder in index.owners.values()}
+        lease = await index.lease(holders["two"], keys, seconds=30)
+        assert lease.blocks == 2
+        assert await one.withdraw(keys[::-1], PATIENT) == frozenset()
+        assert await two.withdraw(keys[1::-1], PATIENT) == set(keys[:2])
+        await index.disown(one)
+        assert (await index.lease(holders["one"], keys, seconds=30)).blocks == 0
+        with pytest.raises(ValueError, match="at most 60"):
+            await index.lease(holders["two"], keys, seconds=61)
+
+
+async def test_what_a_holder_does_not_have_is_denied(valkey: Valkey) -> None:
+    """A lookup that hit and a read that missed happen once: nobody is sent there again."""
+    namespace = new_namespace()
+    keys = chain(namespace, 5)
+    async with index_of(valkey, namespace) as index, index_of(valkey, namespace) as reader:
+        await owner(index, "a", *keys)
+        await reader.heard()
+        holder = (await reader.match(keys)).runs[0].holders[0].owner
+        async with await reader.lease(holder, keys, seconds=30):
+            reader.deny(holder, keys[2:])
+            await reader.flush()
+            assert (await reader.match(keys)).blocks == 2
+
+
+async def test_claims_end_unless_they_are_repeated(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
+    """A block that its owner has forgotten is forgotten; one that it holds or that is used is not."""
+    namespace = new_namespace()
+    keys = chain(namespace, 3)
+    shelf = Shelf(*keys[:2])
+    async with index_of(valkey, namespace, claim_seconds=1) as index:
+        held = index.own("a", Tier.MEMORY, shelf.inventory)
+        await index.heard()
+        held.publish(keys)
+
+        async def has_two() -> bool:
+            return (await index.match(keys)).blocks == 2
+
+        await index.flush()
+        assert (await index.match(keys)).blocks == 3
+        await until(has_two)
+        for _ in range(4):  # more than two lives of a claim
+            await asyncio.sleep(0.6)
+            assert (await index.match(keys)).blocks == 2
+        assert await raw.exists(index.link.block_names + keys[2]) == 0
+
+
+async def test_every_key_has_an_end(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
+    """A store that is used no more leaves nothing behind."""
+    namespace = new_namespace()
+    keys = chain(namespace, 3)
+    async with index_of(valkey, namespace) as index:
+        held = await owner(index, "a", *keys)
+        held.touch(keys)
+        await index.flush()
+        async with await index.lease(next(iter(index.owners.values())), keys, seconds=30):
+            found = [name async for name in raw.scan_iter(b"keepgate:*")]
+            assert {name.split(b":")[1] for name in found} == {b"live", b"owners", b"kv", b"lease"}
+            assert all([await raw.pttl(name) > 0 for name in found])
+
+
+async def test_a_popular_block_keeps_a_few_holders(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
+    """Sixteen are enough to find it, whoever else has it, and a match stays quick."""
+    namespace = new_namespace()
+    (key,) = chain(namespace, 1)
+    async with index_of(valkey, namespace) as index:
+        for number in range(20):
+            await owner(index, f"engine-{number}", key)
+        await index.heard()
+        ((blocks, found),) = outline(await index.match([key]))
+        assert (blocks, len(found)) == (1, 16)
+        assert "engine-19" in found
+        assert await raw.strlen(index.link.block_names + key) == 16 * 11
+
+
+async def test_an_unreadable_value_is_no_holder(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
+    """What somebody else has written there ends a match, and the next claim replaces it."""
+    namespace = new_namespace()
+    keys = chain(namespace, 4)
+    async with index_of(valkey, namespace) as index:
+        held = await owner(index, "a", *keys)
+        await raw.set(index.link.block_names + keys[2], b"something else")
+        await index.heard()
+        assert (await index.match(keys)).blocks == 2
+        held.publish(keys)
+        await index.flush()
+        assert (await index.match(keys)).blocks == 4
+
+
+async def test_an_inventory_brings_nothing_back(valkey: Valkey) -> None:
+    """What is given up while everything is being claimed anew stays given up."""
+    namespace = new_namespace()
+    keys = chain(namespace, 2_000)
+    async with index_of(valkey, namespace) as index:
+        shelf = Shelf(*keys)
+        begun = asyncio.Event()
+
+        def inventory() -> list[Held]:
+            begun.set()
+            return shelf.inventory()
+
+        held = index.own("a", Tier.MEMORY, inventory)
+        await begun.wait()
+        del shelf.keys[1_000:]
+        assert await held.withdraw(keys[:999:-1], PATIENT) == frozenset()
+        await index.heard()
+
+        async def is_claimed() -> bool:
+            await index.flush()
+            return (await index.match(keys)).blocks >= 1_000
+
+        await until(is_claimed)
+        while held._is_claiming:  # noqa: ASYNC110 (to look at every turn of the loop)
+            await asyncio.sleep(0)
+        await index.flush()
+        assert (await index.match(keys)).blocks == 1_000
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"namespace": b"model"}, "16 of a fingerprint"),
+        ({"lifetime": 0.5}, "less than the lifetime"),
+        ({"deadline": 0.0}, "more than 0"),
+    ],
+)
+async def test_what_cannot_be_is_refused(wrong: dict[str, object], message: str) -> None:
+    """With the field that is wrong and what would be right."""
+    options = {"namespace": new_namespace(), **wrong}
+    with pytest.raises(ValueError, match=message):
+        async with open_index("redis://127.0.0.1:1", **options):  # type: ignore[arg-type]
+            pass
+
+
+async def test_wrong_keys_are_refused(valkey: Valkey) -> None:
+    """A caller's mistake is an error, unlike a Redis that is ill."""
+    async with index_of(valkey, new_namespace()) as index:
+        held = await owner(index, "a")
+        with pytest.raises(ValueError, match="16 bytes"):
+            await index.match([b"short"])
+        with pytest.raises(ValueError, match="16 bytes"):
+            held.publish([b"short"])
+        with pytest.raises(ValueError, match="codec is 16"):
+            held.publish([bytes(16)], codec=16)
+        with pytest.raises(ValueError, match="name is empty"):
+            index.own("", Tier.MEMORY, Shelf().inventory)
