@@ -55,11 +55,12 @@ class RedisNode:
     async def learn_nodes(self) -> None:
         """Whom to turn to when this node is gone. Raises OSError, RedisError; a single server has no others."""
         try:
-            slots: dict[Any, dict[str, Any]] = await self._ask("CLUSTER SLOTS")
+            slots: list[list[Any]] = await self._ask("CLUSTER", "SLOTS")
         except redis.exceptions.ResponseError:  # not a cluster, or nothing that this user may ask
             self._others = []
             return
-        nodes = [node for shard in slots.values() for node in (shard["primary"], *shard["replicas"])]
+        # Each is [first slot, last slot, [host, port, …] of the primary, of its replicas …].
+        nodes = [node for _, _, *nodes in slots for node in nodes]
         self._others = [(_text(host), int(port)) for host, port, *_ in nodes if host]
 
     async def turn_away(self) -> None:

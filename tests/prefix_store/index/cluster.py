@@ -76,7 +76,7 @@ class Cluster:
                 await _ask(node, "CLUSTER", "ADDSLOTSRANGE", number * share, last)
                 await _ask(self.nodes[0], "CLUSTER", "MEET", "127.0.0.1", node.port, node.bus)
             for node in self.nodes:
-                while b"cluster_state:ok" not in await _ask(node, "CLUSTER", "INFO"):
+                while b"cluster_state:ok" not in await _ask(node, "CLUSTER", "INFO"):  # noqa: ASYNC110 (in another process)
                     await asyncio.sleep(_ASK_EVERY)
 
     async def _server(self, number: int, port: int, bus: int) -> Node:

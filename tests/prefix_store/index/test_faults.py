@@ -1,0 +1,234 @@
+"""Redis frozen, gone, flushed, failed over, full: a match ends in its deadline, and the index becomes right again."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+
+from prefix_store.index.index import RedisIndex, open_index
+from prefix_store.index.match import NOTHING_KNOWN
+from prefix_store.index.owner import Tier
+from prefix_store.index.writes import _MOST_BLOCKS
+from tests.cache.entries import until
+from tests.cache.valkey import Valkey
+from tests.prefix_store.index.blocks import PATIENT, Shelf, chain, new_namespace, owner
+
+DEADLINE = 0.3
+
+
+async def seconds_of(index: RedisIndex, keys: list[bytes], count: int = 1) -> float:
+    """How long that many matches take that all find nothing."""
+    begun = time.monotonic()
+    found = await asyncio.gather(*(index.match(keys) for _ in range(count)))
+    assert found == [NOTHING_KNOWN] * count
+    return time.monotonic() - begun
+
+
+async def until_matched(index: RedisIndex, keys: list[bytes], blocks: int) -> None:
+    async def is_matched() -> bool:
+        return (await index.match(keys)).blocks == blocks
+
+    await until(is_matched, within=15)
+
+
+async def test_a_frozen_redis_costs_one_deadline_once(own_valkey: Valkey) -> None:
+    """Those in flight wait for one deadline, those after them for nothing; then everything is there again."""
+    namespace = new_namespace()
+    keys = chain(namespace, 300)
+    async with open_index(own_valkey.url, namespace, deadline=DEADLINE, heartbeat=0.05, lifetime=60) as index:
+        held = await owner(index, "a", *keys[:200])
+        await index.heard()
+        await until_matched(index, keys, 200)
+        own_valkey.freeze()
+        assert await seconds_of(index, keys, 100) < DEADLINE * 3
+        assert sum([await seconds_of(index, keys) for _ in range(200)]) < DEADLINE
+        assert index.link.times_ill == 1
+        begun = time.monotonic()
+        held.publish(keys[200:])
+        assert await held.withdraw([keys[299]]) == frozenset()
+        assert time.monotonic() - begun < DEADLINE
+        own_valkey.thaw()
+        await until_matched(index, keys, 299)
+        assert index.dropped == 0
+
+
+async def test_a_withdrawal_in_flight_waits_for_its_deadline_only(own_valkey: Valkey) -> None:
+    """The bytes may go then; and when Redis is back, the index says that they are gone, leased or not."""
+    namespace = new_namespace()
+    keys = chain(namespace, 4)
+    async with open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=0.05, lifetime=60) as index:
+        held = await owner(index, "a", *keys)
+        await index.heard()
+        async with await index.lease(next(iter(index.owners.values())), keys, seconds=30) as lease:
+            assert lease.blocks == 4
+            own_valkey.freeze()
+            begun = time.monotonic()
+            assert await held.withdraw(keys[:1:-1], deadline=0.1) == frozenset()
+            assert time.monotonic() - begun < 1
+            own_valkey.thaw()
+            await until_matched(index, keys, 2)
+
+
+async def test_a_redis_that_never_was_is_nothing_known(folder: Path) -> None:
+    """No error, no wait; what is said is not kept, for there will be an inventory."""
+    async with open_index(f"unix://{folder}/nobody", new_namespace(), deadline=DEADLINE) as index:
+        keys = chain(new_namespace(), 300)
+        held = index.own("a", Tier.MEMORY, Shelf(*keys).inventory)
+        await seconds_of(index, keys)
+        assert await seconds_of(index, keys, 50) < DEADLINE
+        held.publish(keys)
+        assert await held.withdraw(keys[::-1]) == frozenset()
+        await index.flush()
+        assert index.failed_matches == 51
+
+
+async def test_a_redis_that_comes_late_learns_everything(late_valkey: Valkey) -> None:
+    """The inventory is claimed as it is when Redis is there."""
+    namespace = new_namespace()
+    keys = chain(namespace, 600)
+    shelf = Shelf(*keys)
+    async with open_index(late_valkey.url, namespace, deadline=DEADLINE, heartbeat=0.05) as index:
+        index.own("a", Tier.MEMORY, shelf.inventory)
+        await seconds_of(index, keys)
+        shelf.keys = keys[:500]
+        await late_valkey.start()
+        await until_matched(index, keys, 500)
+
+
+async def test_a_flushed_redis_learns_everything_again(own_valkey: Valkey) -> None:
+    """Blocks, owners and scripts are gone; a heartbeat later they are back, and nothing failed meanwhile."""
+    namespace = new_namespace()
+    keys = chain(namespace, 300)
+    async with open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=0.05) as index:
+        shelf = Shelf(*keys)
+        held = index.own("a", Tier.MEMORY, shelf.inventory)
+        await until_matched(index, keys, 300)
+        before = held.epoch
+        raw = redis.asyncio.Redis.from_url(own_valkey.url)
+        await raw.flushall()
+        await raw.script_flush()
+        await raw.aclose()
+        await until_matched(index, keys, 300)
+        assert held.epoch is not None
+        assert before is not None
+        assert held.epoch > before
+        assert index.failed_matches == 0
+        assert index.link.times_ill == 0
+
+
+async def test_a_restarted_redis_without_its_data_learns_everything_again(late_valkey: Valkey) -> None:
+    """As after a crash of a server that keeps nothing on disk."""
+    await late_valkey.start("--appendonly", "no")
+    namespace = new_namespace()
+    keys = chain(namespace, 300)
+    async with open_index(late_valkey.url, namespace, deadline=PATIENT, heartbeat=0.05) as index:
+        index.own("a", Tier.MEMORY, Shelf(*keys).inventory)
+        await until_matched(index, keys, 300)
+        await late_valkey.kill()
+        await seconds_of(index, keys)
+        await late_valkey.start()
+        await until_matched(index, keys, 300)
+
+
+async def test_a_server_that_has_become_a_replica_is_left_alone(own_valkey: Valkey) -> None:
+    """After a failover it refuses writes: nothing is known until the one that takes them is found."""
+    namespace = new_namespace()
+    keys = chain(namespace, 50)
+    raw = redis.asyncio.Redis.from_url(own_valkey.url)
+    async with open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=0.05, lifetime=60) as index:
+        await owner(index, "a", *keys)
+        await index.heard()
+        await raw.replicaof("127.0.0.1", 1)
+        async with asyncio.timeout(10):
+            await index.link.wait_ill()
+        assert await index.match(keys) == NOTHING_KNOWN
+        await raw.replicaof("NO", "ONE")
+        await until_matched(index, keys, 50)
+    await raw.aclose()
+
+
+async def test_a_full_redis_loses_claims_and_nothing_else(own_valkey: Valkey) -> None:
+    """Refused writes are counted; what is there is found."""
+    namespace = new_namespace()
+    keys = chain(namespace, 50)
+    raw = redis.asyncio.Redis.from_url(own_valkey.url)
+    async with open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=60, lifetime=120) as index:
+        held = await owner(index, "a", *keys[:20])
+        await index.heard()
+        await raw.config_set("maxmemory-policy", "noeviction")
+        await raw.config_set("maxmemory", 1)
+        held.publish(keys)
+        await index.flush()
+        assert index.dropped == 50
+        assert (await index.match(keys)).blocks == 20
+        assert index.link.is_well
+        await raw.config_set("maxmemory", 0)
+        held.publish(keys)
+        await index.flush()
+        assert (await index.match(keys)).blocks == 50
+    await raw.aclose()
+
+
+async def test_what_waits_is_bounded_and_what_is_lost_is_made_good(own_valkey: Valkey) -> None:
+    """An owner whose writes were lost takes back all it said, and claims what it has."""
+    namespace = new_namespace()
+    keys = chain(namespace, 400)
+    shelf = Shelf(*keys)
+    async with open_index(own_valkey.url, namespace, deadline=DEADLINE, heartbeat=0.05, lifetime=60) as index:
+        held = index.own("a", Tier.MEMORY, shelf.inventory)
+        await until_matched(index, keys, 400)
+        before = held.epoch
+        own_valkey.freeze()
+        await seconds_of(index, keys)
+        del shelf.keys[100:]
+        await held.withdraw(keys[:99:-1])
+        for _ in range(_MOST_BLOCKS // 400 + 1):
+            held.touch(keys)
+        assert index.dropped > _MOST_BLOCKS
+        own_valkey.thaw()
+        await until_matched(index, keys, 100)
+        assert held.epoch != before
+
+
+async def test_a_refused_password_is_an_outage(late_valkey: Valkey) -> None:
+    """The engine computes, and the log says why."""
+    await late_valkey.start("--requirepass", "secret")
+    async with open_index(late_valkey.url, new_namespace(), deadline=PATIENT) as index:
+        assert await index.match(chain(new_namespace(), 3)) == NOTHING_KNOWN
+        assert not index.link.is_well
+
+
+async def test_replies_that_come_too_late_are_nobodys(own_valkey: Valkey) -> None:
+    """What was asked before a freeze is not the answer to what is asked after it."""
+    namespace = new_namespace()
+    keys = chain(namespace, 64)
+    async with open_index(own_valkey.url, namespace, deadline=DEADLINE, heartbeat=0.05, lifetime=60) as index:
+        await owner(index, "a", *keys)
+        await index.heard()
+        for _ in range(3):
+            own_valkey.freeze()
+            await asyncio.gather(*(index.match(keys[:number]) for number in range(1, 40)))
+            own_valkey.thaw()
+            await index.heard()
+            found = await asyncio.gather(*(index.match(keys[:number]) for number in range(1, 65)))
+            assert [match.blocks for match in found] == list(range(1, 65))
+
+
+async def test_a_name_that_two_processes_have_is_reported(own_valkey: Valkey, caplog: pytest.LogCaptureFixture) -> None:
+    """The older falls silent, so that the two do not take each other's place for ever."""
+    namespace = new_namespace()
+    async with (
+        open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=0.05) as one,
+        open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=0.05) as two,
+    ):
+        older = await owner(one, "engine")
+        newer = await owner(two, "engine")
+        await one.heard()
+        assert older.epoch is None
+        epoch = newer.epoch
+        await one.heard()
+        await two.heard()
+        assert newer.epoch == epoch is not None
+        assert "give each engine a name of its own" in caplog.text
