@@ -17,6 +17,7 @@ from prefix_store.index.writes import BLOCKS_AT_ONCE, Write, WriteKind, WriteQue
 log = logging.getLogger(__name__)
 
 _INSTANCE_BYTES = 8
+_NEW = b"new"
 _WITHDRAW_SECONDS = 0.1
 FORGET_SECONDS = 7 * 86_400
 
@@ -63,7 +64,8 @@ class LocalOwner:
         self._writes = writes
         self._wake = wake
         self._instance = secrets.token_bytes(_INSTANCE_BYTES)
-        self._wants_new_epoch = False
+        # How often everything that was said has been in doubt, and how much of that has been settled by a new epoch.
+        self._doubts = self._settled = 0
         self._is_silent = False
         self._announcing = asyncio.Lock()
         self._is_claiming = False
@@ -108,7 +110,7 @@ class LocalOwner:
 
     def distrust(self) -> None:
         """Take back everything that was ever said, under a new epoch, and claim what is there now."""
-        self._wants_new_epoch = True
+        self._doubts += 1
         self._wake()
 
     async def announce(self, lifetime: float, deadline: float) -> None:
@@ -151,7 +153,10 @@ class LocalOwner:
                 log.warning("redis did not hear that %s has gone: %s", self.name, error)
 
     async def _announce(self, lifetime: float, deadline: float) -> None:
-        given = b"new" if self._wants_new_epoch else b"" if self.epoch is None else packed_epoch(self.epoch)
+        given = b"" if self.epoch is None else packed_epoch(self.epoch)
+        doubts = self._doubts
+        if doubts > self._settled:
+            given = _NEW
         reply: bytes = await self._link.probe(
             "announce",
             *(self.name.encode(), given, self._instance, int(self._lasting)),
@@ -163,7 +168,8 @@ class LocalOwner:
             self.epoch = None
             log.error("another process announces itself as %r: give each engine a name of its own", self.name)
             return
-        self._wants_new_epoch = False
+        if given == _NEW:  # a doubt that came while this was on its way is for the next
+            self._settled = doubts
         epoch = int.from_bytes(reply, "big")
         if epoch != self.epoch:
             self.epoch = epoch

@@ -1,0 +1,216 @@
+"""The scripts against a model of what they are to do, operation by operation, on a real Valkey."""
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from prefix_store.index.layout import held, packed_epoch, packed_kind
+from prefix_store.index.link import Link
+from prefix_store.index.node import RedisNode
+from prefix_store.index.scripts import ScriptName
+from tests.cache.valkey import Valkey
+from tests.prefix_store.index.blocks import new_namespace
+
+_DEADLINE = 10.0
+_LONG = 100_000
+# Two chains with a common beginning, and keys that batches of 128 part: what is looked up is a chain of either.
+_KEYS = [bytes([number]) * 16 for number in range(6)]
+_CHAINS = [_KEYS[:4], [*_KEYS[:2], *_KEYS[4:]]]
+_NAMES = ["a", "b", "disk"]
+
+
+@dataclass
+class Model:
+    """What the index must know."""
+
+    claims: dict[bytes, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    """key -> epoch -> (tier, codec), in the order of the claims."""
+    epochs: dict[str, int] = field(default_factory=dict)
+    leases: dict[bytes, set[tuple[bytes, int]]] = field(default_factory=dict)
+    """key -> (id, epoch)."""
+
+    def match(self, keys: list[bytes]) -> list[tuple[int, list[tuple[int, int, int]]]]:
+        runs: list[tuple[int, list[tuple[int, int, int]]]] = []
+        for key in keys:
+            alive = self.epochs.values()
+            holders = [(epoch, *kind) for epoch, kind in self.claims.get(key, {}).items() if epoch in alive]
+            if not holders:
+                break
+            if runs and runs[-1][1] == holders:
+                runs[-1] = (runs[-1][0] + 1, holders)
+            else:
+                runs.append((1, holders))
+        return runs
+
+
+class World:
+    """The scripts and the model, told the same."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.model = Model()
+        self._instances = {name: secrets.token_bytes(8) for name in _NAMES}
+        self._lease_ids = [secrets.token_bytes(8) for _ in range(3)]
+        self._all_epochs: list[int] = []
+
+    async def ask(self, name: ScriptName, *words: bytes | str | int, again: bool) -> object:
+        """A reply may be lost, and the question asked again: that changes nothing."""
+        reply = await self._link.ask(name, *words, deadline=_DEADLINE)
+        return await self._link.ask(name, *words, deadline=_DEADLINE) if again else reply
+
+    async def start(self, name: str, again: bool) -> None:
+        """An owner begins, or begins again."""
+        model, lasting = self.model, name == "disk"
+        before = model.epochs.get(name)
+        if not lasting:
+            self._instances[name] = secrets.token_bytes(8)
+        words = (name, b"", self._instances[name], int(lasting), _LONG, _LONG, b"")
+        reply = await self.ask("announce", *words, again=again)
+        assert isinstance(reply, bytes)
+        epoch = int.from_bytes(reply, "big")
+        if lasting and before is not None:
+            assert epoch == before
+        else:
+            assert epoch > max(self._all_epochs, default=0)
+            self._all_epochs.append(epoch)
+        model.epochs[name] = epoch
+
+    async def beat(self, name: str, number: int, again: bool) -> None:
+        """A sign of life under some epoch that was given out once, the present one or not."""
+        if name in self.model.epochs and name != "disk":
+            epoch = self._all_epochs[number % len(self._all_epochs)]
+            instance = secrets.token_bytes(8)
+            reply = await self.ask("announce", name, packed_epoch(epoch), instance, 0, _LONG, _LONG, b"", again=again)
+            assert reply == b""
+            words = (packed_epoch(self.model.epochs[name]), self._instances[name], 0, _LONG, _LONG, b"")
+            assert await self.ask("announce", name, *words, again=again) == packed_epoch(self.model.epochs[name])
+
+    async def retire(self, name: str, again: bool) -> None:
+        if (epoch := self.model.epochs.pop(name, None)) is not None:
+            await self.ask("retire", name, packed_epoch(epoch), again=again)
+
+    async def publish(self, number: int, keys: list[bytes], kind: tuple[int, int], again: bool) -> None:
+        if not self._all_epochs:
+            return
+        epoch = self._all_epochs[number % len(self._all_epochs)]
+        words = (packed_epoch(epoch), packed_kind(*kind), _LONG, b"".join(keys))
+        known = await self.ask("publish", *words, again=again)
+        assert known == (epoch in self.model.epochs.values())
+        for key in keys if known else ():
+            claims = self.model.claims.setdefault(key, {})
+            claims.pop(epoch, None)
+            claims[epoch] = kind
+
+    async def touch(self, number: int, keys: list[bytes], again: bool) -> None:
+        if self._all_epochs:
+            epoch = self._all_epochs[number % len(self._all_epochs)]
+            found = await self.ask("touch", packed_epoch(epoch), _LONG, b"".join(keys), again=again)
+            assert found == sum(epoch in self.model.claims.get(key, {}) for key in keys)
+
+    async def withdraw(self, number: int, keys: list[bytes], forced: bool, again: bool) -> None:
+        if not self._all_epochs:
+            return
+        epoch = self._all_epochs[number % len(self._all_epochs)]
+        kept = await self.ask("withdraw", packed_epoch(epoch), int(forced), b"".join(keys), again=again)
+        expected = []
+        for place, key in enumerate(keys):
+            if epoch not in self.model.claims.get(key, {}):
+                continue
+            if not forced and any(leased == epoch for _, leased in self.model.leases.get(key, ())):
+                expected.append(place)
+            else:
+                del self.model.claims[key][epoch]
+        assert kept == expected
+
+    async def lease(self, number: int, which: int, keys: list[bytes], again: bool) -> None:
+        if not self._all_epochs:
+            return
+        epoch, lease_id = self._all_epochs[number % len(self._all_epochs)], self._lease_ids[which]
+        count = 0
+        if epoch in self.model.epochs.values():
+            while count < len(keys) and epoch in self.model.claims.get(keys[count], {}):
+                self.model.leases.setdefault(keys[count], set()).add((lease_id, epoch))
+                count += 1
+        words = (packed_epoch(epoch), lease_id, _LONG, b"".join(keys))
+        assert await self.ask("lease", *words, again=again) == count
+
+    async def release(self, which: int, keys: list[bytes], again: bool) -> None:
+        lease_id = self._lease_ids[which]
+        await self.ask("release", lease_id, b"".join(keys), again=again)
+        for key in keys:
+            self.model.leases[key] = {lease for lease in self.model.leases.get(key, set()) if lease[0] != lease_id}
+
+    async def check(self) -> None:
+        for keys in _CHAINS:
+            reply = await self._link.ask("match", b"".join(keys), deadline=_DEADLINE)
+            runs = [(blocks, list(held(claims))) for blocks, claims in zip(reply[::2], reply[1::2], strict=True)]
+            assert runs == self.model.match(keys)
+
+
+_part = st.sampled_from(_CHAINS).flatmap(
+    lambda keys: st.tuples(st.integers(0, 3), st.integers(1, 4)).map(lambda cut: keys[cut[0] :][: cut[1]] or keys)
+)
+_tails_first = _part.map(lambda keys: keys[::-1])
+_numbers = st.integers(0, 5)
+_kinds = st.tuples(st.integers(0, 15), st.integers(0, 15))
+_operations = st.one_of(
+    st.tuples(st.just("start"), st.sampled_from(_NAMES)),
+    st.tuples(st.just("beat"), st.sampled_from(_NAMES), _numbers),
+    st.tuples(st.just("retire"), st.sampled_from(_NAMES)),
+    st.tuples(st.just("publish"), _numbers, _part, _kinds),
+    st.tuples(st.just("publish"), _numbers, _part, _kinds),
+    st.tuples(st.just("touch"), _numbers, _part),
+    st.tuples(st.just("withdraw"), _numbers, _tails_first, st.booleans()),
+    st.tuples(st.just("lease"), _numbers, st.integers(0, 2), _part),
+    st.tuples(st.just("release"), st.integers(0, 2), _part),
+)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    """One loop for all examples."""
+    with asyncio.Runner() as started:
+        yield started
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=st.lists(st.tuples(_operations, st.booleans()), max_size=25))
+def test_the_scripts_do_what_the_model_says(
+    shared_valkey: Valkey, runner: asyncio.Runner, operations: list[tuple[tuple[str, ...], bool]]
+) -> None:
+    """Whatever owners, readers and restarts do, in any order, and whichever of it is said twice."""
+
+    async def run() -> None:
+        node = RedisNode(shared_valkey.url)
+        world = World(Link(node, new_namespace()))
+        for name in ("a", "disk"):
+            await world.start(name, again=False)
+        for (operation, *arguments), again in operations:
+            # A start that is repeated is another start, but for what lasts.
+            twice = again and operation != "start"
+            await getattr(world, operation)(*arguments, again=twice)
+            await world.check()
+        await node.close()
+
+    runner.run(run())
+
+
+async def test_what_is_withdrawn_twice_is_kept_once(valkey: Valkey) -> None:
+    """A chain longer than one batch of a script, leased in part: what has to stay is told by its place."""
+    node = RedisNode(valkey.url)
+    world = World(Link(node, new_namespace()))
+    await world.start("a", again=False)
+    keys = [secrets.token_bytes(16) for _ in range(500)]
+    await world.publish(0, keys, (1, 0), again=True)
+    await world.lease(0, 0, keys[:300], again=True)
+    await world.withdraw(0, keys[::-1], forced=False, again=False)
+    await world.withdraw(0, keys[299::-1], forced=False, again=True)
+    await world.release(0, keys[:300], again=True)
+    await world.withdraw(0, keys[299::-1], forced=False, again=True)
+    assert not any(world.model.claims.values())
+    await node.close()
