@@ -78,6 +78,12 @@ class BlockTree(Generic[K]):
             run = run.parent
         return run.depth + run.stored
 
+    def runs(self, keys: Sequence[K]) -> list[Run[K]]:
+        """What is known of a chain, as the runs it is in, for inspection; the chain may end within the last one."""
+        known = self._known(keys)
+        run = self._runs[keys[known - 1]] if known else self._root
+        return self._up_to(run)
+
     def use(self, keys: Sequence[K], access: Access, size: int = 1) -> list[K]:
         """Note that a chain is used, and store what is missing of it (of a one-shot: what was used before).
 
@@ -237,10 +243,14 @@ class BlockTree(Generic[K]):
             raise ValueError(f"key {keys[known - 1]!r} is number {known} of the chain and was another number before")
         if offset < len(run.keys):
             run, _ = self._split(run, offset)
-        path = [run]
-        while run.parent is not None and run.parent is not self._root:
-            run = run.parent
+        return self._up_to(run)
+
+    def _up_to(self, run: Run[K]) -> list[Run[K]]:
+        """The runs of a chain that ends with this one, without the root."""
+        path = []
+        while run.parent is not None:
             path.append(run)
+            run = run.parent
         path.reverse()
         return path
 

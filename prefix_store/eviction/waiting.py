@@ -22,6 +22,10 @@ class Waiting:
         self._starts: list[float] = []
         self._counts: list[list[int]] = []
 
+    @property
+    def bins(self) -> int:
+        return len(self._starts)
+
     def add(self, label: int, since: float, blocks: int) -> None:
         """Blocks of a class were used at `since`, in seconds, and wait from then on."""
         if not self._starts or since - self._starts[-1] >= _FINEST_SECONDS:

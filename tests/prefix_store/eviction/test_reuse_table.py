@@ -1,0 +1,98 @@
+"""What the tables behind the learned policy say, against laws that are known."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefix_store.eviction.ages import BUCKETS, EDGES, bucket
+from prefix_store.eviction.reuse_table import ReuseTable
+from prefix_store.eviction.waiting import Waiting
+
+
+@given(st.floats(0.0, 1e12))
+def test_an_age_is_within_its_bucket(age: float) -> None:
+    """Ages below a second are in the first bucket and those beyond the last edge in the last one."""
+    found = bucket(age)
+    assert EDGES[found] <= age * (1 + 1e-9)
+    assert age <= EDGES[found + 1] * (1 + 1e-9) or found == BUCKETS - 1
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.01, 0.0003])
+def test_a_constant_hazard_is_found(rate: float) -> None:
+    """Where uses come with a constant rate, the index is that rate at every age that was seen."""
+    draw = random.Random(1)  # noqa: S311  # a test draws, no secret
+    table, waiting = ReuseTable(2, 2, half_life=1e9), Waiting(4)
+    for _ in range(20_000):
+        age = draw.expovariate(rate)
+        if age < 3 / rate:
+            table.reuse(1, age, 1)
+        else:
+            table.lose(1, 3 / rate, 1)
+    index = table.compute(waiting, 0.0)[1]
+    for age in (0.1 / rate, 1 / rate):
+        assert index[bucket(age)] == pytest.approx(rate, rel=0.15)
+
+
+def test_a_class_that_comes_back_late_is_worth_its_waiting() -> None:
+    """The index looks ahead: just before a certain reuse it is higher than just after the use, and never zero."""
+    table, waiting = ReuseTable(1, 2, half_life=1e9), Waiting(2)
+    for _ in range(50):
+        table.reuse(0, 100.0, 100)
+    index = table.compute(waiting, 0.0)[0]
+    assert index[bucket(90.0)] > 2 * index[bucket(1.0)] > 0
+    assert index[bucket(1.0)] > 1 / 200
+    assert index[bucket(10_000.0)] < index[bucket(1.0)]
+
+
+def test_what_still_waits_counts_as_exposure() -> None:
+    """A class whose blocks have waited long without a use is worth less than one that nothing is known of."""
+    table, waiting = ReuseTable(1, 2, half_life=1e9), Waiting(2)
+    for _ in range(100):
+        waiting.add(0, 0.0, 100)
+    index = table.compute(waiting, 5_000.0)
+    assert index[0][bucket(100.0)] < 0.8 * index[1][bucket(100.0)]
+
+
+def test_what_was_seen_long_ago_fades() -> None:
+    """After many half-lives without news the table says what it said at first."""
+    table, waiting = ReuseTable(1, 1, half_life=1.0), Waiting(1)
+    first = table.compute(waiting, 0.0)
+    table.lose(0, 10_000.0, 1_000_000)
+    assert table.compute(waiting, 0.0)[0][20] < first[0][20] / 10
+    for _ in range(60):
+        last = table.compute(waiting, 0.0)
+    assert np.allclose(last, first)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.floats(0.0, 1e5), st.integers(1, 9)), max_size=60), st.data())
+def test_waiting_blocks_are_counted_once_each(arrivals: list[tuple[int, float, int]], data: st.DataObject) -> None:
+    """However bins were joined meanwhile and in whatever order times come, what was added can be taken back."""
+    waiting = Waiting(3)
+    expected = [0, 0, 0]
+    for label, since, blocks in arrivals:
+        waiting.add(label, since, blocks)
+        expected[label] += blocks
+        if data.draw(st.booleans()):
+            assert waiting.by_age(1e5).sum(1).tolist() == expected
+    for label, since, blocks in arrivals:
+        if data.draw(st.booleans()):
+            waiting.move(label, 2 - label, since, blocks)
+            label = 2 - label
+        waiting.remove(label, since, blocks)
+    assert not waiting.by_age(1e5).any()
+
+
+def test_bins_stay_few() -> None:
+    """Three days of uses every second are a few hundred bins, and the ages are right to a few per cent."""
+    waiting = Waiting(1)
+    for second in range(3 * 86_400):
+        waiting.add(0, float(second), 1)
+        if second % 1_000 == 0:
+            waiting.by_age(float(second))
+    found = waiting.by_age(3 * 86_400.0)[0]
+    assert waiting.bins < 400
+    for low, high in ((10, 20), (25, 35), (35, 43)):
+        assert found[low:high].sum() == pytest.approx(EDGES[high] - EDGES[low], rel=0.1)
