@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import fcntl
 import os
 import struct
 import threading
 import uuid
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +30,7 @@ _RECORD = struct.Struct("<B3xI16s16sq")
 _CHECKSUM = struct.Struct("<Q")
 RECORD_BYTES = _RECORD.size + _CHECKSUM.size
 _FRESH = "fresh."
-_NOBODY = bytes(16)
+_ROTATE_BYTES = 2**20
 
 
 class Kind(enum.IntEnum):
@@ -69,25 +71,14 @@ class Record(NamedTuple):
 
 
 class Journal:
-    """The writing side. Several threads may use it."""
+    """The writing side. Several threads may use it. Every method but `close` may raise OSError."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises OSError."""
-        self.name = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
-        self._path = folder / self.name
-        fresh = folder / (_FRESH + self.name)
-        self._file = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            # Locked before it has its name: whoever finds it unlocked may take it for that of a dead process.
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write_all(self._file, _HEAD.pack(HEAD_BYTES, 0), 0)
-            fresh.rename(self._path)
-        except OSError:
-            os.close(self._file)
-            raise
-        self._end = HEAD_BYTES
+        self._folder = folder
         self._lock = threading.Lock()
         self._waiting: deque[tuple[int, int]] = deque()
+        self._file = -1
+        self._begin()
 
     @property
     def size(self) -> int:
@@ -95,14 +86,14 @@ class Journal:
         return self._end
 
     def append(self, *records: Record) -> None:
-        """Raises OSError; then none of them is there."""
+        """Adds records, or none of them if it fails."""
         data = b"".join(record.pack() for record in records)
-        with self._lock:
+        with self._opened() as file:
             try:
-                _write_all(self._file, data, self._end)
+                _write_all(file, data, self._end)
             except OSError:
                 with contextlib.suppress(OSError):
-                    os.ftruncate(self._file, self._end)
+                    os.ftruncate(file, self._end)
                 raise
             for place, record in enumerate(records, 1):
                 if record.kind is Kind.WROTE:
@@ -110,26 +101,54 @@ class Journal:
             self._end += len(data)
 
     def may_write(self, size: int) -> bool:
-        """Whether a frame of this many bytes may be written before the keeper has made room. Raises OSError."""
-        with self._lock:
-            read, allowed = _HEAD.unpack(os.pread(self._file, HEAD_BYTES, 0))
+        """Whether a frame of this many bytes may be written before the keeper has made room.
+
+        Begins a new file where this one is long and has been read; so it is to be asked before a draft is begun.
+        """
+        with self._opened() as file:
+            read, allowed = _HEAD.unpack(os.pread(file, HEAD_BYTES, 0))
             while self._waiting and self._waiting[0][0] <= read:
                 self._waiting.popleft()
+            if self._end > _ROTATE_BYTES and read >= self._end:
+                self._begin()
+                os.close(file)
+                return False
             waiting = sum(bytes_ for _, bytes_ in self._waiting)
             return bool(waiting + size <= allowed)
 
-    def is_read(self) -> bool:
-        """Whether the keeper has read everything. Raises OSError."""
-        read, _ = _HEAD.unpack(os.pread(self._file, HEAD_BYTES, 0))
-        return bool(read >= self._end)
-
     def is_there(self) -> bool:
         """Whether the file still has a name, under which the keeper finds it."""
-        return os.fstat(self._file).st_nlink > 0
+        with self._opened() as file:
+            return os.fstat(file).st_nlink > 0
 
     def close(self) -> None:
         """Leaves it to the keeper."""
-        os.close(self._file)
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The file, which nobody closes meanwhile: its number could be another file's then."""
+        with self._lock:
+            if self._file < 0:
+                raise OSError(errno.EBADF, "this process has left the folder", str(self._folder))
+            yield self._file
+
+    def _begin(self) -> None:
+        name = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        fresh = self._folder / (_FRESH + name)
+        file = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            # Locked before it has its name: whoever finds it unlocked may take it for that of a dead process.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write_all(file, _HEAD.pack(HEAD_BYTES, 0), 0)
+            fresh.rename(self._folder / name)
+        except OSError:
+            os.close(file)
+            raise
+        self.name, self._file, self._end = name, file, HEAD_BYTES
 
 
 class JournalReader:

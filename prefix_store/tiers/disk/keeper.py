@@ -7,12 +7,12 @@ import fcntl
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prefix_store.eviction.access import Access
 from prefix_store.eviction.policy import Policy
 from prefix_store.eviction.tree import BlockTree
-from prefix_store.tiers.disk.folder import Folder
+from prefix_store.tiers.disk.folder import Folder, StoredBlock
 from prefix_store.tiers.disk.journal import JournalReader, Kind, Record, journals_in
 
 # So many processes may write at a time; each may be a share of the room that is kept free ahead of the books.
@@ -99,12 +99,28 @@ class Keeper:
                 self._remove(self._tree.remove(key))
         fresh = {key: block for key, block in stored.items() if key not in self._parents}
         self._parents.update((key, block.parent) for key, block in fresh.items())
-        tails = fresh.keys() - {block.parent for block in fresh.values()}
-        # What was used at an inner block was used at its tails before: their order alone would forget that.
-        for block in sorted(fresh.values(), key=lambda block: (block.used, block.key in tails)):
-            if block.key in tails or block.used > min(stored[key].used for key in (block.key,)):
+        ends = _ends(fresh)
+        fits = self._newest_that_fit(fresh, ends)
+        self._remove([key for key in fresh if key not in fits])
+        for block in ends:
+            if block.key in self._parents:
                 self._use(block.key, Access(time.monotonic()), block.size)
         self._remove_old_drafts()
+
+    def _newest_that_fit(self, fresh: Mapping[bytes, StoredBlock], ends: Sequence[StoredBlock]) -> set[bytes]:
+        """Of blocks that are not in the books, whole chains, those used last first."""
+        fits: set[bytes] = set()
+        room = self._tree.capacity - self._tree.size
+        for end in reversed(ends):
+            chain, key = [], end.key
+            while key in fresh and key not in fits:
+                chain.append(key)
+                key = fresh[key].parent
+            room -= sum(fresh[key].size for key in chain)
+            if room < 0:
+                break
+            fits.update(chain)
+        return fits
 
     def _hear(self, journal: str, records: Sequence[Record]) -> None:
         """Takes records into the books. Blocks of one chain that were written together are admitted together."""
@@ -189,6 +205,15 @@ class Keeper:
                 with contextlib.suppress(FileNotFoundError):
                     if not is_fresh or draft.stat().st_mtime < old:
                         os.unlink(draft)
+
+
+def _ends(blocks: Mapping[bytes, StoredBlock]) -> list[StoredBlock]:
+    """Where uses of chains ended, the latest last: blocks that nothing follows, or that were used after what does."""
+    later: dict[bytes, float] = {}
+    for block in blocks.values():
+        later[block.parent] = max(later.get(block.parent, 0.0), block.used)
+    ends = [block for block in blocks.values() if block.key not in later or block.used > later[block.key]]
+    return sorted(ends, key=lambda block: block.used)
 
 
 def lock_of(folder: Folder) -> int | None:

@@ -1,0 +1,191 @@
+"""The side that asks."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import http.client
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from prefix_store.codecs.frame_format import FrameFormat
+from prefix_store.frames.block_id import BlockId
+from prefix_store.frames.errors import BadFrame
+from prefix_store.frames.segments import Segments
+from prefix_store.peers.errors import PeerFailed, PeerLied
+from prefix_store.peers.exchange import Address, Answer, Question
+from prefix_store.peers.protocol import MOST_BLOCKS, BlocksRequest
+from prefix_store.peers.standing import Standing
+from prefix_store.tiers.counts import TierCounts
+from prefix_store.tiers.halt import Halt
+from prefix_store.tiers.worker import Worker
+
+log = logging.getLogger(__name__)
+
+_THREADS = 4
+_IDLE_CONNECTIONS = 2
+_MOST_PEERS = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDeadlines:
+    """Seconds. The last one is for all of an answer."""
+
+    connect: float = 0.25
+    first_byte: float = 0.5
+    whole: float = 5.0
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far an answer has been read; looked at from outside when its time is over."""
+
+    restored: int = 0
+
+
+class PeerClient:
+    """Restores blocks from other engines. One event loop uses it; four threads receive, verify and copy.
+
+    A peer is not believed: each frame is checked against what was asked for before a byte of it is copied. One that
+    fails, dawdles, lies or has restarted is left alone for a while (see `Standing`).
+
+    Args:
+        secret: shared by the engines of a fleet.
+
+    Raises:
+        ValueError: the secret is empty.
+    """
+
+    def __init__(self, secret: str, deadlines: PeerDeadlines | None = None) -> None:
+        if not secret:
+            raise ValueError("the secret of the peers is empty, expected one")
+        self.counts = TierCounts()
+        self._secret = secret
+        self._deadlines = deadlines or PeerDeadlines()
+        self._standings: OrderedDict[Address, Standing] = OrderedDict()
+        self._worker = Worker("kv-peers", _THREADS)
+        self._idle: dict[str, list[http.client.HTTPConnection]] = collections.defaultdict(list)
+        self._idle_lock = threading.Lock()
+
+    def may_ask(self, peer: Address) -> bool:
+        """Whether a peer is worth a question now."""
+        standing = self._standings.get(peer)
+        return standing is None or standing.may_be_asked()
+
+    async def read(
+        self,
+        peer: Address,
+        wanted: Sequence[BlockId],
+        into: Sequence[Segments],
+        frame_format: FrameFormat,
+        within: float | None = None,
+    ) -> int:
+        """Restores blocks of a chain, in order, up to the first that the peer does not give.
+
+        Args:
+            frame_format: in which the peer has them; the index knows its codec.
+            within: seconds, where there are fewer than `PeerDeadlines.whole`.
+
+        Returns:
+            How many were restored; the segments of the others are as they were. 0 at once for a peer that is left
+            alone. Who cancels this may use the memory again at once.
+        """
+        if not self.may_ask(peer) or not wanted:
+            self.counts.misses += len(wanted)
+            return 0
+        wanted = wanted[:MOST_BLOCKS]
+        progress = _Progress()
+        began = time.perf_counter()
+        try:
+            async with asyncio.timeout(min(within or self._deadlines.whole, self._deadlines.whole)):
+                await self._worker.run(lambda halt: self._fetch(peer, wanted, into, frame_format, progress, halt))
+            self._standing(peer).gave()
+        except TimeoutError:
+            self._note_failure(peer, PeerFailed(f"{peer.url} took too long"))
+        except PeerFailed as error:
+            self._note_failure(peer, error)
+        self.counts.hits += progress.restored
+        self.counts.misses += len(wanted) - progress.restored
+        self.counts.bytes_read += progress.restored * frame_format.frame_bytes
+        self.counts.read_seconds += time.perf_counter() - began
+        return progress.restored
+
+    async def close(self) -> None:
+        """Ends the threads and the connections."""
+        await self._worker.close()
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+
+    def _fetch(
+        self,
+        peer: Address,
+        wanted: Sequence[BlockId],
+        into: Sequence[Segments],
+        frame_format: FrameFormat,
+        progress: _Progress,
+        halt: Halt,
+    ) -> None:
+        names = [(frame_format.stored_key(block.key), frame_format.stored_key(block.parent)) for block in wanted]
+        request = msgspec.msgpack.encode(BlocksRequest(peer.epoch, names))
+        deadlines = self._deadlines
+        question = Question(peer, self._secret, request, deadlines.connect, deadlines.first_byte)
+        with self._ask(question, halt) as answer:
+            frame = np.empty(frame_format.frame_bytes, np.uint8)
+            for block, segments in zip(wanted, into, strict=False):
+                size = answer.read(frame)
+                if not size:
+                    break
+                try:
+                    frame_format.verify(block, frame[:size])
+                except BadFrame as error:
+                    self.counts.bad_frames[error.field] += 1
+                    raise PeerLied(f"{peer.url} sent a frame that is not the block's: {error}") from error
+                with halt.touching():
+                    frame_format.decode(frame, segments)
+                    progress.restored += 1
+            else:
+                answer.end()
+        halt.interrupt_with(None)
+        if answer.is_whole:
+            self._keep(peer.url, answer.connection)
+
+    def _ask(self, question: Question, halt: Halt) -> Answer:
+        """Raises PeerFailed."""
+        url = question.address.url
+        with self._idle_lock:
+            kept = self._idle[url].pop() if self._idle[url] else None
+        if kept is not None:
+            try:
+                return question.ask(kept, halt)
+            except PeerFailed as error:
+                if not isinstance(error.__cause__, ConnectionError):
+                    raise
+                # The peer closed it while nobody used it: that says nothing about the peer of now.
+        return question.ask(question.address.connection(), halt)
+
+    def _keep(self, url: str, connection: http.client.HTTPConnection) -> None:
+        with self._idle_lock:
+            if len(self._idle[url]) < _IDLE_CONNECTIONS:
+                self._idle[url].append(connection)
+                return
+        connection.close()
+
+    def _standing(self, peer: Address) -> Standing:
+        if peer not in self._standings:
+            if len(self._standings) >= _MOST_PEERS:
+                self._standings.popitem(last=False)
+            self._standings[peer] = Standing()
+        return self._standings[peer]
+
+    def _note_failure(self, peer: Address, error: PeerFailed) -> None:
+        self.counts.faults[type(error).__name__] += 1
+        log.warning("leaving a peer alone for a while: %s", error)
+        self._standing(peer).failed(error)

@@ -1,0 +1,121 @@
+"""The thread that looks after a folder: that this process is in it, and that one of all processes keeps it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from prefix_store.eviction.policy import Policy
+from prefix_store.tiers.disk.faults import Faults
+from prefix_store.tiers.disk.folder import Folder
+from prefix_store.tiers.disk.keeper import Keeper, lock_of
+from prefix_store.tiers.disk.membership import Membership
+
+_TURN_SECONDS = 0.05
+_LOOK_SECONDS = 0.5
+
+
+class Ended(NamedTuple):
+    """An access, by its number in this process, whose answer is complete."""
+
+    access: int
+    last: bytes
+    output_length: int
+
+
+class Attendant:
+    """Enters the folder, again where it vanished and came back; evicts while this process is the keeper.
+
+    ``membership`` is None while there is no folder. Whoever uses one must expect that it raises OSError at any time.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        capacity_bytes: int,
+        policy: Callable[[], Policy],
+        on_removed: Callable[[list[bytes]], None],
+        faults: Counter[str],
+    ) -> None:
+        """Raises FolderUnusable, or another OSError, where the folder cannot be used to begin with."""
+        self.membership: Membership | None = Membership(Folder.open(path))
+        self.ended: deque[Ended] = deque(maxlen=10_000)
+        """Accesses that the keeper is to hear of."""
+        self.keeper: Keeper | None = None
+        """Where this process is the keeper. For the attendant's thread alone, and for tests."""
+        self._path = path
+        self._capacity_bytes = capacity_bytes
+        self._policy = policy
+        self._on_removed = on_removed
+        self._faults = Faults(f"keeping the KV blocks in {path}", faults)
+        self._closing = threading.Event()
+        self._wanted = threading.Event()
+        self._next_look = 0.0
+        self._thread = threading.Thread(target=self._attend, name="kv-disk-attend", daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Lets the keeper work for a moment; False when there is nothing to wait for any more."""
+        self._wanted.set()
+        return not self._closing.wait(seconds)
+
+    def close(self) -> None:
+        """Leaves the folder; another process may keep it then."""
+        self._closing.set()
+        self._wanted.set()
+        self._thread.join()
+
+    def _attend(self) -> None:
+        while True:
+            is_closing = self._closing.is_set()
+            try:
+                self._turn()
+                self._faults.worked()
+            except OSError as error:
+                self._faults.failed(error)
+                self._leave_keeping()
+                self._next_look = time.monotonic() + _LOOK_SECONDS
+            if is_closing:
+                break
+            self._wanted.wait(_TURN_SECONDS)
+            self._wanted.clear()
+        self._leave_keeping()
+        self._leave()
+
+    def _turn(self) -> None:
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            self._look()
+        while self.ended and self.membership is not None:
+            access, last, output_length = self.ended.popleft()
+            self.membership.ended(last, access, output_length)
+        if self.keeper is not None:
+            self.keeper.turn()
+
+    def _look(self) -> None:
+        """Sees that the folder is there, and whether anybody keeps it."""
+        if self.membership is not None and not self.membership.is_current():
+            self._leave_keeping()
+            self._leave()
+        if self.membership is None:
+            self.membership = Membership(Folder.find(self._path))
+        folder = self.membership.folder
+        if self.keeper is None and (lock := lock_of(folder)) is not None:
+            self.keeper = Keeper(folder, lock, self._capacity_bytes, self._policy(), self._on_removed)
+
+    def _leave_keeping(self) -> None:
+        if self.keeper is not None:
+            self.keeper.close()
+            self.keeper = None
+
+    def _leave(self) -> None:
+        membership, self.membership = self.membership, None
+        if membership is not None:
+            # A thread may be using it, whose next call then fails: it expects that.
+            with contextlib.suppress(OSError):
+                membership.close()

@@ -1,0 +1,107 @@
+"""One process's place in a folder: the files that it reads and writes, and the journal in which it says so."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+
+import numpy as np
+
+from prefix_store.frames.segments import Bytes
+from prefix_store.tiers.disk.folder import Folder
+from prefix_store.tiers.disk.journal import Journal, Kind, Record
+
+_MOST_UNREAD_BYTES = 8 * 2**20
+_NOBODY = bytes(16)
+
+
+class Membership:
+    """Reads and writes files of frames. Several threads may use it. Every method may raise OSError."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self._journal = Journal(folder.journals)
+        self._numbers = itertools.count()
+
+    def is_current(self) -> bool:
+        """Whether the folder is still there, with this process in it."""
+        return self.folder.is_current() and self._journal.is_there()
+
+    def has(self, key: bytes, parent: bytes) -> bool:
+        """Whether a block has a file."""
+        return os.path.exists(self.folder.block(key, parent))
+
+    def load(self, key: bytes, parent: bytes, into: Bytes) -> int:
+        """Reads a file into memory; returns how many bytes it has, at most as many as fit. Raises FileNotFoundError.
+
+        By calls that read, and not as mapped memory: who touches that after somebody has cut the file is killed.
+        """
+        file = os.open(self.folder.block(key, parent), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            done = 0
+            while done < len(into) and (read := os.readv(file, [into[done:].data])):
+                done += read
+            return done
+        finally:
+            os.close(file)
+
+    def may_write(self, size: int) -> bool:
+        """Whether there is room for so many bytes, or the keeper has to make it first."""
+        return self._journal.may_write(size)
+
+    def save(self, key: bytes, parent: bytes, frame: Bytes) -> None:
+        """Writes a file. It has its name only when it is whole."""
+        draft = self.folder.draft(f"{self._journal.name}.{next(self._numbers)}")
+        try:
+            file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                done = 0
+                while done < len(frame):
+                    done += os.write(file, frame[done:].data)
+            finally:
+                os.close(file)
+            self._name(draft, self.folder.block(key, parent))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+            raise
+        self._journal.append(Record(Kind.WROTE, 0, key, parent, len(frame)))
+
+    def used(self, key: bytes, parent: bytes, access: int, output_length: int | None) -> None:
+        """Says that a chain which ends with this block was used, by an access that has a number here."""
+        with contextlib.suppress(FileNotFoundError):
+            # What a keeper that begins anew goes by.
+            os.utime(self.folder.block(key, parent))
+        self._note(Record(Kind.USED, access, key, _NOBODY, -1 if output_length is None else output_length))
+
+    def ended(self, key: bytes, access: int, output_length: int) -> None:
+        """Says how many tokens the answer had that an access was for."""
+        self._note(Record(Kind.ENDED, access, key, _NOBODY, output_length))
+
+    def discard(self, key: bytes, parent: bytes) -> None:
+        """Removes a file that is not what it should be, and has the keeper remove what follows it."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.folder.block(key, parent))
+        self._note(Record(Kind.GONE, 0, key, parent, 0))
+
+    def close(self) -> None:
+        """Leaves what it has written to the keeper."""
+        self._journal.close()
+
+    def _note(self, record: Record) -> None:
+        # Without a keeper nobody reads; what was used then is seen from the files' times.
+        if self._journal.size < _MOST_UNREAD_BYTES:
+            self._journal.append(record)
+
+    def _name(self, draft: str, path: str) -> None:
+        try:
+            os.rename(draft, path)
+        except FileNotFoundError:
+            os.mkdir(os.path.dirname(path))
+            os.rename(draft, path)
+
+
+def scratch(frame_bytes: int) -> Bytes:
+    """Memory for a frame and one byte more, so that a file that is too long shows."""
+    return np.empty(frame_bytes + 1, np.uint8)

@@ -1,0 +1,360 @@
+"""Blocks from other engines: what they give is restored, and what is wrong with them costs a miss."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+import pytest
+from aiohttp import web
+
+from prefix_store.eviction.access import Access
+from prefix_store.eviction.lru import LeastRecentlyUsed
+from prefix_store.frames.block_id import BlockId
+from prefix_store.frames.frame import HEADER_BYTES, FrameHeader
+from prefix_store.frames.segments import Bytes
+from prefix_store.peers.client import PeerClient, PeerDeadlines
+from prefix_store.peers.exchange import Address
+from prefix_store.peers.protocol import EPOCH_HEADER, FRAMES_TYPE, PATH, BlocksRequest
+from prefix_store.peers.server import BlockServer
+from prefix_store.tiers.disk.disk_tier import DiskTier
+from tests.prefix_store.peers.world import EPOCH, SECRET, impostor, listening, serving
+from tests.prefix_store.tiers.blocks import Memory, chain, format_of
+
+FORMAT = format_of()
+CHAIN = chain("a prompt", 6)
+FAST = PeerDeadlines(connect=0.2, first_byte=0.2, whole=0.6)
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[PeerClient]:
+    asking = PeerClient(SECRET, FAST)
+    yield asking
+    await asking.close()
+
+
+def frame_of(block: BlockId, content_of: BlockId | None = None) -> Bytes:
+    memory = Memory(1)
+    frame = np.empty(FORMAT.frame_bytes, np.uint8)
+    FORMAT.seal(block, memory.fill([content_of or block])[0], frame)
+    return frame
+
+
+def lie_about(said: Any) -> Any:
+    match said:
+        case bytes():
+            return b"x" * len(said)
+        case tuple():
+            return (*said[:-1], said[-1] + 1)
+        case _:
+            return said + 1
+
+
+async def answered(request: web.Request, body: bytes, epoch: str = EPOCH, kind: str = FRAMES_TYPE) -> web.Response:
+    await request.read()
+    return web.Response(body=body, headers={EPOCH_HEADER: epoch, "content-type": kind})
+
+
+async def test_what_a_peer_has_is_restored(client: PeerClient) -> None:
+    """All blocks of a chain, in the caller's memory, over one connection that is used again."""
+    memory = Memory(6)
+    async with serving(CHAIN) as (peer, _, server):
+        assert await client.read(peer, CHAIN[:2], memory.all(2), FORMAT) == 2
+        assert await client.read(peer, CHAIN[2:], memory.all(6)[2:], FORMAT) == 4
+        assert all(memory.holds(number, block) for number, block in enumerate(CHAIN))
+        assert server.frames == 6
+        assert client.counts.hits == 6
+        assert client.counts.bytes_read == 6 * FORMAT.frame_bytes
+
+
+async def test_blocks_end_where_the_peer_has_no_more(client: PeerClient) -> None:
+    """The leading ones are restored, the memory of the others is as it was, and the peer is asked again."""
+    memory = Memory(6)
+    async with serving(CHAIN[:4]) as (peer, _, _server):
+        assert await client.read(peer, CHAIN, memory.all(6), FORMAT) == 4
+        assert memory.holds(3, CHAIN[3])
+        assert memory.is_untouched(4)
+        assert client.may_ask(peer)
+        assert await client.read(peer, CHAIN, memory.all(6), FORMAT) == 4
+
+
+async def test_a_disk_serves_as_memory_does(client: PeerClient, tmp_path: Path) -> None:
+    """A frame on disk is verified on its way out, and one that is damaged is not sent."""
+    tier = DiskTier(tmp_path / "kv", FORMAT, 100 * FORMAT.frame_bytes, LeastRecentlyUsed)
+    memory = Memory(6)
+    assert await tier.write(CHAIN, memory.fill(CHAIN), Access(0.0)) == 6
+    file = next((tmp_path / "kv" / "blocks").glob(f"*/{CHAIN[3].key.hex()}-*"))
+    damaged = bytearray(file.read_bytes())
+    damaged[-1] ^= 1
+    file.write_bytes(damaged)
+    server = BlockServer([tier], SECRET, EPOCH)
+    async with listening(*server.routes()) as url:
+        restored = Memory(6)
+        assert await client.read(Address(url, EPOCH), CHAIN, restored.all(6), FORMAT) == 3
+        assert client.may_ask(Address(url, EPOCH))
+    assert tier.counts.bad_frames == {"checksum": 1}
+    assert not file.exists()
+    await tier.close()
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(FrameHeader)])
+async def test_a_peer_that_lies_in_one_field_is_found_out(client: PeerClient, field: str) -> None:
+    """Each field of a frame, with a header checksum that fits the lie; nothing of it reaches the memory."""
+    true = FrameHeader.unpack(frame_of(CHAIN[1])[:HEADER_BYTES].data)
+    header = dataclasses.replace(true, **{field: lie_about(getattr(true, field))})
+
+    async def handler(request: web.Request) -> web.Response:
+        body = frame_of(CHAIN[0]).tobytes() + header.pack() + frame_of(CHAIN[1])[HEADER_BYTES:].tobytes()
+        return await answered(request, body)
+
+    memory = Memory(2)
+    async with impostor(handler) as peer:
+        assert await client.read(peer, CHAIN[:2], memory.all(2), FORMAT) == 1
+        assert memory.holds(0, CHAIN[0])
+        assert memory.is_untouched(1)
+        assert client.counts.bad_frames == {field.replace("_", " "): 1}
+        assert not client.may_ask(peer)
+        assert await client.read(peer, CHAIN[:1], memory.all(1), FORMAT) == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(frame_of(CHAIN[0], content_of=CHAIN[1])[:-1].tobytes(), id="cut"),
+        pytest.param(frame_of(CHAIN[1]).tobytes(), id="another-block"),
+        pytest.param(b"<html>It works!</html>", id="no-frame"),
+        pytest.param(bytes(FORMAT.frame_bytes), id="zeros"),
+        pytest.param(frame_of(CHAIN[0]).tobytes() + b"more", id="more-than-asked"),
+    ],
+)
+async def test_an_answer_that_is_not_the_frames_is_no_answer(client: PeerClient, body: bytes) -> None:
+    """Whoever sends it is left alone."""
+
+    async def handler(request: web.Request) -> web.Response:
+        return await answered(request, body)
+
+    memory = Memory(1)
+    async with impostor(handler) as peer:
+        restored = await client.read(peer, CHAIN[:1], memory.all(1), FORMAT)
+        assert restored == (1 if body.endswith(b"more") else 0)
+        assert memory.holds(0, CHAIN[0]) if restored else memory.is_untouched(0)
+        assert client.counts.faults == {"PeerLied": 1}
+        assert not client.may_ask(peer)
+
+
+@pytest.mark.parametrize("status", [401, 404, 500, 503])
+async def test_a_peer_that_refuses_is_left_alone_for_a_moment(client: PeerClient, status: int) -> None:
+    """And its answer is not read as frames."""
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(status=status, body=frame_of(CHAIN[0]).tobytes(), headers={EPOCH_HEADER: EPOCH})
+
+    memory = Memory(1)
+    async with impostor(handler) as peer:
+        assert await client.read(peer, CHAIN[:1], memory.all(1), FORMAT) == 0
+    assert memory.is_untouched(0)
+    assert client.counts.faults == {"PeerRefused": 1}
+
+
+async def test_a_peer_that_restarted_is_not_the_one_that_was_meant(client: PeerClient) -> None:
+    """The old epoch is never asked again; the new one is another peer."""
+    memory = Memory(6)
+    async with serving(CHAIN, epoch="epoch 8") as (peer, _, server):
+        old = Address(peer.url, "epoch 7")
+        assert await client.read(old, CHAIN, memory.all(6), FORMAT) == 0
+        assert client.counts.faults == {"PeerRestarted": 1}
+        assert server.answers == {409: 1}
+        assert not client.may_ask(old)
+        assert await client.read(peer, CHAIN, memory.all(6), FORMAT) == 6
+
+
+async def test_an_answer_of_another_epoch_is_not_read(client: PeerClient) -> None:
+    """Also where the peer answers all the same."""
+
+    async def handler(request: web.Request) -> web.Response:
+        return await answered(request, frame_of(CHAIN[0]).tobytes(), epoch="epoch 8")
+
+    memory = Memory(1)
+    async with impostor(handler) as peer:
+        assert await client.read(peer, CHAIN[:1], memory.all(1), FORMAT) == 0
+    assert memory.is_untouched(0)
+    assert client.counts.faults == {"PeerRestarted": 1}
+
+
+async def test_a_dead_peer_costs_a_refused_connection(client: PeerClient) -> None:
+    """Once; then it is left alone."""
+    async with serving(CHAIN) as (peer, _, _server):
+        pass
+    memory = Memory(1)
+    assert await client.read(peer, CHAIN[:1], memory.all(1), FORMAT) == 0
+    assert not client.may_ask(peer)
+    assert client.counts.faults == {"PeerFailed": 1}
+
+
+async def test_a_connection_that_the_peer_has_closed_is_made_anew(client: PeerClient) -> None:
+    """A peer that ends idle connections is not a dead one."""
+    memory = Memory(6)
+    ends: list[Callable[[], None]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        ends.append(request.transport.abort)
+        return await answered(request, frame_of(CHAIN[0]).tobytes())
+
+    async with impostor(handler) as peer:
+        assert await client.read(peer, CHAIN[:1], memory.all(1), FORMAT) == 1
+        ends.pop()()
+        assert await client.read(peer, CHAIN[:1], memory.all(1), FORMAT) == 1
+    assert not client.counts.faults
+
+
+async def test_a_silent_peer_costs_the_deadline_of_the_first_byte(client: PeerClient) -> None:
+    """Not that of the whole answer."""
+    silence = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.Response:
+        await silence.wait()
+        return web.Response()
+
+    memory = Memory(1)
+    async with impostor(handler) as peer:
+        began = time.monotonic()
+        assert await client.read(peer, CHAIN[:1], memory.all(1), FORMAT) == 0
+        assert time.monotonic() - began < FAST.whole
+        silence.set()
+
+
+async def test_a_dripping_peer_costs_the_whole_deadline_and_no_more(client: PeerClient) -> None:
+    """A byte now and then passes for life; what came in time counts, and the thread is free again."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={EPOCH_HEADER: EPOCH, "content-type": FRAMES_TYPE})
+        await response.prepare(request)
+        await response.write(frame_of(CHAIN[0]).tobytes())
+        for byte in frame_of(CHAIN[1]).tobytes():
+            await response.write(bytes([byte]))
+            await asyncio.sleep(0.05)
+        return response
+
+    memory = Memory(2)
+    async with impostor(handler) as peer:
+        began = time.monotonic()
+        assert await client.read(peer, CHAIN[:2], memory.all(2), FORMAT) == 1
+        assert time.monotonic() - began < FAST.whole + 0.5
+    assert memory.holds(0, CHAIN[0])
+    assert memory.is_untouched(1)
+    await asyncio.wait_for(client.close(), 2)
+
+
+async def test_who_gives_up_has_its_memory_back(client: PeerClient) -> None:
+    """A read that is cancelled writes nothing afterwards, however much arrives."""
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.set()
+        await go_on.wait()
+        return await answered(request, frame_of(CHAIN[0]).tobytes())
+
+    memory = Memory(1)
+    async with impostor(handler) as peer:
+        reading = asyncio.create_task(client.read(peer, CHAIN[:1], memory.all(1), FORMAT))
+        await asked.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        go_on.set()
+    await client.close()
+    assert memory.is_untouched(0)
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1:1", "127.0.0.1:80", "http://[", "http://127.0.0.1:0x"])
+async def test_an_address_that_is_none_is_a_dead_peer(client: PeerClient, url: str) -> None:
+    """It is what another engine said of itself, so it must not hurt this one."""
+    assert await client.read(Address(url, EPOCH), CHAIN[:1], Memory(1).all(1), FORMAT) == 0
+    assert client.counts.faults == {"PeerFailed": 1}
+
+
+def requested(epoch: str = EPOCH, blocks: list[tuple[bytes, bytes]] | None = None) -> bytes:
+    names = [(block.key, block.parent) for block in CHAIN] if blocks is None else blocks
+    return msgspec.msgpack.encode(BlocksRequest(epoch, names))
+
+
+@pytest.mark.parametrize(
+    ("authorization", "body", "status"),
+    [
+        (None, requested(), 401),
+        ("Bearer ", requested(), 401),
+        (f"Bearer {SECRET}x", requested(), 401),
+        (f"Bearer {SECRET[:-1]}", requested(), 401),
+        (f"Basic {SECRET}", requested(), 401),
+        ("Bearer schlüssel", requested(), 401),
+        (f"Bearer {SECRET}", b"", 400),
+        (f"Bearer {SECRET}", b"{}", 400),
+        (f"Bearer {SECRET}", requested(blocks=[]), 400),
+        (f"Bearer {SECRET}", requested(blocks=[(b"short", b"p" * 16)]), 400),
+        (f"Bearer {SECRET}", b"x" * 200_000, 413),
+        (f"Bearer {SECRET}", requested(epoch="epoch 6"), 409),
+        (f"Bearer {SECRET}", requested(), 200),
+    ],
+)
+async def test_blocks_are_for_those_who_know_the_secret_and_ask_well(
+    authorization: str | None, body: bytes, status: int
+) -> None:
+    """Whoever else comes learns nothing about what is there."""
+    headers = {} if authorization is None else {"authorization": authorization}
+    async with serving(CHAIN) as (peer, _, server), aiohttp.ClientSession() as session:
+        async with session.post(peer.url + PATH, data=body, headers=headers) as response:
+            answer = await response.read()
+            assert response.status == status
+        assert len(answer) == 6 * FORMAT.frame_bytes if status == 200 else len(answer) < 300
+        assert server.answers == {status: 1}
+
+
+async def test_a_key_without_its_parent_opens_nothing() -> None:
+    """A block is given by both of its hashes, and one that is not there ends the answer."""
+    wrong = [(CHAIN[0].key, b"x" * 16)]
+    async with serving(CHAIN) as (peer, tier, _), aiohttp.ClientSession() as session:
+        headers = {"authorization": f"Bearer {SECRET}"}
+        async with session.post(peer.url + PATH, data=requested(blocks=wrong), headers=headers) as response:
+            assert (response.status, await response.read()) == (200, b"")
+        assert not tier.counts.bad_frames
+
+
+async def test_beyond_a_few_answers_at_a_time_nobody_waits() -> None:
+    """Who comes then computes."""
+    release = asyncio.Event()
+    waiting = asyncio.Semaphore(0)
+
+    class Slow:
+        async def frame(self, key: bytes, parent: bytes) -> bytes | None:
+            waiting.release()
+            await release.wait()
+            return None
+
+    server = BlockServer([Slow()], SECRET, EPOCH)
+    async with listening(*server.routes()) as url, aiohttp.ClientSession() as session:
+        headers = {"authorization": f"Bearer {SECRET}"}
+
+        async def ask() -> int:
+            async with session.post(url + PATH, data=requested(), headers=headers) as response:
+                return response.status
+
+        asking = [asyncio.create_task(ask()) for _ in range(4)]
+        for _ in range(4):
+            await waiting.acquire()
+        assert await ask() == 503
+        release.set()
+        assert [await task for task in asking] == [200] * 4
+
+
+def test_without_a_secret_nothing_is_served_or_asked() -> None:
+    """An empty secret is a fault of the settings, and said as one."""
+    with pytest.raises(ValueError, match="without a secret no blocks are served"):
+        BlockServer([], "", EPOCH)
+    with pytest.raises(ValueError, match="the secret of the peers is empty"):
+        PeerClient("")
