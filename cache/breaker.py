@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -14,6 +15,8 @@ T = TypeVar("T")
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 _EXCUSES = 2
+# A tier that comes and goes is spoken of as often as this, in seconds.
+_QUIET = 10.0
 
 
 class Breaker:
@@ -38,6 +41,9 @@ class Breaker:
         self._closed = asyncio.Event()
         self._closed.set()
         self.times_opened = 0
+        self._spoken = -_QUIET
+        self._is_silent = False
+        self._reason = ""
         self._times_held_up = 0
 
     @property
@@ -78,7 +84,16 @@ class Breaker:
             self.times_opened += 1
             self._opened.set()
             self._closed.clear()
-            log.warning("%s is unavailable (%s); going on without it", self._name, _reason(error))
+            self._reason = _reason(error)
+            self._is_silent = True
+            self._speak()
+
+    def _speak(self) -> None:
+        """Say that it is open, unless that was said a moment ago."""
+        now = time.monotonic()
+        if self._is_silent and now - self._spoken >= _QUIET:
+            self._is_silent, self._spoken = False, now
+            log.warning("%s is unavailable (%s); going on without it", self._name, self._reason)
 
     async def wait_opened(self) -> None:
         await self._opened.wait()
@@ -92,6 +107,7 @@ class Breaker:
             await self._opened.wait()
             pause = _FIRST_PAUSE
             while not await self.try_again():
+                self._speak()
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -105,7 +121,8 @@ class Breaker:
         if self.is_open:
             self._opened.clear()
             self._closed.set()
-            log.warning("%s is available again", self._name)
+            if not self._is_silent:
+                log.warning("%s is available again", self._name)
         return True
 
 

@@ -174,3 +174,27 @@ async def test_a_deadline_that_this_process_slept_through_is_not_held_against_th
         with pytest.raises(StoreUnavailable):
             await breaker.call(held_up, deadline=0.02)
         assert breaker.is_open is opened
+
+
+async def test_a_tier_that_comes_and_goes_is_spoken_of_once_in_a_while(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log is no place for a hundred lines a second; but an outage that lasts is said."""
+    tier = Tier()
+    breaker = breaker_of(tier)
+    caplog.set_level(logging.WARNING)
+    for _ in range(5):
+        breaker.trip(ConnectionError("gone"))
+        assert await breaker.try_again()
+    assert [record.message for record in caplog.records] == [
+        "tier is unavailable (gone); going on without it",
+        "tier is available again",
+    ]
+    breaker.trip(ConnectionError("gone for good"))
+    monkeypatch.setattr("cache.breaker._QUIET", 0.0)
+    tier.error = ConnectionError("gone")
+    watching = asyncio.create_task(breaker.watch())
+    async with asyncio.timeout(10):
+        while "gone for good" not in caplog.text:  # noqa: ASYNC110  # a log has no event
+            await asyncio.sleep(0.005)
+    watching.cancel()

@@ -61,8 +61,10 @@ _EXPIRED_AT_ONCE = 500
 _TICK = 0.5
 _NOTES_KEPT = 1000
 _STUCK_SECONDS = 1.0
-# Of the deadline: who would wait longer for the embedding model is told at once that it is busy.
+# Of the gateway's deadline. Who would wait longer for the embedding model is told at once that it is busy, and who has
+# waited so long that there is no answer in time: a gateway that hears nothing at all takes the process for ill.
 _SHARE_FOR_WAITING = 0.5
+_SHARE_FOR_ASKING = 0.8
 
 
 class Service:
@@ -70,7 +72,7 @@ class Service:
 
     def __init__(self, socket: Path, deadline: float) -> None:
         self.socket = socket
-        self._deadline = deadline
+        self._patience = deadline * _SHARE_FOR_ASKING
         self._cache: SemanticCache | None = None
         self._describe: Callable[[], Description | Refused] | None = None
         self._notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
@@ -112,9 +114,9 @@ class Service:
 
     async def _ask(self, cache: SemanticCache, ask: Ask) -> Reply:
         try:
-            async with asyncio.timeout(self._deadline if ask.serve else None):
+            async with asyncio.timeout(self._patience if ask.serve else None):
                 return await cache.ask(ask)
-        except TimeoutError:  # the gateway has gone on without
+        except TimeoutError:
             return Refused("the semantic cache: not in time")
 
 
