@@ -160,6 +160,7 @@ _numbers = st.integers(0, 5)
 _kinds = st.tuples(st.integers(0, 15), st.integers(0, 15))
 _operations = st.one_of(
     st.tuples(st.just("start"), st.sampled_from(_NAMES)),
+    st.tuples(st.just("start"), st.sampled_from(_NAMES)),
     st.tuples(st.just("beat"), st.sampled_from(_NAMES), _numbers),
     st.tuples(st.just("retire"), st.sampled_from(_NAMES)),
     st.tuples(st.just("publish"), _numbers, _part, _kinds),
@@ -178,8 +179,8 @@ def runner() -> Iterator[asyncio.Runner]:
         yield started
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(operations=st.lists(st.tuples(_operations, st.booleans()), max_size=25))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=st.lists(st.tuples(_operations, st.booleans()), min_size=5, max_size=40))
 def test_the_scripts_do_what_the_model_says(
     shared_valkey: Valkey, runner: asyncio.Runner, operations: list[tuple[tuple[str, ...], bool]]
 ) -> None:

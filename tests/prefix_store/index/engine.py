@@ -1,0 +1,76 @@
+"""A process that holds blocks and reads those of others, at random: `python -m tests.prefix_store.index.engine`.
+
+It goes on until a line comes in, then says in one line of JSON which blocks it holds, and stays until the next line.
+"""
+
+import asyncio
+import json
+import random
+import sys
+
+from prefix_store.index.index import RedisIndex, open_index
+from prefix_store.index.local_owner import LocalOwner
+from prefix_store.index.owner import Tier
+from tests.prefix_store.index.blocks import PATIENT, Shelf, chain
+
+LIFETIME = 1.0
+LEASE_SECONDS = 1.0
+CHAINS = 6
+BLOCKS = 40
+
+
+def chains(namespace: bytes) -> list[list[bytes]]:
+    """What all engines choose from."""
+    return [chain(namespace, BLOCKS, seed) for seed in range(CHAINS)]
+
+
+async def main(url: str, namespace: bytes, name: str, seed: int) -> None:
+    """Hold, give up, read, until told to stop."""
+    chance = random.Random(seed)  # noqa: S311 (a test's)
+    shelf = Shelf()
+    options = {"deadline": PATIENT, "heartbeat": 0.1, "lifetime": LIFETIME}
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    stop = asyncio.create_task(lines.readline())
+    async with open_index(url, namespace, **options) as index:  # type: ignore[arg-type]
+        owner = index.own(name, Tier.MEMORY, shelf.inventory)
+        await index.heard()
+        while not stop.done():
+            keys = chance.choice(chains(namespace))
+            if chance.random() < 0.4:
+                await read(index, keys, chance)
+            else:
+                await write(owner, shelf, keys, chance)
+        await index.flush()
+        print(json.dumps([key.hex() for key in shelf.keys]), flush=True)
+        await lines.readline()
+
+
+async def write(owner: LocalOwner, shelf: Shelf, keys: list[bytes], chance: random.Random) -> None:
+    """Take in some blocks of a chain, or give up its tail; never with a hole."""
+    held = sum(key in shelf.keys for key in keys)
+    if chance.random() < 0.5:
+        new = keys[held : held + chance.randint(1, 20)]
+        shelf.keys += new
+        owner.publish(new)
+        owner.touch(keys[:held])
+    else:
+        tail = keys[held - min(held, chance.randint(1, 20)) : held][::-1]
+        kept = await owner.withdraw(tail, PATIENT)
+        shelf.keys[:] = [key for key in shelf.keys if key not in tail or key in kept]
+
+
+async def read(index: RedisIndex, keys: list[bytes], chance: random.Random) -> None:
+    """Find a prefix, lease it from one of its holders, and release it, most of the time."""
+    match = await index.match(keys)
+    if not match.runs:
+        return
+    holder = chance.choice(match.runs[0].holders).owner
+    lease = await index.lease(holder, keys[: match.runs[0].blocks], LEASE_SECONDS)
+    await asyncio.sleep(chance.random() * 0.01)
+    if chance.random() < 0.9:
+        await lease.release()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], bytes.fromhex(sys.argv[2]), sys.argv[3], int(sys.argv[4])))

@@ -1,0 +1,89 @@
+"""Processes that hold and read blocks at one time, and are killed: what the index says in the end is so."""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator
+from random import Random
+
+import redis.asyncio
+
+from prefix_store.index.index import open_index
+from prefix_store.index.layout import claimed
+from tests.cache.entries import until
+from tests.cache.valkey import Valkey
+from tests.prefix_store.index.blocks import PATIENT, new_namespace
+from tests.prefix_store.index.engine import chains
+
+_ENGINES = 4
+_KILLS = 6
+_KILL_EVERY = 0.25
+
+
+@contextlib.asynccontextmanager
+async def engine(valkey: Valkey, namespace: bytes, number: int, seed: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.prefix_store.index.engine"),
+        *(valkey.url, namespace.hex(), f"engine-{number}", str(seed)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def held_by(process: asyncio.subprocess.Process) -> set[bytes]:
+    """Let an engine come to rest; what it says it holds."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"\n")
+    return {bytes.fromhex(key) for key in json.loads(await process.stdout.readline())}
+
+
+async def test_what_killed_engines_said_is_believed_of_nobody(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
+    """After kills and restarts under the same names the index has exactly the blocks that are held, and no lease."""
+    namespace = new_namespace()
+    chance = Random(7)  # noqa: S311 (a test's)
+    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(90):
+        index = await stack.enter_async_context(open_index(valkey.url, namespace, deadline=PATIENT, heartbeat=0.1))
+        engines = [await stack.enter_async_context(engine(valkey, namespace, n, n)) for n in range(_ENGINES)]
+        for seed in range(_KILLS):
+            await asyncio.sleep(_KILL_EVERY)  # for as long as they do at random what they do
+            number = chance.randrange(_ENGINES)
+            engines[number].kill()
+            await engines[number].wait()
+            engines[number] = await stack.enter_async_context(engine(valkey, namespace, number, 100 + seed))
+        truth = dict(
+            zip((f"engine-{n}" for n in range(_ENGINES)), await asyncio.gather(*map(held_by, engines)), strict=True)
+        )
+        assert sum(map(len, truth.values())) > 0
+
+        async def no_lease_is_left() -> bool:
+            return not [name async for name in raw.scan_iter(b"keepgate:lease:*")]
+
+        await until(no_lease_is_left)
+        await index.heard()
+        said: dict[str, set[bytes]] = {name: set() for name in truth}
+        async for name in raw.scan_iter(index.link.block_names + b"*"):
+            value = await raw.get(name)
+            assert isinstance(value, bytes)
+            for epoch, *_ in claimed(value):
+                if epoch in index.owners:
+                    said[index.owners[epoch].name].add(name[-16:])
+        assert said == truth
+        for keys in chains(namespace):
+            expected = 0
+            while expected < len(keys) and any(keys[expected] in held for held in truth.values()):
+                expected += 1
+            match = await index.match(keys)
+            assert match.blocks == expected
+            place = 0
+            for run in match.runs:
+                for key in keys[place : place + run.blocks]:
+                    assert {holder.owner.name for holder in run.holders} == {n for n in truth if key in truth[n]}
+                place += run.blocks
