@@ -3,7 +3,6 @@
 import math
 import sys
 import threading
-import time
 from array import array
 
 import faiss
@@ -17,16 +16,14 @@ from cache.semantic.index.vector import Floats, Rows, unit_vector
 
 # Candidates beyond those asked for: 8-bit codes put neighbours that are nearly equal into a wrong order.
 _MARGIN = 16
-# How long one call of `expire` may take, seconds; a search waits for it.
-_EXPIRY_SECONDS = 0.001
 # What Python takes beside the columns: the row number in the dict of entries, and for a partition its object, its
 # array with what malloc adds, and the slot in the dict. CPython 3.11; tests compare with what the process takes.
 _NUMBER_BYTES = 32
 # With half of the 16 bytes to which malloc rounds up.
 _STRING_BYTES = 57
 _PARTITION_BYTES = 300
-# The entry's and the partition's reference, and the place; lists and arrays have an eighth in reserve at most.
-_COLUMN_BYTES = 22
+# The entry's and the partition's reference, the place and the time; lists and arrays have an eighth in reserve at most.
+_COLUMN_BYTES = 31
 
 
 class VectorIndex:
@@ -51,7 +48,7 @@ class VectorIndex:
         self._maker = ListMaker(self._store, self._lock, thresholds)
 
     def __len__(self) -> int:
-        """Entries, with those that have expired and are not freed yet."""
+        """Entries, with those that have expired and were not removed yet."""
         return len(self._row_of)
 
     def __contains__(self, entry: str) -> bool:
@@ -63,9 +60,9 @@ class VectorIndex:
 
     @property
     def bytes(self) -> int:
-        """The memory that entries and partitions take, ids and names included. Looks at every partition."""
-        lists = sum(lists.bytes for partition in list(self._partitions.values()) for lists in partition.in_use)
-        columns = self._store.table.bytes + self._store.expiry.bytes + _COLUMN_BYTES * len(self)
+        """The memory that entries and partitions take, ids and names included."""
+        lists = sum(lists.bytes for lists in self._maker.lists())
+        columns = self._store.table.bytes + _COLUMN_BYTES * len(self)
         entries = sys.getsizeof(self._row_of) + _NUMBER_BYTES * len(self) + 4 * len(self)
         partitions = sys.getsizeof(self._partitions) + _PARTITION_BYTES * self.partitions
         return lists + columns + entries + partitions + self._name_bytes
@@ -112,21 +109,6 @@ class VectorIndex:
             entries = self._store.entries
             return [(entries[rows[i]], float(cosines[i])) for i in nearest.tolist()]
 
-    def expire(self, now: float) -> int:
-        """Free entries that have expired a second before `now` or earlier; returns how many.
-
-        Takes a millisecond at most: if the number is not 0, more may be left. Until they are freed no search finds
-        them.
-        """
-        freed, until = 0, time.perf_counter() + _EXPIRY_SECONDS
-        with self._lock:
-            while (row := self._store.expiry.due(now)) is not None:
-                self._remove(self._store.entries[row])
-                freed += 1
-                if time.perf_counter() > until:
-                    break
-        return freed
-
     def settle(self, timeout: float) -> bool:
         """Wait until all rows are where they are found fastest, at most `timeout` seconds; False if they are not."""
         return self._maker.settle(timeout)
@@ -146,6 +128,7 @@ class VectorIndex:
         self._name_bytes -= _STRING_BYTES + len(entry)
         if len(owner) == 0:
             del self._partitions[owner.name]
+            self._maker.forget(owner)
             self._name_bytes -= _STRING_BYTES + len(owner.name)
         self._maker.look_at(owner)
         return True
@@ -159,11 +142,11 @@ class VectorIndex:
             living = rows[self._lives(rows, now)]
             if len(rows) - len(living) > _MARGIN // 2:
                 # Too many of the nearest are dead: ask for the living only.
-                bitmap = np.packbits(np.frombuffer(self._store.expiry.times) > now, bitorder="little")
+                bitmap = np.packbits(np.frombuffer(self._store.times) > now, bitorder="little")
                 living = lists.search(vector, k + _MARGIN, bitmap)
             found.append(living)
         return np.concatenate(found)
 
     def _lives(self, rows: Rows, now: float) -> npt.NDArray[np.bool_]:
-        living: npt.NDArray[np.bool_] = np.frombuffer(self._store.expiry.times)[rows] > now
+        living: npt.NDArray[np.bool_] = np.frombuffer(self._store.times)[rows] > now
         return living

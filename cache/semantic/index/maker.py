@@ -37,6 +37,7 @@ class ListMaker:
         self._changed = threading.Condition(lock)
         self._to_make: dict[Partition, None] = {}
         self._to_move: dict[Partition, None] = {}
+        self._with_lists: set[Partition] = set()
         self._at_work = 0
         self._churn = 0
         self._closing = False
@@ -54,6 +55,14 @@ class ListMaker:
             self._want(self._to_move, partition)
         if partition.needs_lists(self._thresholds):
             self._want(self._to_make, partition)
+
+    def lists(self) -> list[InvertedLists]:
+        """All that are in use; of the many small partitions none has any."""
+        return [lists for partition in list(self._with_lists) for lists in partition.in_use]
+
+    def forget(self, partition: Partition) -> None:
+        """It is no more. The caller holds the lock."""
+        self._with_lists.discard(partition)
 
     def settle(self, timeout: float) -> bool:
         """Wait until there is nothing to do, at most `timeout` seconds; False if there still is."""
@@ -122,6 +131,8 @@ class ListMaker:
         made = InvertedLists(centroids, sample, self._thresholds.scan, mark)
         with self._changed:
             partition.cursor, partition.made_for, partition.next = 0, len(partition), made
+            if len(partition):  # else it is gone by now
+                self._with_lists.add(partition)
 
     def _sample(self, partition: Partition, size: int) -> Floats:
         """Vectors of up to `size` rows of the partition by chance, float32 [n, d], copied piece by piece."""
@@ -156,6 +167,8 @@ class ListMaker:
             rows, target = partition.batch(self._thresholds), partition.target
             if not len(rows):
                 unused = partition.finish_moves()
+                if not partition.in_use:
+                    self._with_lists.discard(partition)
             elif partition.dissolving:
                 self._rows.move_to_flat(rows)
             else:

@@ -4,7 +4,6 @@ from array import array
 
 import numpy as np
 
-from cache.semantic.index.expiry import Expiry
 from cache.semantic.index.lists import InvertedLists
 from cache.semantic.index.partition import Partition
 from cache.semantic.index.table import VectorTable
@@ -22,7 +21,8 @@ class RowStore:
 
     def __init__(self, dimensions: int) -> None:
         self.table = VectorTable(dimensions)
-        self.expiry = Expiry()
+        # Until when each counts, Unix seconds.
+        self.times = array("d")
         self.entries: list[str] = []
         self.owners: list[Partition] = []
         # The position in the partition's `flat`, or else the mark of the lists that have the row.
@@ -35,7 +35,7 @@ class RowStore:
     def append(self, entry: str, owner: Partition, vector: Floats, expires: float) -> int:
         """Put a new row into `flat` of its partition; returns its number."""
         row = self.table.append(vector)
-        self.expiry.append(expires)
+        self.times.append(expires)
         self.entries.append(entry)
         self.owners.append(owner)
         self.places.append(len(owner.flat))
@@ -51,11 +51,12 @@ class RowStore:
             self._renumber(last, row)
             self.moving.discard(last)
         self.entries[row], self.owners[row], self.places[row] = self.entries[-1], self.owners[-1], self.places[-1]
+        self.times[row] = self.times[-1]
         self.entries.pop()
         self.owners.pop()
         self.places.pop()
+        self.times.pop()
         self.table.move_last_to(row)
-        self.expiry.move_last_to(row)
         return None if row == last else self.entries[row]
 
     def move_into(self, lists: InvertedLists, rows: Rows, vectors: Floats, numbers: Rows) -> None:

@@ -52,16 +52,13 @@ def test_a_replaced_entry_is_only_where_it_was_put_last(index: VectorIndex) -> N
     assert (len(index), index.partitions) == (1, 1)
 
 
-def test_an_expired_entry_is_not_found_even_before_it_is_freed(index: VectorIndex) -> None:
+def test_an_expired_entry_is_not_found_even_before_it_is_removed(index: VectorIndex) -> None:
     """At the very second of its end an entry is gone for searches; freeing follows."""
     index.add("p", "short", unit(1), NOW + 1)
     index.add("p", "long", unit(2), LATER)
     assert {entry for entry, _ in index.search("p", unit(1), 16, NOW + 0.5)} == {"short", "long"}
     assert {entry for entry, _ in index.search("p", unit(1), 16, NOW + 1)} == {"long"}
     assert len(index) == 2
-    assert index.expire(NOW + 2) == 1
-    assert (len(index), "short" in index) == (1, False)
-    assert index.expire(NOW + 3) == 0
 
 
 def test_the_living_are_found_among_many_dead(index: VectorIndex) -> None:
@@ -75,18 +72,6 @@ def test_the_living_are_found_among_many_dead(index: VectorIndex) -> None:
     found = index.search("p", near[0], 16, NOW)
     expected = np.sort(far @ near[0])[::-1][:16]
     assert [cosine for _, cosine in found] == pytest.approx(expected.tolist(), abs=1e-4)
-
-
-def test_a_call_of_expire_is_short_and_the_calls_free_all(index: VectorIndex) -> None:
-    """However many expire in one second, a call frees some of them and comes back."""
-    for number in range(3000):
-        index.add(f"p{number % 3}", str(number), unit(number), NOW + 0.5)
-    freed: list[int] = []
-    while freed[-1:] != [0]:
-        freed.append(index.expire(NOW + 2))
-    assert sum(freed) == 3000
-    assert max(freed) < 3000
-    assert (len(index), index.partitions) == (0, 0)
 
 
 def test_memory_goes_back_when_entries_go(index: VectorIndex) -> None:
@@ -123,6 +108,29 @@ def test_a_hundred_thousand_partitions_are_filled_and_searched_quickly() -> None
     assert filled - began < 30
     assert (searched - filled) / (partitions / 100) < 0.002
     assert index.bytes / entries < 1000
+    index.close()
+
+
+def test_the_memory_of_many_partitions_is_known_without_a_look_at_each() -> None:
+    """Of a hundred thousand small ones and one with lists; what goes is not counted any more."""
+    index = VectorIndex(8, Thresholds(flat=32, one_list=128))
+    vectors = topics(1000, 8, seed=1)
+    for number in range(100_000):
+        index.add(f"p{number}", str(number), vectors[number % 1000], LATER)
+    small = index.bytes
+    for number, vector in enumerate(vectors):
+        index.add("large", f"large {number}", vector, LATER)
+    assert index.settle(60)
+    with_lists = index.bytes
+    began = time.process_time()
+    for _ in range(100):
+        assert index.bytes == with_lists
+    assert time.process_time() - began < 1
+    for number in range(1000):
+        index.remove(f"large {number}")
+    assert index.settle(60)
+    assert with_lists - small > 1000 * 16
+    assert index.bytes - small < 0.1 * (with_lists - small) + 2048 * 16
     index.close()
 
 
