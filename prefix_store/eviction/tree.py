@@ -93,8 +93,8 @@ class BlockTree(Generic[K]):
             size: of each block that is stored by this, in bytes.
 
         Returns:
-            The keys that have to go, each before those it follows. Some are of this chain itself if it is larger than
-            all that may go: they are not to be stored.
+            The keys that have to go, each before those it follows. Some may be of this chain itself, where the policy
+            thinks less of them than of the others or it is larger than all that may go: they are not to be stored.
 
         Raises:
             ValueError: the keys are not a chain, or the size is not positive.
@@ -339,20 +339,18 @@ class BlockTree(Generic[K]):
                 self._policy.discard(run)
 
     def _make_room(self, path: list[Run[K]]) -> list[K]:
-        """Drops tails until the rest fits. The chain in use is offered last: it loses blocks when no other can."""
-        gone: list[K] = []
+        """Drops tails until the rest fits. The chain in use, offered first, may lose blocks as any other."""
         own = next((run for run in reversed(path) if run.stored), None)
+        if own is not None and own.may_shrink:
+            self._policy.add(own)
+        gone: list[K] = []
         while (over := self.size - self.capacity) > 0:
             run = self._policy.victim()
             if run is None:
-                if own is None or not own.may_shrink:
-                    raise RuntimeError(f"{over} too much is stored and nothing may go")
-                run = own
+                raise RuntimeError(f"{over} too much is stored and nothing may go")
             blocks = min(run.stored, -(-over // run.size))
             gone += reversed(run.keys[run.stored - blocks : run.stored])
             self._drop_blocks(run, blocks)
-        if own is not None and own.may_shrink and own.place < 0:
-            self._policy.add(own)
         return gone
 
     def _drop_blocks(self, run: Run[K], blocks: int) -> None:
