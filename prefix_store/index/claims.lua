@@ -4,11 +4,11 @@
 --   1 live    sorted set: epoch -> until when its owner counts as alive, ms
 --   2 owners  hash: name -> epoch (6 bytes), until when (6, ms), instance (8), details; '' -> the last epoch given out
 --   3 block   the beginning of blocks' names: a block's key of 16 bytes follows
---   4 lease   the same for leases
+--   4 lease   the beginning of leases' names: the epoch of the owner that is read from follows, and for one lease its id
 -- Numbers in values are big endian.
 --   a block   claims of 11 bytes: epoch (6), tier and codec (1), until when, seconds (4)
---   a lease   of a block: records of 20 bytes: id (8), epoch of the owner that is read from (6), deadline, ms (6)
-local CLAIM, LEASE, KEY = 11, 20, 16
+--   a lease   the keys that it holds, until its deadline; an owner's leases: a sorted set, id (8 bytes) -> deadline, ms
+local CLAIM, KEY = 11, 16
 -- A block that everybody holds is found with a few of its holders; more would make each look at it slower.
 local MOST_CLAIMS = 16
 local AT_ONCE = 128

@@ -55,11 +55,11 @@ class Lease:
 
     async def release(self, deadline: float = _DEADLINE) -> None:
         """The blocks may go. After the deadline this changes nothing. Never raises."""
-        leased, self.blocks = self._keys[: self.blocks], 0
+        leased, self.blocks = self.blocks, 0
         if not leased:
             return
         try:
-            await self._link.ask("release", self._id, joined(leased), deadline=deadline)
+            await self._link.ask("release", packed_epoch(self._owner.epoch), self._id, deadline=deadline)
         except IndexUnavailable:
             return  # it ends by itself
 

@@ -2,7 +2,7 @@
 -- Returns 0 and changes nothing where the registry does not know the epoch, else 1.
 local epoch, kind, keys = ARGV[1], ARGV[2], ARGV[4]
 if not redis.call('ZSCORE', live, epoch) then return 0 end
-local ends = seconds + tonumber(ARGV[3])
+local ends = seconds + 1 + tonumber(ARGV[3]) -- the second that has begun is not counted
 local own = epoch .. kind .. struct.pack('>I4', ends)
 each(block, keys, function(_, name, value)
   if not value or #value % CLAIM ~= 0 then

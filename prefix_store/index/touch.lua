@@ -8,7 +8,7 @@ each(block, ARGV[3], function(_, name, value)
   found = found + 1
   -- What was touched a moment ago is not written again.
   if expiry(value, claim) - seconds < lasts * 0.75 then
-    local ends = struct.pack('>I4', seconds + lasts)
+    local ends = struct.pack('>I4', seconds + 1 + lasts)
     set_claims(name, sub(value, 1, claim + 6) .. ends .. sub(value, claim + CLAIM))
   end
 end)

@@ -3,20 +3,16 @@
 local epoch, forced, keys = ARGV[1], ARGV[2] == '1', ARGV[3]
 local leased = {}
 if not forced then
-  each(lease, keys, function(number, _, records)
-    if records and #records % LEASE == 0 then
-      for record = 1, #records, LEASE do
-        local from, ends = sub(records, record + 8, record + 13), struct.unpack('>I6', records, record + 14)
-        if from == epoch and ends > milliseconds then leased[number] = true end
-      end
-    end
-  end)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', lease .. epoch, '(' .. milliseconds, '+inf')) do
+    local held = redis.call('GET', lease .. epoch .. id) or ''
+    for first = 1, #held, KEY do leased[sub(held, first, first + KEY - 1)] = true end
+  end
 end
 local kept = {}
 each(block, keys, function(number, name, value)
   local claim = claim_of(value, epoch)
   if not claim then return end
-  if leased[number] then
+  if leased[sub(name, -KEY)] then
     kept[#kept + 1] = number - 1
   elseif #value == CLAIM then
     redis.call('DEL', name)

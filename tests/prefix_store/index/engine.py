@@ -1,9 +1,11 @@
 """A process that holds blocks and reads those of others, at random: `python -m tests.prefix_store.index.engine`.
 
-It goes on until a line comes in, then says in one line of JSON which blocks it holds, and stays until the next line.
+It says so in a line when it has done that for a while, and goes on until a line comes in. Then it says in one line of
+JSON which blocks it holds, and stays until the next line.
 """
 
 import asyncio
+import itertools
 import json
 import random
 import sys
@@ -17,6 +19,8 @@ LIFETIME = 1.0
 LEASE_SECONDS = 1.0
 CHAINS = 6
 BLOCKS = 40
+A_WHILE = 30
+PACE = 0.003  # several of them share a machine with those who watch
 
 
 def chains(namespace: bytes) -> list[list[bytes]]:
@@ -35,12 +39,17 @@ async def main(url: str, namespace: bytes, name: str, seed: int) -> None:
     async with open_index(url, namespace, **options) as index:  # type: ignore[arg-type]
         owner = index.own(name, Tier.MEMORY, shelf.inventory)
         await index.heard()
-        while not stop.done():
+        for number in itertools.count():
+            if number == A_WHILE:
+                print("working", flush=True)
+            if number > A_WHILE and stop.done():
+                break
             keys = chance.choice(chains(namespace))
             if chance.random() < 0.4:
                 await read(index, keys, chance)
             else:
                 await write(owner, shelf, keys, chance)
+            await asyncio.sleep(PACE)
         await index.flush()
         print(json.dumps([key.hex() for key in shelf.keys]), flush=True)
         await lines.readline()

@@ -18,7 +18,6 @@ from tests.prefix_store.index.engine import chains
 
 _ENGINES = 4
 _KILLS = 6
-_KILL_EVERY = 0.25
 
 
 @contextlib.asynccontextmanager
@@ -37,6 +36,12 @@ async def engine(valkey: Valkey, namespace: bytes, number: int, seed: int) -> As
             await process.wait()
 
 
+async def until_working(process: asyncio.subprocess.Process) -> None:
+    """Return when an engine is in the midst of what it does."""
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"working\n"
+
+
 async def held_by(process: asyncio.subprocess.Process) -> set[bytes]:
     """Let an engine come to rest; what it says it holds."""
     assert process.stdin is not None
@@ -53,11 +58,13 @@ async def test_what_killed_engines_said_is_believed_of_nobody(valkey: Valkey, ra
         index = await stack.enter_async_context(open_index(valkey.url, namespace, deadline=PATIENT, heartbeat=0.1))
         engines = [await stack.enter_async_context(engine(valkey, namespace, n, n)) for n in range(_ENGINES)]
         for seed in range(_KILLS):
-            await asyncio.sleep(_KILL_EVERY)  # for as long as they do at random what they do
             number = chance.randrange(_ENGINES)
+            await until_working(engines[number])
             engines[number].kill()
             await engines[number].wait()
             engines[number] = await stack.enter_async_context(engine(valkey, namespace, number, 100 + seed))
+        for process in engines:
+            await until_working(process)
         truth = dict(
             zip((f"engine-{n}" for n in range(_ENGINES)), await asyncio.gather(*map(held_by, engines)), strict=True)
         )
