@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prefix_store.eviction.policy import Policy
+from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.faults import Faults
 from prefix_store.tiers.disk.folder import Folder
 from prefix_store.tiers.disk.keeper import Keeper, lock_of
@@ -24,7 +25,7 @@ class Ended(NamedTuple):
     """An access, by its number in this process, whose answer is complete."""
 
     access: int
-    last: bytes
+    last: BlockName
     output_length: int
 
 

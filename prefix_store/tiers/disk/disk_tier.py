@@ -25,6 +25,7 @@ from prefix_store.frames.frame import check_frame
 from prefix_store.frames.segments import Segments
 from prefix_store.tiers.counts import TierCounts
 from prefix_store.tiers.disk.attendant import Attendant, Ended
+from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.faults import Faults
 from prefix_store.tiers.disk.keeper import WRITERS, bytes_ahead
 from prefix_store.tiers.disk.membership import Membership, scratch
@@ -120,9 +121,10 @@ class DiskTier:
         restored = 0
         if membership is not None and wanted:
             use = _Use(self._number_of(access), access.output_length)
-            restored = await self._reader.run(lambda halt: self._restore(membership, wanted, into, use, halt))
+            names = self._names(chain)[-len(into) :]
+            restored = await self._reader.run(lambda halt: self._restore(membership, wanted, names, into, use, halt))
             if restored:
-                access.watch(self, self.format.stored_key(wanted[restored - 1].key))
+                access.watch(self, names[restored - 1])
         self.counts.hits += restored
         self.counts.misses += len(wanted) - restored
         return restored
@@ -134,17 +136,20 @@ class DiskTier:
             self.counts.dropped["there is no folder"] += len(sources)
             return 0
         first = len(chain) - len(sources)
+        names = self._names(chain)
         admitted = len(sources)
         if access.one_shot:
-            admitted = self._seen.lead([self.format.stored_key(block.key) for block in chain[first:]])
+            admitted = self._seen.lead([name.key for name in names[first:]])
             self.counts.dropped["not admitted"] += len(sources) - admitted
         if not admitted:
             return 0
         use = _Use(self._number_of(access), access.output_length)
         offered = chain[: first + admitted]
-        kept = await self._writer.run(lambda halt: self._store(membership, offered, sources[:admitted], use, halt))
+        kept = await self._writer.run(
+            lambda halt: self._store(membership, offered, names, sources[:admitted], use, halt)
+        )
         if kept:
-            access.watch(self, self.format.stored_key(chain[first + kept - 1].key))
+            access.watch(self, names[first + kept - 1])
         return kept
 
     async def frame(self, key: bytes, parent: bytes) -> bytes | None:
@@ -161,9 +166,9 @@ class DiskTier:
         await asyncio.to_thread(self._attendant.close)
 
     def ended(self, access: Access, last: Hashable) -> None:
-        """An access, whose chain ended with this stored key, has learned its output length."""
+        """An access, whose chain ended with this block, has learned its output length."""
         number = self._accesses.pop(access, None)
-        if number is not None and isinstance(last, bytes) and access.output_length is not None:
+        if number is not None and isinstance(last, BlockName) and access.output_length is not None:
             self._attendant.ended.append(Ended(number, last, access.output_length))
 
     def _number_of(self, access: Access) -> int:
@@ -174,34 +179,42 @@ class DiskTier:
             self._accesses[access] = next(self._numbers) % 2**32
         return self._accesses[access]
 
-    def _names(self, block: BlockId) -> tuple[bytes, bytes]:
-        return self.format.stored_key(block.key), self.format.stored_key(block.parent)
+    def _names(self, chain: Sequence[BlockId]) -> list[BlockName]:
+        stored = self.format.stored_key
+        return [BlockName(stored(block.key), stored(block.parent), not place) for place, block in enumerate(chain)]
 
     def _lead(self, membership: Membership, chain: Sequence[BlockId]) -> int:
         """Bisected: a block is there only while its parent is."""
-        low, high = 0, len(chain)
+        names = self._names(chain)
+        low, high = 0, len(names)
         while low < high:
             middle = (low + high) // 2
-            if membership.has(*self._names(chain[middle])):
+            if membership.has(names[middle]):
                 low = middle + 1
             else:
                 high = middle
         return low
 
     def _restore(
-        self, membership: Membership, wanted: Sequence[BlockId], into: Sequence[Segments], use: _Use, halt: Halt
+        self,
+        membership: Membership,
+        wanted: Sequence[BlockId],
+        names: Sequence[BlockName],
+        into: Sequence[Segments],
+        use: _Use,
+        halt: Halt,
     ) -> int:
         began = time.perf_counter()
         restored = 0
         try:
-            for block, segments in zip(wanted, into, strict=True):
-                if not self._load(membership, block):
+            for block, name, segments in zip(wanted, names, into, strict=True):
+                if not self._load(membership, block, name):
                     break
                 with halt.touching():
                     self.format.decode(self._read_frame[:-1], segments)
                 restored += 1
             if restored:
-                membership.used(*self._names(wanted[restored - 1]), use.number, use.output_length)
+                membership.used(names[restored - 1], use.number, use.output_length)
             self._reading.worked()
         except OSError as error:
             self._reading.failed(error)
@@ -209,41 +222,46 @@ class DiskTier:
         self.counts.read_seconds += time.perf_counter() - began
         return restored
 
-    def _load(self, membership: Membership, block: BlockId) -> bool:
+    def _load(self, membership: Membership, block: BlockId, name: BlockName) -> bool:
         """Whether a block's frame is there and right, and in memory now. Raises OSError."""
-        names = self._names(block)
         try:
-            size = membership.load(*names, self._read_frame)
+            size = membership.load(name, self._read_frame)
             self.format.verify(block, self._read_frame[:size])
         except FileNotFoundError:
             return False
         except BadFrame as error:
-            self._discard(membership, *names, error)
+            self._discard(membership, name, error)
             return False
         return True
 
     def _store(
-        self, membership: Membership, chain: Sequence[BlockId], sources: Sequence[Segments], use: _Use, halt: Halt
+        self,
+        membership: Membership,
+        chain: Sequence[BlockId],
+        names: Sequence[BlockName],
+        sources: Sequence[Segments],
+        use: _Use,
+        halt: Halt,
     ) -> int:
         """Writes the blocks from the first source's on; returns how many of them are there now."""
         first = kept = 0
         try:
             first = len(chain) - len(sources)
-            if first and not membership.has(*self._names(chain[first - 1])):
+            if first and not membership.has(names[first - 1]):
                 return self._drop("what comes before it is not here", len(sources), 0)
-            for block, segments in zip(chain[first:], sources, strict=True):
-                if not membership.has(*self._names(block)):
+            for block, name, segments in zip(chain[first:], names[first:], sources, strict=False):
+                if not membership.has(name):
                     if reason := self._reason_to_wait(membership):
                         self._drop(reason, len(sources), kept)
                         break
                     with halt.touching():
                         self.format.seal(block, segments, self._written_frame)
-                    membership.save(*self._names(block), self._written_frame)
+                    membership.save(name, self._written_frame)
                     self.counts.writes += 1
                     self.counts.bytes_written += self.format.frame_bytes
                 kept += 1
             if kept:
-                membership.used(*self._names(chain[first + kept - 1]), use.number, use.output_length)
+                membership.used(names[first + kept - 1], use.number, use.output_length)
             self._writing.worked()
         except CannotEncode as error:
             self._drop(str(error), len(sources), kept)
@@ -269,26 +287,33 @@ class DiskTier:
         return kept
 
     def _serve(self, membership: Membership, key: bytes, parent: bytes) -> bytes | None:
+        """Who asks does not say whether it is the first of a chain."""
+        for name in (BlockName(key, parent, False), BlockName(key, parent, True)):
+            if membership.has(name):
+                return self._served(membership, name)
+        return None
+
+    def _served(self, membership: Membership, name: BlockName) -> bytes | None:
         try:
-            size = os.stat(membership.folder.block(key, parent)).st_size
+            size = os.stat(membership.folder.block(name)).st_size
             frame = np.empty(min(size, _MOST_FRAME_BYTES) + 1, np.uint8)
-            data = frame[: membership.load(key, parent, frame)]
-            check_frame(data.data, key, parent)
+            data = frame[: membership.load(name, frame)]
+            check_frame(data.data, name.key, name.parent)
             self._serving.worked()
             return data.tobytes()
         except FileNotFoundError:
             return None
         except BadFrame as error:
             with contextlib.suppress(OSError):
-                self._discard(membership, key, parent, error)
+                self._discard(membership, name, error)
         except OSError as error:
             self._serving.failed(error)
         return None
 
-    def _discard(self, membership: Membership, key: bytes, parent: bytes, error: BadFrame) -> None:
+    def _discard(self, membership: Membership, name: BlockName, error: BadFrame) -> None:
         self.counts.bad_frames[error.field] += 1
-        log.error("removing %s: %s", membership.folder.block(key, parent), error)
-        membership.discard(key, parent)
+        log.error("removing %s: %s", membership.folder.block(name), error)
+        membership.discard(name)
 
     def _note_removed(self, keys: list[bytes]) -> None:
         """From the keeper's thread."""

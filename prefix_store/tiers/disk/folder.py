@@ -11,19 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.errors import FolderUnusable
 
 _IDENTITY = "identity"
 _LINE = re.compile(r"keepgate kv blocks, version 1, ([0-9a-f-]{36})\n")
 _NAMES = {_IDENTITY, "keeper", "blocks", "writing", "journals", "lost+found"}
-_BLOCK = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})")
 
 
 class StoredBlock(NamedTuple):
-    """A file in blocks/: its keys, its size in bytes, and when it was written or last used at the end of a chain."""
+    """A file in blocks/: its name, its size in bytes, and when it was written or last used at the end of a chain."""
 
-    key: bytes
-    parent: bytes
+    name: BlockName
     size: int
     used: float
 
@@ -74,10 +73,9 @@ class Folder:
         except OSError:
             return False
 
-    def block(self, key: bytes, parent: bytes) -> str:
+    def block(self, name: BlockName) -> str:
         """Path of a block's file."""
-        name = key.hex()
-        return f"{self.path}/blocks/{name[:2]}/{name}-{parent.hex()}"
+        return f"{self.path}/blocks/{name.file()}"
 
     def draft(self, name: str) -> str:
         """Path of a file that is being written."""
@@ -106,9 +104,7 @@ class Folder:
                 os.scandir(self.path / "blocks" / part) as found,
             ):
                 for file in found:
-                    if keys := _BLOCK.fullmatch(file.name):
+                    if name := BlockName.of(file.name):
                         with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
                             about = file.stat(follow_symlinks=False)
-                            yield StoredBlock(
-                                bytes.fromhex(keys[1]), bytes.fromhex(keys[2]), about.st_size, about.st_mtime
-                            )
+                            yield StoredBlock(name, about.st_size, about.st_mtime)

@@ -24,9 +24,11 @@ from typing import NamedTuple
 
 import xxhash
 
+from prefix_store.tiers.disk.block_name import BlockName
+
 HEAD_BYTES = 16
 _HEAD = struct.Struct("<QQ")
-_RECORD = struct.Struct("<B3xI16s16sq")
+_RECORD = struct.Struct("<B?2xI16s16sq")
 _CHECKSUM = struct.Struct("<Q")
 RECORD_BYTES = _RECORD.size + _CHECKSUM.size
 _FRESH = "fresh."
@@ -50,14 +52,13 @@ class Record(NamedTuple):
     """One line of a journal. Accesses are numbered by each journal for itself."""
 
     kind: Kind
-    access: int
-    key: bytes
-    parent: bytes
+    name: BlockName
     number: int
+    access: int = 0
 
     def pack(self) -> bytes:
         """56 bytes."""
-        said = _RECORD.pack(*self)
+        said = _RECORD.pack(self.kind, self.name.is_first, self.access, self.name.key, self.name.parent, self.number)
         return said + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(said))
 
     @classmethod
@@ -66,8 +67,10 @@ class Record(NamedTuple):
         said = data[: _RECORD.size]
         if _CHECKSUM.pack(xxhash.xxh3_64_intdigest(said)) != data[_RECORD.size :]:
             return None
-        kind, *rest = _RECORD.unpack(said)
-        return cls(Kind(kind), *rest) if kind in Kind.__members__.values() else None
+        kind, is_first, access, key, parent, number = _RECORD.unpack(said)
+        if kind not in Kind.__members__.values():
+            return None
+        return cls(Kind(kind), BlockName(key, parent, is_first), number, access)
 
 
 class Journal:

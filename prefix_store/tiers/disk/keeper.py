@@ -8,10 +8,12 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from prefix_store.eviction.access import Access
 from prefix_store.eviction.policy import Policy
 from prefix_store.eviction.tree import BlockTree
+from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.folder import Folder, StoredBlock
 from prefix_store.tiers.disk.journal import JournalReader, Kind, Record, journals_in
 
@@ -22,6 +24,15 @@ _LIVENESS_SECONDS = 1.0
 _RESCAN_SECONDS = 600.0
 _OLD_SECONDS = 60.0
 _OPEN_ACCESSES = 10_000
+_ORPHAN_SECONDS = 2.0
+
+
+class _Orphan(NamedTuple):
+    """A block whose parent is not in the books, its size in bytes, and since when (monotonic seconds)."""
+
+    name: BlockName
+    size: int
+    since: float
 
 
 def bytes_ahead(capacity_bytes: int) -> int:
@@ -46,14 +57,15 @@ class Keeper:
         self._ahead = bytes_ahead(capacity_bytes)
         self._tree: BlockTree[bytes] = BlockTree(max(1, capacity_bytes - WRITERS * self._ahead), policy)
         self._on_removed = on_removed
-        self._parents: dict[bytes, bytes] = {}
+        self._names: dict[bytes, BlockName] = {}
+        self._orphans: dict[bytes, _Orphan] = {}
         self._readers: dict[str, JournalReader] = {}
         self._accesses: OrderedDict[tuple[str, int], Access] = OrderedDict()
         self._next_liveness = self._next_scan = 0.0
 
     def __len__(self) -> int:
         """Blocks in the books."""
-        return len(self._parents)
+        return len(self._names)
 
     @property
     def used_bytes(self) -> int:
@@ -72,6 +84,7 @@ class Keeper:
                     self._readers[name] = JournalReader(self.folder.journals / name)
         for name, reader in self._readers.items():
             self._hear(name, reader.read())
+        self._place_orphans()
         if now >= self._next_liveness:
             self._next_liveness = now + _LIVENESS_SECONDS
             self._bury()
@@ -87,76 +100,108 @@ class Keeper:
     def problems(self) -> list[str]:
         """What is wrong with the books, in sentences; empty if all is well."""
         found = self._tree.problems()
-        if set(self._tree) != set(self._parents):
-            found.append(f"{len(self._tree)} blocks are in the tree and {len(self._parents)} have parents")
+        if set(self._tree) != set(self._names):
+            found.append(f"{len(self._tree)} blocks are in the tree and {len(self._names)} have names")
         return found
 
     def _scan(self) -> None:
         """Takes into the books what is in the folder, and nothing else; of chains, the one used last comes last."""
-        stored = {block.key: block for block in self.folder.stored()}
-        for key in [key for key in self._parents if key not in stored]:
-            if not os.path.exists(self.folder.block(key, self._parents.get(key, key))):
+        stored = {block.name.key: block for block in self.folder.stored()}
+        for key, name in list(self._names.items()):
+            if key in self._names and key not in stored and not os.path.exists(self.folder.block(name)):
                 self._remove(self._tree.remove(key))
-        fresh = {key: block for key, block in stored.items() if key not in self._parents}
-        self._parents.update((key, block.parent) for key, block in fresh.items())
+        fresh = {key: block for key, block in stored.items() if key not in self._names and key not in self._orphans}
         ends = _ends(fresh)
         fits = self._newest_that_fit(fresh, ends)
-        self._remove([key for key in fresh if key not in fits])
+        for key, block in fresh.items():
+            if key in fits:
+                self._names[key] = block.name
+            elif key not in self._orphans:
+                self._unlink(block.name)
         for block in ends:
-            if block.key in self._parents:
-                self._use(block.key, Access(time.monotonic()), block.size)
+            if block.name.key in fits:
+                self._use(block.name, Access(time.monotonic()), block.size)
         self._remove_old_drafts()
 
     def _newest_that_fit(self, fresh: Mapping[bytes, StoredBlock], ends: Sequence[StoredBlock]) -> set[bytes]:
-        """Of blocks that are not in the books, whole chains, those used last first."""
+        """Of blocks that are not in the books, whole chains, those used last first; adds to the orphans."""
         fits: set[bytes] = set()
         room = self._tree.capacity - self._tree.size
         for end in reversed(ends):
-            chain, key = [], end.key
-            while key in fresh and key not in fits:
-                chain.append(key)
-                key = fresh[key].parent
-            room -= sum(fresh[key].size for key in chain)
+            chain = [end]
+            while not chain[-1].name.is_first and (parent := chain[-1].name.parent) in fresh and parent not in fits:
+                chain.append(fresh[parent])
+            first = chain[-1].name
+            if not (self._has_its_parent(first) or first.parent in fits):
+                # The parent may have come after its part of the folder was looked through.
+                for block in chain:
+                    self._orphans.setdefault(block.name.key, _Orphan(block.name, block.size, time.monotonic()))
+                continue
+            new = [block for block in chain if block.name.key not in fits]
+            room -= sum(block.size for block in new)
             if room < 0:
                 break
-            fits.update(chain)
+            fits.update(block.name.key for block in new)
         return fits
 
     def _hear(self, journal: str, records: Sequence[Record]) -> None:
         """Takes records into the books. Blocks of one chain that were written together are admitted together."""
         written: Record | None = None
         for record in records:
-            follows = (
-                written is not None
-                and record.kind is Kind.WROTE
-                and (record.parent, record.number, record.access) == (written.key, written.number, written.access)
-            )
-            if written is not None and not follows:
-                self._use(written.key, self._access(journal, written), written.number)
-            written = None
+            name = record.name
+            if written is not None and (record.kind, name.parent, record.number) != (
+                Kind.WROTE,
+                written.name.key,
+                written.number,
+            ):
+                self._use(written.name, self._access(journal, written), written.number)
+                written = None
             match record.kind:
-                case Kind.WROTE if record.key not in self._parents:
-                    self._parents[record.key] = record.parent
-                    written = record
-                case Kind.USED if record.key in self._parents:
+                case Kind.WROTE if name.key not in self._names:
+                    if self._has_its_parent(name):
+                        self._names[name.key] = name
+                        written = record
+                    else:
+                        self._orphans[name.key] = _Orphan(name, record.number, time.monotonic())
+                case Kind.USED if name.key in self._names:
                     access = self._access(journal, record)
-                    self._use(record.key, access, 1)
+                    self._use(name, access, 1)
                     if record.number >= 0 and access.output_length is None:
                         access.end(record.number)
                 case Kind.ENDED:
                     if (ended := self._accesses.pop((journal, record.access), None)) and record.number >= 0:
                         ended.end(record.number)
                 case Kind.GONE:
-                    self._remove(self._tree.remove(record.key))
+                    self._remove(self._tree.remove(name.key))
         if written is not None:
-            self._use(written.key, self._access(journal, written), written.number)
+            self._use(written.name, self._access(journal, written), written.number)
 
-    def _use(self, last: bytes, access: Access, size: int) -> None:
+    def _has_its_parent(self, name: BlockName) -> bool:
+        return name.is_first or name.parent in self._names
+
+    def _place_orphans(self) -> None:
+        """Takes blocks into the books whose parents have come meanwhile; removes those that have waited in vain.
+
+        A parent may be told of in a journal that was read before its child's; or it was evicted while the child was
+        being written.
+        """
+        for key, orphan in list(self._orphans.items()):
+            if key in self._names:
+                del self._orphans[key]
+            elif self._has_its_parent(orphan.name):
+                del self._orphans[key]
+                self._names[key] = orphan.name
+                self._use(orphan.name, Access(time.monotonic()), orphan.size)
+            elif time.monotonic() - orphan.since > _ORPHAN_SECONDS:
+                del self._orphans[key]
+                self._unlink(orphan.name)
+
+    def _use(self, last: BlockName, access: Access, size: int) -> None:
         """Notes that the chain which ends with a block was used, and that what is missing of it is there."""
         chain = [last]
-        while (parent := self._parents[chain[-1]]) in self._parents:
-            chain.append(parent)
-        self._remove(self._tree.use(chain[::-1], access, size))
+        while not chain[-1].is_first:
+            chain.append(self._names[chain[-1].parent])
+        self._remove(self._tree.use([name.key for name in reversed(chain)], access, size))
 
     def _access(self, journal: str, record: Record) -> Access:
         key = (journal, record.access)
@@ -168,14 +213,14 @@ class Keeper:
 
     def _remove(self, keys: Sequence[bytes]) -> None:
         """Removes files, tails first. Who reads one of them goes on reading it."""
-        gone = []
         for key in keys:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.folder.block(key, self._parents[key]))
-            del self._parents[key]
-            gone.append(key)
-        if gone:
-            self._on_removed(gone)
+            self._unlink(self._names.pop(key))
+        if keys:
+            self._on_removed(list(keys))
+
+    def _unlink(self, name: BlockName) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.folder.block(name))
 
     def _bury(self) -> None:
         """Removes the journals of the dead, and what they had not finished."""
@@ -211,8 +256,8 @@ def _ends(blocks: Mapping[bytes, StoredBlock]) -> list[StoredBlock]:
     """Where uses of chains ended, the latest last: blocks that nothing follows, or that were used after what does."""
     later: dict[bytes, float] = {}
     for block in blocks.values():
-        later[block.parent] = max(later.get(block.parent, 0.0), block.used)
-    ends = [block for block in blocks.values() if block.key not in later or block.used > later[block.key]]
+        later[block.name.parent] = max(later.get(block.name.parent, 0.0), block.used)
+    ends = [block for block in blocks.values() if block.used > later.get(block.name.key, 0.0)]
     return sorted(ends, key=lambda block: block.used)
 
 

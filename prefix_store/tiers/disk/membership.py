@@ -9,11 +9,11 @@ import os
 import numpy as np
 
 from prefix_store.frames.segments import Bytes
+from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.folder import Folder
 from prefix_store.tiers.disk.journal import Journal, Kind, Record
 
 _MOST_UNREAD_BYTES = 8 * 2**20
-_NOBODY = bytes(16)
 
 
 class Membership:
@@ -28,16 +28,16 @@ class Membership:
         """Whether the folder is still there, with this process in it."""
         return self.folder.is_current() and self._journal.is_there()
 
-    def has(self, key: bytes, parent: bytes) -> bool:
+    def has(self, name: BlockName) -> bool:
         """Whether a block has a file."""
-        return os.path.exists(self.folder.block(key, parent))
+        return os.path.exists(self.folder.block(name))
 
-    def load(self, key: bytes, parent: bytes, into: Bytes) -> int:
+    def load(self, name: BlockName, into: Bytes) -> int:
         """Reads a file into memory; returns how many bytes it has, at most as many as fit. Raises FileNotFoundError.
 
         By calls that read, and not as mapped memory: who touches that after somebody has cut the file is killed.
         """
-        file = os.open(self.folder.block(key, parent), os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(self.folder.block(name), os.O_RDONLY | os.O_CLOEXEC)
         try:
             done = 0
             while done < len(into) and (read := os.readv(file, [into[done:].data])):
@@ -50,7 +50,7 @@ class Membership:
         """Whether there is room for so many bytes, or the keeper has to make it first."""
         return self._journal.may_write(size)
 
-    def save(self, key: bytes, parent: bytes, frame: Bytes) -> None:
+    def save(self, name: BlockName, frame: Bytes) -> None:
         """Writes a file. It has its name only when it is whole."""
         draft = self.folder.draft(f"{self._journal.name}.{next(self._numbers)}")
         try:
@@ -61,29 +61,29 @@ class Membership:
                     done += os.write(file, frame[done:].data)
             finally:
                 os.close(file)
-            self._name(draft, self.folder.block(key, parent))
+            self._rename(draft, self.folder.block(name))
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(draft)
             raise
-        self._journal.append(Record(Kind.WROTE, 0, key, parent, len(frame)))
+        self._journal.append(Record(Kind.WROTE, name, len(frame)))
 
-    def used(self, key: bytes, parent: bytes, access: int, output_length: int | None) -> None:
+    def used(self, name: BlockName, access: int, output_length: int | None) -> None:
         """Says that a chain which ends with this block was used, by an access that has a number here."""
         with contextlib.suppress(FileNotFoundError):
             # What a keeper that begins anew goes by.
-            os.utime(self.folder.block(key, parent))
-        self._note(Record(Kind.USED, access, key, _NOBODY, -1 if output_length is None else output_length))
+            os.utime(self.folder.block(name))
+        self._note(Record(Kind.USED, name, -1 if output_length is None else output_length, access))
 
-    def ended(self, key: bytes, access: int, output_length: int) -> None:
+    def ended(self, name: BlockName, access: int, output_length: int) -> None:
         """Says how many tokens the answer had that an access was for."""
-        self._note(Record(Kind.ENDED, access, key, _NOBODY, output_length))
+        self._note(Record(Kind.ENDED, name, output_length, access))
 
-    def discard(self, key: bytes, parent: bytes) -> None:
+    def discard(self, name: BlockName) -> None:
         """Removes a file that is not what it should be, and has the keeper remove what follows it."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.folder.block(key, parent))
-        self._note(Record(Kind.GONE, 0, key, parent, 0))
+            os.unlink(self.folder.block(name))
+        self._note(Record(Kind.GONE, name, 0))
 
     def close(self) -> None:
         """Leaves what it has written to the keeper."""
@@ -94,7 +94,7 @@ class Membership:
         if self._journal.size < _MOST_UNREAD_BYTES:
             self._journal.append(record)
 
-    def _name(self, draft: str, path: str) -> None:
+    def _rename(self, draft: str, path: str) -> None:
         try:
             os.rename(draft, path)
         except FileNotFoundError:

@@ -1,0 +1,31 @@
+"""What a block is called on disk."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})(-first)?")
+
+
+class BlockName(NamedTuple):
+    """A block by its stored keys. ``is_first``: it begins a chain, so nobody need look for its parent.
+
+    That is part of a file's name because the keeper, which knows neither prompts nor seeds, has to tell the first
+    block of a chain from one whose parent has been lost.
+    """
+
+    key: bytes
+    parent: bytes
+    is_first: bool
+
+    def file(self) -> str:
+        """Path below the folder of all blocks."""
+        name = self.key.hex()
+        return f"{name[:2]}/{name}-{self.parent.hex()}{'-first' if self.is_first else ''}"
+
+    @classmethod
+    def of(cls, file: str) -> BlockName | None:
+        """From the last part of such a path; None where it is not a block's."""
+        found = _NAME.fullmatch(file)
+        return found and cls(bytes.fromhex(found[1]), bytes.fromhex(found[2]), found[3] is not None)

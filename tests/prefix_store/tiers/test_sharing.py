@@ -1,0 +1,210 @@
+"""A folder that several processes share: one keeps it, all use it, and any of them may die at any time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from prefix_store.eviction.access import Access
+from prefix_store.eviction.lru import LeastRecentlyUsed
+from prefix_store.tiers.disk.block_name import BlockName
+from prefix_store.tiers.disk.disk_tier import DiskTier
+from prefix_store.tiers.disk.folder import Folder
+from prefix_store.tiers.disk.journal import RECORD_BYTES, Journal, JournalReader, Kind, Record
+from tests.prefix_store.tiers.blocks import chain, format_of
+from tests.prefix_store.tiers.soak import soak
+from tests.prefix_store.tiers.test_contract import kept, restored
+from tests.prefix_store.tiers.waiting import until
+
+FORMAT = format_of()
+CAPACITY = 128 * FORMAT.frame_bytes
+Join = Callable[[], DiskTier]
+
+
+@pytest.fixture
+async def join(tmp_path: Path) -> AsyncIterator[Join]:
+    """Another member of the same folder, as one more process would be."""
+    members: list[DiskTier] = []
+
+    def join() -> DiskTier:
+        members.append(DiskTier(tmp_path / "kv", FORMAT, CAPACITY, LeastRecentlyUsed))
+        return members[-1]
+
+    yield join
+    for member in members:
+        await member.close()
+
+
+def files_in(tmp_path: Path) -> int:
+    return len(list((tmp_path / "kv" / "blocks").glob("*/*")))
+
+
+async def test_what_one_writes_the_others_read(join: Join) -> None:
+    """At once, and under one identity."""
+    writer, reader = join(), join()
+    blocks = chain("a", 8)
+    assert await kept(writer, blocks) == 8
+    assert await restored(reader, blocks) == 8
+    assert writer.identity == reader.identity
+
+
+async def test_one_of_them_evicts_and_another_one_takes_over(join: Join, tmp_path: Path) -> None:
+    """The bytes of all together stay within the capacity, whoever writes and whoever keeps."""
+    first, second = join(), join()
+    await until(lambda: first.is_keeper or second.is_keeper, "the folder has a keeper")
+    keeper, other = (first, second) if first.is_keeper else (second, first)
+    for number in range(20):
+        assert await kept(other, chain(f"a {number}", 10), float(number)) == 10
+    assert files_in(tmp_path) <= 128
+    assert other.counts.evicted == 0 < keeper.counts.evicted
+    await keeper.close()
+    await until(lambda: other.is_keeper, "the other one has taken over")
+    for number in range(20):
+        assert await kept(other, chain(f"b {number}", 10), float(number)) == 10
+    assert files_in(tmp_path) <= 128
+    assert other.counts.evicted > 0
+    assert await restored(other, chain("b 19", 10)) == 10
+
+
+async def test_the_keeper_hears_of_what_others_use(join: Join) -> None:
+    """A chain that only another process reads is the last to go."""
+    first, second = join(), join()
+    await until(lambda: first.is_keeper or second.is_keeper, "the folder has a keeper")
+    keeper, other = (first, second) if first.is_keeper else (second, first)
+    hot = chain("hot", 10)
+    await kept(keeper, hot)
+    for number in range(30):
+        assert await restored(other, hot, float(number)) == 10
+        await kept(keeper, chain(f"cold {number}", 10), float(number))
+
+
+async def test_a_restart_finds_what_is_there(join: Join, tmp_path: Path) -> None:
+    """Readable at once; and what was used last before is what stays after."""
+    before = join()
+    hot = chain("hot", 10)
+    await kept(before, hot)
+    for number in range(8):
+        await kept(before, chain(f"{number}", 10), float(number))
+    assert await restored(before, hot, 9.0) == 10
+    identity = before.identity
+    await before.close()
+    after = join()
+    assert after.identity == identity
+    assert await restored(after, chain("5", 10), 10.0) == 10
+    for number in range(10):
+        await kept(after, chain(f"later {number}", 9), 20.0 + number)
+    assert await after.lead(hot) == 10
+    assert await after.lead(chain("0", 10)) < 10
+    assert files_in(tmp_path) <= 128
+
+
+async def test_a_smaller_capacity_takes_effect_at_the_next_start(join: Join, tmp_path: Path) -> None:
+    """What was used last stays, whole chains from their beginning."""
+    before = join()
+    for number in range(10):
+        await kept(before, chain(f"{number}", 10), float(number))
+    await before.close()
+    after = DiskTier(tmp_path / "kv", FORMAT, CAPACITY // 2, LeastRecentlyUsed)
+    await until(lambda: files_in(tmp_path) <= 56, "the rest has been removed")
+    assert await after.lead(chain("9", 10)) == 10
+    assert await after.lead(chain("0", 10)) == 0
+    await after.close()
+
+
+async def test_what_a_dead_process_had_not_finished_is_removed(join: Join, tmp_path: Path) -> None:
+    """Its drafts and its journal; a file that it had no time to tell of is taken into the books."""
+    folder = Folder.open(tmp_path / "kv")
+    dead = Journal(folder.journals)
+    (folder.drafts / f"{dead.name}.0").write_bytes(b"half a frame")
+    member = join()
+    await until(lambda: member.is_keeper, "the folder has a keeper")
+    blocks = chain("told", 3)
+    await kept(member, blocks)
+    dead.close()
+    await until(lambda: not list(folder.drafts.iterdir()), "the draft has gone")
+    await until(lambda: len(list(folder.journals.iterdir())) == 1, "the journal has gone")
+    assert await restored(member, blocks) == 3
+
+
+async def test_the_end_of_a_request_reaches_the_keeper(join: Join) -> None:
+    """In whatever process it ends: the policy learns from output lengths."""
+    first, second = join(), join()
+    await until(lambda: first.is_keeper or second.is_keeper, "the folder has a keeper")
+    keeper, other = (first, second) if first.is_keeper else (second, first)
+    access = Access(0.0)
+    assert await other.write(chain("a", 2), [[b] for b in _contents(2)], access) == 2
+    books = keeper._attendant.keeper
+    assert books is not None
+    await until(lambda: any(a.output_length is None for a in books._accesses.values()), "the access is known")
+    open_accesses = [a for a in books._accesses.values() if a.output_length is None]
+    access.end(37)
+    await until(lambda: any(a.output_length == 37 for a in open_accesses), "its length is known")
+
+
+def _contents(count: int) -> list[memoryview]:
+    return [memoryview(bytes(FORMAT.layout.nbytes)) for _ in range(count)]
+
+
+def test_a_journal_says_what_was_written_into_it(tmp_path: Path) -> None:
+    """Record by record, and how far the keeper has come goes the other way."""
+    journal = Journal(tmp_path)
+    reader = JournalReader(tmp_path / journal.name)
+    records = [Record(Kind.WROTE, BlockName(bytes([n]) * 16, b"p" * 16, n == 0), 100) for n in range(5)]
+    assert not journal.may_write(100)
+    reader.tell(450)
+    journal.append(*records[:4])
+    assert journal.may_write(50)
+    assert not journal.may_write(51)
+    assert reader.read() == records[:4]
+    reader.tell(450)
+    assert journal.may_write(450)
+    journal.append(records[4])
+    assert reader.read() == records[4:]
+    assert not reader.is_left()
+    journal.close()
+    assert reader.is_left()
+    reader.close()
+
+
+def test_a_damaged_record_is_passed_over_and_noticed(tmp_path: Path) -> None:
+    """What it should have said is looked for in the folder."""
+    journal = Journal(tmp_path)
+    records = [Record(Kind.USED, BlockName(bytes([n]) * 16, b"p" * 16, False), -1, 1) for n in range(3)]
+    journal.append(*records)
+    path = tmp_path / journal.name
+    data = bytearray(path.read_bytes())
+    data[16 + RECORD_BYTES + 20] ^= 1
+    path.write_bytes(data)
+    reader = JournalReader(path)
+    assert reader.read() == [records[0], records[2]]
+    assert reader.is_broken
+    reader.close()
+    journal.close()
+
+
+def test_a_long_journal_is_begun_anew_when_it_has_been_read(tmp_path: Path) -> None:
+    """The old one is left to the keeper."""
+    journal = Journal(tmp_path)
+    record = Record(Kind.USED, BlockName(bytes(16), bytes(16), True), -1, 1)
+    old = journal.name
+    journal.append(*[record] * 20_000)
+    reader = JournalReader(tmp_path / old)
+    reader.tell(10)
+    journal.may_write(1)
+    assert journal.name == old
+    assert len(reader.read()) == 20_000
+    reader.tell(10)
+    journal.may_write(1)
+    assert journal.name != old
+    assert reader.is_left()
+    reader.close()
+    journal.close()
+
+
+async def test_nothing_torn_is_ever_seen_while_processes_are_killed(tmp_path: Path) -> None:
+    """Four processes write, read and evict; one after the other is killed with SIGKILL in the middle of it."""
+    report = await asyncio.wait_for(soak(tmp_path / "kv", seconds=4.0), 60)
+    assert report.problems == []
+    assert report.kills >= 5
+    assert report.operations >= 200
