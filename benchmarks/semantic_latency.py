@@ -5,6 +5,7 @@ As a program it makes one of the measurements, in a process of its own: `python 
 
 import argparse
 import asyncio
+import math
 import random
 import sys
 import time
@@ -34,6 +35,7 @@ from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.neighbours import Neighbours
 from cache.semantic.service.precedence import Precedence
+from cache.semantic.service.ration import Ration
 from cache.semantic.service.records import Record
 from cache.semantic.service.semantic_cache import SemanticCache
 from cache.semantic.text import Text
@@ -122,7 +124,9 @@ async def measure_here(entries: int, folder: Path) -> Measured:
     async with open_embedder(encoder) as embedder:
         figures, precedence = Figures(), Precedence()
         judge, labels = EmbeddingJudge(embedder), Labels(policy, "")
-        learner = Learner(embedder, neighbours, Answers(None), judge, labels, None, figures, precedence, entries)
+        learner = Learner(
+            embedder, neighbours, Answers(None), judge, Ration(math.inf), labels, None, figures, precedence, entries
+        )
         cache = SemanticCache(embedder, neighbours, policy, learner, figures, precedence, shares_purges=True)
         before = _resident()
         pieces = _pieces(vectors, known, entries)

@@ -162,7 +162,8 @@ class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     namespaces are `published` answer all others, with what `confirmations` others have got as well.
 
     Whether two answers say the same is judged by their embeddings, or by `judge_model` of the server at `judge_url`,
-    which calls `judge_recall` of the same answers the same and `judge_false_same` of the different ones.
+    which calls `judge_recall` of the same answers the same and `judge_false_same` of the different ones. It is asked at
+    most for `judge_share` of the fresh answers, and for each audit.
     """
 
     mode: Annotated[Literal["off", "observe", "on"], Meta(description="one of off, observe and on")] = "off"
@@ -174,7 +175,7 @@ class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     model: Text = "default"
     deadline: PositiveSeconds = 0.05
     audit_share: Annotated[float, Meta(ge=0, le=1, description="a share from 0 to 1")] = 0.02
-    capacity: Annotated[int, Meta(ge=1, lt=2**31, description="a whole number of entries, 1 or more")] = 200_000
+    capacity: Annotated[int, Meta(ge=1, lt=2**31, description="a whole number of entries, 1 or more")] = 100_000
     published: Annotated[
         tuple[Annotated[str, Meta(pattern="^(public|[0-9a-f]{20})$")], ...],
         Meta(description="namespaces as GET /v1/cache/entries/{id} names them: public, or 20 hexadecimal digits"),
@@ -184,6 +185,7 @@ class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     judge_model: Annotated[str, Meta(description="the name of a model")] = ""
     judge_key: Annotated[Secret | None, Meta(description="text that is not empty")] = None
     judge_recall: Annotated[float, Meta(ge=0.6, le=1, description="a share from 0.6 to 1")] = 0.95
+    judge_share: Annotated[float, Meta(ge=0, le=1, description="a share from 0 to 1")] = 0.1
     judge_false_same: Annotated[float, Meta(ge=0, le=0.4, description="a share from 0 to 0.4")] = 0.02
 
 

@@ -5,6 +5,7 @@ A program: `python -m benchmarks.semantic_peer_caches.keepgate_cache JOB.json OU
 
 import asyncio
 import contextlib
+import math
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,6 +27,7 @@ from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.neighbours import Neighbours
 from cache.semantic.service.precedence import Precedence
+from cache.semantic.service.ration import Ration
 from cache.semantic.service.semantic_cache import SemanticCache
 
 DELTA = 0.01
@@ -80,7 +82,16 @@ async def opened(job: Job, folder: Path) -> Opening:
         figures, precedence = Figures(), Precedence()
         most = len(job.questions)
         learner = Learner(
-            embedder, neighbours, Answers(None), judge, Labels(policy, ""), None, figures, precedence, most
+            embedder,
+            neighbours,
+            Answers(None),
+            judge,
+            Ration(math.inf),
+            Labels(policy, ""),
+            None,
+            figures,
+            precedence,
+            most,
         )
         cache = SemanticCache(embedder, neighbours, policy, learner, figures, precedence, shares_purges=True)
         async with _working(learner):

@@ -3,7 +3,7 @@
 import unicodedata
 
 from cache.semantic.lexicon.grammar import FUNCTION_WORDS
-from cache.semantic.lexicon.names import CAPITAL_NAMES, PLAIN_WORDS_TOO
+from cache.semantic.lexicon.names import CAPITAL_NAMES, NAMES, PLAIN_WORDS_TOO
 
 MAX_CHARACTERS = 240
 MAX_WORDS = 40
@@ -17,6 +17,8 @@ _LATIN_END = "\u017f"
 _SUBTLE_LETTERS = frozenset("İ\u0131ß\u017fŉ")
 # "WHAT is it" is said loudly, "what is IT" asks for something else: so long are function words that are acronyms too.
 _LONGEST_SPELT = 3
+# However they are written, they are the same word.
+_ONE_WORD = FUNCTION_WORDS | NAMES.keys()
 # Words that a capital turns into another word: their case is kept.
 _CASE_SENSITIVE = PLAIN_WORDS_TOO | {
     "march",
@@ -96,8 +98,10 @@ def normalized(text: str) -> str | None:
         return None
     if any(word.strip(_END_PUNCTUATION + ",").removesuffix("'s") in CAPITAL_NAMES for word in words):
         return None
-    folded = map(str.lower, words) if text.isupper() else map(_folded, words)
-    return " ".join(folded).rstrip(_END_PUNCTUATION)
+    if text.isupper():
+        return " ".join(map(str.lower, words)).rstrip(_END_PUNCTUATION)
+    starts = [True, *(word[-1] in _END_PUNCTUATION for word in words)]
+    return " ".join(map(_folded, words, starts)).rstrip(_END_PUNCTUATION)
 
 
 def _is_plain(sign: str) -> bool:
@@ -112,9 +116,14 @@ def _is_plain_word(word: str) -> bool:
     return bool(bare) and bare[0].isalpha() and bare[-1].isalpha() and all(s.isalpha() or s in "'-" for s in bare)
 
 
-def _folded(word: str) -> str:
-    """In lower case, unless it may be an acronym (SOLID is not solid) or a word that a capital makes another one."""
+def _folded(word: str, starts: bool) -> str:
+    """In lower case, unless the case may matter: SOLID is not solid, and Gates inside a sentence are no gates.
+
+    A capital is of no matter where it `starts` a sentence, in a function word, and in a name that is no other word.
+    """
     bare = _bare(word)
+    if word[0].isupper() and not starts and bare.partition("'")[0] not in _ONE_WORD:
+        return word
     emphasised = len(bare) > _LONGEST_SPELT and bare in FUNCTION_WORDS
     if bare in _CASE_SENSITIVE or (word.isupper() and len(bare) > 1 and not emphasised):
         return word

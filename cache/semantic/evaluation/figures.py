@@ -12,12 +12,12 @@ class Figures(NamedTuple):
     """What came of serving some of a set of pairs; None where a share has no whole.
 
     `recall` is the share of the positive pairs that are served, `negatives_served` that of the negative ones, and
-    `wrong_share_of_hits` the share of negative pairs among those served. `wrong_per_request` is their share of all
-    pairs: what a budget of wrong answers limits.
+    `wrong_share_of_hits` the share of negative pairs among those served, 0 where none is. `wrong_per_request` is their
+    share of all pairs: what a budget of wrong answers limits.
     """
 
     recall: float | None
-    wrong_share_of_hits: float | None
+    wrong_share_of_hits: float
     negatives_served: float | None
     wrong_per_request: float
     hits: int
@@ -30,7 +30,7 @@ def figures_of(served: Flags, same: Flags) -> Figures:
     positives, pairs = int(same.sum()), len(same)
     return Figures(
         recall=_share(hits - wrong, positives),
-        wrong_share_of_hits=_share(wrong, hits),
+        wrong_share_of_hits=wrong / hits if hits else 0.0,
         negatives_served=_share(wrong, pairs - positives),
         wrong_per_request=wrong / pairs,
         hits=hits,

@@ -33,10 +33,10 @@ def read_pairs(path: Path) -> list[LabelledPair]:
     `label` is 1, 0, true or false. Columns may stand in any order, others are ignored. Raises PairsError.
     """
     records = _records(path, _text(path))
-    _, header = next(records, (1, []))
-    if not any(header):
+    first, header = next((record for record in records if any(map(str.strip, record[1]))), (1, []))
+    if not header:
         raise PairsError(f"{path}: is empty; its first line must name the columns {', '.join(COLUMNS)}")
-    places = _places(path, header)
+    places = _places(path, first, header)
     pairs = [_pair(path, line, record, places) for line, record in records if record]
     if not pairs:
         raise PairsError(f"{path}: has no pair below its header line")
@@ -70,15 +70,17 @@ def _records(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
         yield line, record
 
 
-def _places(path: Path, header: Sequence[str]) -> tuple[int, int, int]:
+def _places(path: Path, line: int, header: Sequence[str]) -> tuple[int, int, int]:
     """Where in a record the three columns are."""
     names = [name.strip().casefold() for name in header]
     for column in COLUMNS:
         if names.count(column) == 0:
             there = ", ".join(name[:_SHOWN] for name in names[:_SHOWN_NAMES])
-            raise PairsError(f"{path}, line 1: has no column {column}; it must name {', '.join(COLUMNS)}, not {there}")
+            raise PairsError(
+                f"{path}, line {line}: has no column {column}; it must name {', '.join(COLUMNS)}, not {there}"
+            )
         if names.count(column) > 1:
-            raise PairsError(f"{path}, line 1: names the column {column} more than once")
+            raise PairsError(f"{path}, line {line}: names the column {column} more than once")
     cached, asked, label = (names.index(column) for column in COLUMNS)
     return cached, asked, label
 

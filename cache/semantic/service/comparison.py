@@ -26,3 +26,8 @@ class Comparison:
     others: Sequence[Record]
     inquiry: Inquiry | None
     judged: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_audit(self) -> bool:
+        """Whether it tells what became of an answer that was served."""
+        return self.inquiry is not None and self.inquiry.decision.audit

@@ -30,4 +30,5 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     judge_key: str
     judge_recall: float
     judge_false_same: float
+    judge_share: float
     log_level: str = "info"

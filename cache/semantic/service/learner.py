@@ -22,6 +22,7 @@ from cache.semantic.service.labels import Labels
 from cache.semantic.service.log import RecordLog
 from cache.semantic.service.neighbours import Neighbour, Neighbours, first_allowed
 from cache.semantic.service.precedence import Precedence
+from cache.semantic.service.ration import Ration
 from cache.semantic.service.records import Record
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Learner:
     does say, and the label, follow. Where too many wait for the judge, the oldest of them are never compared.
 
     `shared` is where other processes hear of it; without one this process learns alone. `precedence` tells when
-    somebody asks, who goes first.
+    somebody asks, who goes first. `ration` says how often the judge is asked, audits apart.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Learner:
         neighbours: Neighbours,
         answers: Answers,
         judge: Judge,
+        ration: Ration,
         labels: Labels,
         shared: RecordLog | None,
         figures: Figures,
@@ -66,6 +68,7 @@ class Learner:
         self._neighbours = neighbours
         self._answers = answers
         self._judge = judge
+        self._ration = ration
         self._labels = labels
         self._log = shared
         self._figures = figures
@@ -175,6 +178,13 @@ class Learner:
         """By entry. What was computed anew meanwhile, or cannot be read now, is left out."""
         texts: dict[str, str] = {}
         compared = self._worth_comparing(comparison.others)
+        if self._ration.is_short:
+            compared = compared[:1]
+            self._ration.earn()
+            # Whether he is asked has nothing to do with what he would say, so that what he does say stands for all.
+            if not (comparison.is_audit or self._ration.take()):
+                self._figures.count("unjudged")
+                return {}
         for record in compared:
             try:
                 text = await self._answers.of(record)

@@ -24,6 +24,7 @@ Vector = npt.NDArray[np.float32]
 _TEXTS_KEPT = 16_384
 _LONGEST_KEPT = 500
 _SEARCHED_AT_ONCE = 20_000
+_LOOKED_AT_AT_ONCE = 1000
 _COMMONS = "*"
 
 
@@ -112,9 +113,20 @@ class Neighbours:
         await self.remove_all(gone)
         return gone
 
-    def purged(self) -> list[str]:
-        """The entries that count no more."""
-        return [record.entry for record in self.records if not self._counts(record)]
+    async def purged(self) -> list[str]:
+        """The entries that count no more; whoever asks meanwhile is answered."""
+        gone = []
+        for number, record in enumerate(self.records):
+            if not self._counts(record):
+                gone.append(record.entry)
+            if number % _LOOKED_AT_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return gone
+
+    async def bound(self, most: int) -> None:
+        """Forget those that were not used for longest here, until `most` are left."""
+        while len(self.records) > most and (oldest := self.records.oldest()) is not None:
+            await self.remove(oldest)
 
     def close(self) -> None:
         """End the threads. A search that is under way ends first."""

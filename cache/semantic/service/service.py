@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import secrets
 from collections import deque
@@ -48,6 +49,7 @@ from cache.semantic.service.log import RecordLog
 from cache.semantic.service.neighbours import Neighbours
 from cache.semantic.service.parts import make_judge, make_policy
 from cache.semantic.service.precedence import Precedence
+from cache.semantic.service.ration import Ration
 from cache.semantic.service.records import Record
 from cache.semantic.service.semantic_cache import SemanticCache
 from cache.semantic.service.server import serving
@@ -150,13 +152,14 @@ async def _running(config: Config, encoder: Encoder, service: Service) -> AsyncI
         stack.push_async_callback(asyncio.to_thread, neighbours.close)
         labels = Labels(policy, f"{config.policy}:{encoder.fingerprint}")
         figures, precedence = Figures(), Precedence()
+        ration = Ration(config.judge_share if config.judge_url else math.inf)
         learner = Learner(
-            patient, neighbours, Answers(store), judge, labels, shared, figures, precedence, config.capacity
+            patient, neighbours, Answers(store), judge, ration, labels, shared, figures, precedence, config.capacity
         )
         cache = SemanticCache(
             embedder, neighbours, policy, learner, figures, precedence, shares_purges=store is not None
         )
-        works = [learner.work(), _maintain(neighbours, learner, store)]
+        works = [learner.work(), _maintain(neighbours, learner, store, config.capacity)]
         sharing = None
         if shared is not None and store is not None:
             sharing = Sharing(shared, neighbours, patient, labels, cache.blame)
@@ -229,16 +232,17 @@ def _counter(store: ExactCache | None) -> Callable[[Record], bool]:
     return lambda record: record.generation == store.generation(record.namespace, record.model)
 
 
-async def _maintain(neighbours: Neighbours, learner: Learner, store: ExactCache | None) -> None:
-    """Remove what has expired and what has been purged."""
+async def _maintain(neighbours: Neighbours, learner: Learner, store: ExactCache | None, capacity: int) -> None:
+    """Remove what has expired, what has been purged, and what others have learned beyond this process's capacity."""
     purges = 0
     while True:
         await asyncio.sleep(_TICK)
         while len(await neighbours.expire(_EXPIRED_AT_ONCE)) == _EXPIRED_AT_ONCE:
             pass
+        await neighbours.bound(capacity)
         if store is not None and store.purges != purges:
             purges = store.purges
-            await learner.discard(neighbours.purged())
+            await learner.discard(await neighbours.purged())
 
 
 def _figures(

@@ -38,8 +38,18 @@ def test_an_apostrophe_is_one_sign_however_it_is_typed() -> None:
 
 def test_letters_of_european_languages_are_folded() -> None:
     """Accents are letters; composed or not, they are the same."""
-    assert normalized("Où est la Gare ?") == "où est la gare"
-    assert normalized("Cafe\u0301 ouvert") == normalized("café Ouvert")
+    assert normalized("Où est la gare ?") == "où est la gare"
+    assert normalized("Cafe\u0301 ouvert") == normalized("café ouvert")
+
+
+def test_a_capital_inside_a_sentence_may_be_a_name() -> None:
+    """Of a person or a company; where it starts a sentence, and in names that are no other word, it says nothing."""
+    for name in ("Gates", "Delta", "Zoom", "Gates's"):
+        assert normalized(f"What did {name} say?") != normalized(f"what did {name.lower()} say?")
+    assert normalized("Please wait. Doors are closed.") == normalized("please wait. doors are closed")
+    assert normalized("Can I fly to Peru?") == normalized("can i fly to peru")
+    assert normalized("What I've got Is mine") == normalized("what i've got is mine")
+    assert normalized("WHERE IS MY CARD") == normalized("Where is my card?")
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_pairs_of_one_class_have_no_figures_of_the_other(eval_pairs: Command, tm
     figures = report(eval_pairs(str(path), "--json", "--model", str(eval_pairs.model)))
     assert figures["policy"]["guards_on"] == {
         "recall": None,
-        "wrong_share_of_hits": None,
+        "wrong_share_of_hits": 0.0,
         "negatives_served": 0.0,
         "wrong_per_request": 0.0,
         "hits": 0,

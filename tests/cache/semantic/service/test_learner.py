@@ -1,7 +1,9 @@
 """What is learned from fresh answers while the judge is slow, absent, or told of answers that are gone."""
 
 import asyncio
+import dataclasses
 import functools
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Callable
@@ -30,6 +32,7 @@ from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.neighbours import Neighbours, first_allowed, neighbourhood_of
 from cache.semantic.service.precedence import Precedence
+from cache.semantic.service.ration import Ration
 from cache.semantic.service.records import Record
 from cache.semantic.text import Text
 from tests.cache.semantic.judge.chat_server import ChatServer, chat_server
@@ -46,7 +49,7 @@ PATIENT = 60.0
 class Host:
     """A learner with its parts, and what it has learned."""
 
-    def __init__(self, embedder: Embedder, judge: Judge) -> None:
+    def __init__(self, embedder: Embedder, judge: Judge, share: float) -> None:
         self.embedder = embedder
         self.policy = VCachePolicy(0.05, random.Random(0))  # noqa: S311 - reproducible
         self.neighbours = Neighbours(VectorIndex(embedder.dimensions), lambda record: True, (), 1)
@@ -58,6 +61,7 @@ class Host:
             self.neighbours,
             Answers(None),
             judge,
+            Ration(share),
             self.labels,
             None,
             self.figures,
@@ -65,13 +69,22 @@ class Host:
             10_000,
         )
 
-    async def hear(self, name: str, text: str, answer: str, created: float = 1.0, *, asked: bool = False) -> None:
+    async def hear(
+        self,
+        name: str,
+        text: str,
+        answer: str,
+        created: float = 1.0,
+        *,
+        asked: bool = False,
+        inquiry: Inquiry | None = None,
+    ) -> None:
         """An answer; `asked` if the question was looked up before, so that a label comes of it."""
         body = {"choices": [{"message": {"content": answer}, "finish_reason": "stop"}]}
         note = Answered(
             1, f"a.{name}", PARTITION, text, "m", "0.0.0", created, time.time() + 60, msgspec.json.encode(body)
         )
-        await self.learner.hear(note, await self.inquiry(text) if asked else None)
+        await self.learner.hear(note, await self.inquiry(text) if asked else inquiry)
 
     async def inquiry(self, text: str) -> Inquiry:
         vector = await self.embedder.embed(text)
@@ -92,8 +105,8 @@ class Host:
 
 
 @asynccontextmanager
-async def _working(embedder: Embedder, judge: Judge) -> AsyncIterator[Host]:
-    host = Host(embedder, judge)
+async def _working(embedder: Embedder, judge: Judge, share: float = math.inf) -> AsyncIterator[Host]:
+    host = Host(embedder, judge, share)
     working = asyncio.create_task(host.learner.work())
     try:
         yield host
@@ -326,3 +339,36 @@ async def test_what_is_learned_is_read_before_somebody_asks(
         assert read == [ASKED, AGAIN]
         assert first_allowed(ASKED, near, range(2))[0] == 0
         assert read == [ASKED, AGAIN]
+
+
+async def test_a_judge_who_costs_is_asked_for_a_share_and_for_each_audit(
+    embedder: Embedder, server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first it is one of ten fresh answers where the share is a tenth; the others teach nothing."""
+    monkeypatch.setattr("cache.semantic.service.ration._FIRST", 1.0)
+    async with open_llm_judge(server.url, "m") as judge, _working(embedder, judge, 0.1) as host:
+        await host.hear("known", ASKED, ANSWER)
+        await host.learner.idle()
+        for number in range(21):
+            await host.hear(f"e{number}", f"{AGAIN} {'Really! ' * number}", f"{SAME_ANSWER} {number}", asked=True)
+            await host.learner.idle()
+        asked = len(server.requests)
+        assert asked == 2
+        assert host.labels.count == 2
+        inquiry = await host.inquiry(AGAIN)
+        audited = dataclasses.replace(inquiry, decision=Decision(True, 0.01, 0.01, True, 0.1), served=True)
+        await host.hear("audit", AGAIN, f"{SAME_ANSWER} audited", inquiry=audited)
+        await host.learner.idle()
+        assert len(server.requests) == asked + 1
+
+
+async def test_what_others_have_learned_is_bounded_too(embedder: Embedder) -> None:
+    """Those that were used longest ago go, here alone."""
+    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+        for name in ("one", "two", "three"):
+            await host.hear(name, f"What is {name}?", ANSWER)
+            await host.learner.idle()
+        host.neighbours.records.use("a.one")
+        await host.neighbours.bound(2)
+        assert [record.entry for record in host.neighbours.records] == ["a.three", "a.one"]
+        assert len(host.neighbours.index) == 2
