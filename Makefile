@@ -60,7 +60,7 @@ bench: $(INSTALLED) ## measure, and write docs/benchmarks.md
 	@exec $(BIN)/python -m benchmarks $(ARGS)
 
 bench-semantic: $(INSTALLED) ## measure the semantic cache alone, and write docs/benchmarks.md
-	@exec $(BIN)/python -m benchmarks semantic_streams semantic_judge semantic_pairs semantic_latency semantic_index $(ARGS)
+	@exec $(BIN)/python -m benchmarks semantic_streams semantic_judge semantic_pairs semantic_latency semantic_index semantic_peers $(ARGS)
 
 bench-gpu: ## measure the engine on one GPU against transformers, in under ten minutes
 	@$(ON_GPU); exec "$$@" -m benchmarks.gpu $(ARGS)

@@ -22,6 +22,7 @@ FIGURES = (
     "quality",
     "memory",
     *SEMANTIC_FIGURES,
+    "prefix_bandwidth",
 )
 # Figures that need what a machine may not have: in the report where they have been measured.
 OPTIONAL_FIGURES = ("engines", "semantic_peers", "gpu")
