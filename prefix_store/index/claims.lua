@@ -34,8 +34,11 @@ local function claim_of(value, epoch)
 end
 
 local function names(prefix, keys, first, last)
-  local found = {}
-  for i = first, last do found[#found + 1] = prefix .. sub(keys, (i - 1) * KEY + 1, i * KEY) end
+  local found, at = {}, (first - 1) * KEY
+  for i = 1, last - first + 1 do
+    found[i] = prefix .. sub(keys, at + 1, at + KEY)
+    at = at + KEY
+  end
   return found
 end
 

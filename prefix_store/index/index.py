@@ -13,7 +13,7 @@ from typing import Any
 
 from prefix_store.errors import IndexUnavailable
 from prefix_store.identity.fingerprint import DIGEST_BYTES
-from prefix_store.index.layout import joined
+from prefix_store.index.layout import check_keys, joined
 from prefix_store.index.lease import Lease
 from prefix_store.index.link import Link
 from prefix_store.index.local_owner import FORGET_SECONDS, Held, LocalOwner
@@ -96,13 +96,13 @@ class RedisIndex:
 
     def deny(self, owner: Owner, keys: Sequence[bytes]) -> None:
         """An owner did not have what it is said to have: nobody shall be sent there again for these blocks."""
-        joined(keys)
+        check_keys(keys)
         for start in range(0, len(keys), BLOCKS_AT_ONCE):
             self._writes.add(Write("withdraw", owner, tuple(keys[start : start + BLOCKS_AT_ONCE])))
 
     def confirm(self, owner: Owner, keys: Sequence[bytes]) -> None:
         """An owner had what it is said to have, and it was used."""
-        joined(keys)
+        check_keys(keys)
         for start in range(0, len(keys), BLOCKS_AT_ONCE):
             self._writes.add(Write("touch", owner, tuple(keys[start : start + BLOCKS_AT_ONCE])))
 

@@ -24,9 +24,14 @@ def key_names(namespace: bytes) -> tuple[bytes, bytes, bytes, bytes]:
 
 def joined(keys: Sequence[bytes]) -> bytes:
     """Block keys one after the other. Raises ValueError unless each has 16 bytes."""
-    if any(len(key) != KEY_BYTES for key in keys):
-        raise ValueError("a block key has 16 bytes, as prefix_store.identity makes it")
+    check_keys(keys)
     return b"".join(keys)
+
+
+def check_keys(keys: Sequence[bytes]) -> None:
+    """Raises ValueError unless each of these has the length of a block key."""
+    if not {KEY_BYTES}.issuperset(map(len, keys)):
+        raise ValueError("a block key has 16 bytes, as prefix_store.identity makes it")
 
 
 def packed_epoch(epoch: int) -> bytes:

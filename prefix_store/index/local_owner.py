@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from prefix_store.errors import IndexUnavailable
-from prefix_store.identity.keys import KEY_BYTES
-from prefix_store.index.layout import packed_epoch
+from prefix_store.index.layout import check_keys, packed_epoch
 from prefix_store.index.link import Link
 from prefix_store.index.owner import Details, Tier, packed_details
 from prefix_store.index.writes import BLOCKS_AT_ONCE, Write, WriteKind, WriteQueue
@@ -68,7 +67,7 @@ class LocalOwner:
         self._doubts = self._settled = 0
         self._is_silent = False
         self._announcing = asyncio.Lock()
-        self._is_claiming = False
+        self._claiming = asyncio.Lock()
         self._withdrawn: set[bytes] = set()  # since the inventory that is being claimed was made
         self._must_claim = asyncio.Event()
 
@@ -89,11 +88,10 @@ class LocalOwner:
         Call it before their bytes go. Where Redis does not say so within `deadline` seconds, all may go: a reader
         finds out, for it verifies what it gets.
         """
-        if self._is_claiming:
-            self._withdrawn.update(keys)
         if self.epoch is None or not self._link.is_well:
-            self._say("withdraw", keys)
+            self.forget(keys)
             return frozenset()
+        self._note_withdrawn(keys)
         loop = asyncio.get_running_loop()
         asked = [Write("withdraw", self, piece, forced=False, kept=loop.create_future()) for piece in _pieces(keys)]
         for write in asked:
@@ -107,6 +105,11 @@ class LocalOwner:
             return frozenset()
         self._withdrawn -= kept
         return kept
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """These blocks are gone already, leased or not."""
+        self._note_withdrawn(keys)
+        self._say("withdraw", keys)
 
     def distrust(self) -> None:
         """Take back everything that was ever said, under a new epoch, and claim what is there now."""
@@ -129,7 +132,12 @@ class LocalOwner:
                 if self.epoch is None:
                     continue
             self._must_claim.clear()
-            self._is_claiming = True
+            await self.claim_now()
+
+    async def claim_now(self) -> None:
+        """Queue a claim of everything that `inventory` says is held."""
+        async with self._claiming:
+            self._withdrawn.clear()
             for codec, keys in self._inventory():
                 for piece in _pieces(tuple(keys)):
                     await self._writes.has_room()
@@ -137,8 +145,11 @@ class LocalOwner:
                     if still := tuple(key for key in piece if key not in self._withdrawn):
                         self._say("publish", still, codec)
                     await asyncio.sleep(0)
-            self._is_claiming = False
-            self._withdrawn.clear()
+
+    def not_held(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of these blocks that `inventory` does not have."""
+        held = {key for _, held in self._inventory() for key in held}
+        return [key for key in keys if key not in held]
 
     async def retire(self, deadline: float) -> None:
         """Leave: from now on nothing is believed of it. What lasts stays, until its time is over."""
@@ -181,14 +192,17 @@ class LocalOwner:
         for piece in _pieces(keys):
             self._writes.add(Write(kind, self, piece, self.tier, codec, unknown=self._is_unknown))
 
+    def _note_withdrawn(self, keys: Sequence[bytes]) -> None:
+        if self._claiming.locked():
+            self._withdrawn.update(keys)
+
     def _is_unknown(self, epoch: int) -> None:
         if epoch == self.epoch:
             self._wake()
 
 
 def _pieces(keys: Sequence[bytes]) -> Iterator[tuple[bytes, ...]]:
-    if any(len(key) != KEY_BYTES for key in keys):
-        raise ValueError("a block key has 16 bytes, as prefix_store.identity makes it")
+    check_keys(keys)
     rest = iter(keys)
     while piece := tuple(itertools.islice(rest, BLOCKS_AT_ONCE)):
         yield piece

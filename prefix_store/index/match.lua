@@ -12,20 +12,32 @@ local function live_claims(value)
   return table.concat(found)
 end
 
+-- As each() does it, written out: a call for every block would be a fifth of the time that a match takes.
+local keys = ARGV[1]
+local count = #keys / KEY
 local runs, length, holders, last = {}, 0, '', nil
-each(block, ARGV[1], function(_, _, value)
-  if not value then return false end
-  -- Blocks that were published together have equal values: one look at the first does for all.
-  if value ~= last then
-    local now = live_claims(value)
-    if now == '' then return false end
-    if now ~= holders then
-      if length > 0 then runs[#runs + 1] = length; runs[#runs + 1] = holders end
-      length, holders = 0, now
+local first, ended = 1, false
+while first <= count and not ended do
+  local batch = names(block, keys, first, math.min(count, first + AT_ONCE - 1))
+  local values = redis.call('MGET', unpack(batch))
+  for i = 1, #batch do
+    local value = values[i]
+    -- Blocks that were published together have equal values: one look at the first does for all.
+    if value ~= last then
+      local now = value and live_claims(value) or ''
+      if now == '' then
+        ended = true
+        break
+      end
+      if now ~= holders then
+        if length > 0 then runs[#runs + 1] = length; runs[#runs + 1] = holders end
+        length, holders = 0, now
+      end
+      last = value
     end
-    last = value
+    length = length + 1
   end
-  length = length + 1
-end)
+  first = first + AT_ONCE
+end
 if length > 0 then runs[#runs + 1] = length; runs[#runs + 1] = holders end
 return runs

@@ -341,7 +341,7 @@ async def test_an_inventory_brings_nothing_back(valkey: Valkey) -> None:
             return (await index.match(keys)).blocks >= 1_000
 
         await until(is_claimed)
-        while held._is_claiming:  # noqa: ASYNC110 (to look at every turn of the loop)
+        while held._claiming.locked():  # noqa: ASYNC110 (to look at every turn of the loop)
             await asyncio.sleep(0)
         await index.flush()
         assert (await index.match(keys)).blocks == 1_000

@@ -1,0 +1,82 @@
+"""Counting what is in the index, and putting right what is not so."""
+
+from collections import Counter
+
+import pytest
+import redis.asyncio
+
+from prefix_store.errors import IndexUnavailable
+from prefix_store.index.census import Share, repair, take_census
+from prefix_store.index.index import open_index
+from prefix_store.index.owner import Tier
+from tests.cache.valkey import Valkey
+from tests.prefix_store.index.blocks import PATIENT, Shelf, chain, new_namespace, owner
+from tests.prefix_store.index.cluster import Cluster
+
+
+@pytest.fixture(params=["single", "cluster"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Of a single server, and of a node of a cluster."""
+    if request.param == "single":
+        server: Valkey = request.getfixturevalue("shared_valkey")
+        return server.url
+    cluster: Cluster = request.getfixturevalue("cluster")
+    return cluster.nodes[0].url
+
+
+async def test_blocks_are_counted_by_owner_tier_and_codec(url: str) -> None:
+    """Of one namespace, whatever else lies in the server; those of the dead are told apart."""
+    first, second = new_namespace(), new_namespace()
+    keys = chain(first, 2_500)
+    async with (
+        open_index(url, first, deadline=PATIENT, lifetime=30) as index,
+        open_index(url, second, deadline=PATIENT, lifetime=30) as other,
+    ):
+        await owner(other, "a", *chain(second, 100))
+        await owner(index, "a", *keys[:2_000])
+        disk = await owner(index, "disk", tier=Tier.DISK)
+        disk.publish(keys[1_000:], codec=3)
+        dead = await owner(index, "dead", *keys[:10])
+        await index.flush()
+        await index.disown(dead)
+        await index.heard()
+        census = await take_census(index)
+        assert census.blocks == 2_500
+        assert census.claims == Counter(
+            {Share("a", Tier.MEMORY, 0): 2_000, Share("disk", Tier.DISK, 3): 1_500, Share("", Tier.MEMORY, 0): 10}
+        )
+
+
+async def test_a_repair_makes_the_index_say_what_is_held(valkey: Valkey) -> None:
+    """Claims of blocks that went unnoticed are withdrawn, missing ones are made; those of others stay."""
+    namespace = new_namespace()
+    keys = chain(namespace, 1_500)
+    shelf = Shelf()
+    async with open_index(valkey.url, namespace, deadline=PATIENT, lifetime=30) as index:
+        held = index.own("a", Tier.DISK, shelf.inventory, lasting=True)
+        await owner(index, "b", *keys[:3])
+        held.publish(keys[:1_000])
+        await index.flush()
+        shelf.keys = [*keys[:500], *keys[1_000:]]
+        assert await repair(index, held) == 500
+        census = await take_census(index)
+        assert census.claims == Counter({Share("a", Tier.DISK, 0): 1_000, Share("b", Tier.MEMORY, 0): 3})
+        assert await repair(index, held) == 0
+        assert (await index.match(keys)).blocks == 500
+
+
+async def test_a_census_needs_redis(own_valkey: Valkey) -> None:
+    """Unlike a request it says so when it cannot ask."""
+    async with open_index(own_valkey.url, new_namespace()) as index:
+        await index.heard()
+        await own_valkey.kill()
+        with pytest.raises(IndexUnavailable):
+            await take_census(index)
+
+
+async def test_a_census_of_foreign_values_counts_no_claims(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
+    """What is no claim is nobody's."""
+    async with open_index(valkey.url, new_namespace(), deadline=PATIENT) as index:
+        await raw.set(index.link.block_names + bytes(16), b"something else")
+        await index.heard()
+        assert await take_census(index) == (1, Counter())
