@@ -25,6 +25,7 @@ examples:
   keepgate backend --model ./Llama-3.2-1B          the decode engine alone
   keepgate plan ./Llama-3.2-1B --memory 24GB       what fits a device: weights, KV memory, batch
   keepgate eval-pairs pairs.csv                    what a semantic cache would do on labelled pairs of prompts
+  keepgate replay trace.jsonl --capacity 5000      what a prefix store of that many blocks would have found
 
 `keepgate serve --help` lists the options."""
 
@@ -64,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run_backend(words[0], words[1:])
     if words[:1] == ["eval-pairs"]:
         return _run_evaluation(words[1:])
+    if words[:1] == ["replay"]:
+        return _run_replay(words[1:])
     parser, commands = _parsers()
     if not words:
         parser.print_help()
@@ -152,7 +155,10 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     pairs = commands.add_parser(
         "eval-pairs", help="show what a semantic cache would do on labelled pairs; see `keepgate eval-pairs --help`"
     )
-    return parser, {"serve": serve, "backend": backend, "plan": plan, "eval-pairs": pairs}
+    replay = commands.add_parser(
+        "replay", help="show what a prefix store would have found of recorded traffic; see `keepgate replay --help`"
+    )
+    return parser, {"serve": serve, "backend": backend, "plan": plan, "eval-pairs": pairs, "replay": replay}
 
 
 def _refuse(parser: argparse.ArgumentParser, word: str) -> NoReturn:
@@ -212,4 +218,14 @@ def _run_evaluation(words: list[str]) -> int:
         return 1
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-P", "-m", "cache.semantic.evaluation", *words])  # noqa: S606  # as above
+    return 1
+
+
+def _run_replay(words: list[str]) -> int:
+    """Become the replay: it is the prefix store's, of which the gateway imports nothing."""
+    if importlib.util.find_spec("numpy") is None:
+        print("keepgate replay: not installed; install the extra: pip install 'keepgate[backend]'", file=sys.stderr)
+        return 1
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "prefix_store.replay", *words])  # noqa: S606  # as above
     return 1

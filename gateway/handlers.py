@@ -12,7 +12,7 @@ from gateway import metrics
 from gateway.body import read_body
 from gateway.call import read_call
 from gateway.errors import NotFound, UpstreamCut, UpstreamError, UpstreamTimeout
-from gateway.keys import GAUGES, PIPELINE, ROUTER, SETTINGS
+from gateway.keys import GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
 from gateway.sending import Sender
 from gateway.streaming import event_json
 from gateway.upstream import Upstream
@@ -131,6 +131,7 @@ async def ready(request: web.Request) -> web.Response:
 async def expose_metrics(request: web.Request) -> web.Response:
     """GET /metrics, in Prometheus' text format."""
     request.app[GAUGES].refresh()
+    await request.app[SEMANTIC].measure()
     return web.Response(body=metrics.exposition(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
 

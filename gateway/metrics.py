@@ -5,7 +5,7 @@ before this module is imported.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -53,6 +53,31 @@ memory_bytes = _gauge("memory_bytes", "Bytes in the memory tier.")
 memory_evictions = _gauge("memory_evictions", "Entries evicted from the memory tier since the start.")
 redis_available = _gauge("redis_available", "Workers whose breaker to Redis is closed.")
 flights = _gauge("flights", "Upstream calls under way that may be joined.")
+
+
+def _of_host(name: str, text: str) -> Gauge:
+    """A figure that all workers of a host share, as whoever asked last heard it."""
+    return Gauge(f"keepgate_{name}", text, registry=registry, multiprocess_mode="mostrecent")
+
+
+semantic_available = _of_host("semantic_available", "1 where the semantic cache answers.")
+semantic_entries = _of_host("semantic_entries", "Answered questions that the semantic cache knows.")
+semantic_labels = _of_host("semantic_labels", "Judgements that the policy has learned from, as many as still count.")
+semantic_wrong = _of_host("semantic_wrong", "Wrong answers per request, as audits show.")
+semantic_wrong_upper = _of_host("semantic_wrong_upper", "The most there are of these, with 95 % confidence.")
+semantic_recent_wrong_upper = _of_host("semantic_recent_wrong_upper", "The same of the last thousands of requests.")
+
+
+def show_policy(figures: Mapping[str, float]) -> None:
+    """What the semantic cache's policy says of itself; one that keeps no budget knows none of this."""
+    for gauge, name in (
+        (semantic_labels, "labels"),
+        (semantic_wrong, "wrong"),
+        (semantic_wrong_upper, "wrong_upper"),
+        (semantic_recent_wrong_upper, "recent_wrong_upper"),
+    ):
+        if name in figures:
+            gauge.set(figures[name])
 
 
 def _shared_registry() -> CollectorRegistry:

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cache.entry import Entry
 from cache.errors import StoreUnavailable
@@ -128,9 +129,9 @@ class Semantic:
             return Evicted(False, 0)
         return await self._client.ask(Wrong(entry_id), Evicted, _PATIENCE)
 
-    async def describe(self) -> dict[str, object]:
+    async def describe(self) -> dict[str, Any]:
         """The figures of this host's semantic cache."""
-        figures: dict[str, object] = {"mode": self._mode}
+        figures: dict[str, Any] = {"mode": self._mode}
         if self._client is None:
             return figures
         try:
@@ -138,6 +139,16 @@ class Semantic:
         except StoreUnavailable as error:
             return {**figures, "available": False, "reason": str(error)}
         return {**figures, "available": True, **description.figures}
+
+    async def measure(self) -> None:
+        """Copy what an operator may want to be alarmed by into the metrics."""
+        if self._client is None:
+            return
+        figures = await self.describe()
+        metrics.semantic_available.set(bool(figures["available"]))
+        if figures["available"]:
+            metrics.semantic_entries.set(figures["entries"])
+            metrics.show_policy(figures["policy"])
 
     def _join_or_ask(self, client: SemanticClient, ask: Ask) -> Inquiry:
         """The inquiry of others who are asking the same, or a new one. It is a task, and belongs to none of them."""

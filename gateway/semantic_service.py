@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import itertools
 import logging
+import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 _STOP_DEADLINE = 5.0
+# What Linux takes is 107 bytes, macOS 103.
+_LONGEST_SOCKET = 103
 # Exit status with which it ends after it has said itself what is wrong with a setting.
 _SAID_WHY = 2
 
@@ -40,6 +43,11 @@ async def semantic_service(settings: Settings, redis: str) -> AsyncIterator[Path
     _require(settings, redis)
     with tempfile.TemporaryDirectory(prefix="keepgate-semantic-") as folder:
         socket = Path(folder) / "s"
+        if len(os.fsencode(socket)) > _LONGEST_SOCKET:
+            raise SettingsError(
+                f"TMPDIR: {tempfile.gettempdir()} is too long a folder for a Unix socket in it; set TMPDIR to one of at"
+                " most 60 bytes"
+            )
         line = msgspec.json.encode(_config(settings, redis, socket), enc_hook=str) + b"\n"
         async with background_tasks() as tasks:
             tasks.start(_supervise(line))

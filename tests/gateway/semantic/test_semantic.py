@@ -235,6 +235,16 @@ async def test_a_false_hit_is_evicted_and_learned_from_by_one_call(semantic: Sem
     assert (await client.post(chat(AGAIN))).cache == "miss"
 
 
+async def test_what_an_operator_is_alarmed_by_is_in_the_metrics(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """Whether it answers, what it knows, and what the policy says of its wrong answers."""
+    client = await semantic.gateway(mock, semantic={"policy": "budget"})
+    await learned(client, chat(ASKED))
+    await learned(client, chat(AGAIN), 2)
+    await until_figure(client, "policy.labels", 1)
+    names = ("available", "entries", "labels", "wrong", "wrong_upper", "recent_wrong_upper")
+    assert [await client.figure(f"semantic_{name}") for name in names] == [1, 2, 1, 0, 0, 0]
+
+
 async def test_who_complained_gets_no_other_wording_of_it(semantic: SemanticStage, mock: MockUpstream) -> None:
     """The same answer is kept for other questions too; he gets one of his own, and finds that from then on."""
     client = await semantic.gateway(mock)
