@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 BUCKETS = 44
 _STEPS_PER_OCTAVE = 2.4
-_PER_E = _STEPS_PER_OCTAVE / math.log(2.0)
+STEPS_PER_E = _STEPS_PER_OCTAVE / math.log(2.0)
 
 Floats = npt.NDArray[np.float64]
 
@@ -17,6 +17,9 @@ EDGES: Floats = np.concatenate(([0.0], 2.0 ** (np.arange(BUCKETS) / _STEPS_PER_O
 The first holds all below a second, so nothing depends on a clock being finer.
 """
 
+MOST_STEPS = 256
+"""More than `bucket` would give for any age if it had no last bucket: ages stay below 2**106 seconds."""
+
 WIDTHS: Floats = np.diff(EDGES)
 MIDDLES: Floats = (EDGES[1:] + EDGES[:-1]) / 2
 
@@ -25,4 +28,4 @@ def bucket(age: float) -> int:
     """The bucket of an age in seconds; the last one has all that are longer too."""
     if age < 1.0:
         return 0
-    return min(BUCKETS - 1, 1 + int(_PER_E * math.log(age)))
+    return min(BUCKETS - 1, 1 + int(STEPS_PER_E * math.log(age)))

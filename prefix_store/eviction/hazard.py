@@ -6,12 +6,13 @@ from those that are stored and from those that have gone and are remembered: wit
 would be seen.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
 from prefix_store.eviction.access import Access
-from prefix_store.eviction.ages import bucket
+from prefix_store.eviction.ages import BUCKETS, MOST_STEPS, STEPS_PER_E
 from prefix_store.eviction.leaves import Leaves
 from prefix_store.eviction.reuse_table import ReuseTable
 from prefix_store.eviction.run import Run
@@ -36,7 +37,7 @@ class HazardIndex:
         self._now = 0.0
         self._accesses = 0
         self._access: Access | None = None
-        self._index = self._table.compute(self._waiting, 0.0)
+        self._index = self._compute()
 
     def used(self, path: Sequence[Run[Any]], access: Access) -> None:
         # Requests come in one order, and what they computed is offered in another: an age is never negative.
@@ -53,7 +54,7 @@ class HazardIndex:
             self._access = access
             self._accesses += 1
             if self._accesses % _ACCESSES_PER_TABLE == 0:
-                self._index = self._table.compute(self._waiting, now)
+                self._index = self._compute()
 
     def met(self, run: Run[Any], blocks: int) -> None:
         run.mark = _class(run.uses, run.access)
@@ -76,13 +77,19 @@ class HazardIndex:
         self._leaves.discard(run)
 
     def victim(self) -> Run[Any] | None:
-        index, now = self._index, self._now
+        # This is where the time of a full cache goes, so `bucket` is written out, and its bound is in the rows.
+        index, now, log = self._index, self._now, math.log
         lowest, found = 0.0, None
         for run in self._leaves.sample(_SAMPLES):
-            value = index[run.mark][bucket(now - run.access.time)]
+            age = now - run.access.time
+            value = index[run.mark][1 + int(STEPS_PER_E * log(age)) if age >= 1.0 else 0]
             if found is None or value < lowest or (value == lowest and run.turn < found.turn):
                 lowest, found = value, run
         return found
+
+    def _compute(self) -> list[list[float]]:
+        """The index by class and age; of ages beyond the last bucket it is that of the last one."""
+        return [row + row[-1:] * (MOST_STEPS - BUCKETS) for row in self._table.compute(self._waiting, self._now)]
 
 
 def _class(uses: int, access: Access) -> int:

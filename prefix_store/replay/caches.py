@@ -1,0 +1,79 @@
+"""Caches that a trace passes: the books of a tier, whose blocks have one size and no bytes."""
+
+from typing import Protocol
+
+from prefix_store.eviction.access import Access
+from prefix_store.eviction.lru import LeastRecentlyUsed
+from prefix_store.eviction.policy import Policy
+from prefix_store.eviction.tree import REMEMBERED_TURNOVERS, BlockTree
+from prefix_store.replay.hits import Hits
+from prefix_store.replay.trace import TraceRequest
+
+
+class Cache(Protocol):
+    """Something that requests pass."""
+
+    hits: Hits
+
+    def see(self, request: TraceRequest, access: Access) -> None:
+        """Count what is there of a request, then use it."""
+
+
+class SingleCache:
+    """One tier of so many blocks. Everything enters when its request arrives; answers take no time."""
+
+    def __init__(
+        self, capacity: int, policy: Policy, block_tokens: int, remembered: float = REMEMBERED_TURNOVERS
+    ) -> None:
+        self.tree: BlockTree[int] = BlockTree(capacity, policy, remembered)
+        self.hits = Hits(block_tokens)
+
+    def see(self, request: TraceRequest, access: Access) -> None:
+        self.hits.count(request, self.tree.lead(request.keys))
+        self.tree.use(request.keys, access)
+
+
+class RoundRobin:
+    """Engines with caches of their own that share the capacity; requests go to one after the other."""
+
+    def __init__(self, capacity: int, engines: int, block_tokens: int) -> None:
+        self._trees = _private_trees(capacity, engines)
+        self._next = 0
+        self.hits = Hits(block_tokens)
+
+    def see(self, request: TraceRequest, access: Access) -> None:
+        tree = self._trees[self._next]
+        self._next = (self._next + 1) % len(self._trees)
+        self.hits.count(request, tree.lead(request.keys))
+        tree.use(request.keys, access)
+
+
+class PrefixAware:
+    """The same engines; a request goes to the one that has the longest beginning of its prompt.
+
+    Where that is no more than a tenth of it, as of a system prompt that all share, it goes to the engine that was given
+    the least to compute lately: a trace has no service times, so half of what was given is forgotten every 64 requests.
+    """
+
+    _LEAST_SHARE = 0.1
+    _FADE = 0.5 ** (1 / 64)
+
+    def __init__(self, capacity: int, engines: int, block_tokens: int) -> None:
+        self._trees = _private_trees(capacity, engines)
+        self._given = [0.0] * engines
+        self.hits = Hits(block_tokens)
+
+    def see(self, request: TraceRequest, access: Access) -> None:
+        leads = [tree.lead(request.keys) for tree in self._trees]
+        engine = leads.index(max(leads))
+        if leads[engine] <= self._LEAST_SHARE * len(request.keys):
+            engine = self._given.index(min(self._given))
+        self._given = [self._FADE * given for given in self._given]
+        self._given[engine] += len(request.keys) - leads[engine]
+        self.hits.count(request, leads[engine])
+        self._trees[engine].use(request.keys, access)
+
+
+def _private_trees(capacity: int, engines: int) -> list[BlockTree[int]]:
+    """The caches of engines evict the least recently used, and remember nothing."""
+    return [BlockTree(max(1, capacity // engines), LeastRecentlyUsed(), remembered=0.0) for _ in range(engines)]
