@@ -27,19 +27,18 @@ def scatter(data: Bytes, into: Segments) -> None:
         np.copyto(segment, piece)
 
 
-def total_bytes(segments: Segments) -> int:
-    """Bytes of all of them together."""
-    return sum(segment.nbytes for segment in segments)
+_Pair: TypeAlias = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
 
 
-def _pairs(segments: Segments, data: Bytes) -> list[tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]]:
-    """Each segment with its part of the data, in the segment's shape."""
-    if total_bytes(segments) != data.nbytes:
-        raise ValueError(f"segments have {total_bytes(segments)} bytes together, expected {data.nbytes}")
-    pairs = []
+def _pairs(segments: Segments, data: Bytes) -> list[_Pair]:
+    """Each segment with its part of the data, in the segment's dtype and shape."""
+    arrays = [segment if isinstance(segment, np.ndarray) else np.asarray(segment) for segment in segments]
+    total = sum(array.nbytes for array in arrays)
+    if total != data.nbytes:
+        raise ValueError(f"segments have {total} bytes together, expected {data.nbytes}")
+    pairs: list[_Pair] = []
     start = 0
-    for segment in segments:
-        array = np.asarray(segment)
+    for array in arrays:
         pairs.append((array, data[start : start + array.nbytes].view(array.dtype).reshape(array.shape)))
         start += array.nbytes
     return pairs

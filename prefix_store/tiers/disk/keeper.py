@@ -65,7 +65,7 @@ class Keeper:
 
     def __len__(self) -> int:
         """Blocks in the books."""
-        return len(self._names)
+        return len(self._tree)
 
     @property
     def used_bytes(self) -> int:

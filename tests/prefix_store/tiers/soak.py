@@ -69,15 +69,15 @@ def _is_right(memory: Memory, place: int, block: BlockId, restored: int) -> bool
     return memory.holds(place, block) if place < restored else memory.is_untouched(place)
 
 
-async def soak(folder: Path, seconds: float, seed: int = 0) -> Report:
-    """Runs it; looks at every file of what is left."""
+async def soak(folder: Path, seconds: float, kills: int, seed: int = 0) -> Report:
+    """Runs it for so many seconds and kills, whichever takes longer; looks at every file of what is left."""
     report = Report()
     choose = random.Random(seed)  # noqa: S311  # the same each time
     with tempfile.TemporaryDirectory() as said:
         outputs = [Path(said, "0")]
         workers = [await _start(folder, outputs) for _ in range(PROCESSES)]
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or report.kills < kills:
             worker, output = workers.pop(choose.randrange(PROCESSES))
             await until(functools.partial(_has_begun, output), "a process has begun to work", 60)
             await asyncio.sleep(choose.uniform(0.0, 0.3))
@@ -155,7 +155,7 @@ def main() -> int:
         asyncio.run(work(Path(sys.argv[2]), int(sys.argv[3])))
         return 1
     with tempfile.TemporaryDirectory() as folder:
-        report = asyncio.run(soak(Path(folder, "kv"), float(sys.argv[1]), seed=int(time.time())))
+        report = asyncio.run(soak(Path(folder, "kv"), float(sys.argv[1]), 1, seed=int(time.time())))
     print(report)
     return 1 if report.problems else 0
 

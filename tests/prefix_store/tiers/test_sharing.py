@@ -204,7 +204,7 @@ def test_a_long_journal_is_begun_anew_when_it_has_been_read(tmp_path: Path) -> N
 
 async def test_nothing_torn_is_ever_seen_while_processes_are_killed(tmp_path: Path) -> None:
     """Four processes write, read and evict; one after the other is killed with SIGKILL in the middle of it."""
-    report = await asyncio.wait_for(soak(tmp_path / "kv", seconds=4.0), 60)
+    report = await asyncio.wait_for(soak(tmp_path / "kv", 1.0, kills=6), 120)
     assert report.problems == []
-    assert report.kills >= 5
-    assert report.operations >= 200
+    assert report.operations > report.kills >= 6
+    assert report.blocks_read > 0
