@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import redis.asyncio
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from tests.cache.valkey import server_binary
 
@@ -42,7 +42,7 @@ class Node:
 
 
 class Cluster:
-    """Three masters on loopback, without replicas."""
+    """Three masters on loopback; `nodes[3]`, where it was asked for, is a replica of the first."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -50,34 +50,49 @@ class Cluster:
 
     @classmethod
     @contextlib.contextmanager
-    def running(cls) -> Iterator["Cluster"]:
+    def running(cls, with_replica: bool = False) -> Iterator["Cluster"]:
         """The cluster, ready for commands, until the end of the block."""
         folder = Path(tempfile.mkdtemp(prefix="kg-"))
         cluster = cls(folder)
         # A loop of its own: the servers outlive the loops of the tests.
         with asyncio.Runner() as runner:
             try:
-                runner.run(cluster._start())
+                runner.run(cluster._start(with_replica))
                 yield cluster
             finally:
                 runner.run(cluster._stop())
                 shutil.rmtree(folder)
 
-    async def _start(self) -> None:
-        ports = _free_ports(2 * _NODES)
-        for number in range(_NODES):
+    async def _start(self, with_replica: bool) -> None:
+        count = _NODES + with_replica
+        ports = _free_ports(2 * count)
+        for number in range(count):
             self.nodes.append(await self._server(number, ports[2 * number], ports[2 * number + 1]))
         async with asyncio.timeout(_READY_WITHIN):
             for node in self.nodes:
                 await _until_answered(node, "PING")
             share = -(-_SLOTS // _NODES)
-            for number, node in enumerate(self.nodes):
+            for number, node in enumerate(self.nodes[:_NODES]):
                 last = min(_SLOTS, (number + 1) * share) - 1
                 await _ask(node, "CLUSTER", "ADDSLOTSRANGE", number * share, last)
+            for node in self.nodes[1:]:
                 await _ask(self.nodes[0], "CLUSTER", "MEET", "127.0.0.1", node.port, node.bus)
             for node in self.nodes:
                 while b"cluster_state:ok" not in await _ask(node, "CLUSTER", "INFO"):  # noqa: ASYNC110 (in another process)
                     await asyncio.sleep(_ASK_EVERY)
+            if with_replica:
+                await self._replicate(self.nodes[3], self.nodes[0])
+
+    async def _replicate(self, replica: Node, master: Node) -> None:
+        name = await _ask(master, "CLUSTER", "MYID")
+        while True:
+            try:
+                await _ask(replica, "CLUSTER", "REPLICATE", name.decode())
+                break
+            except ResponseError:  # it has not heard of that node yet
+                await asyncio.sleep(_ASK_EVERY)
+        while b"master_link_status:up" not in await _ask(replica, "INFO", "replication"):  # noqa: ASYNC110
+            await asyncio.sleep(_ASK_EVERY)
 
     async def _server(self, number: int, port: int, bus: int) -> Node:
         folder = self._folder / str(number)

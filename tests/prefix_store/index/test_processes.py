@@ -17,7 +17,7 @@ from tests.prefix_store.index.blocks import PATIENT, new_namespace
 from tests.prefix_store.index.engine import chains
 
 _ENGINES = 4
-_KILLS = 6
+_KILLS = 4
 
 
 @contextlib.asynccontextmanager

@@ -184,7 +184,7 @@ def runner() -> Iterator[asyncio.Runner]:
         yield started
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=st.lists(st.tuples(_operations, st.booleans()), min_size=5, max_size=40))
 def test_the_scripts_do_what_the_model_says(
     shared_valkey: Valkey, runner: asyncio.Runner, operations: list[tuple[tuple[str, ...], bool]]
