@@ -53,6 +53,7 @@ class RedisIndex:
         self._owners: Mapping[int, Owner] = {}
         self._hearing: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
+        self._complaint = ""
         self.failed_matches = 0
 
     @property
@@ -151,9 +152,11 @@ class RedisIndex:
             hearing = tuple(self._hearing)
             try:
                 await self._beat(learn_nodes=number % _NODES_EVERY == 0)
-            except IndexUnavailable:
+            except IndexUnavailable as error:
+                self._complain(str(error))
                 await self._pause(_PAUSE_WHILE_ILL)
                 continue
+            self._complaint = ""
             for heard in hearing:
                 self._hearing.remove(heard)
                 if not heard.done():  # else nobody waits any more
@@ -196,6 +199,12 @@ class RedisIndex:
                         wait.cancel()
         except TimeoutError:
             return
+
+    def _complain(self, reason: str) -> None:
+        """Say once what Redis has against us, where it answers; that it does not, the link has said."""
+        if self.link.is_well and reason != self._complaint:
+            log.warning("the prefix index cannot be used: %s", reason)
+            self._complaint = reason
 
     def _distrust_all(self) -> None:
         for owner in self._owned:

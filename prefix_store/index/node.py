@@ -12,6 +12,7 @@ import redis.asyncio
 from redis.asyncio.connection import Connection, UnixDomainSocketConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, NoScriptError, RedisError
 
 from prefix_store.index.scripts import Script
@@ -75,7 +76,10 @@ class RedisNode:
             await self._client.aclose()
 
     async def _ask(self, *words: Word) -> Any:
-        return await self._client.execute_command(*words)  # type: ignore[no-untyped-call]
+        try:
+            return await self._client.execute_command(*words)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:  # how uvloop says that a transport has been closed
+            raise RedisConnectionError("the connection is closed") from error
 
     async def _turn_to(self, address: Address | None) -> None:
         before, self._client = self._client, self._connected_to(address)

@@ -232,3 +232,56 @@ async def test_a_name_that_two_processes_have_is_reported(own_valkey: Valkey, ca
         await two.heard()
         assert newer.epoch == epoch is not None
         assert "give each engine a name of its own" in caplog.text
+
+
+async def test_connections_that_redis_has_ended_are_no_outage(own_valkey: Valkey) -> None:
+    """A server that closes idle connections, or all of them, is as well as before."""
+    namespace = new_namespace()
+    keys = chain(namespace, 64)
+    raw = redis.asyncio.Redis.from_url(own_valkey.url)
+    async with open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=60, lifetime=120) as index:
+        await owner(index, "a", *keys)
+        await index.heard()
+        for _ in range(5):
+            await asyncio.gather(*(index.match(keys) for _ in range(8)))
+            await raw.client_kill_filter(_type="normal", skipme=True)
+            found = await asyncio.gather(*(index.match(keys) for _ in range(8)))
+            assert [match.blocks for match in found] == [64] * 8
+        assert index.link.times_ill == 0
+    await raw.aclose()
+
+
+async def test_connections_that_broke_are_no_outage(own_valkey: Valkey) -> None:
+    """One that was reset while nobody used it is replaced like one that ended."""
+    namespace = new_namespace()
+    keys = chain(namespace, 64)
+    async with open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=60, lifetime=120) as index:
+        await owner(index, "a", *keys)
+        await index.heard()
+        for turns in range(3):
+            await asyncio.gather(*(index.match(keys) for _ in range(8)))
+            for connection in index.link._node._client.connection_pool._available_connections:
+                assert connection._writer
+                connection._writer.transport.abort()
+            for _ in range(turns):  # the transport reports its end in a turn of the loop of its own
+                await asyncio.sleep(0)
+            found = [await index.match(keys) for _ in range(8)]
+            assert [match.blocks for match in found] == [64] * 8
+        assert index.link.times_ill == 0
+
+
+async def test_a_redis_that_lets_nobody_run_scripts_is_named(
+    own_valkey: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It answers, so it is not ill; but the operator hears once why nothing is ever found."""
+    raw = redis.asyncio.Redis.from_url(own_valkey.url)
+    await raw.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")  # type: ignore[no-untyped-call]
+    async with open_index(own_valkey.url, new_namespace(), deadline=PATIENT, heartbeat=0.02, lifetime=60) as index:
+        index.own("a", Tier.MEMORY, Shelf().inventory)
+        for _ in range(20):
+            assert await index.match([bytes(16)]) == NOTHING_KNOWN
+        await asyncio.sleep(0.5)  # several heartbeats
+        assert index.link.is_well
+    await raw.aclose()
+    complaints = [record for record in caplog.records if "permissions" in record.message.lower()]
+    assert len(complaints) == 1
