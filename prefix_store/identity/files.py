@@ -89,6 +89,8 @@ def _tensors(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
         if tensor.data_offsets is None:  # __metadata__
             continue
         first, end = (start + offset for offset in tensor.data_offsets)
+        if not start <= first <= end <= size:  # a damaged file: its header has been read, and so has its size
+            continue
         for offset in (first, (first + end) // 2, max(first, end - _PAGE)):
             yield offset, min(_PAGE, max(0, end - offset))
 

@@ -65,6 +65,7 @@ class LocalOwner:
         self._instance = secrets.token_bytes(_INSTANCE_BYTES)
         # How often everything that was said has been in doubt, and how much of that has been settled by a new epoch.
         self._doubts = self._settled = 0
+        self._was_unknown = False
         self._is_silent = False
         self._announcing = asyncio.Lock()
         self._claiming = asyncio.Lock()
@@ -182,8 +183,9 @@ class LocalOwner:
         if given == _NEW:  # a doubt that came while this was on its way is for the next
             self._settled = doubts
         epoch = int.from_bytes(reply, "big")
-        if epoch != self.epoch:
+        if epoch != self.epoch or self._was_unknown:
             self.epoch = epoch
+            self._was_unknown = False
             self._must_claim.set()
 
     def _say(self, kind: WriteKind, keys: Sequence[bytes], codec: int = 0) -> None:
@@ -197,7 +199,8 @@ class LocalOwner:
             self._withdrawn.update(keys)
 
     def _is_unknown(self, epoch: int) -> None:
-        if epoch == self.epoch:
+        if epoch == self.epoch:  # Redis has lost it, and with it who knows what
+            self._was_unknown = True
             self._wake()
 
 

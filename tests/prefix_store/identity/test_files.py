@@ -103,6 +103,17 @@ async def test_a_large_file_of_any_format_is_sampled_to_its_end(tmp_path: Path) 
     assert before != await digest_of_files([file])
 
 
+async def test_a_header_that_lies_is_only_bytes(tmp_path: Path) -> None:
+    """Tensors that are said to lie outside of the file are not looked for."""
+    seen = set()
+    for offsets in ([-5, 10], [0, 10**15], [10**15, 10**15 + 1], [10, 0]):
+        head = json.dumps({"a": {"dtype": "U8", "shape": [10], "data_offsets": offsets}}).encode().ljust(200)
+        file = tmp_path / "model.safetensors"
+        file.write_bytes(struct.pack("<Q", len(head)) + head + bytes(10))
+        seen.add(await digest_of_files([file], whole_up_to=0))
+    assert len(seen) == 4
+
+
 async def test_files_that_cannot_be_a_model_are_refused(tmp_path: Path) -> None:
     """None at all, two of one name, one that is not there."""
     with pytest.raises(ValueError, match="no files"):

@@ -8,6 +8,7 @@ import pytest
 import redis.asyncio
 
 from prefix_store.index.index import RedisIndex, open_index
+from prefix_store.index.layout import key_names
 from prefix_store.index.match import NOTHING_KNOWN
 from prefix_store.index.owner import Tier
 from prefix_store.index.writes import _MOST_BLOCKS
@@ -116,6 +117,23 @@ async def test_a_flushed_redis_learns_everything_again(own_valkey: Valkey) -> No
         assert held.epoch > before
         assert index.failed_matches == 0
         assert index.link.times_ill == 0
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+async def test_a_key_that_redis_evicted_is_made_good(own_valkey: Valkey, lost: int) -> None:
+    """Also where it was who is alive, or who has which epoch, and blocks were published meanwhile."""
+    namespace = new_namespace()
+    keys = chain(namespace, 40)
+    shelf = Shelf(*keys[:20])
+    raw = redis.asyncio.Redis.from_url(own_valkey.url)
+    async with open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=0.2) as index:
+        held = index.own("a", Tier.MEMORY, shelf.inventory)
+        await until_matched(index, keys, 20)
+        await raw.delete(key_names(namespace)[lost])
+        shelf.keys += keys[20:]
+        held.publish(keys[20:])
+        await until_matched(index, keys, 40)
+    await raw.aclose()
 
 
 async def test_a_restarted_redis_without_its_data_learns_everything_again(late_valkey: Valkey) -> None:
