@@ -7,7 +7,9 @@ tier.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
+
+import numpy as np
 
 from prefix_store.eviction.access import Access
 from prefix_store.eviction.policy import Policy
@@ -17,11 +19,12 @@ K = TypeVar("K", bound=bytes | int)
 
 _RANGE = 1 << 32
 # 2**64 over the golden ratio: numbers that follow each other land far apart.
-_SCATTER = 0x9E3779B97F4A7C15
+_SCATTER = np.uint64(0x9E3779B97F4A7C15)
+_HALF = np.uint64(32)
 
 
 class GhostCaches(Generic[K]):
-    """Caches without bytes at several capacities; keys are hashes of at least 4 bytes, or numbers.
+    """Caches without bytes at several capacities; keys are hashes of 16 bytes, or numbers that are not negative.
 
     A cache of n blocks costs what the books of `rate` · n blocks cost. With a few thousand blocks in the sample the
     ratios are right to about a point; below some hundred they say little. Where the sample saw fewer uses than its
@@ -43,7 +46,7 @@ class GhostCaches(Generic[K]):
 
     def use(self, keys: Sequence[K], access: Access, size: int = 1) -> None:
         """Count what each cache has of a request's whole chain, then use it there. Once for each request."""
-        sample = [key for key in keys if _position(key) < self._below]
+        sample = self._sample(keys)
         self._blocks += len(keys)
         self._sampled += len(sample)
         for capacity, tree in self._trees.items():
@@ -59,9 +62,13 @@ class GhostCaches(Generic[K]):
             for capacity, hits in self._hits.items()
         }
 
-
-def _position(key: bytes | int) -> int:
-    """Where a key lies between 0 and 2**32, the same in every process."""
-    if isinstance(key, int):
-        return (key * _SCATTER >> 32) % _RANGE
-    return int.from_bytes(key[:4])
+    def _sample(self, keys: Sequence[K]) -> list[K]:
+        """The keys whose place in the range of all hashes is below the rate, the same ones in every process."""
+        if not keys:
+            return []
+        if isinstance(keys[0], bytes):
+            hashes = np.frombuffer(b"".join(cast(Sequence[bytes], keys)), dtype=">u4")
+            places = hashes.reshape(len(keys), -1)[:, 0]
+        else:
+            places = np.array(keys, dtype=np.uint64) * _SCATTER >> _HALF
+        return [keys[place] for place in np.flatnonzero(places < self._below).tolist()]

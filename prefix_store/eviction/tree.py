@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic
 
@@ -393,8 +393,7 @@ class BlockTree(Generic[K]):
     def _forget(self, run: Run[K], kept: int) -> None:
         """Makes the keys of a run unknown but the first ones; nothing known may follow it, nor those be stored."""
         lost = run.keys[kept:]
-        for key in lost:
-            del self._runs[key]
+        deque(map(self._runs.__delitem__, lost), maxlen=0)
         self._policy.forgot(run, len(lost))
         del run.keys[kept:]
         if not kept and run.parent is not None:

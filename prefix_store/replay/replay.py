@@ -20,7 +20,7 @@ ENOUGH = 0.9
 
 _EVERYTHING = 2**62
 _SAMPLED_BLOCKS = 16_384
-_CURVE_HALVINGS = 6
+_CURVE_HALVINGS = 7
 
 Report = dict[str, Any]
 """What `replay` returns, ready for JSON."""
@@ -115,7 +115,7 @@ def _access_of(request: TraceRequest) -> Access:
 
 
 def _curve_capacities(different: int) -> list[int]:
-    """From a 64th of all blocks to all of them, each twice the one before."""
+    """From a 128th of all blocks to all of them, each twice the one before."""
     return sorted({max(1, -(-different // 2**halvings)) for halvings in range(_CURVE_HALVINGS + 1)})
 
 
