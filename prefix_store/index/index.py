@@ -17,7 +17,7 @@ from prefix_store.index.layout import check_keys, joined
 from prefix_store.index.lease import Lease
 from prefix_store.index.link import Link
 from prefix_store.index.local_owner import FORGET_SECONDS, Held, LocalOwner
-from prefix_store.index.match import NOTHING_KNOWN, Match, match_of
+from prefix_store.index.match import Match, match_of
 from prefix_store.index.node import RedisNode
 from prefix_store.index.owner import Details, Owner, Tier, owners_of
 from prefix_store.index.writes import BLOCKS_AT_ONCE, Write, WriteQueue
@@ -67,9 +67,11 @@ class RedisIndex:
         return self._owners
 
     async def match(self, keys: Sequence[bytes]) -> Match:
-        """The longest prefix of these blocks that live owners hold, and which; NOTHING_KNOWN when Redis is away.
+        """The longest prefix of these blocks that live owners hold, and which; nothing when Redis is away.
 
-        `keys` are those of a prompt, in order. One round trip for up to 4,096 blocks.
+        `keys` are those of a prompt, in order. One round trip for up to 4,096 blocks, and another for as many more if
+        all of them are there; so Redis is never busy with one prompt for long, and what it said before it fell ill
+        counts.
         """
         runs: list[int | bytes] = []
         due = asyncio.get_running_loop().time() + self._deadline
@@ -83,7 +85,6 @@ class RedisIndex:
                     break
         except IndexUnavailable:
             self.failed_matches += 1
-            return NOTHING_KNOWN
         return match_of(runs, self._owners)
 
     async def lease(self, owner: Owner, keys: Sequence[bytes], seconds: float) -> Lease:

@@ -255,7 +255,7 @@ async def test_what_a_holder_does_not_have_is_denied(valkey: Valkey) -> None:
 
 
 async def test_claims_end_unless_they_are_repeated(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
-    """A block that its owner has forgotten is forgotten; one that it holds or that is used is not."""
+    """A block that its owner has forgotten is forgotten; one that it holds is not."""
     namespace = new_namespace()
     keys = chain(namespace, 3)
     shelf = Shelf(*keys[:2])
@@ -274,6 +274,29 @@ async def test_claims_end_unless_they_are_repeated(valkey: Valkey, raw: "redis.a
             await asyncio.sleep(0.6)
             assert (await index.match(keys)).blocks == 2
         assert await raw.exists(index.link.block_names + keys[2]) == 0
+
+
+async def test_what_readers_use_lasts(valkey: Valkey) -> None:
+    """A claim that turned out to be true goes on counting, whoever found that out; nothing new is claimed by it."""
+    namespace = new_namespace()
+    keys = chain(namespace, 3)
+    async with (
+        index_of(valkey, namespace, claim_seconds=1) as index,
+        index_of(valkey, namespace, claim_seconds=1) as reader,
+    ):
+        held = index.own("b", Tier.MEMORY, Shelf().inventory)
+        await index.heard()
+        held.publish(keys[:2])
+        await index.flush()
+        await reader.heard()
+        holder = (await reader.match(keys)).runs[0].holders[0].owner
+        for _ in range(8):  # more than two lives of a claim
+            reader.confirm(holder, [keys[0], keys[2]])
+            await reader.flush()
+            await asyncio.sleep(0.5)
+            assert (await reader.match(keys)).blocks >= 1
+        assert (await reader.match(keys)).blocks == 1
+        assert await reader.match(keys[2:]) == NOTHING_KNOWN
 
 
 async def test_every_key_has_an_end(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
