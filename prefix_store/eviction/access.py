@@ -26,9 +26,11 @@ class Access:
     _watchers: dict[_Watcher, Hashable] = field(default_factory=dict)
 
     def end(self, output_length: int) -> None:
-        """Say how many tokens the answer had. Raises ValueError for a negative number."""
+        """Say how many tokens the answer had; what was said first counts. Raises ValueError for a negative number."""
         if output_length < 0:
             raise ValueError(f"output_length is {output_length}, expected at least 0")
+        if self.output_length is not None:
+            return
         self.output_length = output_length
         watchers, self._watchers = self._watchers, {}
         for watcher, last in watchers.items():

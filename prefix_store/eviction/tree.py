@@ -24,7 +24,7 @@ class BlockTree(Generic[K]):
 
     Blocks that have gone stay known until the capacity has been written over `remembered` times: policies learn from
     those that come back, and a one-shot's blocks are stored when they do. That is at most (1 + `remembered`)
-    capacities of blocks that are known but not stored, at about 150 bytes each.
+    capacities of blocks that are known but not stored, at about 140 bytes each.
 
     One thread uses it.
     """

@@ -88,5 +88,13 @@ def test_an_access_that_ends_after_its_blocks_have_gone_is_no_fault(make: Callab
     early.end(5)
     other.end(0)
     assert tree.problems() == []
+
+
+def test_an_answer_has_one_length() -> None:
+    """A length below zero is a caller's fault; of two that are said the first one counts."""
+    access = Access(1.0)
     with pytest.raises(ValueError, match="-1"):
-        early.end(-1)
+        access.end(-1)
+    access.end(5)
+    access.end(6)
+    assert access.output_length == 5
