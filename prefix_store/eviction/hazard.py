@@ -61,8 +61,10 @@ class HazardIndex:
         self._waiting.add(run.mark, run.access.time, blocks)
 
     def ended(self, run: Run[Any]) -> None:
-        label = _class(run.uses, run.access)
-        self._waiting.move(run.mark, label, run.access.time, len(run.keys))
+        label, since, blocks = _class(run.uses, run.access), run.access.time, len(run.keys)
+        self._waiting.move(run.mark, label, since, blocks)
+        # They were watched among those of unknown length so far: without it only those that are used again would count.
+        self._table.lose(run.mark, self._now - since, blocks)
         run.mark = label
 
     def forgot(self, run: Run[Any], blocks: int) -> None:
