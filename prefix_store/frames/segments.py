@@ -32,7 +32,9 @@ _Pair: TypeAlias = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
 
 def _pairs(segments: Segments, data: Bytes) -> list[_Pair]:
     """Each segment with its part of the data, in the segment's dtype and shape."""
-    arrays = [segment if isinstance(segment, np.ndarray) else np.asarray(segment) for segment in segments]
+    if len(segments) == 1 and isinstance(only := segments[0], np.ndarray) and only.nbytes == data.nbytes:
+        return [(only, data.view(only.dtype).reshape(only.shape))]  # the usual case, without a detour
+    arrays = [np.asarray(segment) for segment in segments]
     total = sum(array.nbytes for array in arrays)
     if total != data.nbytes:
         raise ValueError(f"segments have {total} bytes together, expected {data.nbytes}")

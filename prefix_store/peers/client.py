@@ -148,7 +148,7 @@ class PeerClient:
                 except BadFrame as error:
                     self.counts.bad_frames[error.field] += 1
                     raise PeerLied(f"{peer.url} sent a frame that is not the block's: {error}") from error
-                with halt.touching():
+                with halt:
                     frame_format.decode(frame, segments)
                     progress.restored += 1
             else:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 
 class Halted(Exception):
@@ -14,7 +14,7 @@ class Halted(Exception):
 class Halt:
     """Set once, by whoever no longer wants the work.
 
-    A thread touches its caller's memory, and memory that is given on to others, only within `touching`. So once a halt
+    A thread touches its caller's memory, and memory that is given on to others, only within ``with halt:``. So once it
     is set that memory is free, whether or not the thread has heard of it, or ever returns from the disk.
     """
 
@@ -30,13 +30,17 @@ class Halt:
             if self._interrupt is not None:
                 self._interrupt()
 
-    @contextmanager
-    def touching(self) -> Iterator[None]:
-        """Raises Halted once the halt is set; copying is all that is done inside."""
-        with self._lock:
-            if self._is_set:
-                raise Halted
-            yield
+    def __enter__(self) -> None:
+        """Begins to touch. Raises Halted once the halt is set; copying is all that is done inside."""
+        self._lock.acquire()
+        if self._is_set:
+            self._lock.release()
+            raise Halted
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
 
     def interrupt_with(self, interrupt: Callable[[], None] | None) -> None:
         """From now on this call, which must not wait, ends what the thread waits for; None: nothing does."""

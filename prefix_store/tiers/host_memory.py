@@ -160,7 +160,7 @@ class HostMemory:
             except BadFrame as error:
                 outcome.error = error
                 break
-            with halt.touching():
+            with halt:
                 self.format.decode(slot.frame, segments)
             outcome.done += 1
         outcome.seconds = time.perf_counter() - began
@@ -172,7 +172,7 @@ class HostMemory:
 
         def seal(halt: Halt) -> None:
             for place, slot in slots.items():
-                with halt.touching():
+                with halt:
                     self.format.seal(chain[place], sources[place], slot.frame)
                 done.append(place)
 

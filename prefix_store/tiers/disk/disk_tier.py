@@ -210,7 +210,7 @@ class DiskTier:
             for block, name, segments in zip(wanted, names, into, strict=True):
                 if not self._load(membership, block, name):
                     break
-                with halt.touching():
+                with halt:
                     self.format.decode(self._read_frame[:-1], segments)
                 restored += 1
             if restored:
@@ -254,7 +254,7 @@ class DiskTier:
                     if reason := self._reason_to_wait(membership):
                         self._drop(reason, len(sources), kept)
                         break
-                    with halt.touching():
+                    with halt:
                         self.format.seal(block, segments, self._written_frame)
                     membership.save(name, self._written_frame)
                     self.counts.writes += 1

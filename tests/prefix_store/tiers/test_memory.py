@@ -1,0 +1,188 @@
+"""Host memory: how much it takes, what it gives back, and what is safe while others work in it."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefix_store.eviction.access import Access
+from prefix_store.eviction.lru import LeastRecentlyUsed
+from prefix_store.frames.segments import Segments
+from prefix_store.tiers.halt import Halt, Halted
+from prefix_store.tiers.host_memory import HostMemory
+from prefix_store.tiers.slabs import Slabs, Slot
+from prefix_store.tiers.worker import Worker
+from tests.prefix_store.tiers.blocks import Memory, chain, format_of
+
+MIB = 2**20
+
+
+@given(steps=st.lists(st.integers(0, 30), max_size=120))
+def test_slots_are_never_shared_and_never_more_than_there_is_room(steps: list[int]) -> None:
+    """Whatever is taken and let go: each slot has bytes of its own, and slabs stay within the capacity."""
+    slabs = Slabs(5 * MIB, 32 * MIB)
+    held: list[Slot] = []
+    for step in steps:
+        if step < 20 or not held:
+            slot = slabs.take()
+            assert (slot is None) == (len(held) == slabs.capacity == 6)
+            if slot is not None:
+                slot.frame[:1] = len(held)
+                held.append(slot)
+        else:
+            slabs.let_go(held.pop(step % len(held)))
+        addresses = [slot.frame.ctypes.data for slot in held]
+        assert all(abs(a - b) >= 5 * MIB for place, a in enumerate(addresses) for b in addresses[:place])
+        assert slabs.allocated_bytes <= 32 * MIB
+        assert slabs.used == len(held)
+
+
+def test_memory_is_taken_as_it_is_needed_and_given_back() -> None:
+    """Slabs come one by one; those that are empty go, but for one."""
+    slabs = Slabs(MIB, 100 * MIB)
+    assert slabs.allocated_bytes == 0
+    slots = [slabs.take() for _ in range(33)]
+    assert slabs.allocated_bytes == 48 * MIB
+    for slot in slots:
+        assert slot is not None
+        slabs.let_go(slot)
+    assert slabs.allocated_bytes == 16 * MIB
+
+
+def test_a_slot_that_is_used_is_freed_when_nobody_uses_it_any_more() -> None:
+    """Evicted or not: until then its memory is nobody else's."""
+    slabs = Slabs(MIB, MIB)
+    slot = slabs.take()
+    assert slot is not None
+    slabs.use(slot)
+    slabs.let_go(slot)
+    assert slabs.take() is None
+    slabs.unuse(slot)
+    assert slabs.take() is not None
+
+
+def test_a_capacity_below_one_frame_is_refused() -> None:
+    """The sentence has both numbers."""
+    with pytest.raises(ValueError, match="capacity_bytes is 999, expected room for a frame of 1000"):
+        Slabs(1000, 999)
+
+
+async def test_clearing_gives_the_memory_back() -> None:
+    """All of it is a miss then, and the index hears of it."""
+    gone: list[bytes] = []
+    form = format_of()
+    tier = HostMemory(form, 100 * form.frame_bytes, LeastRecentlyUsed(), gone.extend)
+    blocks = chain("a", 8)
+    assert await tier.write(blocks, Memory(8).fill(blocks), Access(0.0)) == 8
+    tier.clear()
+    assert len(tier) == await tier.lead(blocks) == 0
+    assert sorted(gone) == sorted(block.key for block in blocks)
+    assert await tier.write(blocks, Memory(8).fill(blocks), Access(1.0)) == 8
+    await tier.close()
+
+
+async def test_a_bit_that_flips_in_memory_is_found() -> None:
+    """What follows the block goes with it; the rest of the chain is restored."""
+    form = format_of()
+    tier = HostMemory(form, 100 * form.frame_bytes, LeastRecentlyUsed())
+    blocks = chain("a", 8)
+    await tier.write(blocks, Memory(8).fill(blocks), Access(0.0))
+    tier._slots[blocks[5].key].frame[300] ^= 4
+    memory = Memory(8)
+    assert await tier.read(blocks, memory.all(8), Access(1.0)) == 5
+    assert memory.is_untouched(5)
+    assert tier.counts.bad_frames == {"checksum": 1}
+    assert await tier.lead(blocks) == 5
+    await tier.close()
+
+
+class _Slow:
+    """Memory that somebody else may be using: says when it is touched, and waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.touched = threading.Event()
+        self.go_on = threading.Event()
+
+    def wait(self) -> None:
+        self.touched.set()
+        assert self.go_on.wait(10)
+
+
+async def test_work_that_is_given_up_touches_nothing_afterwards() -> None:
+    """A thread that comes back from wherever it was finds the door closed."""
+    slow = _Slow()
+    worker = Worker("test")
+    touches = []
+
+    def work(halt: Halt) -> None:
+        slow.wait()
+        with halt:
+            touches.append(1)
+
+    running = asyncio.create_task(worker.run(work))
+    await asyncio.to_thread(slow.touched.wait)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    slow.go_on.set()
+    await worker.close()
+    assert touches == []
+
+
+async def test_who_gives_up_in_the_middle_of_a_copy_waits_for_its_end() -> None:
+    """So that the memory is nobody's when it is taken back."""
+    slow = _Slow()
+    worker = Worker("test")
+    ended = []
+
+    def work(halt: Halt) -> None:
+        with halt:
+            slow.wait()
+            ended.append(1)
+
+    running = asyncio.create_task(worker.run(work))
+    await asyncio.to_thread(slow.touched.wait)
+    threading.Timer(0.1, slow.go_on.set).start()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert ended == [1]
+    await worker.close()
+
+
+def test_a_halt_interrupts_what_the_thread_waits_for() -> None:
+    """Whether it is set before or after the thread has said how."""
+    calls: list[str] = []
+    late, early = Halt(), Halt()
+    late.interrupt_with(lambda: calls.append("late"))
+    late.set()
+    early.set()
+    early.interrupt_with(lambda: calls.append("early"))
+    assert calls == ["late", "early"]
+    with pytest.raises(Halted), early:
+        pass
+
+
+async def test_writes_that_are_given_up_leave_nothing_behind() -> None:
+    """Neither blocks nor memory that nobody uses, however far they had come."""
+    form = format_of()
+    tier = HostMemory(form, 100 * form.frame_bytes, LeastRecentlyUsed())
+    blocks = chain("a", 60)
+    sources: list[Segments] = Memory(60).fill(blocks)
+    for wait in range(8):
+        writing = asyncio.create_task(tier.write(blocks, sources, Access(float(wait))))
+        for _ in range(wait):
+            await asyncio.sleep(0)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        left = await tier.lead(blocks)
+        memory = Memory(60)
+        assert await tier.read(blocks, memory.all(60), Access(float(wait))) == left
+        assert tier._slabs.used == len(tier) == left
+        assert tier._tree.problems() == []
+    assert await tier.write(blocks, sources, Access(99.0)) == 60
+    assert not np.array_equal(sources[0][0], sources[1][0])
+    await tier.close()
