@@ -13,7 +13,7 @@ from typing import Any
 
 from prefix_store.errors import IndexUnavailable
 from prefix_store.identity.fingerprint import DIGEST_BYTES
-from prefix_store.index.layout import check_keys, joined
+from prefix_store.index.layout import check_keys, packed_names
 from prefix_store.index.lease import Lease
 from prefix_store.index.link import Link
 from prefix_store.index.local_owner import FORGET_SECONDS, Held, LocalOwner
@@ -79,7 +79,8 @@ class RedisIndex:
             for start in range(0, len(keys), _BLOCKS_PER_LOOK):
                 piece = keys[start : start + _BLOCKS_PER_LOOK]
                 left = due - asyncio.get_running_loop().time()
-                found: list[int | bytes] = await self.link.ask("match", joined(piece), deadline=left)
+                names = packed_names(self.link.block_names, piece)
+                found: list[int | bytes] = await self.link.ask("match", names, deadline=left)
                 runs += found
                 if sum(blocks for blocks in found[::2] if isinstance(blocks, int)) < len(piece):
                     break

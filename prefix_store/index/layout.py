@@ -9,6 +9,7 @@ EPOCH_BYTES = 6
 CLAIM_BYTES = 11
 _HELD_BYTES = 7
 _TAG_BYTES = 9
+_STR8, _ARRAY16 = 0xD9, 0xDC
 _WRONG_KEY = "a block key has 16 bytes, as prefix_store.identity makes it"
 
 
@@ -24,12 +25,22 @@ def key_names(namespace: bytes) -> tuple[bytes, bytes, bytes, bytes]:
 
 
 def joined(keys: Sequence[bytes]) -> bytes:
-    """Block keys one after the other. Raises ValueError unless they have 16 bytes, on average: this is on the way of
-    every request, and among keys of unlike lengths nothing would be found anyway."""
-    data = b"".join(keys)
-    if len(data) != KEY_BYTES * len(keys):
+    """Block keys one after the other. Raises ValueError unless each has 16 bytes."""
+    check_keys(keys)
+    return b"".join(keys)
+
+
+def packed_names(prefix: bytes, keys: Sequence[bytes]) -> bytes:
+    """The names of up to 65,535 blocks as an array in MessagePack: what comes before each name is always the same.
+
+    Raises ValueError unless the keys have 16 bytes, on average: this is on the way of every request, and among keys of
+    unlike lengths nothing would be found anyway.
+    """
+    before = bytes([_STR8, len(prefix) + KEY_BYTES]) + prefix
+    names = before.join((b"", *keys))
+    if len(names) != (len(before) + KEY_BYTES) * len(keys):
         raise ValueError(_WRONG_KEY)
-    return data
+    return bytes([_ARRAY16]) + len(keys).to_bytes(2, "big") + names
 
 
 def check_keys(keys: Sequence[bytes]) -> None:

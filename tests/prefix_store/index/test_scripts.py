@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prefix_store.index.layout import held, packed_epoch, packed_kind
+from prefix_store.index.layout import held, packed_epoch, packed_kind, packed_names
 from prefix_store.index.link import Link
 from prefix_store.index.node import RedisNode
 from prefix_store.index.scripts import ScriptName
@@ -152,7 +152,7 @@ class World:
 
     async def check(self) -> None:
         for keys in _CHAINS:
-            reply = await self._link.ask("match", b"".join(keys), deadline=_DEADLINE)
+            reply = await self._link.ask("match", packed_names(self._link.block_names, keys), deadline=_DEADLINE)
             runs = [(blocks, list(held(claims))) for blocks, claims in zip(reply[::2], reply[1::2], strict=True)]
             assert runs == self.model.match(keys)
 
