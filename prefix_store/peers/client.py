@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import http.client
 import logging
 import threading
@@ -30,7 +29,7 @@ from prefix_store.tiers.worker import Worker
 log = logging.getLogger(__name__)
 
 _THREADS = 4
-_IDLE_CONNECTIONS = 2
+_IDLE_CONNECTIONS = 16
 _MOST_PEERS = 1_024
 
 
@@ -71,7 +70,8 @@ class PeerClient:
         self._deadlines = deadlines or PeerDeadlines()
         self._standings: OrderedDict[Address, Standing] = OrderedDict()
         self._worker = Worker("kv-peers", _THREADS)
-        self._idle: dict[str, list[http.client.HTTPConnection]] = collections.defaultdict(list)
+        # The one that was used longest ago first.
+        self._idle: list[tuple[str, http.client.HTTPConnection]] = []
         self._idle_lock = threading.Lock()
 
     def may_ask(self, peer: Address) -> bool:
@@ -120,9 +120,8 @@ class PeerClient:
     async def close(self) -> None:
         """Ends the threads and the connections."""
         await self._worker.close()
-        for connections in self._idle.values():
-            for connection in connections:
-                connection.close()
+        for _, connection in self._idle:
+            connection.close()
 
     def _fetch(
         self,
@@ -159,9 +158,7 @@ class PeerClient:
 
     def _ask(self, question: Question, halt: Halt) -> Answer:
         """Raises PeerFailed."""
-        url = question.address.url
-        with self._idle_lock:
-            kept = self._idle[url].pop() if self._idle[url] else None
+        kept = self._take(question.address.url)
         if kept is not None:
             try:
                 return question.ask(kept, halt)
@@ -171,12 +168,17 @@ class PeerClient:
                 # The peer closed it while nobody used it: that says nothing about the peer of now.
         return question.ask(question.address.connection(), halt)
 
+    def _take(self, url: str) -> http.client.HTTPConnection | None:
+        """A connection that has been used and may still be open."""
+        with self._idle_lock:
+            place = next((n for n, (of, _) in enumerate(self._idle) if of == url), None)
+            return None if place is None else self._idle.pop(place)[1]
+
     def _keep(self, url: str, connection: http.client.HTTPConnection) -> None:
         with self._idle_lock:
-            if len(self._idle[url]) < _IDLE_CONNECTIONS:
-                self._idle[url].append(connection)
-                return
-        connection.close()
+            self._idle.append((url, connection))
+            if len(self._idle) > _IDLE_CONNECTIONS:
+                self._idle.pop(0)[1].close()
 
     def _standing(self, peer: Address) -> Standing:
         if peer not in self._standings:

@@ -36,8 +36,8 @@ class _Outcome:
 class HostMemory:
     """A `Tier` in memory. What is in it ends with the process.
 
-    The books are kept by the event loop; threads, one for reading and one for writing, copy and compute checksums with
-    the interpreter's lock released. While a slot is read or filled, nobody gets its memory, evicted or not.
+    The books are kept by the event loop; threads, one each for reading, writing and serving, copy and compute checksums
+    with the interpreter's lock released. While a slot is read or filled, nobody gets its memory, evicted or not.
 
     Args:
         policy: which blocks stay; for this tier alone.
@@ -63,6 +63,7 @@ class HostMemory:
         self._on_removed = on_removed
         self._reader = Worker("kv-host-read")
         self._writer = Worker("kv-host-write")
+        self._server = Worker("kv-host-serve")
 
     def __len__(self) -> int:
         """Blocks that can be read."""
@@ -131,7 +132,7 @@ class HostMemory:
 
         self._hold([slot])
         try:
-            return await self._reader.run(copy)
+            return await self._server.run(copy)
         except BadFrame as error:
             if error.field != "parent":  # that is a wrong question
                 self._quarantine(key, error)
@@ -146,8 +147,8 @@ class HostMemory:
 
     async def close(self) -> None:
         """See `Tier.close`."""
-        await self._reader.close()
-        await self._writer.close()
+        for worker in (self._reader, self._writer, self._server):
+            await worker.close()
 
     def _restore(
         self, wanted: Sequence[BlockId], slots: Sequence[Slot], into: Sequence[Segments], halt: Halt

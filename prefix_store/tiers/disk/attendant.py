@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections import Counter, deque
@@ -17,8 +18,12 @@ from prefix_store.tiers.disk.folder import Folder
 from prefix_store.tiers.disk.keeper import Keeper, lock_of
 from prefix_store.tiers.disk.membership import Membership
 
+log = logging.getLogger(__name__)
+
 _TURN_SECONDS = 0.05
 _LOOK_SECONDS = 0.5
+_AFTER_FAULT_SECONDS = 5.0
+_CLOSE_SECONDS = 5.0
 
 
 class Ended(NamedTuple):
@@ -66,10 +71,10 @@ class Attendant:
         return not self._closing.wait(seconds)
 
     def close(self) -> None:
-        """Leaves the folder; another process may keep it then."""
+        """Leaves the folder; another process may keep it then. Waits for a few seconds if the disk hangs."""
         self._closing.set()
         self._wanted.set()
-        self._thread.join()
+        self._thread.join(_CLOSE_SECONDS)
 
     def _attend(self) -> None:
         while True:
@@ -81,6 +86,10 @@ class Attendant:
                 self._faults.failed(error)
                 self._leave_keeping()
                 self._next_look = time.monotonic() + _LOOK_SECONDS
+            except Exception:  # a fault of the books must not end in a folder that nobody keeps
+                log.exception("beginning anew with the books of %s", self._path)
+                self._leave_keeping()
+                self._next_look = time.monotonic() + _AFTER_FAULT_SECONDS
             if is_closing:
                 break
             self._wanted.wait(_TURN_SECONDS)

@@ -130,6 +130,8 @@ class Keeper:
         for end in reversed(ends):
             chain = [end]
             while not chain[-1].name.is_first and (parent := chain[-1].name.parent) in fresh and parent not in fits:
+                if len(chain) > len(fresh):
+                    break  # names that go round in a circle are nobody's chain
                 chain.append(fresh[parent])
             first = chain[-1].name
             if not (self._has_its_parent(first) or first.parent in fits):

@@ -40,6 +40,13 @@ def files_in(tmp_path: Path) -> int:
     return len(list((tmp_path / "kv" / "blocks").glob("*/*")))
 
 
+def place_in_circle(folder: Folder) -> None:
+    for key, parent in ((b"a" * 16, b"b" * 16), (b"b" * 16, b"c" * 16), (b"c" * 16, b"a" * 16)):
+        path = Path(folder.block(BlockName(key, parent, is_first=False)))
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x" * 100)
+
+
 async def test_what_one_writes_the_others_read(join: Join) -> None:
     """At once, and under one identity."""
     writer, reader = join(), join()
@@ -125,6 +132,33 @@ async def test_what_a_dead_process_had_not_finished_is_removed(join: Join, tmp_p
     await until(lambda: not list(folder.drafts.iterdir()), "the draft has gone")
     await until(lambda: len(list(folder.journals.iterdir())) == 1, "the journal has gone")
     assert await restored(member, blocks) == 3
+
+
+async def test_books_that_are_wrong_are_made_anew(join: Join, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """From what is in the folder; a fault of the keeper does not leave it without one."""
+    member = join()
+    for number in range(9):
+        await kept(member, chain(f"{number}", 10), float(number))
+    books = member._attendant.keeper
+    assert books is not None
+    books._names.clear()
+    for number in range(9, 12):  # more than there is room for, and what has to go has no name
+        await kept(member, chain(f"{number}", 10), float(number))
+    await until(lambda: bool(caplog.records), "it is noticed")
+    assert "beginning anew with the books" in caplog.text
+    await until(lambda: member._attendant.keeper not in (None, books), "there are new ones")
+    for number in range(12, 18):
+        assert await kept(member, chain(f"{number}", 10), float(number)) == 10
+    assert files_in(tmp_path) <= 128
+    assert await restored(member, chain("17", 10)) == 10
+
+
+async def test_names_that_go_round_in_a_circle_are_removed(join: Join, tmp_path: Path) -> None:
+    """However such files have come there, nobody waits for the end of the chain."""
+    place_in_circle(Folder.open(tmp_path / "kv"))
+    member = join()
+    await until(lambda: files_in(tmp_path) == 0, "they have gone")
+    assert await kept(member, chain("a", 5)) == 5
 
 
 async def test_the_end_of_a_request_reaches_the_keeper(join: Join) -> None:
