@@ -4,6 +4,15 @@ local epoch, kind, keys = ARGV[1], ARGV[2], ARGV[4]
 if not redis.call('ZSCORE', live, epoch) then return 0 end
 local ends = seconds + 1 + tonumber(ARGV[3]) -- the second that has begun is not counted
 local own = epoch .. kind .. struct.pack('>I4', ends)
+
+-- The first claim of an owner that is dead; the oldest where all are alive.
+local function least_wanted(claims)
+  for i = 1, #claims do
+    if not is_alive(sub(claims[i], 1, 6)) then return i end
+  end
+  return 1
+end
+
 each(block, keys, function(_, name, value)
   if not value or #value % CLAIM ~= 0 then
     redis.call('SET', name, own, 'EXAT', ends)
@@ -15,7 +24,7 @@ each(block, keys, function(_, name, value)
       claims[#claims + 1] = sub(value, claim, claim + CLAIM - 1)
     end
   end
-  if #claims == MOST_CLAIMS then table.remove(claims, 1) end
+  if #claims == MOST_CLAIMS then table.remove(claims, least_wanted(claims)) end
   claims[#claims + 1] = own
   set_claims(name, table.concat(claims))
 end)
