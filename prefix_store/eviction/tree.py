@@ -54,7 +54,7 @@ class BlockTree(Generic[K]):
 
     def __contains__(self, key: K) -> bool:
         run = self._runs.get(key)
-        return run is not None and run.keys.index(key) < run.stored
+        return run is not None and (run.stored == len(run.keys) or key in run.keys[: run.stored])
 
     def __iter__(self) -> Iterator[K]:
         """The stored keys, each after the one it follows."""
