@@ -14,9 +14,9 @@ from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.frames.block_id import BlockId
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.host_memory import HostMemory
+from prefix_store.tiers.tier import Tier
 from tests.prefix_store.tiers.blocks import Memory, chain, format_of
 
-Tier = HostMemory | DiskTier
 Make = Callable[..., Tier]
 
 CAPACITY = 64
