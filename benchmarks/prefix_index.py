@@ -23,7 +23,7 @@ from benchmarks.figure import Figure, Row, Target
 from benchmarks.processes import CannotMeasure, cores, free_port, run_on_subject_core, server
 from prefix_store.identity.keys import KeyChain, root_key
 from prefix_store.index.index import RedisIndex, open_index
-from prefix_store.index.owner import Tier
+from prefix_store.index.owner import TierKind
 
 _NAMESPACE = bytes(16)
 _BLOCK_SIZE = 16
@@ -167,7 +167,7 @@ async def ask(url: str, quick: bool) -> Asked:
 
 async def _engines(index: RedisIndex, keys: list[bytes]) -> None:
     """Eight engines, of which the last one holds these blocks."""
-    owners = [index.own(f"engine-{number}", Tier.MEMORY, lambda: ()) for number in range(8)]
+    owners = [index.own(f"engine-{number}", TierKind.MEMORY, lambda: ()) for number in range(8)]
     await index.heard()
     owners[-1].publish(keys)
     await index.flush()
@@ -190,7 +190,7 @@ async def _round(
 ) -> dict[str, list[float]]:
     """Milliseconds of each question, by what was asked."""
     (owner,) = [owner for owner in index.owners.values() if owner.name == "engine-7"]
-    own = index.own(f"writer-{number}", Tier.MEMORY, lambda: ())
+    own = index.own(f"writer-{number}", TierKind.MEMORY, lambda: ())
     await index.heard()
     times: dict[str, list[float]] = {"match": [await _milliseconds(_match, index, keys) for _ in range(questions)]}
     times["hkeys"] = [await _milliseconds(_hkeys, plain, keys) for _ in range(max(2, questions // 10))]
@@ -266,7 +266,7 @@ async def fill(url: str, blocks: int) -> Filled:
     chain = KeyChain(root_key(_NAMESPACE), _BLOCK_SIZE)
     chains = [chain.keys_of(np.full(_CHAIN * _BLOCK_SIZE, number, np.int32)) for number in range(blocks // _CHAIN)]
     async with open_index(url, _NAMESPACE, deadline=_PATIENT, lifetime=600.0) as index:
-        owners = [index.own(f"engine-{number}", Tier.MEMORY, lambda: ()) for number in range(2)]
+        owners = [index.own(f"engine-{number}", TierKind.MEMORY, lambda: ()) for number in range(2)]
         await index.heard()
         empty = await _used(plain)
         sizes = []

@@ -19,7 +19,7 @@ from prefix_store.index.link import Link
 from prefix_store.index.local_owner import FORGET_SECONDS, Held, LocalOwner
 from prefix_store.index.match import Match, match_of
 from prefix_store.index.node import RedisNode
-from prefix_store.index.owner import Details, Owner, Tier, owners_of
+from prefix_store.index.owner import Details, Owner, TierKind, owners_of
 from prefix_store.index.writes import BLOCKS_AT_ONCE, Write, WriteQueue
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class RedisIndex:
     def own(
         self,
         name: str,
-        tier: Tier,
+        tier: TierKind,
         inventory: Callable[[], Iterable[Held]],
         details: Callable[[], Details] = Details,
         lasting: bool = False,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from prefix_store.errors import IndexUnavailable
 from prefix_store.index.layout import check_keys, packed_epoch
 from prefix_store.index.link import Link
-from prefix_store.index.owner import Details, Tier, packed_details
+from prefix_store.index.owner import Details, TierKind, packed_details
 from prefix_store.index.writes import BLOCKS_AT_ONCE, Write, WriteKind, WriteQueue
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class LocalOwner:
     def __init__(
         self,
         name: str,
-        tier: Tier,
+        tier: TierKind,
         inventory: Callable[[], Iterable[Held]],
         details: Callable[[], Details],
         lasting: bool,

@@ -8,7 +8,7 @@ import msgspec
 from prefix_store.index.layout import EPOCH_BYTES
 
 
-class Tier(IntEnum):
+class TierKind(IntEnum):
     """Where an owner keeps a block. Part of what lies in Redis: a number is never used again for something else."""
 
     MEMORY = 1
@@ -20,6 +20,9 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True):
 
     address: str = ""
     """URL under which other hosts can fetch its blocks; empty where they cannot."""
+    instance: str = ""
+    """As what the server at this address answers: one that has restarted there answers as another. Not the owner's
+    epoch, which also changes when Redis has lost the owner and the server has not restarted."""
     blocks: int = 0
     size: int = 0
     """Bytes of these blocks."""

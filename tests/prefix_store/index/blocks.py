@@ -7,7 +7,7 @@ from prefix_store.identity.keys import KeyChain, root_key
 from prefix_store.index.index import RedisIndex
 from prefix_store.index.local_owner import Held, LocalOwner
 from prefix_store.index.match import Match
-from prefix_store.index.owner import Tier
+from prefix_store.index.owner import TierKind
 
 # Far more than the default, so that a test about something else does not turn on how busy the machine is.
 PATIENT = 5.0
@@ -33,7 +33,7 @@ class Shelf:
         return [Held(0, list(self.keys))]
 
 
-async def owner(index: RedisIndex, name: str, *keys: bytes, tier: Tier = Tier.MEMORY) -> LocalOwner:
+async def owner(index: RedisIndex, name: str, *keys: bytes, tier: TierKind = TierKind.MEMORY) -> LocalOwner:
     """An owner that has been announced and has claimed these blocks."""
     made = index.own(name, tier, Shelf(*keys).inventory)
     await index.heard()

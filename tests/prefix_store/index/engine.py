@@ -12,7 +12,7 @@ import sys
 
 from prefix_store.index.index import RedisIndex, open_index
 from prefix_store.index.local_owner import LocalOwner
-from prefix_store.index.owner import Tier
+from prefix_store.index.owner import TierKind
 from tests.prefix_store.index.blocks import PATIENT, Shelf, chain
 
 LIFETIME = 1.0
@@ -37,7 +37,7 @@ async def main(url: str, namespace: bytes, name: str, seed: int) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     stop = asyncio.create_task(lines.readline())
     async with open_index(url, namespace, **options) as index:  # type: ignore[arg-type]
-        owner = index.own(name, Tier.MEMORY, shelf.inventory)
+        owner = index.own(name, TierKind.MEMORY, shelf.inventory)
         await index.heard()
         for number in itertools.count():
             if number == A_WHILE:

@@ -8,7 +8,7 @@ import redis.asyncio
 from prefix_store.errors import IndexUnavailable
 from prefix_store.index.census import Share, repair, take_census
 from prefix_store.index.index import open_index
-from prefix_store.index.owner import Tier
+from prefix_store.index.owner import TierKind
 from tests.cache.valkey import Valkey
 from tests.prefix_store.index.blocks import PATIENT, Shelf, chain, new_namespace, owner
 from tests.prefix_store.index.cluster import Cluster
@@ -34,7 +34,7 @@ async def test_blocks_are_counted_by_owner_tier_and_codec(url: str) -> None:
     ):
         await owner(other, "a", *chain(second, 100))
         await owner(index, "a", *keys[:2_000])
-        disk = await owner(index, "disk", tier=Tier.DISK)
+        disk = await owner(index, "disk", tier=TierKind.DISK)
         disk.publish(keys[1_000:], codec=3)
         dead = await owner(index, "dead", *keys[:10])
         await index.flush()
@@ -43,7 +43,11 @@ async def test_blocks_are_counted_by_owner_tier_and_codec(url: str) -> None:
         census = await take_census(index)
         assert census.blocks == 2_500
         assert census.claims == Counter(
-            {Share("a", Tier.MEMORY, 0): 2_000, Share("disk", Tier.DISK, 3): 1_500, Share("", Tier.MEMORY, 0): 10}
+            {
+                Share("a", TierKind.MEMORY, 0): 2_000,
+                Share("disk", TierKind.DISK, 3): 1_500,
+                Share("", TierKind.MEMORY, 0): 10,
+            }
         )
 
 
@@ -53,14 +57,14 @@ async def test_a_repair_makes_the_index_say_what_is_held(valkey: Valkey) -> None
     keys = chain(namespace, 1_500)
     shelf = Shelf()
     async with open_index(valkey.url, namespace, deadline=PATIENT, lifetime=30) as index:
-        held = index.own("a", Tier.DISK, shelf.inventory, lasting=True)
+        held = index.own("a", TierKind.DISK, shelf.inventory, lasting=True)
         await owner(index, "b", *keys[:3])
         held.publish(keys[:1_000])
         await index.flush()
         shelf.keys = [*keys[:500], *keys[1_000:]]
         assert await repair(index, held) == 500
         census = await take_census(index)
-        assert census.claims == Counter({Share("a", Tier.DISK, 0): 1_000, Share("b", Tier.MEMORY, 0): 3})
+        assert census.claims == Counter({Share("a", TierKind.DISK, 0): 1_000, Share("b", TierKind.MEMORY, 0): 3})
         assert await repair(index, held) == 0
         assert (await index.match(keys)).blocks == 500
 

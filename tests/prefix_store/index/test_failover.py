@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from prefix_store.index.index import open_index
-from prefix_store.index.owner import Tier
+from prefix_store.index.owner import TierKind
 from tests.cache.entries import until
 from tests.prefix_store.index.blocks import PATIENT, Shelf, chain
 from tests.prefix_store.index.cluster import Cluster
@@ -25,7 +25,7 @@ async def test_a_dead_master_is_replaced_by_its_replica(own_cluster: Cluster) ->
     keys = chain(namespace, 200)
     master = own_cluster.nodes[0]
     async with open_index(master.url, namespace, deadline=PATIENT, heartbeat=0.1) as index:
-        held = index.own("a", Tier.MEMORY, Shelf(*keys).inventory)
+        held = index.own("a", TierKind.MEMORY, Shelf(*keys).inventory)
         await index.heard()
         await index.flush()
         master.process.kill()

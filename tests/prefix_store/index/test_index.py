@@ -10,7 +10,7 @@ import redis.asyncio
 from prefix_store.index.index import RedisIndex, open_index
 from prefix_store.index.local_owner import Held
 from prefix_store.index.match import NOTHING_KNOWN
-from prefix_store.index.owner import Details, Tier
+from prefix_store.index.owner import Details, TierKind
 from tests.cache.entries import until
 from tests.cache.valkey import Valkey
 from tests.prefix_store.index.blocks import PATIENT, Shelf, chain, new_namespace, outline, owner
@@ -34,7 +34,7 @@ async def test_the_longest_prefix_is_found_with_its_holders(valkey: Valkey) -> N
     async with index_of(valkey, namespace) as one, index_of(valkey, namespace) as two:
         await owner(one, "a", *keys[:7])
         await owner(two, "b", *keys[:3])
-        disk = two.own("disk", Tier.DISK, Shelf().inventory, lambda: Details("http://host:1", 4, 400))
+        disk = two.own("disk", TierKind.DISK, Shelf().inventory, lambda: Details("http://host:1", "boot-7", 4, 400))
         await two.heard()
         disk.publish(keys[5:9], codec=2)
         await two.flush()
@@ -43,7 +43,11 @@ async def test_the_longest_prefix_is_found_with_its_holders(valkey: Valkey) -> N
         assert outline(match) == [(3, {"a", "b"}), (2, {"a"}), (2, {"a", "disk"}), (2, {"disk"})]
         assert match.blocks == 9
         (last,) = match.runs[-1].holders
-        assert (last.tier, last.codec, last.owner.details) == (Tier.DISK, 2, Details("http://host:1", 4, 400))
+        assert (last.tier, last.codec, last.owner.details) == (
+            TierKind.DISK,
+            2,
+            Details("http://host:1", "boot-7", 4, 400),
+        )
         assert (await one.match(keys[8:])).blocks == 1
         assert await one.match(keys[9:]) == await one.match([]) == NOTHING_KNOWN
 
@@ -146,7 +150,7 @@ async def test_a_disk_outlives_its_processes(valkey: Valkey) -> None:
         epochs = []
         for _ in range(2):
             async with index_of(valkey, namespace) as one, index_of(valkey, namespace) as two:
-                disks = [index.own("disk", Tier.DISK, shelf.inventory, lasting=True) for index in (one, two)]
+                disks = [index.own("disk", TierKind.DISK, shelf.inventory, lasting=True) for index in (one, two)]
                 await one.heard()
                 await two.heard()
                 await one.flush()
@@ -156,7 +160,7 @@ async def test_a_disk_outlives_its_processes(valkey: Valkey) -> None:
             assert (await reader.match(keys)).blocks == 4  # for as long as it counts as alive
         assert len(set(epochs)) == 1
         async with index_of(valkey, namespace) as one, index_of(valkey, namespace) as two:
-            disks = [index.own("disk", Tier.DISK, shelf.inventory, lasting=True) for index in (one, two)]
+            disks = [index.own("disk", TierKind.DISK, shelf.inventory, lasting=True) for index in (one, two)]
             await one.heard()
             await two.heard()
             shelf.keys = keys[:2]
@@ -260,7 +264,7 @@ async def test_claims_end_unless_they_are_repeated(valkey: Valkey, raw: "redis.a
     keys = chain(namespace, 3)
     shelf = Shelf(*keys[:2])
     async with index_of(valkey, namespace, claim_seconds=1) as index:
-        held = index.own("a", Tier.MEMORY, shelf.inventory)
+        held = index.own("a", TierKind.MEMORY, shelf.inventory)
         await index.heard()
         held.publish(keys)
 
@@ -284,7 +288,7 @@ async def test_what_readers_use_lasts(valkey: Valkey) -> None:
         index_of(valkey, namespace, claim_seconds=1) as index,
         index_of(valkey, namespace, claim_seconds=1) as reader,
     ):
-        held = index.own("b", Tier.MEMORY, Shelf().inventory)
+        held = index.own("b", TierKind.MEMORY, Shelf().inventory)
         await index.heard()
         held.publish(keys[:2])
         await index.flush()
@@ -356,7 +360,7 @@ async def test_an_inventory_brings_nothing_back(valkey: Valkey) -> None:
             begun.set()
             return shelf.inventory()
 
-        held = index.own("a", Tier.MEMORY, inventory)
+        held = index.own("a", TierKind.MEMORY, inventory)
         await begun.wait()
         del shelf.keys[1_000:]
         assert await held.withdraw(keys[:999:-1], PATIENT) == frozenset()
@@ -400,4 +404,4 @@ async def test_wrong_keys_are_refused(valkey: Valkey) -> None:
         with pytest.raises(ValueError, match="codec is 16"):
             held.publish([bytes(16)], codec=16)
         with pytest.raises(ValueError, match="name is empty"):
-            index.own("", Tier.MEMORY, Shelf().inventory)
+            index.own("", TierKind.MEMORY, Shelf().inventory)
