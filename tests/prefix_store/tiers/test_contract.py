@@ -10,7 +10,9 @@ import pytest
 from prefix_store.codecs.codec import Codec
 from prefix_store.codecs.registry import CODECS, PLAIN
 from prefix_store.eviction.access import Access
+from prefix_store.eviction.hazard import HazardIndex
 from prefix_store.eviction.lru import LeastRecentlyUsed
+from prefix_store.eviction.policy import Policy
 from prefix_store.frames.block_id import BlockId
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.host_memory import HostMemory
@@ -27,12 +29,16 @@ CAPACITY = 64
 async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
     made: list[Tier] = []
 
-    def make(codec: Codec = PLAIN, removed: Callable[[Sequence[bytes]], None] = lambda keys: None) -> Tier:
+    def make(
+        codec: Codec = PLAIN,
+        removed: Callable[[Sequence[bytes]], None] = lambda keys: None,
+        policy: Callable[[], Policy] = LeastRecentlyUsed,
+    ) -> Tier:
         form = format_of(codec)
         if request.param == "host":
-            tier: Tier = HostMemory(form, CAPACITY * _rounded(form.frame_bytes), LeastRecentlyUsed(), removed)
+            tier: Tier = HostMemory(form, CAPACITY * _rounded(form.frame_bytes), policy(), removed)
         else:
-            tier = DiskTier(tmp_path / "kv", form, CAPACITY * form.frame_bytes, LeastRecentlyUsed, removed)
+            tier = DiskTier(tmp_path / "kv", form, CAPACITY * form.frame_bytes, policy, removed)
         made.append(tier)
         return tier
 
@@ -185,9 +191,10 @@ async def test_frames_are_given_by_both_of_their_hashes(make: Make) -> None:
     assert await tier.frame(b"x" * 16, blocks[0].parent) is None
 
 
-async def test_many_at_once_get_what_they_asked_for(make: Make) -> None:
+@pytest.mark.parametrize("policy", [LeastRecentlyUsed, HazardIndex])
+async def test_many_at_once_get_what_they_asked_for(make: Make, policy: Callable[[], Policy]) -> None:
     """Readers and writers of the same and of other chains, while the tier evicts all the time."""
-    tier = make()
+    tier = make(policy=policy)
     shared = chain("shared", 6)
     chains = [chain(f"{number}", 12, root=shared) for number in range(12)]
 
@@ -196,7 +203,9 @@ async def test_many_at_once_get_what_they_asked_for(make: Make) -> None:
             blocks = chains[(number + turn) % len(chains)]
             count = await restored(tier, blocks, turn)
             memory = Memory(12)
-            await tier.write(blocks, memory.fill(blocks)[count:], Access(float(turn)))
+            access = Access(float(turn))
+            await tier.write(blocks, memory.fill(blocks)[count:], access)
+            access.end(10 * number)
 
     await asyncio.gather(*(one(number) for number in range(8)))
     assert tier.counts.hits
