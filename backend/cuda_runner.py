@@ -48,6 +48,7 @@ class CudaRunner:
     """
 
     deterministic = False
+    kv_blocks = None
 
     def __init__(
         self,

@@ -6,16 +6,19 @@ import ctypes
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from backend.config import ModelConfig
 from backend.fused_build import FusedUnavailable
 from backend.fused_layout import GROUP, KVPrecision, Precision, in_groups, pack_bytes, pack_halves, pack_nibbles
 from backend.huge_pages import Arena, zeros
+from backend.kv_blocks import HostKvBlocks, KvBlocks
 from backend.rope import rope_table
 from backend.runner import BLOCK_SIZE, CPU_BATCH, CPU_STEP_TOKENS, StepInput, StepOutput
 from backend.thread_choice import ThreadChoice
 from backend.weights import LayerWeights, Linear, ModelWeights
+from prefix_store.frames.layout import BlockLayout
 
 _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
@@ -109,6 +112,7 @@ class FusedRunner:
         self._arena = Arena()
         self._kv_precision = kv_precision
         self._kv = zeros(num_blocks * self.block_bytes(config, kv_precision))
+        self.kv_blocks = self._blocks()
         self._logits = torch.empty(0)
         self._model = self._create(weights, max_context)
 
@@ -146,6 +150,15 @@ class FusedRunner:
             raise MemoryError(f"no memory for a step of {rows} tokens")
         self._threads.note(rows, threads, time.perf_counter() - began)
         return StepOutput(self._logits[:size].view(wanted, self.config.vocab_size), hidden)
+
+    def _blocks(self) -> KvBlocks:
+        c = self.config
+        memory = self._kv.numpy().reshape(c.num_layers, self.num_blocks, -1)
+        if self._kv_precision == "int8":  # with scales between the numbers
+            return HostKvBlocks(BlockLayout("uint8", (memory[:, 0].size,)), [memory], block_axis=1)
+        shape = (c.num_layers, c.num_kv_heads, 2, BLOCK_SIZE, c.head_dim)
+        layout = BlockLayout("float16", shape, "lhptd", keys_transposed=True)
+        return HostKvBlocks(layout, [memory.view(np.float16)], block_axis=1)
 
     def _create(self, weights: ModelWeights, max_context: int) -> int:
         c = self.config

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from backend.config import KvDtype, ModelConfig
+from backend.kv_blocks import HostKvBlocks, KvBlocks
 from backend.runner import BLOCK_SIZE
+from prefix_store.frames.layout import BlockLayout
 
 _STORED: dict[KvDtype, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -39,6 +41,20 @@ class KvMemory:
         vector = config.head_dim * _STORED.get(kv_dtype, dtype).itemsize
         scale = torch.float32.itemsize if kv_dtype in _STORED else 0
         return 2 * config.num_layers * BLOCK_SIZE * config.num_kv_heads * (vector + scale)
+
+    @property
+    def blocks(self) -> KvBlocks:
+        """The blocks of all layers, scales included."""
+        parts, layers, slots, heads, dimensions = self._vectors.shape
+        # Not every number of torch has a name in NumPy: bytes do.
+        vectors = self._vectors.view(torch.uint8).view(parts, layers, slots // BLOCK_SIZE, -1).numpy()
+        if self._scales is None:
+            shape = (parts, layers, BLOCK_SIZE, heads, dimensions)
+            layout = BlockLayout(str(self._stored).removeprefix("torch."), shape, "plthd")
+            return HostKvBlocks(layout, [vectors], block_axis=2)
+        scales = self._scales.view(torch.uint8).view(parts, layers, slots // BLOCK_SIZE, -1).numpy()
+        size = vectors[:, :, 0].size + scales[:, :, 0].size
+        return HostKvBlocks(BlockLayout("uint8", (size,)), [vectors, scales], block_axis=2)
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Stores keys and values [T, kv heads, head_dim] at the slots [T]."""

@@ -13,6 +13,8 @@ from backend.config import ModelConfig
 if TYPE_CHECKING:
     import torch
 
+    from backend.kv_blocks import KvBlocks
+
 BLOCK_SIZE = 16
 """Tokens in one KV block."""
 CPU_BATCH, CPU_STEP_TOKENS = 32, 128
@@ -82,6 +84,11 @@ class ModelRunner(Protocol):
     step_tokens: int
     deterministic: bool
     """Whether a row's logits are bitwise the same whatever else is in the step, and however it was chunked."""
+
+    @property
+    def kv_blocks(self) -> KvBlocks | None:
+        """Its blocks, for those who keep them elsewhere; None: they cannot be got at from the host."""
+        ...
 
     def run(self, step: StepInput) -> StepOutput:
         """Computes every row and writes its keys and values."""

@@ -52,6 +52,7 @@ class TorchRunner:
         self._rotations = {rope: rotations(rope, config.head_dim, max_context) for rope in ropes}
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype)
         self._memory = KvMemory(config, num_blocks, dtype, kv_dtype)
+        self.kv_blocks = self._memory.blocks
 
     @staticmethod
     def block_bytes(config: ModelConfig, dtype: torch.dtype = torch.float32, kv_dtype: KvDtype = "auto") -> int:

@@ -1,0 +1,70 @@
+"""Blocks that are taken out of one runner's KV memory and put into another's go on as if they had been computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from backend.config import ModelConfig
+from backend.fused_runner import FusedRunner
+from backend.kv_blocks import KvBlocks
+from backend.runner import BLOCK_SIZE, ModelRunner
+from backend.torch_runner import TorchRunner
+from backend.weights import ModelWeights
+from prefix_store.frames.segments import gather, scatter
+from tests.backend.conftest import built_library
+from tests.backend.random_models import Paged, random_tokens, step_of
+from tests.backend.test_fused import small
+
+CONTEXT = 256
+TOKENS = random_tokens(5 * BLOCK_SIZE + 3)
+
+Make = Callable[[ModelConfig, ModelWeights], FusedRunner | TorchRunner]
+RUNNERS: dict[str, Make] = {
+    "fused float16": lambda c, w: FusedRunner(built_library(), c, w, 12, CONTEXT, 1),
+    "fused, int8 KV": lambda c, w: FusedRunner(built_library(), c, w, 12, CONTEXT, 1, kv_precision="int8"),
+    "torch float32": lambda c, w: TorchRunner(c, w, 12, CONTEXT),
+    "torch bfloat16": lambda c, w: TorchRunner(c, w, 12, CONTEXT, torch.bfloat16),
+    "torch, int8 KV": lambda c, w: TorchRunner(c, w, 12, CONTEXT, kv_dtype="int8"),
+    "torch, fp8 KV": lambda c, w: TorchRunner(c, w, 12, CONTEXT, kv_dtype="fp8"),
+}
+
+
+def carried(source: KvBlocks, target: KvBlocks, pairs: list[tuple[int, int]]) -> None:
+    """Copy blocks from one memory to the other, as bytes."""
+    assert source.layout == target.layout
+    data = np.empty(source.layout.nbytes, np.uint8)
+    for ours, theirs in pairs:
+        gather(source.segments(ours), data)
+        scatter(data, target.segments(theirs))
+
+
+@pytest.mark.parametrize("name", RUNNERS)
+def test_what_follows_on_carried_blocks_is_bitwise_the_same(
+    name: str, config: ModelConfig, weights: ModelWeights
+) -> None:
+    """In other places of another memory; and blocks beside them are not touched."""
+    config, weights = small(config, weights)
+    first, second = (RUNNERS[name](config, weights) for _ in range(2))
+    whole = Paged(TOKENS, [3, 5, 7, 9, 11, 1])
+    first.run(step_of([(whole, 5 * BLOCK_SIZE)]))
+    beside = [np.array(segment) for segment in second.kv_blocks.segments(4)]
+    carried(first.kv_blocks, second.kv_blocks, [(3, 10), (5, 8), (7, 6), (9, 0), (11, 2)])
+    other = Paged(TOKENS, [10, 8, 6, 0, 2, 1], computed=5 * BLOCK_SIZE)
+
+    assert torch.equal(first.run(step_of([(whole, 3)])).logits, second.run(step_of([(other, 3)])).logits)
+    for before, after in zip(beside, second.kv_blocks.segments(4), strict=True):
+        assert np.array_equal(before, after)
+
+
+@pytest.mark.parametrize("name", RUNNERS)
+def test_a_layout_has_the_size_that_the_runner_says(name: str, config: ModelConfig, weights: ModelWeights) -> None:
+    """All layers, keys and values, scales too."""
+    runner: ModelRunner = RUNNERS[name](*small(config, weights))
+    assert runner.kv_blocks is not None
+    assert runner.kv_blocks.layout.nbytes == runner.kv_bytes_per_token * BLOCK_SIZE
+    sizes = [np.asarray(segment).nbytes for segment in runner.kv_blocks.segments(0)]
+    assert sum(sizes) == runner.kv_blocks.layout.nbytes
