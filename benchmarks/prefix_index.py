@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
@@ -33,14 +34,17 @@ _CHAIN = 500
 _ROUNDS = 5
 _QUESTIONS = 200
 _PATIENT = 10.0
+_HOLDER = b"engine-7@memory"
+_HOLDERS, _NOBODY = b"*1\r\n$%d\r\n%s\r\n" % (len(_HOLDER), _HOLDER), b"*0\r\n"
 _METHOD = """\
-A Valkey server over TCP on one core, one client on the other: redis-py on uvloop, as the engine's server uses them, for
-every way. The prompt has 1,000 blocks of 16 tokens, 700 of which one engine of eight holds. Five rounds of each way in
-turn, 200 questions a round (20 and 5 of the slow ones), one after the other. The lookup is `RedisIndex.match`: keys
-packed, one script, holders unpacked, with the keys there already; what computing those costs stands beside it.
-Pipelined HKEYS is how llm-d asks: a hash for each block whose fields are its holders, all 1,000 asked in one pipeline.
-Sequential EXISTS asks block by block until one is missing. Bytes a block are `used_memory` of a new server with 100,000
-blocks in chains of 500, everything that is in it counted, less that of the empty server."""
+A Valkey server over TCP on one core, one client on the other. The prompt has 1,000 blocks of 16 tokens, 700 of which
+one engine of eight holds. Five rounds of each way in turn, 200 questions a round (50 and 5 of the slow ones), one after
+the other. The lookup is `RedisIndex.match`, with redis-py on uvloop as the engine's server uses them: keys packed, one
+script, holders unpacked, with the keys there already; what computing those costs stands beside it. Pipelined HKEYS is
+how llm-d asks: a hash for each block whose fields are its holders, all 1,000 asked in one pipeline. Sequential EXISTS
+asks block by block until one is missing. Both of these have no client at all: commands are made by hand and replies are
+not parsed, which is more than fair to them. Bytes a block are `used_memory` of a new server with 100,000 blocks in
+chains of 500, everything that is in it counted, less that of the empty server."""
 
 
 class Asked(msgspec.Struct, kw_only=True):
@@ -140,19 +144,38 @@ async def _running(binary: str) -> AsyncIterator[int]:
             yield port
 
 
+class _Bare:
+    """A connection without a client: replies are read, by their length, and not parsed."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def ask(self, commands: bytes, as_long_as: bytes) -> bytes:
+        self._writer.write(commands)
+        return await self._reader.readexactly(len(as_long_as))
+
+
+@asynccontextmanager
+async def _bare(url: str) -> AsyncIterator[_Bare]:
+    address = urlsplit(url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=2**20)
+    yield _Bare(reader, writer)
+    writer.close()
+
+
 async def ask(url: str, quick: bool) -> Asked:
     """All ways to ask, in turn."""
     tokens = np.arange(_PROMPT * _BLOCK_SIZE, dtype=np.int32)
     chain = KeyChain(root_key(_NAMESPACE), _BLOCK_SIZE)
     keys = chain.keys_of(tokens)
     plain = redis.asyncio.from_url(url, protocol=2, driver_info=None)
-    async with open_index(url, _NAMESPACE, deadline=_PATIENT, lifetime=60.0) as index:
+    async with open_index(url, _NAMESPACE, deadline=_PATIENT, lifetime=60.0) as index, _bare(url) as bare:
         await _engines(index, keys[:_PRESENT])
         await _hashes(plain, keys[:_PRESENT])
         questions = 20 if quick else _QUESTIONS
         measured: dict[str, list[list[float]]] = {}
         for number in range(1 if quick else _ROUNDS):
-            for name, times in (await _round(index, plain, chain, keys, questions, number)).items():
+            for name, times in (await _round(index, bare, chain, keys, questions, number)).items():
                 measured.setdefault(name, []).append(times)
         in_server = await _server_time(plain, index, keys, questions)
         making = [await _milliseconds(_keys_made, chain, tokens) for _ in range(questions)]
@@ -176,13 +199,13 @@ async def _engines(index: RedisIndex, keys: list[bytes]) -> None:
 async def _hashes(plain: "redis.asyncio.Redis", keys: list[bytes]) -> None:
     pipeline = plain.pipeline(transaction=False)
     for key in keys:
-        pipeline.hset(_hash_name(key), "engine-7@memory", "1")
+        pipeline.hset(_hash_name(key), _HOLDER, "1")
     await pipeline.execute()
 
 
 async def _round(
     index: RedisIndex,
-    plain: "redis.asyncio.Redis",
+    bare: _Bare,
     chain: KeyChain,
     keys: list[bytes],
     questions: int,
@@ -193,8 +216,8 @@ async def _round(
     own = index.own(f"writer-{number}", TierKind.MEMORY, lambda: ())
     await index.heard()
     times: dict[str, list[float]] = {"match": [await _milliseconds(_match, index, keys) for _ in range(questions)]}
-    times["hkeys"] = [await _milliseconds(_hkeys, plain, keys) for _ in range(max(2, questions // 10))]
-    times["exists"] = [await _milliseconds(_exists, plain, keys) for _ in range(max(2, questions // 40))]
+    times["hkeys"] = [await _milliseconds(_hkeys, bare, keys) for _ in range(max(2, questions // 4))]
+    times["exists"] = [await _milliseconds(_exists, bare, keys) for _ in range(max(2, questions // 40))]
     times |= {"lease": [], "release": [], "publish": [], "withdraw": []}
     for question in range(questions):
         begun = time.perf_counter()
@@ -220,19 +243,17 @@ async def _match(index: RedisIndex, keys: list[bytes]) -> None:
         raise CannotMeasure(f"The lookup found {found.blocks} blocks, not {_PRESENT}.")
 
 
-async def _hkeys(plain: "redis.asyncio.Redis", keys: list[bytes]) -> None:
-    pipeline = plain.pipeline(transaction=False)
-    for key in keys:
-        pipeline.hkeys(_hash_name(key))
-    holders = await pipeline.execute()
-    found = next((number for number, names in enumerate(holders) if not names), len(holders))
-    if found != _PRESENT:
-        raise CannotMeasure(f"HKEYS found {found} blocks, not {_PRESENT}.")
+async def _hkeys(bare: _Bare, keys: list[bytes]) -> None:
+    replies = await bare.ask(
+        b"".join(_command(b"HKEYS", key) for key in keys), _HOLDERS * _PRESENT + _NOBODY * (_PROMPT - _PRESENT)
+    )
+    if replies.find(_NOBODY) != _PRESENT * len(_HOLDERS):
+        raise CannotMeasure(f"HKEYS did not find {_PRESENT} blocks.")
 
 
-async def _exists(plain: "redis.asyncio.Redis", keys: list[bytes]) -> None:
+async def _exists(bare: _Bare, keys: list[bytes]) -> None:
     for number, key in enumerate(keys):
-        if not await plain.exists(_hash_name(key)):
+        if await bare.ask(_command(b"EXISTS", key), b":0\r\n") == b":0\r\n":
             if number != _PRESENT:
                 raise CannotMeasure(f"EXISTS found {number} blocks, not {_PRESENT}.")
             return
@@ -242,8 +263,13 @@ async def _keys_made(chain: KeyChain, tokens: "np.ndarray[tuple[int], np.dtype[n
     chain.keys_of(tokens)
 
 
-def _hash_name(key: bytes) -> str:
-    return f"model@{key.hex()}"
+def _hash_name(key: bytes) -> bytes:
+    return b"model@" + key.hex().encode()
+
+
+def _command(name: bytes, key: bytes) -> bytes:
+    hash_name = _hash_name(key)
+    return b"*2\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n" % (len(name), name, len(hash_name), hash_name)
 
 
 async def _server_time(plain: "redis.asyncio.Redis", index: RedisIndex, keys: list[bytes], questions: int) -> float:
