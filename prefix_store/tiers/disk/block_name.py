@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from prefix_store.codecs.frame_format import FrameFormat
+from prefix_store.frames.block_id import BlockId
 
 _NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})(-first)?")
 
@@ -29,3 +33,9 @@ class BlockName(NamedTuple):
         """From the last part of such a path; None where it is not a block's."""
         found = _NAME.fullmatch(file)
         return found and cls(bytes.fromhex(found[1]), bytes.fromhex(found[2]), found[3] is not None)
+
+
+def block_name(frame_format: FrameFormat, chain: Sequence[BlockId], place: int) -> BlockName:
+    """The name of a chain's block in this format."""
+    block = chain[place]
+    return BlockName(frame_format.stored_key(block.key), frame_format.stored_key(block.parent), not place)

@@ -1,0 +1,75 @@
+"""The thread that reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from prefix_store.codecs.frame_format import FrameFormat
+from prefix_store.frames.block_id import BlockId
+from prefix_store.frames.errors import BadFrame
+from prefix_store.frames.segments import Segments
+from prefix_store.tiers.counts import TierCounts
+from prefix_store.tiers.disk.block_name import BlockName, block_name
+from prefix_store.tiers.disk.discard import discard
+from prefix_store.tiers.disk.faults import Faults
+from prefix_store.tiers.disk.membership import Membership, scratch
+from prefix_store.tiers.disk.use import Use
+from prefix_store.tiers.halt import Halt
+
+
+class Restorer:
+    """Reads frames into a buffer of its own, checks them there, and copies what is right. One thread uses it."""
+
+    def __init__(self, path: Path, frame_format: FrameFormat, counts: TierCounts) -> None:
+        self._format = frame_format
+        self._counts = counts
+        self._faults = Faults(f"reading KV blocks from {path}", counts.faults)
+        self._frame = scratch(frame_format.frame_bytes)
+
+    def lead(self, membership: Membership, chain: Sequence[BlockId]) -> int:
+        """How many leading blocks have a file. Bisected: a block is there only while its parent is."""
+        low, high = 0, len(chain)
+        while low < high:
+            middle = (low + high) // 2
+            if membership.has(block_name(self._format, chain, middle)):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def restore(
+        self, membership: Membership, chain: Sequence[BlockId], into: Sequence[Segments], use: Use, halt: Halt
+    ) -> int:
+        """Restores the last ``len(into)`` blocks, up to the first that is not there or not right; how many it were."""
+        began = time.perf_counter()
+        first, restored = len(chain) - len(into), 0
+        try:
+            for place, segments in enumerate(into, first):
+                if not self._load(membership, chain[place], block_name(self._format, chain, place)):
+                    break
+                with halt:
+                    self._format.decode(self._frame[:-1], segments)
+                restored += 1
+            if restored:
+                last = block_name(self._format, chain, first + restored - 1)
+                membership.used(last, use.number, use.output_length)
+            self._faults.worked()
+        except OSError as error:
+            self._faults.failed(error)
+        self._counts.bytes_read += restored * self._format.frame_bytes
+        self._counts.read_seconds += time.perf_counter() - began
+        return restored
+
+    def _load(self, membership: Membership, block: BlockId, name: BlockName) -> bool:
+        """Whether a block's frame is there and right, and in the buffer now. Raises OSError."""
+        try:
+            size = membership.load(name, self._frame)
+            self._format.verify(block, self._frame[:size])
+        except FileNotFoundError:
+            return False
+        except BadFrame as error:
+            discard(membership, name, error, self._counts.bad_frames)
+            return False
+        return True
