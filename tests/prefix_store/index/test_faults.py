@@ -304,3 +304,15 @@ async def test_a_redis_that_lets_nobody_run_scripts_is_named(
     await raw.aclose()
     complaints = [record for record in caplog.records if "permissions" in record.message.lower()]
     assert len(complaints) == 1
+
+
+async def test_a_shutdown_does_not_wait_for_a_frozen_redis(own_valkey: Valkey) -> None:
+    """Not for more than some deadlines of the background, also where nobody has noticed yet that it is frozen."""
+    namespace = new_namespace()
+    keys = chain(namespace, 300)
+    async with asyncio.timeout(15):
+        async with open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=60, lifetime=120) as index:
+            held = await owner(index, "a", *keys)
+            own_valkey.freeze()
+            held.touch(keys)
+    assert held.epoch is None
