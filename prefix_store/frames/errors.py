@@ -2,12 +2,12 @@
 
 
 class BadFrame(Exception):
-    """Bytes that are not the frame that was asked for. ``field`` is what gave them away."""
+    """Bytes that are not the frame that was asked for. ``field`` is what gave them away.
+
+    The message goes into logs, so it has no hashes: from a digest of a few tokens the tokens can be guessed.
+    """
 
     def __init__(self, field: str, expected: object, found: object) -> None:
         self.field = field
-        super().__init__(f"{field} is {_shown(found)}, expected {_shown(expected)}")
-
-
-def _shown(value: object) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)
+        is_hash = isinstance(expected, bytes) and isinstance(found, bytes)
+        super().__init__(f"{field} is another one" if is_hash else f"{field} is {found}, expected {expected}")

@@ -1,7 +1,5 @@
 """Frames: what is written is read, and nothing else is ever taken for it."""
 
-import re
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -70,7 +68,7 @@ def test_another_block_is_named_by_the_field_that_differs(field: str) -> None:
     """A sound frame of another model, key, parent or text is not what was asked for."""
     parts = {name: getattr(BLOCK, name) for name in ("namespace", "key", "parent", "tokens")}
     other = BlockId(**{**parts, field: b"x" * 16})
-    with pytest.raises(BadFrame, match=re.escape(f"{field} is {(b'x' * 16).hex()}, expected ")) as caught:
+    with pytest.raises(BadFrame, match=f"^{field} is another one$") as caught:
         FORMAT.verify(BLOCK, sealed(other))
     assert caught.value.field == field
 
