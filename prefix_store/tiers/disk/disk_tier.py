@@ -33,7 +33,7 @@ class DiskTier:
 
     What a crash of the machine leaves half written is found by its checksum. A full disk, a folder that is read only
     or away, and files that are not what they should be cost misses and writes that are dropped, and are over as soon
-    as the cause is.
+    as the cause is. It is made in the event loop that uses it.
 
     Args:
         path: of a folder that is empty, not there yet, or ours.
