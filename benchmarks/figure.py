@@ -23,6 +23,7 @@ FIGURES = (
     "memory",
     *SEMANTIC_FIGURES,
     "prefix_bandwidth",
+    "prefix_index",
     "prefix_replay",
 )
 # Figures that need what a machine may not have: in the report where they have been measured.
