@@ -43,7 +43,7 @@ class PeerDeadlines:
 
 
 @dataclass(slots=True)
-class _Progress:
+class Progress:
     """How far an answer has been read; looked at from outside when its time is over."""
 
     restored: int = 0
@@ -101,7 +101,7 @@ class PeerClient:
             self.counts.misses += len(wanted)
             return 0
         wanted = wanted[:MOST_BLOCKS]
-        progress = _Progress()
+        progress = Progress()
         began = time.perf_counter()
         try:
             async with asyncio.timeout(min(within or self._deadlines.whole, self._deadlines.whole)):
@@ -129,7 +129,7 @@ class PeerClient:
         wanted: Sequence[BlockId],
         into: Sequence[Segments],
         frame_format: FrameFormat,
-        progress: _Progress,
+        progress: Progress,
         halt: Halt,
     ) -> None:
         names = [(frame_format.stored_key(block.key), frame_format.stored_key(block.parent)) for block in wanted]

@@ -18,11 +18,12 @@ from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.frame import HEADER_BYTES, FrameHeader
 from prefix_store.frames.segments import Bytes
-from prefix_store.peers.client import PeerClient, PeerDeadlines
+from prefix_store.peers.client import PeerClient, PeerDeadlines, Progress
 from prefix_store.peers.exchange import Address
 from prefix_store.peers.protocol import EPOCH_HEADER, FRAMES_TYPE, PATH, BlocksRequest
 from prefix_store.peers.server import BlockServer
 from prefix_store.tiers.disk.disk_tier import DiskTier
+from prefix_store.tiers.halt import Halt, Halted
 from tests.prefix_store.peers.world import EPOCH, SECRET, impostor, listening, serving
 from tests.prefix_store.tiers.blocks import Memory, chain, format_of
 
@@ -246,9 +247,9 @@ async def test_a_dripping_peer_costs_the_whole_deadline_and_no_more(client: Peer
         began = time.monotonic()
         assert await client.read(peer, CHAIN[:2], memory.all(2), FORMAT) == 1
         assert time.monotonic() - began < FAST.whole + 0.5
+        await asyncio.wait_for(client.close(), 2)
     assert memory.holds(0, CHAIN[0])
     assert memory.is_untouched(1)
-    await asyncio.wait_for(client.close(), 2)
 
 
 async def test_who_gives_up_has_its_memory_back(client: PeerClient) -> None:
@@ -269,6 +270,21 @@ async def test_who_gives_up_has_its_memory_back(client: PeerClient) -> None:
             await reading
         go_on.set()
     await client.close()
+    assert memory.is_untouched(0)
+
+
+async def test_what_arrives_too_late_is_not_copied(client: PeerClient) -> None:
+    """Even where the connection could not be ended from outside."""
+
+    class Deaf(Halt):
+        def interrupt_with(self, interrupt: Callable[[], None] | None) -> None:
+            pass
+
+    halt, memory = Deaf(), Memory(6)
+    halt.set()
+    async with serving(CHAIN) as (peer, _, _server):
+        with pytest.raises(Halted):
+            await asyncio.to_thread(client._fetch, peer, CHAIN, memory.all(6), FORMAT, Progress(), halt)
     assert memory.is_untouched(0)
 
 

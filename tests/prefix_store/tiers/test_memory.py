@@ -166,6 +166,28 @@ def test_a_halt_interrupts_what_the_thread_waits_for() -> None:
         pass
 
 
+async def test_a_block_that_has_to_go_while_it_is_written_is_not_there_afterwards() -> None:
+    """Of two chains for which there is not room, offered at once, what is kept of each is its beginning."""
+    form = format_of()
+    tier = HostMemory(form, 20 * 64 * -(-form.frame_bytes // 64), LeastRecentlyUsed())
+    first, second = chain("a", 12), chain("b", 16)
+    go_on = threading.Event()
+    holding = asyncio.create_task(tier._writer.run(lambda halt: go_on.wait(10)))
+    writing = [
+        asyncio.create_task(tier.write(blocks, Memory(16).fill(blocks), Access(float(time))))
+        for time, blocks in enumerate((first, second))
+    ]
+    await asyncio.sleep(0)  # both have been admitted, and wait for the thread
+    go_on.set()
+    kept = await asyncio.gather(*writing)
+    await holding
+    assert kept == [await tier.lead(first), await tier.lead(second)]
+    assert kept[0] == 4
+    assert set(tier._slots) == set(tier._tree)
+    assert tier._slabs.used == len(tier) == sum(kept)
+    await tier.close()
+
+
 async def test_writes_that_are_given_up_leave_nothing_behind() -> None:
     """Neither blocks nor memory that nobody uses, however far they had come."""
     form = format_of()
