@@ -32,7 +32,7 @@ class HazardIndex:
 
     def __init__(self, seed: int = 0) -> None:
         self._leaves = Leaves(seed)
-        self._table = ReuseTable(len(_USES) + 1, _KINDS, _HALF_LIFE_TABLES)
+        self._table = ReuseTable(len(_USES) + 1, _KINDS, _HALF_LIFE_TABLES, undecided=_UNKNOWN)
         self._waiting = Waiting(self._table.classes)
         self._now = 0.0
         self._accesses = 0
@@ -63,8 +63,8 @@ class HazardIndex:
     def ended(self, run: Run[Any]) -> None:
         label, since, blocks = _class(run.uses, run.access), run.access.time, len(run.keys)
         self._waiting.move(run.mark, label, since, blocks)
-        # They were watched among those of unknown length so far: without it only those that are used again would count.
-        self._table.lose(run.mark, self._now - since, blocks)
+        # Until now they were watched in one class, from now on in the other.
+        self._table.change(run.mark, label, self._now - since, blocks)
         run.mark = label
 
     def forgot(self, run: Run[Any], blocks: int) -> None:

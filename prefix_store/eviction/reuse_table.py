@@ -19,14 +19,19 @@ class ReuseTable:
     is drawn towards that of the group, and that towards the one of all, as by 30 reuses.
     """
 
-    def __init__(self, groups: int, kinds: int, half_life: float) -> None:
-        """`half_life` is how many calls of `compute` halve the weight of what was seen."""
+    def __init__(self, groups: int, kinds: int, half_life: float, undecided: int | None = None) -> None:
+        """`half_life` is how many calls of `compute` halve the weight of what was seen.
+
+        `undecided` is a kind that blocks are of until it is known what they are. The hazard of its group stands for
+        it: its own would say what happens to those that stay undecided, which most do not.
+        """
         self._shape = (groups, kinds, BUCKETS)
         self.classes = groups * kinds
         self._reused = np.zeros((self.classes, BUCKETS))
         self._lost = np.zeros((self.classes, BUCKETS))
         self._new_reused = self._empty()
         self._new_lost = self._empty()
+        self._undecided = undecided
         self._fade = 0.5 ** (1.0 / half_life)
 
     def reuse(self, label: int, age: float, blocks: int) -> None:
@@ -36,6 +41,11 @@ class ReuseTable:
     def lose(self, label: int, age: float, blocks: int) -> None:
         """Blocks of a class were watched for `age` seconds, and are not any longer."""
         self._new_lost[label][bucket(age)] += blocks
+
+    def change(self, label: int, other: int, age: float, blocks: int) -> None:
+        """Blocks of a class are of another one from `age` seconds on: they leave the one, and enter the other there."""
+        self._new_lost[label][bucket(age)] += blocks
+        self._new_lost[other][bucket(age)] -= blocks
 
     def compute(self, waiting: Waiting, now: float) -> list[list[float]]:
         """The index of each class and age bucket: expected reuses per second of being kept.
@@ -49,15 +59,22 @@ class ReuseTable:
         return _index(self._hazards(self._lost + waiting.by_age(now))).tolist()  # type: ignore[no-any-return]
 
     def _hazards(self, censored: Floats) -> Floats:
-        """Reuses per second, float64 [classes, BUCKETS]; those censored left at an age without having been reused."""
+        """Reuses per second, float64 [classes, BUCKETS].
+
+        Those censored left at an age without having been reused, less those that entered the class at that age.
+        """
         reused = self._reused.reshape(self._shape)
         left = (self._reused + censored).reshape(self._shape)
         later = left[..., ::-1].cumsum(-1)[..., ::-1] - left
-        exposure = WIDTHS * (later + left / 2)
+        # What entered long ago weighs less than what leaves now, which is never less than nothing.
+        exposure = WIDTHS * np.maximum(later + left / 2, 0.0)
         prior = _PRIOR_SHARE / (MIDDLES + _PRIOR_SECONDS)
         pool = _drawn(reused.sum((0, 1)), exposure.sum((0, 1)), prior, _POOL_PSEUDO_REUSES)
         groups = _drawn(reused.sum(1), exposure.sum(1), pool, _PSEUDO_REUSES)
-        return _drawn(reused, exposure, groups[:, None, :], _PSEUDO_REUSES).reshape(self.classes, BUCKETS)
+        hazards = _drawn(reused, exposure, groups[:, None, :], _PSEUDO_REUSES)
+        if self._undecided is not None:
+            hazards[:, self._undecided] = groups
+        return hazards.reshape(self.classes, BUCKETS)
 
     def _empty(self) -> list[list[int]]:
         return [[0] * BUCKETS for _ in range(self.classes)]

@@ -56,6 +56,35 @@ def test_what_still_waits_counts_as_exposure() -> None:
     assert index[0][bucket(100.0)] < 0.8 * index[1][bucket(100.0)]
 
 
+def test_a_block_that_changes_its_class_counts_in_each_for_its_time_there() -> None:
+    """Two classes with one constant rate are found to have it, whenever blocks go from one to the other."""
+    draw = random.Random(2)  # noqa: S311  # a test draws, no secret
+    table, waiting = ReuseTable(1, 2, half_life=1e9), Waiting(2)
+    for _ in range(20_000):
+        changed, age = draw.uniform(20.0, 60.0), draw.expovariate(0.01)
+        if age < changed:
+            table.reuse(0, age, 1)
+        else:
+            table.change(0, 1, changed, 1)
+            table.reuse(1, age, 1)
+    index = table.compute(waiting, 0.0)
+    assert index[0][bucket(15.0)] == pytest.approx(0.01, rel=0.15)
+    assert index[1][bucket(70.0)] == pytest.approx(0.01, rel=0.15)
+
+
+def test_a_kind_that_is_not_decided_yet_is_worth_what_its_group_is() -> None:
+    """Nothing is used again before it is decided and all soon after: to wait for that is worth something."""
+    index: dict[int | None, float] = {}
+    for undecided in (None, 1):
+        table, waiting = ReuseTable(1, 2, half_life=1e9, undecided=undecided), Waiting(2)
+        for number in range(10_000):
+            decided = 20.0 + number % 20
+            table.change(1, 0, decided, 1)
+            table.reuse(0, decided + 10.0, 1)
+        index[undecided] = table.compute(waiting, 0.0)[1][bucket(20.0)]
+    assert index[1] > 1.3 * index[None] > 0
+
+
 def test_what_was_seen_long_ago_fades() -> None:
     """After many half-lives without news the table says what it said at first."""
     table, waiting = ReuseTable(1, 1, half_life=1.0), Waiting(1)
