@@ -61,7 +61,7 @@ class Membership:
                     done += os.write(file, frame[done:].data)
             finally:
                 os.close(file)
-            self._rename(draft, self.folder.block(name))
+            put_in_place(draft, self.folder.block(name))
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(draft)
@@ -94,12 +94,15 @@ class Membership:
         if self._journal.size < _MOST_UNREAD_BYTES:
             self._journal.append(record)
 
-    def _rename(self, draft: str, path: str) -> None:
-        try:
-            os.rename(draft, path)
-        except FileNotFoundError:
+
+def put_in_place(draft: str, path: str) -> None:
+    """Renames a file into a subfolder, which is made where there is none yet. Raises OSError."""
+    try:
+        os.rename(draft, path)
+    except FileNotFoundError:
+        with contextlib.suppress(FileExistsError):  # another process made it meanwhile
             os.mkdir(os.path.dirname(path))
-            os.rename(draft, path)
+        os.rename(draft, path)
 
 
 def scratch(frame_bytes: int) -> Bytes:

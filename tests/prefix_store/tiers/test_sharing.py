@@ -1,6 +1,7 @@
 """A folder that several processes share: one keeps it, all use it, and any of them may die at any time."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.disk.folder import Folder
 from prefix_store.tiers.disk.journal import RECORD_BYTES, Journal, JournalReader, Kind, Record
+from prefix_store.tiers.disk.membership import put_in_place
 from tests.prefix_store.tiers.blocks import chain, format_of
 from tests.prefix_store.tiers.soak import soak
 from tests.prefix_store.tiers.test_contract import kept, restored
@@ -234,6 +236,23 @@ def test_a_long_journal_is_begun_anew_when_it_has_been_read(tmp_path: Path) -> N
     assert reader.is_left()
     reader.close()
     journal.close()
+
+
+def test_a_subfolder_may_be_made_by_another_process_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look for it and the making of it."""
+    (tmp_path / "draft").write_bytes(b"block")
+    target = tmp_path / "cd" / "block"
+    rename = os.rename
+
+    def late(draft: str, path: str) -> None:
+        if not target.parent.exists():
+            target.parent.mkdir()
+            raise FileNotFoundError(path)
+        rename(draft, path)
+
+    monkeypatch.setattr(os, "rename", late)
+    put_in_place(str(tmp_path / "draft"), str(target))
+    assert target.read_bytes() == b"block"
 
 
 async def test_nothing_torn_is_ever_seen_while_processes_are_killed(tmp_path: Path) -> None:
