@@ -87,7 +87,7 @@ class ModelRunner(Protocol):
 
     @property
     def kv_blocks(self) -> KvBlocks | None:
-        """Its blocks, for those who keep them elsewhere; None: they cannot be got at from the host."""
+        """Its blocks, always the same object, for those who keep them elsewhere; None: this runner cannot."""
         ...
 
     def run(self, step: StepInput) -> StepOutput:
