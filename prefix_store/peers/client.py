@@ -23,7 +23,8 @@ from prefix_store.peers.exchange import Address, Answer, Question
 from prefix_store.peers.protocol import MOST_BLOCKS, BlocksRequest
 from prefix_store.peers.standing import Standing
 from prefix_store.tiers.counts import TierCounts
-from prefix_store.tiers.halt import Halt
+from prefix_store.tiers.halt import Halt, Halted
+from prefix_store.tiers.progress import Progress
 from prefix_store.tiers.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -40,13 +41,6 @@ class PeerDeadlines:
     connect: float = 0.25
     first_byte: float = 0.5
     whole: float = 5.0
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far an answer has been read; looked at from outside when its time is over."""
-
-    restored: int = 0
 
 
 class PeerClient:
@@ -86,12 +80,14 @@ class PeerClient:
         into: Sequence[Segments],
         frame_format: FrameFormat,
         within: float | None = None,
+        halt: Halt | None = None,
     ) -> int:
         """Restores blocks of a chain, in order, up to the first that the peer does not give.
 
         Args:
             frame_format: in which the peer has them; the index knows its codec.
             within: seconds, where there are fewer than `PeerDeadlines.whole`.
+            halt: see `Tier.read`. Who sets it says nothing about the peer.
 
         Returns:
             How many were restored; the segments of the others are as they were. 0 at once for a peer that is left
@@ -105,17 +101,19 @@ class PeerClient:
         began = time.perf_counter()
         try:
             async with asyncio.timeout(min(within or self._deadlines.whole, self._deadlines.whole)):
-                await self._worker.run(lambda halt: self._fetch(peer, wanted, into, frame_format, progress, halt))
+                await self._worker.run(lambda halt: self._fetch(peer, wanted, into, frame_format, progress, halt), halt)
             self._standing(peer).gave()
+        except Halted:
+            pass  # the progress says how far it came
         except TimeoutError:
             self._note_failure(peer, PeerFailed(f"{peer.url} took too long"))
         except PeerFailed as error:
             self._note_failure(peer, error)
-        self.counts.hits += progress.restored
-        self.counts.misses += len(wanted) - progress.restored
-        self.counts.bytes_read += progress.restored * frame_format.frame_bytes
+        self.counts.hits += progress.done
+        self.counts.misses += len(wanted) - progress.done
+        self.counts.bytes_read += progress.done * frame_format.frame_bytes
         self.counts.read_seconds += time.perf_counter() - began
-        return progress.restored
+        return progress.done
 
     async def close(self) -> None:
         """Ends the threads and the connections."""
@@ -136,25 +134,40 @@ class PeerClient:
         request = msgspec.msgpack.encode(BlocksRequest(peer.epoch, names))
         deadlines = self._deadlines
         question = Question(peer, self._secret, request, deadlines.connect, deadlines.first_byte)
-        with self._ask(question, halt) as answer:
-            frame = np.empty(frame_format.frame_bytes, np.uint8)
-            for block, segments in zip(wanted, into, strict=False):
-                size = answer.read(frame)
-                if not size:
-                    break
-                try:
-                    frame_format.verify(block, frame[:size])
-                except BadFrame as error:
-                    self.counts.bad_frames[error.field] += 1
-                    raise PeerLied(f"{peer.url} sent a frame that is not the block's: {error}") from error
-                with halt:
-                    frame_format.decode(frame, segments)
-                    progress.restored += 1
-            else:
-                answer.end()
+        try:
+            with self._ask(question, halt) as answer:
+                self._receive(answer, wanted, into, frame_format, progress, halt)
+        except PeerFailed:
+            with halt:  # what was ended from outside is no fault of the peer
+                raise
         halt.interrupt_with(None)
         if answer.is_whole:
             self._keep(peer.url, answer.connection)
+
+    def _receive(
+        self,
+        answer: Answer,
+        wanted: Sequence[BlockId],
+        into: Sequence[Segments],
+        frame_format: FrameFormat,
+        progress: Progress,
+        halt: Halt,
+    ) -> None:
+        """Raises PeerFailed."""
+        frame = np.empty(frame_format.frame_bytes, np.uint8)
+        for block, segments in zip(wanted, into, strict=False):
+            size = answer.read(frame)
+            if not size:
+                return
+            try:
+                frame_format.verify(block, frame[:size])
+            except BadFrame as error:
+                self.counts.bad_frames[error.field] += 1
+                raise PeerLied(f"{answer.address.url} sent a frame that is not the block's: {error}") from error
+            with halt:
+                frame_format.decode(frame, segments)
+                progress.done += 1
+        answer.end()
 
     def _ask(self, question: Question, halt: Halt) -> Answer:
         """Raises PeerFailed."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+TAKEN_BACK = "the sources were taken back"
+"""Why blocks were dropped whose memory was wanted for something else (see `Halt`)."""
+
 
 @dataclass(slots=True)
 class TierCounts:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 
@@ -12,7 +13,7 @@ class Halted(Exception):
 
 
 class Halt:
-    """Set once, by whoever no longer wants the work.
+    """Set once, in any thread, by whoever no longer wants the work. One of them may be for several pieces of work.
 
     A thread touches its caller's memory, and memory that is given on to others, only within ``with halt:``. So once it
     is set that memory is free, whether or not the thread has heard of it, or ever returns from the disk.
@@ -22,13 +23,18 @@ class Halt:
         self._is_set = False
         self._lock = threading.Lock()
         self._interrupt: Callable[[], None] | None = None
+        self._followers: list[Callable[[], None]] = []
 
     def set(self) -> None:
         """Returns when nothing is being touched, which is at most one block later."""
+        # Before the lock, which is not fair: the thread may take it again and again while this waits for it.
+        self._is_set = True
         with self._lock:
-            self._is_set = True
             if self._interrupt is not None:
                 self._interrupt()
+            # Called with the lock held, so that nobody who has let a follower go is called any more.
+            for follower in self._followers:
+                follower()
 
     def __enter__(self) -> None:
         """Begins to touch. Raises Halted once the halt is set; copying is all that is done inside."""
@@ -48,3 +54,19 @@ class Halt:
             self._interrupt = interrupt
             if self._is_set and interrupt is not None:
                 interrupt()
+
+    @contextlib.contextmanager
+    def followed_by(self, follower: Callable[[], None]) -> Iterator[None]:
+        """Within this, `set` calls it too before it returns; at once where that has been called already.
+
+        It may be called more than once, in any thread, and must not wait for longer than `set` may.
+        """
+        with self._lock:
+            self._followers.append(follower)
+            if self._is_set:
+                follower()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._followers.remove(follower)

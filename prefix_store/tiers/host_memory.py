@@ -16,8 +16,9 @@ from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.errors import BadFrame
 from prefix_store.frames.frame import check_frame
 from prefix_store.frames.segments import Segments
-from prefix_store.tiers.counts import TierCounts
-from prefix_store.tiers.halt import Halt
+from prefix_store.tiers.counts import TAKEN_BACK, TierCounts
+from prefix_store.tiers.halt import Halt, Halted
+from prefix_store.tiers.progress import Progress
 from prefix_store.tiers.slabs import Slabs, Slot
 from prefix_store.tiers.worker import Worker
 
@@ -25,10 +26,9 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Outcome:
+class _Outcome(Progress):
     """How far a thread came, and what it met there."""
 
-    done: int = 0
     seconds: float = 0.0
     error: BadFrame | None = None
 
@@ -83,7 +83,9 @@ class HostMemory:
         """See `Tier.lead`."""
         return self._lead_of(self._keys(chain))
 
-    async def read(self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access) -> int:
+    async def read(
+        self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, halt: Halt | None = None
+    ) -> int:
         """See `Tier.read`."""
         first = len(chain) - len(into)
         wanted = chain[first:]
@@ -94,18 +96,22 @@ class HostMemory:
             self._use(self._keys(chain[: first + len(slots)]), access)
             self._hold(slots)
             try:
-                outcome = await self._reader.run(lambda halt: self._restore(wanted, slots, into, halt))
+                await self._reader.run(lambda halt: self._restore(wanted, slots, into, outcome, halt), halt)
+            except Halted:
+                pass  # the outcome says how far it came
             finally:
                 self._release(slots)
         self.counts.hits += outcome.done
         self.counts.misses += len(wanted) - outcome.done
         self.counts.bytes_read += outcome.done * self.format.frame_bytes
         self.counts.read_seconds += outcome.seconds
-        if isinstance(outcome.error, BadFrame):
+        if outcome.error is not None:
             self._quarantine(self.format.stored_key(wanted[outcome.done].key), outcome.error)
         return outcome.done
 
-    async def write(self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access) -> int:
+    async def write(
+        self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, halt: Halt | None = None
+    ) -> int:
         """See `Tier.write`."""
         keys = self._keys(chain)
         first = len(keys) - len(sources)
@@ -114,10 +120,10 @@ class HostMemory:
             return 0
         self._use(keys, access)
         slots = self._slots_for(keys[first:])
-        if slots:
-            await self._fill(chain[first:], sources, slots)
+        reason = await self._fill(chain[first:], sources, slots, halt) if slots else ""
         kept = self._lead_of(keys[first:])
-        self.counts.dropped["not admitted"] += len(sources) - kept
+        if kept < len(sources):
+            self.counts.dropped[reason or "not admitted"] += len(sources) - kept
         return kept
 
     async def frame(self, key: bytes, parent: bytes) -> bytes | None:
@@ -151,10 +157,14 @@ class HostMemory:
             await worker.close()
 
     def _restore(
-        self, wanted: Sequence[BlockId], slots: Sequence[Slot], into: Sequence[Segments], halt: Halt
-    ) -> _Outcome:
+        self,
+        wanted: Sequence[BlockId],
+        slots: Sequence[Slot],
+        into: Sequence[Segments],
+        outcome: _Outcome,
+        halt: Halt,
+    ) -> None:
         began = time.perf_counter()
-        outcome = _Outcome()
         for block, slot, segments in zip(wanted, slots, into, strict=False):
             try:
                 self.format.verify(block, slot.frame)
@@ -163,27 +173,31 @@ class HostMemory:
                 break
             with halt:
                 self.format.decode(slot.frame, segments)
-            outcome.done += 1
-        outcome.seconds = time.perf_counter() - began
-        return outcome
+                outcome.done += 1
+                outcome.seconds = time.perf_counter() - began
 
-    async def _fill(self, chain: Sequence[BlockId], sources: Sequence[Segments], slots: dict[int, Slot]) -> None:
-        """Seals the blocks at these places of a chain into their slots."""
+    async def _fill(
+        self, chain: Sequence[BlockId], sources: Sequence[Segments], slots: dict[int, Slot], halt: Halt | None
+    ) -> str:
+        """Seals the blocks at these places of a chain into their slots; returns why not all of them, if so."""
         done: list[int] = []
 
         def seal(halt: Halt) -> None:
             for place, slot in slots.items():
                 with halt:
                     self.format.seal(chain[place], sources[place], slot.frame)
-                done.append(place)
+                    done.append(place)
 
         try:
-            await self._writer.run(seal)
+            await self._writer.run(seal, halt)
         except CannotEncode as error:
-            log.warning("not keeping a block in memory: %s", error)
+            return str(error)
+        except Halted:
+            return TAKEN_BACK
         finally:
             for place, slot in slots.items():
                 self._settle(self.format.stored_key(chain[place].key), slot, place in done)
+        return ""
 
     def _slots_for(self, keys: Sequence[bytes]) -> dict[int, Slot]:
         """Slots for those that have been admitted and are neither here nor on their way, by their place."""

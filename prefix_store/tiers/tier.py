@@ -10,6 +10,7 @@ from prefix_store.eviction.access import Access
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.segments import Segments
 from prefix_store.tiers.counts import TierCounts
+from prefix_store.tiers.halt import Halt
 
 
 class Tier(Protocol):
@@ -27,18 +28,31 @@ class Tier(Protocol):
     async def lead(self, chain: Sequence[BlockId]) -> int:
         """How many leading blocks of a chain are here, not looked into. Changes nothing."""
 
-    async def read(self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access) -> int:
+    async def read(
+        self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, halt: Halt | None = None
+    ) -> int:
         """Restores the last ``len(into)`` blocks of a chain, in order, up to the first that is not there or not right.
 
-        Returns how many of them were restored; the segments of the others are as they were. Who cancels this may use
-        the memory again at once.
+        Args:
+            halt: set, in any thread, by who takes the memory back: none of it is touched once `Halt.set` has returned,
+                and this ends soon after.
+
+        Returns:
+            How many of them were restored; the segments of the others are as they were. Who cancels this may use the
+            memory again at once.
         """
 
-    async def write(self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access) -> int:
+    async def write(
+        self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, halt: Halt | None = None
+    ) -> int:
         """Keeps the last ``len(sources)`` blocks of a chain, if what comes before them is there and there is room.
 
-        Returns how many of them are kept now, those that were there before included. The sources are not read any
-        more after that.
+        Args:
+            halt: set, in any thread, by who takes the sources back: none is read once `Halt.set` has returned.
+
+        Returns:
+            How many of them are kept now, those that were there before included. The sources are not read any more
+            after that.
         """
 
     async def frame(self, key: bytes, parent: bytes) -> bytes | None:

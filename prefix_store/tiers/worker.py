@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -20,16 +21,40 @@ class Worker:
     def __init__(self, name: str, threads: int = 1) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
 
-    async def run(self, work: Callable[[Halt], T]) -> T:
-        """What the work returns; raises what it raises. Who cancels this has halted the work (see `Halt`)."""
-        halt = Halt()
-        future = asyncio.get_running_loop().run_in_executor(self._executor, work, halt)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            halt.set()
-            future.add_done_callback(_forget)
-            raise
+    async def run(self, work: Callable[[Halt], T], halt: Halt | None = None) -> T:
+        """What the work returns; raises what it raises. Who cancels this has halted the work (see `Halt`).
+
+        Args:
+            halt: the caller's. It stays as it is where only this piece of work is given up.
+
+        Raises:
+            Halted: `halt` has been set, and the work has not returned, which it need not ever do.
+        """
+        loop = asyncio.get_running_loop()
+        own = Halt()
+        given_up = loop.create_future()
+
+        def give_up() -> None:
+            own.set()
+            loop.call_soon_threadsafe(_settle, given_up)
+
+        def begin() -> T:
+            with own:
+                pass  # what was given up while it waited for the thread is not begun
+            return work(own)
+
+        with halt.followed_by(give_up) if halt is not None else contextlib.nullcontext():
+            future = loop.run_in_executor(self._executor, begin)
+            try:
+                await asyncio.wait((future, given_up), return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                own.set()
+                future.add_done_callback(_forget)
+                raise
+        if future.done():
+            return future.result()
+        future.add_done_callback(_forget)
+        raise Halted
 
     async def close(self) -> None:
         """Takes no more work, and waits for what is under way, unless that hangs."""
@@ -39,6 +64,11 @@ class Worker:
                 await asyncio.to_thread(self._executor.shutdown)
         except TimeoutError:
             return
+
+
+def _settle(given_up: asyncio.Future[None]) -> None:
+    if not given_up.done():
+        given_up.set_result(None)
 
 
 def _forget(future: asyncio.Future[T]) -> None:

@@ -14,7 +14,7 @@ from prefix_store.eviction.access import Access
 from prefix_store.eviction.policy import Policy
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.segments import Segments
-from prefix_store.tiers.counts import TierCounts
+from prefix_store.tiers.counts import TAKEN_BACK, TierCounts
 from prefix_store.tiers.disk.attendant import Attendant, Ended
 from prefix_store.tiers.disk.block_name import BlockName, block_name
 from prefix_store.tiers.disk.giver import Giver
@@ -23,6 +23,8 @@ from prefix_store.tiers.disk.restorer import Restorer
 from prefix_store.tiers.disk.second_touch import SecondTouch
 from prefix_store.tiers.disk.storer import Storer
 from prefix_store.tiers.disk.use import Use
+from prefix_store.tiers.halt import Halt, Halted
+from prefix_store.tiers.progress import Progress
 from prefix_store.tiers.worker import Worker
 
 _OPEN_ACCESSES = 10_000
@@ -90,20 +92,28 @@ class DiskTier:
             return 0
         return await self._reader.run(lambda halt: self._restorer.lead(membership, chain))
 
-    async def read(self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access) -> int:
+    async def read(
+        self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, halt: Halt | None = None
+    ) -> int:
         """See `Tier.read`."""
         membership = self._attendant.membership
-        restored = 0
+        progress = Progress()
         if membership is not None and into:
             use = Use(self._number_of(access), access.output_length)
-            restored = await self._reader.run(lambda halt: self._restorer.restore(membership, chain, into, use, halt))
-            if restored:
-                access.watch(self, block_name(self.format, chain, len(chain) - len(into) + restored - 1))
+            with contextlib.suppress(Halted):
+                await self._reader.run(
+                    lambda halt: self._restorer.restore(membership, chain, into, use, progress, halt), halt
+                )
+        restored = progress.done
+        if restored:
+            access.watch(self, block_name(self.format, chain, len(chain) - len(into) + restored - 1))
         self.counts.hits += restored
         self.counts.misses += len(into) - restored
         return restored
 
-    async def write(self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access) -> int:
+    async def write(
+        self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, halt: Halt | None = None
+    ) -> int:
         """See `Tier.write`."""
         membership = self._attendant.membership
         if membership is None:
@@ -118,7 +128,16 @@ class DiskTier:
             return 0
         use = Use(self._number_of(access), access.output_length)
         offered, contents = chain[: first + admitted], sources[:admitted]
-        kept = await self._writer.run(lambda halt: self._storer.store(membership, offered, contents, use, halt))
+        progress = Progress()
+        try:
+            reason = await self._writer.run(
+                lambda halt: self._storer.store(membership, offered, contents, use, progress, halt), halt
+            )
+        except Halted:
+            reason = TAKEN_BACK
+        kept = progress.done
+        if kept < admitted:
+            self.counts.dropped[reason] += admitted - kept
         if kept:
             access.watch(self, block_name(self.format, chain, first + kept - 1))
         return kept

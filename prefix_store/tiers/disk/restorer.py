@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,8 @@ from prefix_store.tiers.disk.discard import discard
 from prefix_store.tiers.disk.faults import Faults
 from prefix_store.tiers.disk.membership import Membership, scratch
 from prefix_store.tiers.disk.use import Use
-from prefix_store.tiers.halt import Halt
+from prefix_store.tiers.halt import Halt, Halted
+from prefix_store.tiers.progress import Progress
 
 
 class Restorer:
@@ -40,27 +42,33 @@ class Restorer:
         return low
 
     def restore(
-        self, membership: Membership, chain: Sequence[BlockId], into: Sequence[Segments], use: Use, halt: Halt
-    ) -> int:
-        """Restores the last ``len(into)`` blocks, up to the first that is not there or not right; how many it were."""
+        self,
+        membership: Membership,
+        chain: Sequence[BlockId],
+        into: Sequence[Segments],
+        use: Use,
+        progress: Progress,
+        halt: Halt,
+    ) -> None:
+        """Restores the last ``len(into)`` blocks, up to the first that is not there or not right."""
         began = time.perf_counter()
-        first, restored = len(chain) - len(into), 0
+        first = len(chain) - len(into)
         try:
-            for place, segments in enumerate(into, first):
-                if not self._load(membership, chain[place], block_name(self._format, chain, place)):
-                    break
-                with halt:
-                    self._format.decode(self._frame[:-1], segments)
-                restored += 1
-            if restored:
-                last = block_name(self._format, chain, first + restored - 1)
+            with contextlib.suppress(Halted):
+                for place, segments in enumerate(into, first):
+                    if not self._load(membership, chain[place], block_name(self._format, chain, place)):
+                        break
+                    with halt:
+                        self._format.decode(self._frame[:-1], segments)
+                        progress.done += 1
+            if progress.done:
+                last = block_name(self._format, chain, first + progress.done - 1)
                 membership.used(last, use.number, use.output_length)
             self._faults.worked()
         except OSError as error:
             self._faults.failed(error)
-        self._counts.bytes_read += restored * self._format.frame_bytes
+        self._counts.bytes_read += progress.done * self._format.frame_bytes
         self._counts.read_seconds += time.perf_counter() - began
-        return restored
 
     def _load(self, membership: Membership, block: BlockId, name: BlockName) -> bool:
         """Whether a block's frame is there and right, and in the buffer now. Raises OSError."""

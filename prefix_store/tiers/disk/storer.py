@@ -10,12 +10,13 @@ from prefix_store.codecs.errors import CannotEncode
 from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.segments import Segments
-from prefix_store.tiers.counts import TierCounts
+from prefix_store.tiers.counts import TAKEN_BACK, TierCounts
 from prefix_store.tiers.disk.block_name import block_name
 from prefix_store.tiers.disk.faults import Faults
 from prefix_store.tiers.disk.membership import Membership, scratch
 from prefix_store.tiers.disk.use import Use
-from prefix_store.tiers.halt import Halt
+from prefix_store.tiers.halt import Halt, Halted
+from prefix_store.tiers.progress import Progress
 
 _PATIENCE = 2.0
 _POLL_SECONDS = 0.01
@@ -42,27 +43,35 @@ class Storer:
         self._paused_until = 0.0
 
     def store(
-        self, membership: Membership, chain: Sequence[BlockId], sources: Sequence[Segments], use: Use, halt: Halt
-    ) -> int:
-        """Writes the last ``len(sources)`` blocks as far as possible; returns how many of them are there now."""
-        first, kept, reason = len(chain) - len(sources), 0, ""
+        self,
+        membership: Membership,
+        chain: Sequence[BlockId],
+        sources: Sequence[Segments],
+        use: Use,
+        progress: Progress,
+        halt: Halt,
+    ) -> str:
+        """Writes the last ``len(sources)`` blocks as far as possible; the progress is how many of them are there.
+
+        Returns why it is not all of them; empty if it is.
+        """
+        first, reason = len(chain) - len(sources), ""
         try:
             if first and not membership.has(block_name(self._format, chain, first - 1)):
                 reason = "what comes before it is not here"
-            while not reason and kept < len(sources):
-                reason = self._store(membership, chain, first + kept, sources[kept], halt)
-                kept += not reason
-            if kept:
-                last = block_name(self._format, chain, first + kept - 1)
+            while not reason and progress.done < len(sources):
+                place = first + progress.done
+                reason = self._store(membership, chain, place, sources[progress.done], halt)
+                progress.done += not reason
+            if progress.done:
+                last = block_name(self._format, chain, first + progress.done - 1)
                 membership.used(last, use.number, use.output_length)
             self._faults.worked()
         except OSError as error:
             reason = "the disk failed"
             self._paused_until = time.monotonic() + _PAUSE
             self._faults.failed(error)
-        if kept < len(sources):
-            self._counts.dropped[reason] += len(sources) - kept
-        return kept
+        return reason
 
     def _store(self, membership: Membership, chain: Sequence[BlockId], place: int, source: Segments, halt: Halt) -> str:
         """Why a block is not there now; empty if it is. Raises OSError."""
@@ -76,6 +85,8 @@ class Storer:
                 self._format.seal(chain[place], source, self._frame)
         except CannotEncode as error:
             return str(error)
+        except Halted:
+            return TAKEN_BACK
         membership.save(name, self._frame)
         self._counts.writes += 1
         self._counts.bytes_written += self._format.frame_bytes

@@ -1,6 +1,7 @@
 """Blocks from other engines: what they give is restored, and what is wrong with them costs a miss."""
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable
@@ -18,14 +19,16 @@ from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.frame import HEADER_BYTES, FrameHeader
 from prefix_store.frames.segments import Bytes
-from prefix_store.peers.client import PeerClient, PeerDeadlines, Progress
+from prefix_store.peers.client import PeerClient, PeerDeadlines
 from prefix_store.peers.exchange import Address
 from prefix_store.peers.protocol import EPOCH_HEADER, FRAMES_TYPE, PATH, BlocksRequest
 from prefix_store.peers.server import BlockServer
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.halt import Halt, Halted
+from prefix_store.tiers.progress import Progress
 from tests.prefix_store.peers.world import EPOCH, SECRET, impostor, listening, serving
 from tests.prefix_store.tiers.blocks import Memory, chain, format_of
+from tests.prefix_store.tiers.waiting import until
 
 FORMAT = format_of()
 CHAIN = chain("a prompt", 6)
@@ -270,6 +273,44 @@ async def test_who_gives_up_has_its_memory_back(client: PeerClient) -> None:
             await reading
         go_on.set()
     await client.close()
+    assert memory.is_untouched(0)
+
+
+async def test_who_takes_its_memory_back_ends_the_read(client: PeerClient) -> None:
+    """In any thread: what came before is counted, what comes later is not copied, and the peer is not blamed."""
+    sent, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={EPOCH_HEADER: EPOCH, "content-type": FRAMES_TYPE})
+        await response.prepare(request)
+        await response.write(frame_of(CHAIN[0]).tobytes())
+        sent.set()
+        await go_on.wait()
+        with contextlib.suppress(ConnectionError):
+            await response.write(frame_of(CHAIN[1]).tobytes())
+        return response
+
+    memory, halt = Memory(2), Halt()
+    async with impostor(handler) as peer:
+        reading = asyncio.create_task(client.read(peer, CHAIN[:2], memory.all(2), FORMAT, halt=halt))
+        await sent.wait()
+        await until(lambda: memory.holds(0, CHAIN[0]), "the first block is copied")
+        await asyncio.to_thread(halt.set)
+        assert await reading == 1
+        go_on.set()
+        await client.close()
+        assert memory.is_untouched(1)
+        assert client.may_ask(peer)
+        assert not client.counts.faults
+
+
+async def test_what_is_taken_back_at_once_is_not_asked_for(client: PeerClient) -> None:
+    """And nothing is copied."""
+    memory, halt = Memory(6), Halt()
+    halt.set()
+    async with serving(CHAIN) as (peer, _, server):
+        assert await client.read(peer, CHAIN, memory.all(6), FORMAT, halt=halt) == 0
+        assert server.frames == 0
     assert memory.is_untouched(0)
 
 

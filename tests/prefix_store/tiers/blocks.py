@@ -1,6 +1,6 @@
 """Chains of blocks with contents that can be told apart, in memory as an engine has it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +12,13 @@ from prefix_store.codecs.registry import PLAIN
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.layout import BlockLayout
 from prefix_store.frames.segments import Bytes, Segments
+from prefix_store.tiers.tier import Tier
+
+Make = Callable[..., Tier]
+"""Makes the tier that a test is about: ``make(codec, removed, policy)``, each of which may be left out."""
+
+CAPACITY = 64
+"""Frames in it; a disk keeps an eighth of them free for what is written ahead."""
 
 LAYERS, TOKENS, HEADS, DIMENSIONS = 3, 4, 2, 8
 LAYOUT = BlockLayout("float16", (LAYERS, 2, HEADS, TOKENS, DIMENSIONS), "lphtd")
