@@ -15,10 +15,14 @@ from cache.semantic.messages import MOST_MODEL, MOST_TEXT
 from cache.semantic.question import Question, question_of
 from gateway.directives import Directives, parse_cache_control
 from gateway.errors import InvalidRequest
+from gateway.upstream import NAMESPACE_HEADER, REUSE_HEADER
 
 FAMILIES: dict[str, Family] = {"/v1/chat/completions": "chat.completions", "/v1/completions": "completions"}
 
 MOST_RISK_HEADER = "x-keepgate-max-risk"
+
+# Of a chat the next turn is likely to come, which begins with all that was said before; of a completion nothing is.
+_REUSES: dict[Family, str] = {"chat.completions": "conversation", "completions": "one-shot"}
 
 _MOST_VALUES = 300_000
 _OTHER_CREDENTIALS = ("x-api-key", "api-key")
@@ -44,6 +48,7 @@ class Call:
     directives: Directives
     question: Question | None
     most_risk: float
+    reuse: str
 
     @property
     def needs_usage(self) -> bool:
@@ -69,6 +74,13 @@ def credential(headers: CIMultiDictProxy[str], namespace_setting: str) -> str:
     given = [f"{name}: {value}" for name in _OTHER_CREDENTIALS if name in headers for value in headers.getall(name)]
     # A line break, which no header can hold, keeps the two kinds apart.
     return "\n".join((*headers.getall("Authorization", ()), *(f"\n{line}" for line in given)))
+
+
+def namespace_header(headers: CIMultiDictProxy[str], namespace_setting: str) -> dict[str, str]:
+    """What tells an upstream whose request it is, where no credential that it gets does."""
+    if not namespace_setting.startswith("header:"):
+        return {}
+    return {NAMESPACE_HEADER: namespace_for(credential(headers, namespace_setting))}
 
 
 def read_call(
@@ -113,6 +125,7 @@ def read_call(
         directives=parse_cache_control(", ".join(headers.getall("Cache-Control", ()))),
         question=question if question and len(question.text) <= MOST_TEXT and len(model) <= MOST_MODEL else None,
         most_risk=_most_risk(headers),
+        reuse=_reuse(headers, family),
     )
 
 
@@ -175,6 +188,14 @@ def _most_risk(headers: CIMultiDictProxy[str]) -> float:
     if not 0.0 <= risk <= 1.0:
         raise InvalidRequest(f"'{MOST_RISK_HEADER}' must be a number from 0 to 1, such as 0.001.")
     return risk
+
+
+def _reuse(headers: CIMultiDictProxy[str], family: Family) -> str:
+    """Whether keys and values of the prompt are worth keeping at once (conversation), or once they come again."""
+    said = headers.getall(REUSE_HEADER, [_REUSES[family]])
+    if len(said) != 1 or said[0] not in _REUSES.values():
+        raise InvalidRequest(f"'{REUSE_HEADER}' must be {' or '.join(_REUSES.values())}, and stand there once.")
+    return said[0]
 
 
 def _boolean(fields: Mapping[str, Any], field: str, name: str) -> bool:

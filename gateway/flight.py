@@ -70,6 +70,7 @@ class Flight:
         self.oversized = False
         self.abandoned = False
         self.complete = False  # all has been said, and only the end of the connection is still to come
+        self.upstream = ""  # its label in figures
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.is_event_stream = False
@@ -116,6 +117,7 @@ class Flight:
 
     def _start(self, answer: UpstreamAnswer) -> None:
         self.first_byte_seconds = self.seconds
+        self.upstream = answer.upstream.label
         self.status = answer.status
         self.headers = answer.headers
         self.is_event_stream = answer.is_event_stream

@@ -10,7 +10,7 @@ from multidict import CIMultiDictProxy
 
 from gateway import metrics
 from gateway.body import read_body
-from gateway.call import read_call
+from gateway.call import namespace_header, read_call
 from gateway.errors import NotFound, UpstreamCut, UpstreamError, UpstreamTimeout
 from gateway.keys import GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
 from gateway.sending import Sender
@@ -81,7 +81,8 @@ async def forward(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, settings.max_body, settings.timeouts.client) if request.can_read_body else None
     model = request.match_info.get("model") or _model_named_in(body)
     path = request.rel_url.raw_path_qs
-    with await request.app[ROUTER].request(request.method, path, request.headers, body, model) as reply:
+    own = namespace_header(request.headers, settings.cache.namespace)
+    with await request.app[ROUTER].request(request.method, path, request.headers, body, model, own) as reply:
         headers = reply.headers
         headers.add("Cache-Status", "keepgate; fwd=bypass; detail=endpoint")
         headers["x-keepgate-cache"] = "bypass"

@@ -14,6 +14,8 @@ from gateway.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
+# In figures: its port is another one at each start.
+_LABEL = "in-repo backend"
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
 # The statuses with which it ends after it has said itself what is wrong: with the model, or with an option.
@@ -87,7 +89,7 @@ class LocalUpstream:
         self._current: Upstream | None = None
 
     def came(self, url: str, model: str) -> None:
-        upstream = Upstream(url, self._gateway.connections, self._timeouts)
+        upstream = Upstream(url, self._gateway.connections, self._timeouts, _LABEL)
         upstream.models, upstream.reachable = frozenset({model}), True
         self._current = upstream
         self._gateway.router.add(upstream)

@@ -39,6 +39,10 @@ stored = _counter("stored_answers", "Answers kept.")
 not_stored = _counter("not_stored_answers", "Answers not kept.", "reason")
 store_failures = _counter("store_failures", "Answers that a tier did not take.", "tier")
 upstream_tokens = _counter("upstream_tokens", "Tokens that upstreams reported for computed answers.", "kind")
+prompt_tokens = _counter(
+    "prompt_tokens", "Prompt tokens of answers whose upstream says how many of them it had computed before.", "upstream"
+)
+prefix_tokens = _counter("prefix_tokens", "Those of them that it had: nobody prefilled them again.", "upstream")
 errors = _counter("errors", "Requests that ended with an error of the gateway.", "code")
 upstream_seconds = _histogram("upstream_seconds", "How long upstreams took for a whole answer.")
 upstream_first_byte_seconds = _histogram("upstream_first_byte_seconds", "Until an upstream began to answer.")

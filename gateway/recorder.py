@@ -12,10 +12,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """A whole answer: the JSON text of its response object, and the tokens it reports."""
+    """A whole answer: the JSON text of its response object, and the tokens it reports.
+
+    `prefix_tokens` of the prompt had been computed before; None where the upstream does not say, or what cannot be.
+    """
 
     body: bytes
     usage: Usage | None
+    prefix_tokens: int | None
 
 
 class StreamRecorder:
@@ -56,7 +60,7 @@ class StreamRecorder:
             raise UnstorableAnswer("the stream did not end with [DONE]")
         response = self._assembler.response()
         check_whole(response, self._choices)
-        return Recording(_encode(response), usage_of(response))
+        return _recording(_encode(response), response)
 
 
 def record_response(body: bytes, choices: int) -> Recording:
@@ -66,4 +70,15 @@ def record_response(body: bytes, choices: int) -> Recording:
     except ValueError as error:
         raise UnstorableAnswer("the answer is not a JSON object") from error
     check_whole(response, choices)
-    return Recording(body, usage_of(response))
+    return _recording(body, response)
+
+
+def _recording(body: bytes, response: dict[str, Any]) -> Recording:
+    usage = usage_of(response)
+    return Recording(body, usage, _prefix_tokens(response["usage"], usage.prompt_tokens) if usage else None)
+
+
+def _prefix_tokens(usage: dict[str, Any], prompt_tokens: int) -> int | None:
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return cached if type(cached) is int and 0 <= cached <= prompt_tokens else None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gateway.errors import NoUpstream, UpstreamError, UpstreamUnreachable
 from gateway.streaming import event_json
-from gateway.upstream import Upstream, UpstreamAnswer
+from gateway.upstream import NO_HEADERS, Upstream, UpstreamAnswer
 
 log = logging.getLogger(__name__)
 
@@ -50,16 +50,25 @@ class Router:
         )
 
     async def request(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, model: str | None
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        model: str | None,
+        own: Mapping[str, str] = NO_HEADERS,
     ) -> UpstreamAnswer:
-        """The answer of the first candidate that can be reached, once it has begun. Raises UpstreamError."""
+        """The answer of the first candidate that can be reached, once it has begun. Raises UpstreamError.
+
+        `headers` and `own` are as for `Upstream.request`.
+        """
         *others, last = self.candidates(model)
         for upstream in others:
             try:
-                return await upstream.request(method, path, headers, body)
+                return await upstream.request(method, path, headers, body, own)
             except UpstreamUnreachable as error:
                 log.warning("%s Trying another upstream.", error)
-        return await last.request(method, path, headers, body)
+        return await last.request(method, path, headers, body, own)
 
     async def refresh_forever(self) -> None:
         """Keep learning which models are where; runs for as long as the router is used."""

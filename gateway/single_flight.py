@@ -3,22 +3,20 @@
 import time
 from collections.abc import Mapping
 
-from multidict import CIMultiDict
-
 from cache.entry import Entry
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from cache.key import Key
 from cache.results import Bypass, Outcome
 from gateway import metrics
-from gateway.call import Call
+from gateway.call import Call, namespace_header
 from gateway.directives import parse_cache_control
 from gateway.flight import Flight, FlightTable
 from gateway.recorder import Recording
 from gateway.router import Router
 from gateway.semantic import Inquiry, Semantic
 from gateway.settings import CacheSettings
-from gateway.upstream import NAMESPACE_HEADER, USAGE_HEADER
+from gateway.upstream import REUSE_HEADER, USAGE_HEADER
 
 
 class SingleFlight:
@@ -75,22 +73,17 @@ class SingleFlight:
         self._flights.launch(flight, self._compute(call, key, flight, inquiry, keeps), name)
         return flight
 
-    def _headers(self, call: Call) -> Mapping[str, str]:
-        """The client's, with what the upstream has to know besides."""
-        added = {}
+    def _own_headers(self, call: Call) -> Mapping[str, str]:
+        """What the upstream has to know besides what the client says."""
+        own = {REUSE_HEADER: call.reuse, **namespace_header(call.headers, self._settings.namespace)}
         if call.stream and not call.include_usage:
-            added[USAGE_HEADER] = "always"
-        if self._settings.namespace.startswith("header:"):
-            added[NAMESPACE_HEADER] = call.key.namespace
-        if not added:
-            return call.headers
-        headers = CIMultiDict(call.headers)
-        headers.update(added)
-        return headers
+            own[USAGE_HEADER] = "always"
+        return own
 
     async def _compute(self, call: Call, key: Key, flight: Flight, inquiry: Inquiry, keeps: bool) -> None:
         generation = self._cache.generation(key.namespace, call.model)
-        await flight.fly(self._router.request("POST", call.path, self._headers(call), call.body, call.model))
+        own = self._own_headers(call)
+        await flight.fly(self._router.request("POST", call.path, call.headers, call.body, call.model, own))
         _count(flight)
         if flight.recording is None or not keeps:
             return
@@ -143,5 +136,8 @@ def _count(flight: Flight) -> None:
         prompt_tokens, completion_tokens = flight.recording.usage or (0, 0)
         metrics.upstream_tokens.labels("prompt").inc(prompt_tokens)
         metrics.upstream_tokens.labels("completion").inc(completion_tokens)
+        if flight.recording.prefix_tokens is not None:
+            metrics.prompt_tokens.labels(flight.upstream).inc(prompt_tokens)
+            metrics.prefix_tokens.labels(flight.upstream).inc(flight.recording.prefix_tokens)
     elif flight.status == 200:
         metrics.not_stored.labels("not whole").inc()

@@ -48,6 +48,25 @@ async def collect(cache: ExactCache, semantic: Semantic) -> dict[str, Any]:
         "hit_rate": _rate(kinds["hit"], kinds["miss"] + kinds["failed"]),
         "saved": _saved(totals),
         "layers": layers,
+        "prefix": _prefill(totals),
+    }
+
+
+def _prefill(totals: "_Totals") -> dict[str, Any]:
+    """Of the prompts that were computed: how many tokens an upstream had computed before."""
+    upstreams = sorted(totals.labels("prompt_tokens", "upstream"))
+    return {
+        **_prefix_tokens(totals, {}),
+        "upstreams": {upstream: _prefix_tokens(totals, {"upstream": upstream}) for upstream in upstreams},
+    }
+
+
+def _prefix_tokens(totals: "_Totals", labels: Mapping[str, str]) -> dict[str, Any]:
+    prompt_tokens, prefix_tokens = (int(totals.sum(name, labels)) for name in ("prompt_tokens", "prefix_tokens"))
+    return {
+        "prompt_tokens": prompt_tokens,
+        "prefix_tokens": prefix_tokens,
+        "hit_rate": _rate(prefix_tokens, prompt_tokens - prefix_tokens),
     }
 
 
@@ -74,6 +93,10 @@ class _Totals:
             for sample, sample_labels, value in self._samples
             if sample == wanted and labels.items() <= sample_labels.items()
         )
+
+    def labels(self, name: str, label: str) -> set[str]:
+        """The values that a label of a counter has had."""
+        return {labels[label] for sample, labels, _ in self._samples if sample == f"keepgate_{name}_total"}
 
 
 def _tier(totals: _Totals, tier: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
 
 import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
@@ -26,6 +27,12 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
+USAGE_HEADER = "x-keepgate-usage"
+# For an upstream that keeps what it computed for one tenant from others, where no credential of the caller tells.
+NAMESPACE_HEADER = "x-keepgate-namespace"
+# Whether the prompt is likely to begin another one.
+REUSE_HEADER = "x-keepgate-reuse"
+
 # A body arrives here unpacked, so what it was packed with is over as well.
 _NOT_SENT_UPSTREAM = HOP_BY_HOP | {
     "host",
@@ -34,6 +41,8 @@ _NOT_SENT_UPSTREAM = HOP_BY_HOP | {
     "accept-encoding",
     "expect",
     "x-keepgate-admin-key",
+    # Said by the gateway alone: who could say it himself would choose whose keys and values he is given.
+    NAMESPACE_HEADER,
 }
 _NOT_SENT_DOWN = HOP_BY_HOP | {"content-length", "content-encoding", "date", "server"}
 
@@ -41,9 +50,7 @@ _NOT_SENT_DOWN = HOP_BY_HOP | {"content-length", "content-encoding", "date", "se
 # on the request, which would only fail it again.
 _STALE_SECONDS = 0.5
 
-USAGE_HEADER = "x-keepgate-usage"
-# For an upstream that keeps what it computed for one tenant from others, where no credential of the caller tells.
-NAMESPACE_HEADER = "x-keepgate-namespace"
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 def end_to_end(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[str]:
@@ -60,7 +67,7 @@ class UpstreamAnswer:
     """An answer that has begun: status and headers are there, the body follows. Use as a context manager."""
 
     def __init__(self, upstream: "Upstream", exchange: Exchange, idle: float) -> None:
-        self._upstream = upstream
+        self.upstream = upstream
         self._exchange = exchange
         self._idle = idle
         self.status = exchange.status
@@ -71,7 +78,7 @@ class UpstreamAnswer:
 
     def __exit__(self, *_: object) -> None:
         self._exchange.end()
-        self._upstream.in_flight -= 1
+        self.upstream.in_flight -= 1
 
     @property
     def is_event_stream(self) -> bool:
@@ -79,7 +86,7 @@ class UpstreamAnswer:
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises UpstreamCut when it breaks, UpstreamTimeout when nothing comes."""
-        name = self._upstream.name
+        name = self.upstream.name
         try:
             while piece := await self._exchange.piece(self._idle):
                 yield piece
@@ -94,14 +101,17 @@ class UpstreamAnswer:
         async for piece in self.pieces():
             body += piece
             if len(body) > limit:
-                raise UpstreamCut(f"{self._upstream.name} sent more than {limit} bytes.")
+                raise UpstreamCut(f"{self.upstream.name} sent more than {limit} bytes.")
         return bytes(body)
 
 
 class Upstream:
-    """One base URL. `models` are the names it lists, None while it has not said; `in_flight` counts open requests."""
+    """One base URL. `models` are the names it lists, None while it has not said; `in_flight` counts open requests.
 
-    def __init__(self, url: str, connections: Connections, timeouts: TimeoutSettings) -> None:
+    `label` names it in figures.
+    """
+
+    def __init__(self, url: str, connections: Connections, timeouts: TimeoutSettings, label: str = "") -> None:
         base = URL(url)
         # "http://host:8000" and "http://host:8000/v1" are both what people paste.
         path = "/v1" if base.path in ("", "/") else base.raw_path.rstrip("/")
@@ -110,17 +120,29 @@ class Upstream:
         self._connections = connections
         self._timeouts = timeouts
         self.name = f"upstream {base.host}:{base.port}"
+        self.url = url
+        self.label = label or url
         self.models: frozenset[str] | None = None
         self.reachable = False
         self.in_flight = 0
 
-    async def request(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> UpstreamAnswer:
+    async def request(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        own: Mapping[str, str] = NO_HEADERS,
+    ) -> UpstreamAnswer:
         """The answer to a request, once it has begun; `path` begins with /v1 and may carry a query.
+
+        `headers` are the client's; what the gateway says in its `own` takes the place of what the client says in them.
 
         Raises UpstreamUnreachable when there is no connection, UpstreamCut when it ends before an answer begins,
         UpstreamTimeout when none begins in time.
         """
         sent = end_to_end(headers, _NOT_SENT_UPSTREAM)
+        sent.update(own)
         head = request_head(method, self._path + path.removeprefix("/v1"), self._origin.host, sent, body)
         self.in_flight += 1
         try:

@@ -25,6 +25,7 @@ from tests.cache.conftest import (
     valkey,
 )
 from tests.gateway.client import Client
+from tests.gateway.prefix_upstream import PrefixUpstream
 from tests.gateway.raw_upstream import Conversation, RawUpstream
 
 __all__ = ["folder", "late_valkey", "minilm", "own_valkey", "pytest_asyncio_loop_factories", "shared_valkey", "valkey"]
@@ -45,7 +46,11 @@ class Stage:
         """An upstream that speaks bytes."""
         return await self._stack.enter_async_context(RawUpstream(conversation).serving())
 
-    async def gateway(self, *upstreams: MockUpstream | RawUpstream | str, **settings: Any) -> Client:
+    async def prefix(self, *models: str) -> PrefixUpstream:
+        """An upstream with a prefix store."""
+        return await self._stack.enter_async_context(PrefixUpstream(models or ("mock",)).serving())
+
+    async def gateway(self, *upstreams: MockUpstream | RawUpstream | PrefixUpstream | str, **settings: Any) -> Client:
         """A client of a new gateway. `cache` and `timeouts` are dicts; without `redis` there is none."""
         urls = tuple(upstream if isinstance(upstream, str) else upstream.url for upstream in upstreams)
         cache = msgspec.convert(settings.pop("cache", {}), CacheSettings, dec_hook=lambda kind, value: kind(value))

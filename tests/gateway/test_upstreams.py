@@ -119,14 +119,14 @@ async def test_headers_of_the_client_are_passed_on(stage: Stage) -> None:
 
 
 async def test_nothing_is_added_for_a_client_that_says_little(stage: Stage) -> None:
-    """No user agent, no accept header and no credential of the gateway's own."""
+    """No user agent, no accept header and no credential of its own; only whether the prompt may come again."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     async with wire(client) as connection:
         await connection.send(request_bytes(msgspec.json.encode(chat())))
         await connection.answer()
 
-    assert set(lowered(mock.received[0])) <= {"host", "content-length", "accept-encoding"}
+    assert set(lowered(mock.received[0])) <= {"host", "content-length", "accept-encoding", "x-keepgate-reuse"}
 
 
 async def test_headers_between_client_and_gateway_stay_there(stage: Stage) -> None:
