@@ -65,14 +65,25 @@ class HostMemory:
         self._writer = Worker("kv-host-write")
         self._server = Worker("kv-host-serve")
 
-    def __len__(self) -> int:
-        """Blocks that can be read."""
-        return len(self._slots)
-
     @property
     def capacity(self) -> int:
         """Blocks that there is room for."""
         return self._slabs.capacity
+
+    @property
+    def blocks(self) -> int:
+        """See `Tier.blocks`."""
+        return len(self._slots)
+
+    @property
+    def used_bytes(self) -> int:
+        """See `Tier.used_bytes`."""
+        return len(self._slots) * self.format.frame_bytes
+
+    def inventory(self) -> Sequence[bytes]:
+        """See `Tier.inventory`. As of now."""
+        # A block becomes readable after its parent, and goes before it, so this is the order of the dictionary.
+        return tuple(self._slots)
 
     @property
     def allocated_bytes(self) -> int:

@@ -25,6 +25,17 @@ class Tier(Protocol):
     def format(self) -> FrameFormat:
         """Of all frames in it."""
 
+    @property
+    def blocks(self) -> int:
+        """How many blocks can be read."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Of their frames."""
+
+    def inventory(self) -> Sequence[bytes]:
+        """The stored keys of what can be read, parents before children, for the index. Waits for nothing."""
+
     async def lead(self, chain: Sequence[BlockId]) -> int:
         """How many leading blocks of a chain are here, not looked into. Changes nothing."""
 

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,12 +16,15 @@ from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.faults import Faults
 from prefix_store.tiers.disk.folder import Folder
 from prefix_store.tiers.disk.keeper import Keeper, lock_of
+from prefix_store.tiers.disk.listing import Listed, Listing
 from prefix_store.tiers.disk.membership import Membership
 
 log = logging.getLogger(__name__)
 
 _TURN_SECONDS = 0.05
 _LOOK_SECONDS = 0.5
+LIST_SECONDS = 30.0
+_LIST_AT_ONCE_SECONDS = 0.005
 _AFTER_FAULT_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
 
@@ -44,8 +47,10 @@ class Attendant:
         self,
         path: Path,
         capacity_bytes: int,
+        frame_bytes: int,
         policy: Callable[[], Policy],
         on_removed: Callable[[list[bytes]], None],
+        on_listed: Callable[[Listed], None],
         faults: Counter[str],
     ) -> None:
         """Raises FolderUnusable, or another OSError, where the folder cannot be used to begin with."""
@@ -56,12 +61,16 @@ class Attendant:
         """Where this process is the keeper. For the attendant's thread alone, and for tests."""
         self._path = path
         self._capacity_bytes = capacity_bytes
+        self._frame_bytes = frame_bytes
         self._policy = policy
         self._on_removed = on_removed
+        self._on_listed = on_listed
         self._faults = Faults(f"keeping the KV blocks in {path}", faults)
         self._closing = threading.Event()
         self._wanted = threading.Event()
-        self._next_look = 0.0
+        self._next_look = self._next_list = 0.0
+        self._listing: Listing | None = None
+        self._look_through: Iterator[Listed | None] | None = None
         self._thread = threading.Thread(target=self._attend, name="kv-disk-attend", daemon=True)
         self._thread.start()
 
@@ -106,6 +115,28 @@ class Attendant:
             self.membership.ended(last, access, output_length)
         if self.keeper is not None:
             self.keeper.turn()
+        if self.membership is not None:
+            self._list(self.membership.folder)
+
+    def _list(self, folder: Folder) -> None:
+        """Goes on with the listing of the folder for a few milliseconds, where one is due."""
+        if self._listing is None:
+            self._listing = Listing(folder, self._frame_bytes)
+        if self._look_through is None:
+            if time.monotonic() < self._next_list:
+                return
+            self._next_list = time.monotonic() + LIST_SECONDS
+            self._look_through = self._listing.look()
+        until = time.monotonic() + _LIST_AT_ONCE_SECONDS
+        steps, self._look_through = self._look_through, None  # a step that fails is the last
+        for listed in steps:
+            if listed is not None:
+                self._on_listed(listed)
+                return
+            if time.monotonic() > until:
+                break
+            time.sleep(0)  # lets the event loop have the interpreter
+        self._look_through = steps
 
     def _look(self) -> None:
         """Sees that the folder is there, and whether anybody keeps it."""
@@ -124,6 +155,7 @@ class Attendant:
             self.keeper = None
 
     def _leave(self) -> None:
+        self._listing, self._look_through, self._next_list = None, None, 0.0
         membership, self.membership = self.membership, None
         if membership is not None:
             # A thread may be using it, whose next call then fails: it expects that.

@@ -18,7 +18,9 @@ from prefix_store.tiers.counts import TAKEN_BACK, TierCounts
 from prefix_store.tiers.disk.attendant import Attendant, Ended
 from prefix_store.tiers.disk.block_name import BlockName, block_name
 from prefix_store.tiers.disk.giver import Giver
+from prefix_store.tiers.disk.inventory import Inventory
 from prefix_store.tiers.disk.keeper import WRITERS, bytes_ahead
+from prefix_store.tiers.disk.listing import Listed
 from prefix_store.tiers.disk.restorer import Restorer
 from prefix_store.tiers.disk.second_touch import SecondTouch
 from prefix_store.tiers.disk.storer import Storer
@@ -63,7 +65,16 @@ class DiskTier:
         self.counts = TierCounts()
         self._loop = asyncio.get_running_loop()
         self._on_removed = on_removed
-        self._attendant = Attendant(path, capacity_bytes, policy, self._note_removed, self.counts.faults)
+        self._inventory = Inventory()
+        self._attendant = Attendant(
+            path,
+            capacity_bytes,
+            frame_format.frame_bytes,
+            policy,
+            self._note_removed,
+            self._note_listed,
+            self.counts.faults,
+        )
         self._reader = Worker("kv-disk-read")
         self._writer = Worker("kv-disk-write")
         self._server = Worker("kv-disk-serve")
@@ -84,6 +95,29 @@ class DiskTier:
     def is_keeper(self) -> bool:
         """Whether this process evicts, for all."""
         return self._attendant.keeper is not None
+
+    @property
+    def blocks(self) -> int:
+        """See `Tier.blocks`. As old as the inventory."""
+        return len(self._inventory) if self._attendant.membership is not None else 0
+
+    @property
+    def used_bytes(self) -> int:
+        """See `Tier.used_bytes`. As old as the inventory."""
+        return self.blocks * self.format.frame_bytes
+
+    def inventory(self) -> Sequence[bytes]:
+        """See `Tier.inventory`. Blocks of all processes whose frames have this size, as they were up to a minute ago.
+
+        The folder is looked through every half minute, for some milliseconds at a time, which takes a second or two
+        with 100,000 blocks. What this process has written and, as the keeper, removed since is taken into account at
+        once; what others have, is not. Empty while there is no folder, and until `listed` has returned.
+        """
+        return self._inventory.keys() if self._attendant.membership is not None else ()
+
+    async def listed(self) -> None:
+        """Returns when the folder has been looked through once; the inventory lacks what was here before until then."""
+        await self._inventory.is_listed.wait()
 
     async def lead(self, chain: Sequence[BlockId]) -> int:
         """See `Tier.lead`."""
@@ -106,6 +140,7 @@ class DiskTier:
                 )
         restored = progress.done
         if restored:
+            self._inventory.add(self._keys(chain[: len(chain) - len(into) + restored]))
             access.watch(self, block_name(self.format, chain, len(chain) - len(into) + restored - 1))
         self.counts.hits += restored
         self.counts.misses += len(into) - restored
@@ -122,7 +157,7 @@ class DiskTier:
         first = len(chain) - len(sources)
         admitted = len(sources)
         if access.one_shot:
-            admitted = self._seen.lead([self.format.stored_key(block.key) for block in chain[first:]])
+            admitted = self._seen.lead(self._keys(chain[first:]))
             self.counts.dropped["not admitted"] += len(sources) - admitted
         if not admitted:
             return 0
@@ -139,6 +174,7 @@ class DiskTier:
         if kept < admitted:
             self.counts.dropped[reason] += admitted - kept
         if kept:
+            self._inventory.add(self._keys(chain[: first + kept]))
             access.watch(self, block_name(self.format, chain, first + kept - 1))
         return kept
 
@@ -173,4 +209,16 @@ class DiskTier:
         """From the keeper's thread."""
         self.counts.evicted += len(keys)
         with contextlib.suppress(RuntimeError):  # the event loop has ended before the tier
-            self._loop.call_soon_threadsafe(self._on_removed, keys)
+            self._loop.call_soon_threadsafe(self._forget, keys)
+
+    def _note_listed(self, listed: Listed) -> None:
+        """From the attendant's thread."""
+        with contextlib.suppress(RuntimeError):  # as above
+            self._loop.call_soon_threadsafe(self._inventory.take, listed)
+
+    def _forget(self, keys: list[bytes]) -> None:
+        self._inventory.remove(keys)
+        self._on_removed(keys)
+
+    def _keys(self, chain: Sequence[BlockId]) -> list[bytes]:
+        return [self.format.stored_key(block.key) for block in chain]

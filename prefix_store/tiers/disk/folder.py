@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -108,3 +108,13 @@ class Folder:
                         with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
                             about = file.stat(follow_symlinks=False)
                             yield StoredBlock(name, about.st_size, about.st_mtime)
+
+    def blocks_in(self, part: str, known: Mapping[BlockName, int]) -> dict[BlockName, int]:
+        """Bytes of every block in a subfolder; those that are known are not asked for again. Raises OSError."""
+        sizes: dict[BlockName, int] = {}
+        with os.scandir(self.path / "blocks" / part) as found:
+            for file in found:
+                if name := BlockName.of(file.name):
+                    with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+                        sizes[name] = known.get(name) or file.stat(follow_symlinks=False).st_size
+        return sizes
