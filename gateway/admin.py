@@ -1,7 +1,5 @@
 """Inspection of the cache, for its operator; an entry also for the tenant that owns it."""
 
-import hmac
-import ipaddress
 import time
 from typing import Any
 
@@ -13,8 +11,9 @@ from cache.errors import StoreUnavailable
 from cache.generations import Scope
 from cache.key import namespace_for, namespace_of
 from gateway import stats
+from gateway.access import require_operator
 from gateway.call import credential
-from gateway.errors import AdminForbidden, AdminKeyRequired, InvalidRequest, NotFound, StoreDown
+from gateway.errors import InvalidRequest, NotFound, StoreDown
 from gateway.keys import CACHE, GAUGES, SEMANTIC, SETTINGS
 
 _encode = msgspec.json.Encoder().encode
@@ -22,7 +21,7 @@ _encode = msgspec.json.Encoder().encode
 
 async def get_stats(request: web.Request) -> web.Response:
     """GET /v1/cache/stats."""
-    _require_operator(request)
+    require_operator(request)
     request.app[GAUGES].refresh()
     return _json(await stats.collect(request.app[CACHE], request.app[SEMANTIC]))
 
@@ -81,7 +80,7 @@ def _is_wrong(request: web.Request) -> bool:
 
 async def purge(request: web.Request) -> web.Response:
     """DELETE /v1/cache: everything, or `?namespace=` or `?model=`."""
-    _require_operator(request)
+    require_operator(request)
     scope, name = _purge_scope(request)
     try:
         await request.app[SEMANTIC].purged(scope, name)
@@ -112,7 +111,7 @@ async def _entry(request: web.Request) -> Entry:
     settings = request.app[SETTINGS]
     own = namespace_for(credential(request.headers, settings.cache.namespace))
     if namespace_of(entry_id) != own:
-        _require_operator(request)
+        require_operator(request)
     try:
         entry = await request.app[CACHE].entry(entry_id)
     except StoreUnavailable as error:
@@ -120,28 +119,6 @@ async def _entry(request: web.Request) -> Entry:
     if entry is None:
         raise NotFound(f"There is no entry {entry_id!r}; it may have expired or been purged.", param="id")
     return entry
-
-
-def _require_operator(request: web.Request) -> None:
-    """The admin key, as a bearer token or in x-keepgate-admin-key; without one, only a gateway on loopback trusts."""
-    settings = request.app[SETTINGS]
-    if settings.admin_key is None:
-        if _is_loopback(settings.host):
-            return
-        raise AdminForbidden("This needs an admin key, and none is set. Set admin_key (KEEPGATE_ADMIN_KEY).")
-    given = request.headers.get("x-keepgate-admin-key") or request.headers.get("Authorization", "").removeprefix(
-        "Bearer "
-    )
-    # Header bytes that are not UTF-8 come as surrogates.
-    if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), settings.admin_key.encode()):
-        raise AdminKeyRequired("This needs the admin key, as a bearer token or in x-keepgate-admin-key.")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _json(value: Any) -> web.Response:

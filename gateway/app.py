@@ -16,7 +16,7 @@ from cache.exact import ExactCache
 from cache.memory import MemoryStore
 from cache.redis_store import RedisStore, open_redis_store
 from cache.semantic.client import SemanticClient
-from gateway import admin, handlers
+from gateway import admin, handlers, prefix_stores
 from gateway.embedded_store import embedded_store
 from gateway.exchange import Connections, open_connections
 from gateway.fast_lane import FastLane
@@ -124,6 +124,9 @@ def build_application(
             web.get("/v1/cache/entries/{id}", admin.get_entry),
             web.delete("/v1/cache/entries/{id}", admin.delete_entry),
             web.delete("/v1/cache", admin.purge),
+            web.get("/v1/cache/prefix", prefix_stores.describe),
+            web.delete("/v1/cache/prefix", prefix_stores.empty),
+            web.post("/v1/cache/prefix/{operation:lookup|pin|unpin}", prefix_stores.operate),
             web.route("*", "/v1/cache{rest:(/.*)?}", handlers.not_found),
             web.route("*", "/v1/{rest:.+}", handlers.forward),
             web.get("/health", handlers.health),

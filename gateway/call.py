@@ -92,7 +92,7 @@ def read_call(
     on as it is, and a request with another one is another request. With `semantic` the call knows its question, where
     its last turn is one.
     """
-    fields = _decode_object(body)
+    fields = decode_object(body)
     model = fields.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidRequest("'model' must be the name of a model, as listed by GET /v1/models.", param="model")
@@ -129,7 +129,8 @@ def read_call(
     )
 
 
-def _decode_object(body: bytes) -> dict[str, Any]:
+def decode_object(body: bytes) -> dict[str, Any]:
+    """The fields of a request. Raises InvalidRequest for a body that is not one JSON object."""
     if len(body) > _MOST_VALUES and sum(map(body.count, (b",", b"[", b"{"))) > _MOST_VALUES:
         # Decoding holds up everybody, in whatever thread it is done: that is for text, not for millions of brackets.
         raise InvalidRequest(f"The body has more than {_MOST_VALUES} values.", code="too_many_values")

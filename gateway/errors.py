@@ -4,6 +4,7 @@ GatewayError
 ├── InvalidRequest        400  the body is not what it should be; names the field
 ├── AdminKeyRequired      401/403
 ├── NotFound              404
+│   └── NoPrefixStore     404  no upstream has one
 ├── MethodNotAllowed      405
 ├── RequestTimeout        408  the client sent too slowly
 ├── BodyTooLarge          413
@@ -74,6 +75,10 @@ class AdminForbidden(AdminKeyRequired):
 class NotFound(InvalidRequest):
     status = 404
     code = "not_found"
+
+
+class NoPrefixStore(NotFound):
+    code = "no_prefix_store"
 
 
 class MethodNotAllowed(InvalidRequest):

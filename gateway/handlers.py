@@ -77,6 +77,8 @@ async def forward(request: web.Request) -> web.StreamResponse:
     """Any other request under /v1: relayed as it is, never cached."""
     if ".." in request.path.split("/"):  # it would lead out of the upstream's API, to whatever else its host serves
         raise NotFound(f"There is no {request.method} {request.path}.")
+    if _is_inside_prefix_store(request.path):
+        raise NotFound(f"There is no {request.method} {request.path}; an operator uses /v1/cache/prefix.")
     settings = request.app[SETTINGS]
     body = await read_body(request, settings.max_body, settings.timeouts.client) if request.can_read_body else None
     model = request.match_info.get("model") or _model_named_in(body)
@@ -97,6 +99,13 @@ async def forward(request: web.Request) -> web.StreamResponse:
             await sender.send(piece)
         await sender.finish()
         return response
+
+
+def _is_inside_prefix_store(path: str) -> bool:
+    """Whether an upstream might take the path for one of its store, which is not for clients: what is pinned or removed
+    there takes room or time from all tenants. `path` has its escapes resolved.
+    """
+    return [part for part in path.split("/") if part not in ("", ".")][1:2] == ["prefix"]
 
 
 class _NamesModel(msgspec.Struct):

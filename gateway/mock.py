@@ -95,6 +95,7 @@ class MockUpstream:
         application = web.Application(client_max_size=2**30)
         application.router.add_get("/v1/models", self._list_models)
         application.router.add_get("/v1/models/{model:.+}", self._show_model)
+        application.router.add_post("/v1/prefix{rest:(/.*)?}", _not_found)
         application.router.add_post("/v1/{path:.+}", self._answer)
         runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
@@ -177,6 +178,12 @@ class MockUpstream:
             await response.write(event)
         await response.write_eof()
         return response
+
+
+async def _not_found(request: web.Request) -> web.Response:
+    """What takes no prompt for an answer."""
+    error = {"message": f"There is no {request.method} {request.path}.", "type": "invalid_request_error"}
+    return _json({"error": {**error, "param": None, "code": "not_found"}}, status=404)
 
 
 def load_script(file: Path) -> list[Reply]:

@@ -4,12 +4,13 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from gateway.errors import NoUpstream, UpstreamError, UpstreamUnreachable
+from gateway.errors import NotFound, NoUpstream, UpstreamError, UpstreamUnreachable
 from gateway.streaming import event_json
 from gateway.upstream import NO_HEADERS, Upstream, UpstreamAnswer
 
 log = logging.getLogger(__name__)
 
+_NONE_YET = "No upstream is ready yet; the model may still be loading. Try again shortly."
 _REFRESH_SECONDS = 15.0
 _REFRESH_DEADLINE = 5.0
 _MOST_LISTED_BYTES = 8 * 2**20
@@ -42,12 +43,24 @@ class Router:
         anything) before one that has said, and said otherwise. Raises NoUpstream when there is none.
         """
         if not self._upstreams:
-            raise NoUpstream("No upstream is ready yet; the model may still be loading. Try again shortly.")
+            raise NoUpstream(_NONE_YET)
         listing = [u for u in self._upstreams if model is not None and u.models is not None and model in u.models]
         return sorted(
             listing or self._upstreams,
             key=lambda u: (not u.reachable, model is not None and u.models is not None, u.in_flight),
         )
+
+    def having(self, model: str | None) -> list[Upstream]:
+        """Every upstream that lists the model or has not said what it has; with None all.
+
+        Raises NoUpstream when there is none at all, and NotFound when none has the model.
+        """
+        having = [u for u in self._upstreams if model is None or u.models is None or model in u.models]
+        if not self._upstreams:
+            raise NoUpstream(_NONE_YET)
+        if not having:
+            raise NotFound(f"No upstream has the model {model!r}; GET /v1/models lists those there are.", param="model")
+        return having
 
     async def request(
         self,
