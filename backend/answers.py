@@ -78,10 +78,15 @@ class AnswerFormat(ABC):
     def usage(self) -> Usage:
         """Usage so far."""
         prompt, generated = self._work.prompt_tokens, sum(self._generated)
+        details = PromptTokensDetails(self.cached_tokens)
+        return Usage(prompt, generated, prompt + generated, details, CompletionTokensDetails())
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens whose keys and values were there already, as far as the choices have begun."""
         # Answers to one prompt find what the first of them has computed; that was not there before the request.
         n = self._work.n
-        cached = sum(min(self._cached[first : first + n]) for first in range(0, len(self._cached), n))
-        return Usage(prompt, generated, prompt + generated, PromptTokensDetails(cached), CompletionTokensDetails())
+        return sum(min(self._cached[first : first + n]) for first in range(0, len(self._cached), n))
 
     def _count(self, index: int, outputs: list[Output]) -> None:
         self._generated[index] = outputs[-1].num_generated

@@ -150,6 +150,10 @@ class AsyncEngine:
         if unfinished:
             self._commands.put(abort)
 
+    def command(self, command: Callable[[], None]) -> None:
+        """Has the engine's thread call something between two steps; any thread may ask."""
+        self._commands.put(command)
+
     async def stop(self) -> None:
         """Fails what is running and ends the thread; answers to that arrive before this returns."""
         self._stopping = True

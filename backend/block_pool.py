@@ -1,7 +1,8 @@
 """Ownership of KV blocks: who holds which, what they contain, and which may be used again.
 
-A full block has a key: a hash over the key of the block before it and its own tokens (as in vLLM's automatic prefix
-caching). Equal keys mean equal keys and values, so sequences that begin alike hold the same blocks.
+A full block has a key (`prefix_store.identity.keys`): a hash over the key of the block before it and its own tokens, as
+in vLLM's automatic prefix caching. Equal keys mean equal keys and values, so sequences that begin alike hold the same
+blocks.
 """
 
 from __future__ import annotations
@@ -9,19 +10,6 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-
-import numpy as np
-import xxhash
-
-
-def root_key(salt: str) -> bytes:
-    """Parent key of a first block; sequences with different salts have no key in common. 16 bytes."""
-    return xxhash.xxh3_128_digest(salt.encode("utf-8", "surrogatepass"))
-
-
-def chain_key(parent: bytes, token_ids: Many[int]) -> bytes:
-    """Key of a full block after the block with key ``parent``. 16 bytes (xxh3-128)."""
-    return xxhash.xxh3_128_digest(parent + np.asarray(token_ids, dtype=np.int32).tobytes())
 
 
 @dataclass(slots=True)
@@ -31,7 +19,6 @@ class _Content:
     key: bytes
     parent: int | None
     token_ids: list[int]
-    salt: str
     children: set[int] = field(default_factory=set)
     """Blocks whose contents follow this one."""
 
@@ -118,9 +105,11 @@ class BlockPool:
         """How many hold this block."""
         return self._counts[block]
 
-    def match(
-        self, keys: Many[bytes], token_ids: Many[int], block_size: int, salt: str, before: Match | None = None
-    ) -> Match:
+    def knows(self, key: bytes) -> bool:
+        """Whether a block has this key just now. Any thread may ask: it is a hint, which ``match`` then checks."""
+        return key in self._by_key
+
+    def match(self, keys: Many[bytes], token_ids: Many[int], block_size: int, before: Match | None = None) -> Match:
         """Blocks that hold the longest known beginning of a sequence. Changes nothing.
 
         Args:
@@ -136,12 +125,12 @@ class BlockPool:
             block = self._by_key.get(keys[index])
             tokens = list(token_ids[index * block_size : (index + 1) * block_size])
             parent = found[-1] if found else None
-            if block is None or not self._contains(block, parent, tokens, salt):
+            if block is None or not self._contains(block, parent, tokens):
                 break
             found.append(block)
         return Match(found, self._contents[found[-1]] if found else None)
 
-    def register(self, block: int, key: bytes, parent: int | None, token_ids: list[int], salt: str) -> int | None:
+    def register(self, block: int, key: bytes, parent: int | None, token_ids: list[int]) -> int | None:
         """Notes what a held block contains, now that it is computed, so that others can find it.
 
         Args:
@@ -158,13 +147,13 @@ class BlockPool:
         if other is None:
             if self._contents[block] is not None:
                 return None
-            self._contents[block] = _Content(key, parent, list(token_ids), salt)
+            self._contents[block] = _Content(key, parent, list(token_ids))
             self._by_key[key] = block
             before = None if parent is None else self._contents[parent]
             if before is not None:
                 before.children.add(block)
             return block
-        if other == block or not self._contains(other, parent, token_ids, salt):
+        if other == block or not self._contains(other, parent, token_ids):
             return block if other == block else None
         self.share(other)
         self.release([block])
@@ -205,11 +194,9 @@ class BlockPool:
             found.append("there are more keys than contents")
         return found
 
-    def _contains(self, block: int, parent: int | None, token_ids: list[int], salt: str) -> bool:
+    def _contains(self, block: int, parent: int | None, token_ids: list[int]) -> bool:
         content = self._contents[block]
-        return (
-            content is not None and content.parent == parent and content.salt == salt and content.token_ids == token_ids
-        )
+        return content is not None and content.parent == parent and content.token_ids == token_ids
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)

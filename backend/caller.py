@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable
 
@@ -12,9 +11,12 @@ from backend.errors import InvalidRequest
 from backend.exchange import ARRIVED
 from backend.sequence import Sequence
 from backend.server_state import STATE
+from prefix_store.identity.keys import KeyChain
 
 _TIMEOUT_HEADER = "x-request-timeout"
 _LONGEST_TIMEOUT = 86_400.0
+_REUSE_HEADER = "x-keepgate-reuse"
+_REUSES = ("conversation", "one-shot")
 _TELL_TENANTS = ("Authorization", "x-api-key", "api-key", "x-keepgate-namespace")
 
 
@@ -33,17 +35,28 @@ def set_deadline(request: web.Request, sequences: Iterable[Sequence]) -> None:
             sequence.deadline = deadline
 
 
-def set_salt(request: web.Request, sequences: Iterable[Sequence]) -> None:
-    """Keeps the KV blocks of one tenant from others, who could tell by time, and by usage, what has been asked before.
+def tenant_keys(request: web.Request) -> KeyChain:
+    """Keys under which a caller's KV blocks are kept, so that one tenant's are not another's.
 
-    Tenants are told apart by the credentials that came with the request, as a gateway passes them on, and by the
-    namespace that a gateway gives them.
+    Who shared them could tell by time, and by usage, what has been asked before. Tenants are told apart by the
+    credentials that came with the request, as a gateway passes them on, and by the namespace that a gateway gives them.
     """
     given = [f"{name}:{value}" for name in _TELL_TENANTS for value in request.headers.getall(name, ())]
-    if given:
-        salt = hashlib.blake2b("\0".join(given).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-        for sequence in sequences:
-            sequence.salt = salt
+    return request.app[STATE].tenants.keys(given)
+
+
+def is_one_shot(request: web.Request, default: bool) -> bool:
+    """Whether no conversation will follow, so that what was computed is kept when it is used a second time.
+
+    Raises:
+        InvalidRequest: names the header.
+    """
+    value = request.headers.get(_REUSE_HEADER)
+    if value is None:
+        return default
+    if value not in _REUSES:
+        raise InvalidRequest(f"{_REUSE_HEADER}: expected {' or '.join(_REUSES)}", _REUSE_HEADER)
+    return value == "one-shot"
 
 
 def _asked_seconds(request: web.Request) -> float:

@@ -5,23 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import os
-import re
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from backend.errors import ModelError
+from backend.options import context, memory_size, milliseconds, port, positive, seconds, threads
+from backend.prefix_options import add_prefix_arguments, read_prefix_arguments
 from backend.threads import limit_spinning
-
-_UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-# What a signed 64-bit integer holds, as addresses and the system's own sizes do, less than the step between floats.
-_LARGEST_SIZE = 2**62
-_LONGEST_QUOTED = 40
 
 
 class Parser(argparse.ArgumentParser):
@@ -44,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
-        "--port", type=_port, metavar="N", default=8081, help="port, 0 for any free one (default: %(default)s)"
+        "--port", type=port, metavar="N", default=8081, help="port, 0 for any free one (default: %(default)s)"
     )
     parser.add_argument(
         "--kv-memory",
@@ -55,13 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-batch",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="sequences that run at the same time (default: 32 on a CPU, 256 on a CUDA device)",
     )
     parser.add_argument(
         "--max-context",
-        type=_context,
+        type=context,
         metavar="N",
         help="longest prompt plus answer in tokens (default: the model's)",
     )
@@ -94,27 +88,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--threads",
-        type=_threads,
+        type=threads,
         metavar="N",
         help="threads that compute (default: the cores this process may use)",
     )
     parser.add_argument(
         "--step-tokens",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="tokens computed in one step at most; more is faster for long prompts and makes running answers wait "
         "longer for each token (default: 128 on a CPU, 2048 on a CUDA device)",
     )
     parser.add_argument(
         "--max-waiting",
-        type=_positive,
+        type=positive,
         metavar="N",
         default=256,
         help="answers that may wait beyond --max-batch before requests get 429 (default: %(default)s)",
     )
     parser.add_argument(
         "--max-seconds",
-        type=_seconds,
+        type=seconds,
         metavar="SECONDS",
         help="what a request may take, waiting included, before it ends with 504 (default: no limit)",
     )
@@ -127,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-wait-ms",
-        type=_milliseconds,
+        type=milliseconds,
         metavar="MS",
         default=50.0,
         help="how long a dynamic batch waits to be full (default: %(default)s)",
@@ -145,6 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="whether a prompt that begins like another one is computed from where they part (default: it is)",
     )
+    add_prefix_arguments(parser)
     parser.add_argument(
         "--chat-template",
         type=Path,
@@ -177,6 +172,11 @@ def run(arguments: argparse.Namespace) -> int:
     from backend.config import EngineConfig
     from backend.service import serve
 
+    try:
+        prefix_store = read_prefix_arguments(arguments)
+    except (ValueError, OSError) as error:
+        print(f"keepgate backend: {error}", file=sys.stderr)
+        return 1
     engine = EngineConfig(
         kv_memory=arguments.kv_memory,
         max_batch=arguments.max_batch,
@@ -192,6 +192,7 @@ def run(arguments: argparse.Namespace) -> int:
         scheduling_policy=arguments.scheduling_policy,
         shares_prefixes=arguments.prefix_sharing,
         threads=arguments.threads or len(os.sched_getaffinity(0)),
+        prefix_store=prefix_store,
     )
 
     def announce(url: str, model: str) -> None:
@@ -234,21 +235,6 @@ def outlive_readers() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
-def memory_size(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None:
-        raise argparse.ArgumentTypeError(f"{_quoted(text)} is no size, expected such as 512MiB or 2GiB")
-    size = float(match[1]) * unit
-    if not 1 <= size <= _LARGEST_SIZE:
-        raise argparse.ArgumentTypeError(f"{_quoted(text)} is out of range, expected 1 byte to {_LARGEST_SIZE} bytes")
-    return int(size)
-
-
-def _quoted(text: str) -> str:
-    return repr(text if len(text) <= _LONGEST_QUOTED else text[:_LONGEST_QUOTED] + "…")
-
-
 def _chat_template(file: Path | None) -> str | None:
     if file is None:
         return None
@@ -258,47 +244,3 @@ def _chat_template(file: Path | None) -> str | None:
         return read_template(file)
     except ModelError as error:
         raise ModelError(f"--chat-template: {error}") from error
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port, expected 0 to 65535")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected 1 or more")
-    return int(text)
-
-
-def _context(text: str) -> int:
-    if (tokens := _positive(text)) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected 2 or more: a token and its answer")
-    return tokens
-
-
-def _threads(text: str) -> int:
-    # More than there are processors make every step wait for the system's scheduler, hundreds of times.
-    threads, most = _positive(text), os.cpu_count() or 1
-    if threads > most:
-        raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected 1 to {most}, the processors there are")
-    return threads
-
-
-def _seconds(text: str) -> float:
-    return _number(text, "seconds, more than 0", lambda value: value > 0)
-
-
-def _milliseconds(text: str) -> float:
-    return _number(text, "milliseconds, 0 or more", lambda value: value >= 0)
-
-
-def _number(text: str, expected: str, fits: Callable[[float], bool]) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or not fits(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected {expected}")
-    return value

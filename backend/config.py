@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from backend.batching import Batching, BatchingMode
+from prefix_store.store.config import StoreConfig
 
 Activation = Literal["silu", "gelu_tanh"]
 KvDtype = Literal["auto", "int8", "fp8"]
@@ -192,3 +193,5 @@ class EngineConfig:
     """What is computed in; auto: the runner's own choice."""
     device: Device = "auto"
     """What computes; auto: a CUDA device that can, else the CPU."""
+    prefix_store: StoreConfig | None = None
+    """Where KV blocks are kept beyond the engine's memory; None: nowhere."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -15,6 +16,7 @@ from backend.batching import Batching
 from backend.block_pool import BlockPool
 from backend.engine_stats import EngineStats, StepTimings, Totals
 from backend.flight import Flight, Landed, TokensOnTheWay, gives_only_tokens, land
+from backend.prefix_io import Fetch, Keep, PrefixIO
 from backend.runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
 from backend.sampler import Sampled, draw
 from backend.scheduler import Chunk, Scheduler
@@ -27,6 +29,10 @@ from backend.token_text import say
 logger = logging.getLogger(__name__)
 
 _TOTALS = tuple(field.name for field in fields(Totals))
+_KEEP_AT_ONCE = 8
+"""Blocks of a growing answer are handed over so many at a time."""
+_MOST_HANDED_OVER = 4
+"""At most this part of all blocks, the fourth, is held for those who copy them."""
 
 
 @dataclass(slots=True)
@@ -59,6 +65,10 @@ class Engine:
         step_tokens: tokens computed in one step at most; None likewise.
         batching: when waiting sequences may join.
         shares_prefixes: whether sequences use blocks that others have computed.
+        prefix_io: keeps blocks beyond this engine's memory and fetches them again; the runner must have ``kv_blocks``,
+            and a layer that sees all tokens. None: nobody does.
+        lossy_key: the key that takes the place of a block's own from where something was restored with a loss; None:
+            nothing ever is.
     """
 
     def __init__(
@@ -68,12 +78,17 @@ class Engine:
         step_tokens: int | None,
         batching: Batching = Batching(),  # noqa: B008 - frozen
         shares_prefixes: bool = True,
+        prefix_io: PrefixIO | None = None,
+        lossy_key: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self.runner = runner
         self.pool = BlockPool(runner.num_blocks)
         sight = runner.config.sight
         max_batch, step_tokens = max_batch or runner.max_batch, step_tokens or runner.step_tokens
-        self.scheduler = Scheduler(self.pool, max_batch, step_tokens, batching, shares_prefixes, sight)
+        fetching = None if prefix_io is None else self._begin_fetch
+        self.scheduler = Scheduler(
+            self.pool, max_batch, step_tokens, batching, shares_prefixes, sight, fetching, lossy_key
+        )
         self.timings = StepTimings()
         """Of the last step."""
         self._sequences: dict[int, Sequence] = {}
@@ -82,6 +97,9 @@ class Engine:
         self._totals = Totals()
         self._flight: Flight | None = None
         """The step that was launched ahead of the last one that was taken over."""
+        self._prefix_io = prefix_io
+        self._handed_over: Counter[int] = Counter()
+        """Blocks that are being copied."""
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence.
@@ -113,7 +131,7 @@ class Engine:
         return bool(self._sequences)
 
     def pause(self) -> float | None:
-        """Seconds until a step would do anything: 0 mostly; None: nothing to do."""
+        """Seconds until a step would do anything: 0 mostly; None: nothing to do before something else happens."""
         if not self._sequences:
             return None
         now = time.monotonic()
@@ -121,7 +139,7 @@ class Engine:
         opens_in = self.scheduler.opens_in(now)
         if opens_in is not None:
             pauses.append(opens_in)
-        return max(0.0, min(pauses, default=0.0))
+        return max(0.0, min(pauses)) if pauses else None
 
     def stats(self) -> EngineStats:
         """Counts for metrics."""
@@ -146,7 +164,8 @@ class Engine:
     def problems(self) -> list[str]:
         """What is wrong with the books of blocks and sequences, in sentences; empty if all is well. Repairs nothing."""
         running, waiting = self.scheduler.running, self.scheduler.waiting
-        found = self.pool.problems(Counter(block for sequence in running for block in sequence.blocks))
+        holders = Counter(block for sequence in running for block in sequence.blocks) + self._handed_over
+        found = self.pool.problems(holders)
         scheduled = [sequence.id for sequence in (*running, *waiting)]
         if sorted(scheduled) != sorted(self._sequences) or set(self._notes) != set(self._sequences):
             found.append("the scheduler and the engine do not know the same sequences")
@@ -159,6 +178,24 @@ class Engine:
             or s.num_registered * BLOCK_SIZE > s.num_computed
         ]
         return found
+
+    def fetched(self, fetch: Fetch, count: int, lossy_from: int | None) -> None:
+        """Takes over what was fetched: the first ``count`` blocks are filled. Nothing if the sequence has moved on.
+
+        Args:
+            lossy_from: see ``Scheduler.note_fetched``.
+        """
+        sequence = self._sequences.get(fetch.sequence_id)
+        if sequence is not None and sequence.fetch is fetch:
+            fetch.incoming.arrived(count)
+            self.scheduler.note_fetched(sequence, count, lossy_from)
+        fetch.incoming.close()
+
+    def kept(self, keep: Keep) -> None:
+        """Takes blocks back that are not read any more."""
+        keep.outgoing.close()
+        self._handed_over -= Counter(keep.blocks)
+        self.pool.release(keep.blocks)
 
     def step(self) -> list[Output]:
         """Takes over one step and returns what it added, for each sequence that got a token or ended.
@@ -272,6 +309,9 @@ class Engine:
                 outputs.append(self._fail_poisoned(sequence))
                 continue
             self.scheduler.note_computed(chunk)
+            if chunk.reaches_end:
+                # Its numbers have been looked at, and so whatever they depend on.
+                self._hand_over(sequence, 1 if not sequence.num_generated else _KEEP_AT_ONCE)
             if sequence.id in landed.sampled:
                 outputs.append(self._advance(sequence, landed.sampled[sequence.id], now))
             elif chunk.reaches_end:
@@ -325,8 +365,50 @@ class Engine:
             self._end(sequence, reason)
         return output
 
+    def _begin_fetch(self, sequence: Sequence, until: int) -> Fetch | None:
+        """Has the blocks of a sequence filled, from the first that is not computed up to that with this number."""
+        kv_blocks, prefix, first = self.runner.kv_blocks, sequence.prefix, sequence.num_registered
+        if kv_blocks is None or prefix is None or self._prefix_io is None:
+            return None
+        blocks = sequence.blocks[first : min(until, first + kv_blocks.most_at_once)]
+        incoming = kv_blocks.incoming(blocks)
+        if incoming is None:
+            return None
+        fetch = Fetch(sequence.id, prefix, first, blocks, incoming)
+        self._prefix_io.fetch(fetch)
+        return fetch
+
+    def _hand_over(self, sequence: Sequence, least: int) -> None:
+        """Gives full blocks to those who keep them, as soon as there are so many."""
+        prefix, kv_blocks = sequence.prefix, self.runner.kv_blocks
+        if self._prefix_io is None or prefix is None or kv_blocks is None:
+            return
+        first, until = prefix.kept, sequence.num_registered
+        lossy_from = until if sequence.lossy_from is None else sequence.lossy_from
+        if until - first < least:
+            return
+        room = self.pool.num_blocks // _MOST_HANDED_OVER - self._handed_over.total()
+        until = min(until, first + room, first + kv_blocks.most_at_once)
+        if first < lossy_from:
+            until = min(until, lossy_from)
+        if until <= first:
+            return
+        blocks = sequence.blocks[first:until]
+        outgoing = kv_blocks.outgoing(blocks)
+        if outgoing is None:
+            return
+        for block in blocks:
+            self.pool.share(block)
+        self._handed_over.update(blocks)
+        prefix.kept = until
+        tokens = sequence.tokens[first * BLOCK_SIZE : until * BLOCK_SIZE]
+        keys = sequence.block_keys[first:until]
+        self._prefix_io.keep(Keep(prefix, first, tokens, keys, blocks, outgoing, until <= lossy_from))
+
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
+        if sequence.num_generated and reason not in (FinishReason.FAILED, FinishReason.SHED):
+            self._hand_over(sequence, 1)
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
         rate = self._notes.pop(sequence.id).rate(sequence.num_generated)

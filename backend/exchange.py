@@ -15,6 +15,8 @@ from backend.errors import BodyTooLarge, InvalidRequest, RequestError
 MAX_BODY_BYTES = 4 * 2**20
 LARGE_BODY_BYTES = 16 * 2**10
 """What reading such a body takes is too much work for the event loop."""
+PREFIX_HEADER = "x-keepgate-prefix-tokens"
+"""Of a response: prompt tokens whose keys and values were there already."""
 BODY_TIMEOUT_SECONDS = 30.0
 """A sender gets so long for its body."""
 ARRIVED: web.RequestKey[float] = web.RequestKey("ARRIVED")

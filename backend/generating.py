@@ -11,7 +11,7 @@ from aiohttp import web
 
 from backend.answer_form import AnswerForm
 from backend.async_engine import NOT_RUNNING, Generation
-from backend.caller import set_deadline, set_salt
+from backend.caller import is_one_shot, set_deadline, tenant_keys
 from backend.engine import Output
 from backend.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, Unavailable
 from backend.exchange import ARRIVED
@@ -89,7 +89,7 @@ class Arrivals:
 
 @asynccontextmanager
 async def generating(
-    request: web.Request, sequences: Many[Sequence], form: AnswerForm | None = None
+    request: web.Request, sequences: Many[Sequence], form: AnswerForm | None = None, *, converses: bool = False
 ) -> AsyncIterator[Arrivals]:
     """Has the engine work on sequences for this caller.
 
@@ -97,16 +97,21 @@ async def generating(
 
     Args:
         form: what their answers have to look like; None: any text.
+        converses: whether another turn is likely to follow, where the request does not say.
 
     Raises:
         InvalidRequest: a header is wrong.
         QueueFull, Unavailable: the engine does not take them.
     """
     set_deadline(request, sequences)
-    set_salt(request, sequences)
-    engine = request.app[STATE].engine
-    generation = engine.submit(sequences)
+    state = request.app[STATE]
+    keys = tenant_keys(request)
+    for sequence in sequences:
+        sequence.keys = keys
+    await state.prefixes.ask(sequences, one_shot=is_one_shot(request, default=not converses))
+    generation = state.engine.submit(sequences)
     try:
         yield Arrivals(request, sequences, generation, form)
     finally:
-        engine.release(sequences, generation)
+        state.engine.release(sequences, generation)
+        state.prefixes.ended(sequences)

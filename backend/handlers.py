@@ -12,7 +12,7 @@ from backend.answers import AnswerFormat
 from backend.chat_answers import ChatFormat
 from backend.completion_answers import CompletionFormat
 from backend.embeddings import embeddings_answer
-from backend.exchange import LARGE_BODY_BYTES, json_response, off_loop, read_body
+from backend.exchange import LARGE_BODY_BYTES, PREFIX_HEADER, json_response, off_loop, read_body
 from backend.generating import generating
 from backend.protocol import (
     ChatRequest,
@@ -34,7 +34,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request)
     asked = await off_loop(body, lambda: decode_request(body, ChatRequest, state.model.name))
     work = await _read_chat(state, asked, len(body))
-    return await _answer(request, work, ChatFormat)
+    return await _answer(request, work, ChatFormat, converses=True)
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -43,7 +43,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request)
     asked = await off_loop(body, lambda: decode_request(body, CompletionRequest, state.model.name))
     work = await off_loop(body, lambda: state.reader.completions.read(asked))
-    return await _answer(request, work, CompletionFormat)
+    return await _answer(request, work, CompletionFormat, converses=False)
 
 
 async def embeddings(request: web.Request) -> web.Response:
@@ -86,13 +86,17 @@ async def _read_chat(state: ServerState, asked: ChatRequest, length: int) -> Wor
     return chats.read(asked)
 
 
-async def _answer(request: web.Request, work: Work, make_format: type[AnswerFormat]) -> web.StreamResponse:
+async def _answer(
+    request: web.Request, work: Work, make_format: type[AnswerFormat], *, converses: bool
+) -> web.StreamResponse:
     state = request.app[STATE]
     answer = make_format(work, state.model.name, state.fingerprint, state.model.text.token_bytes)
-    async with generating(request, work.sequences, work.form) as arrivals:
+    async with generating(request, work.sequences, work.form, converses=converses) as arrivals:
         if work.stream:
             return await stream(request, answer, arrivals, work.include_usage)
-        return json_response(answer.whole(await arrivals.all()))
+        response = json_response(answer.whole(await arrivals.all()))
+    response.headers[PREFIX_HEADER] = str(answer.cached_tokens)
+    return response
 
 
 async def _means(request: web.Request, sequences: list[Sequence]) -> list[npt.NDArray[np.float32]]:

@@ -62,6 +62,8 @@ class ServedModel:
     runner: ModelRunner
     max_context: int
     """Longest prompt plus answer, in tokens."""
+    directory: Path
+    """With the files of which it was made."""
 
 
 def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) -> ServedModel:
@@ -81,7 +83,7 @@ def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) ->
     longest = _longest_context(runner, engine, wanted)
     if longest < wanted:
         progress(f"the KV memory holds {longest} tokens, so that is the longest context")
-    return ServedModel(source.name, config, text, runner, longest)
+    return ServedModel(source.name, config, text, runner, longest, source.directory)
 
 
 def _longest_context(runner: ModelRunner, engine: EngineConfig, wanted: int) -> int:

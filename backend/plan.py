@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from backend.cli import Parser, end_with_the_reader, memory_size, outlive_readers
+from backend.cli import Parser, end_with_the_reader, outlive_readers
 from backend.config import KvDtype, ModelConfig
 from backend.errors import ModelError
 from backend.json_file import read_json_object
+from backend.options import memory_size
 from backend.runner import BLOCK_SIZE
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]

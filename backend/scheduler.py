@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from backend.batching import Batching
 from backend.block_pool import BlockPool
+from backend.prefix_io import Fetch
 from backend.runner import BLOCK_SIZE
 from backend.sequence import Sequence
 from backend.sequence_blocks import SequenceBlocks
@@ -44,11 +46,17 @@ class Scheduler:
     first that does not fit holds back those after it, or it might wait for ever. A sequence whose next block is being
     computed by another one waits for it, and shares it; so the answers to one prompt compute it once.
 
+    What can be had from elsewhere sooner than it is computed is fetched into a sequence's blocks as it joins. Until
+    that has ended, one way or another, steps leave the sequence out.
+
     Args:
         max_batch: sequences that run at the same time.
         step_tokens: tokens computed in one step at most; ``max_batch`` if that is more.
         shares_prefixes: whether sequences may use blocks that others have computed.
         window: tokens that a token sees at most, itself included; None: there is a layer in which it sees all.
+        fetching: begins to fill a sequence's blocks, from the first that is not computed up to that with this number;
+            None: it cannot.
+        lossy_key: see ``SequenceBlocks``.
     """
 
     def __init__(
@@ -59,16 +67,21 @@ class Scheduler:
         batching: Batching = Batching(),  # noqa: B008 - frozen
         shares_prefixes: bool = True,
         window: int | None = None,
+        fetching: Callable[[Sequence, int], Fetch | None] | None = None,
+        lossy_key: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self.max_batch = max_batch
         self.step_tokens = max(step_tokens, max_batch)
         self._batching = batching
-        self._blocks = SequenceBlocks(pool, self.step_tokens, shares_prefixes, window)
+        self._blocks = SequenceBlocks(pool, self.step_tokens, shares_prefixes, window, lossy_key)
+        self._fetching = fetching
         self._arrivals = 0
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         # Somebody waits for room, and since that was seen nothing was given back and nobody came.
         self._held_back = False
+        # Nothing could be computed until what is being fetched is there, and since that was seen nothing happened.
+        self._stalled = False
         self.num_preemptions = 0
         self.prefix_hit_tokens = 0
         self.prefix_asked_tokens = 0
@@ -83,7 +96,7 @@ class Scheduler:
         sequence.arrival = self._arrivals
         sequence.queued_at = now
         insort(self.waiting, sequence, key=_order)
-        self._held_back = False
+        self._note_news()
 
     def remove(self, sequence: Sequence) -> None:
         """Forgets a sequence, waiting or running, and frees its blocks."""
@@ -92,9 +105,9 @@ class Scheduler:
 
     def opens_in(self, now: float) -> float | None:
         """Seconds until a step has something to compute; None: not before something else happens."""
-        if self.running:
+        if any(sequence.fetch is None for sequence in self.running):
             return 0.0
-        return self._admission_in(now) if self.waiting else None
+        return self._admission_in(now) if self.waiting and not self._stalled else None
 
     def schedule(self, now: float = 0.0) -> list[Chunk]:
         """Chooses the next step's chunks and gives each sequence the blocks it needs for them.
@@ -103,7 +116,9 @@ class Scheduler:
         """
         if self._grow() and self._has_place() and self._admission_in(now) == 0.0:
             self._admit(now)
-        return self._deal()
+        chunks = self._deal()
+        self._stalled = not chunks and bool(self.running) and not (self.waiting and self._admission_in(now))
+        return chunks
 
     def follow(self, chunks: list[Chunk], now: float = 0.0) -> list[Chunk]:
         """The step after one that is still being computed and gives each of its sequences a token.
@@ -121,7 +136,7 @@ class Scheduler:
             if chunk.sequence.num_generated + 1 < chunk.sequence.params.max_tokens
         ]
         may_join = self._has_place() and not self._held_back and self._admission_in(now) == 0.0
-        if len(chunks) != len(self.running) or may_join:
+        if len(chunks) != sum(sequence.fetch is None for sequence in self.running) or may_join:
             return []
         missing = [max(0, -(-(chunk.start + 1 - chunk.sequence.room) // BLOCK_SIZE)) for chunk in following]
         if sum(missing) > self._blocks.num_free:
@@ -133,6 +148,26 @@ class Scheduler:
     def note_computed(self, chunk: Chunk) -> None:
         """Takes over what a step has computed, and lets others find the blocks that are full now."""
         self._blocks.note_computed(chunk.sequence, chunk.count)
+
+    def note_fetched(self, sequence: Sequence, count: int, lossy_from: int | None) -> None:
+        """Takes over that the first ``count`` of the blocks that were to be fetched are filled; steps go on with it.
+
+        Args:
+            lossy_from: the first block of the sequence that was restored with a loss; None: none was.
+        """
+        sequence.fetch = None
+        if lossy_from is not None and sequence.lossy_from is None:
+            sequence.lossy_from = lossy_from
+        tokens = count * BLOCK_SIZE
+        self._blocks.note_computed(sequence, tokens)
+        self.prefix_hit_tokens += tokens
+        if not sequence.num_generated:
+            sequence.num_cached += tokens
+        self._note_news()
+
+    def may_share(self, sequence: Sequence) -> bool:
+        """Whether the sequence uses blocks of others and lets them use its own."""
+        return self._blocks.may_share(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """Lets nobody find the sequence's blocks any more: what they contain is not to be trusted."""
@@ -209,11 +244,16 @@ class Scheduler:
         if sequence.started_at is None:
             sequence.started_at = now
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+        if self._fetching is not None and sequence.prefix is not None:
+            until = min(sequence.prefix.worth, len(self._blocks.keys_to_find(sequence)))
+            sequence.prefix.worth = 0  # asked for once
+            if until > len(shared):
+                sequence.fetch = self._fetching(sequence, until)
 
     def _deal(self) -> list[Chunk]:
         """Divides the budget; see the class for the rule."""
-        decoding = [sequence for sequence in self.running if _missing(sequence) == 1]
-        prefilling = [sequence for sequence in self.running if _missing(sequence) > 1]
+        decoding = [sequence for sequence in self.running if _missing(sequence) == 1 and sequence.fetch is None]
+        prefilling = [sequence for sequence in self.running if _missing(sequence) > 1 and sequence.fetch is None]
         budget = self.step_tokens - len(decoding)
         counts = dict.fromkeys(prefilling, 0)
         if prefilling:
@@ -234,8 +274,12 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:
-        self._held_back = False
+        self._note_news()
         self._blocks.release(sequence)
+
+    def _note_news(self) -> None:
+        """Who could not join may be able to now."""
+        self._held_back = self._stalled = False
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:

@@ -15,9 +15,15 @@ from backend.block_pool import Match
 from backend.detokenizer import Detokenizer
 from backend.runner import BLOCK_SIZE
 from backend.stop_strings import StopStrings
+from prefix_store.identity.keys import KeyChain
 
 if TYPE_CHECKING:
     import torch
+
+    from backend.prefix_io import Fetch, StoredPrefix
+
+NOBODYS = KeyChain(bytes(16), BLOCK_SIZE)
+"""Keys of sequences that share their blocks with all others."""
 
 
 class FinishReason(Enum):
@@ -95,7 +101,7 @@ class Sequence:
         constraint: what the answer must look like, if anything.
         priority: smaller numbers go first.
         deadline: ``time.monotonic()`` seconds after which the answer is of no use; None: never.
-        salt: sequences with different salts never share KV blocks.
+        keys: how the keys of its KV blocks are made; sequences of different tenants have none in common.
         pooled: wants the mean of the prompt's hidden states, and generates nothing.
     """
 
@@ -110,7 +116,7 @@ class Sequence:
         constraint: Constraint | None = None,
         priority: int = 0,
         deadline: float | None = None,
-        salt: str = "",
+        keys: KeyChain = NOBODYS,
         pooled: bool = False,
     ) -> None:
         self.id = sequence_id
@@ -137,16 +143,21 @@ class Sequence:
         self.constraint = constraint
         self.priority = priority
         self.deadline = deadline
-        self.salt = salt
+        self.keys = keys
         self.pooled = pooled
-        # The scheduler's notes: place in the queue, keys of full blocks, what was found of them while the sequence
-        # waited, how many blocks others can find, and the prompt's tokens that were computed already when the
-        # sequence first ran.
+        # The scheduler's notes: place in the queue, keys of full blocks, the keys they have where something was
+        # restored with a loss and from which block on that counts, what was found of them while the sequence waited,
+        # how many blocks others can find, the prompt's tokens that were computed already when the sequence first ran,
+        # what is kept of it elsewhere, and what is being fetched from there.
         self.arrival = 0
         self.block_keys: list[bytes] = []
+        self.lossy_keys: list[bytes] = []
+        self.lossy_from: int | None = None
         self.match: Match | None = None
         self.num_registered = 0
         self.num_cached = 0
+        self.prefix: StoredPrefix | None = None
+        self.fetch: Fetch | None = None
         # Times of time.monotonic(), in seconds.
         self.queued_at = 0.0
         self.started_at: float | None = None

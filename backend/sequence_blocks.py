@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
-from backend.block_pool import BlockPool, chain_key, root_key
+from backend.block_pool import BlockPool
 from backend.runner import BLOCK_SIZE
 from backend.sequence import Sequence
 
@@ -30,13 +31,23 @@ class SequenceBlocks:
         step_tokens: tokens computed in one step at most.
         shares_prefixes: whether sequences may use blocks that others have computed.
         window: tokens that a token sees at most, itself included; None: there is a layer in which it sees all.
+        lossy_key: the key that takes the place of a block's own from where something was restored with a loss; None:
+            nothing ever is.
     """
 
-    def __init__(self, pool: BlockPool, step_tokens: int, shares_prefixes: bool, window: int | None) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        step_tokens: int,
+        shares_prefixes: bool,
+        window: int | None,
+        lossy_key: Callable[[bytes], bytes] | None = None,
+    ) -> None:
         self._pool = pool
         self._step_tokens = step_tokens
         self._shares_prefixes = shares_prefixes
         self._window = window
+        self._lossy_key = lossy_key
 
     @property
     def num_free(self) -> int:
@@ -89,23 +100,36 @@ class SequenceBlocks:
 
     def release(self, sequence: Sequence) -> None:
         """Takes everything back; nothing of the sequence is computed any more."""
+        if sequence.fetch is not None:
+            sequence.fetch.halt.set()
+            sequence.fetch = None
         self._pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.first_block = 0
         sequence.num_computed = 0
         sequence.num_registered = 0
+        sequence.lossy_from = None
 
     def forget(self, sequence: Sequence) -> None:
         """Lets nobody find the sequence's blocks any more: what they contain is not to be trusted."""
-        keys = sequence.block_keys[: sequence.first_block]
-        left_behind = self._pool.match(keys, sequence.tokens, BLOCK_SIZE, sequence.salt)
+        keys = self._keys(sequence, sequence.first_block)
+        left_behind = self._pool.match(keys, sequence.tokens, BLOCK_SIZE)
         self._pool.forget(left_behind.blocks + sequence.blocks)
 
     def match(self, sequence: Sequence) -> list[int]:
         """Computed blocks that the sequence can begin with; at least its last token is left to compute."""
         keys = self.keys_to_find(sequence)
-        sequence.match = self._pool.match(keys, sequence.tokens, BLOCK_SIZE, sequence.salt, sequence.match)
-        return sequence.match.blocks
+        found = sequence.match = self._pool.match(keys, sequence.tokens, BLOCK_SIZE, sequence.match)
+        sequence.lossy_from = None
+        if self._lossy_key is None or len(found.blocks) == len(keys):
+            return found.blocks
+        # What goes on from there may have been restored with a loss.
+        sequence.lossy_from = len(found.blocks)
+        mixed = self._keys(sequence, len(keys))
+        longer = self._pool.match(mixed, sequence.tokens, BLOCK_SIZE, found)
+        if len(longer.blocks) == len(found.blocks):
+            sequence.lossy_from = None
+        return longer.blocks
 
     def keys_to_find(self, sequence: Sequence) -> list[bytes]:
         """Keys of the blocks that a sequence could begin with if somebody had computed them."""
@@ -131,7 +155,6 @@ class SequenceBlocks:
                 self._keys(sequence, index + 1)[index],
                 sequence.blocks[at - 1] if index else None,
                 sequence.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE],
-                sequence.salt,
             )
             if block is None:
                 return
@@ -159,8 +182,13 @@ class SequenceBlocks:
 
     def _keys(self, sequence: Sequence, count: int) -> list[bytes]:
         """Keys of the sequence's first ``count`` full blocks, made once."""
-        keys = sequence.block_keys
-        while len(keys) < count:
-            tokens = sequence.tokens[len(keys) * BLOCK_SIZE : (len(keys) + 1) * BLOCK_SIZE]
-            keys.append(chain_key(keys[-1] if keys else root_key(sequence.salt), tokens))
-        return keys[:count]
+        exact, chain = sequence.block_keys, sequence.keys
+        while len(exact) < count:
+            tokens = sequence.tokens[len(exact) * BLOCK_SIZE : (len(exact) + 1) * BLOCK_SIZE]
+            exact.append(chain.next_key(exact[-1] if exact else chain.root, tokens))
+        first = sequence.lossy_from
+        if first is None or first >= count or self._lossy_key is None:
+            return exact[:count]
+        lossy = sequence.lossy_keys
+        lossy += map(self._lossy_key, exact[len(lossy) : count])
+        return exact[:first] + lossy[first:count]

@@ -14,7 +14,9 @@ from backend.errors import RequestError
 from backend.exchange import MAX_BODY_BYTES
 from backend.http_server import UNEXPECTED, error_response, translated
 from backend.model import ServedModel
+from backend.prefixes import open_prefixes
 from backend.server_state import STATE, ServerState
+from prefix_store.peers.protocol import PATH as BLOCKS_PATH
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ def create_app(model: ServedModel, engine_config: EngineConfig) -> web.Applicati
             web.post("/v1/embeddings", handlers.embeddings),
             web.post("/tokenize", handlers.tokenize),
             web.post("/detokenize", handlers.detokenize),
+            web.post(BLOCKS_PATH, inspection.prefix_blocks),
             web.get("/v1/models", inspection.list_models),
             web.get("/v1/models/{model:.+}", inspection.get_model),
             web.get("/v1/model/info", inspection.model_info),
@@ -46,10 +49,11 @@ def create_app(model: ServedModel, engine_config: EngineConfig) -> web.Applicati
 
 async def _run_engine(app: web.Application) -> AsyncIterator[None]:
     state = app[STATE]
-    state.engine.start()
-    yield
-    if state.engine.alive:
-        await state.engine.stop()
+    async with open_prefixes(state):
+        state.engine.start()
+        yield
+        if state.engine.alive:
+            await state.engine.stop()
     state.form_threads.shutdown(wait=False, cancel_futures=True)
     state.reader.close()
 

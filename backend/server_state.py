@@ -7,12 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
-from backend.async_engine import AsyncEngine
+from backend.async_engine import AsyncEngine, StepReport
 from backend.config import EngineConfig
 from backend.engine import Engine
 from backend.metrics import Metrics
 from backend.model import ServedModel
+from backend.prefix_sharing import PrefixSharing
 from backend.requests import RequestReader
+from backend.tenants import Tenants
+from prefix_store.codecs.codec import stored_key
+from prefix_store.store.open_store import OpenStore
 
 _FORM_THREADS = 2
 _MOST_SEQUENCES = 128
@@ -25,20 +29,32 @@ class ServerState:
         self.model = model
         most_sequences = (engine_config.max_batch or model.runner.max_batch) + engine_config.max_waiting
         self.max_seconds = engine_config.max_seconds
+        self.prefix_config = engine_config.prefix_store
+        lossy = self.prefix_config.lossy_codec if self.prefix_config is not None else None
+        self.prefixes = PrefixSharing(lambda command: self.engine.command(command))
         engine = Engine(
             model.runner,
             engine_config.max_batch,
             engine_config.step_tokens,
             engine_config.batching,
             engine_config.shares_prefixes,
+            self.prefixes if self.prefix_config is not None else None,
+            (lambda key: stored_key(lossy, key)) if lossy is not None else None,
         )
         self.metrics = Metrics(engine.stats())
-        self.engine = AsyncEngine(engine, most_sequences, self.metrics.note_step)
+        self.engine = AsyncEngine(engine, most_sequences, self._note_step)
+        self.tenants = Tenants()
+        """Replaced where the blocks of tenants are kept beyond this process."""
+        self.store: OpenStore | None = None
         takes_priority = engine_config.scheduling_policy == "priority"
         self.reader = RequestReader(model, min(most_sequences, _MOST_SEQUENCES), takes_priority)
         # Threads of their own, so that nobody else's request waits for grammars.
         self.form_threads = ThreadPoolExecutor(_FORM_THREADS, thread_name_prefix="form")
         self.created = int(time.time())
+
+    def _note_step(self, report: StepReport) -> None:
+        self.metrics.note_step(report)
+        self.prefixes.note_step(report)
 
     @property
     def fingerprint(self) -> str:

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import urllib.parse
 from collections.abc import Callable
 
 import uvloop
@@ -19,6 +20,7 @@ from backend.gguf_file import Progress
 from backend.model import ServedModel, load_model
 from backend.model_source import resolve_model
 from backend.warm_up import warm_up
+from prefix_store.store.config import StoreConfig
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_SECONDS = 0.5
@@ -76,12 +78,12 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    app = create_app(model, engine)
+    address, port = sock.getsockname()[:2]
+    url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
+    app = create_app(model, dataclasses.replace(engine, prefix_store=_prefix_store(model, engine, url, progress)))
     async with listening(app, sock, _SHUTDOWN_SECONDS):
-        address, port = sock.getsockname()[:2]
-        url_host = f"[{address}]" if ":" in address else address
-        announce(f"http://{url_host}:{port}", model.name)
-        progress(f"serving {model.name} with {model.runner.name} on http://{url_host}:{port}")
+        announce(url, model.name)
+        progress(f"serving {model.name} with {model.runner.name} on {url}")
         watcher = asyncio.create_task(_watch_parent(parent, stop)) if parent is not None else None
         await stop.wait()
         if watcher is not None:
@@ -89,6 +91,21 @@ async def _serve(
         progress("stopping")
         # Running answers end with an error now; their handlers send it while the server waits for them.
         await app[STATE].engine.stop()
+
+
+def _prefix_store(model: ServedModel, engine: EngineConfig, url: str, progress: Progress) -> StoreConfig | None:
+    """Where prefixes are kept, if they can be; under which name, and where other engines reach this one."""
+    from backend.prefixes import why_not
+
+    config = engine.prefix_store
+    if config is None:
+        return None
+    if reason := why_not(model, engine):
+        progress(f"keeping no prefixes beyond the engine's own memory: {reason}")
+        return None
+    host, port = socket.gethostname(), url.rpartition(":")[2]
+    reachable = url if urllib.parse.urlsplit(url).hostname not in ("0.0.0.0", "::") else f"http://{host}:{port}"  # noqa: S104
+    return dataclasses.replace(config, name=config.name or f"{host}:{port}", address=config.address or reachable)
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:

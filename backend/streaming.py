@@ -12,6 +12,7 @@ from aiohttp import web
 from backend.answers import Answer, AnswerFormat
 from backend.engine import Output
 from backend.errors import ErrorAnswer, RequestError
+from backend.exchange import PREFIX_HEADER
 from backend.generating import Arrivals
 from backend.http_server import UNEXPECTED
 
@@ -39,6 +40,7 @@ async def stream(
     # Headers wait for the first token: until then a failure can still be an honest status.
     events = _events(answer, arrivals, include_usage or usage_added)
     first = await anext(events)
+    response.headers[PREFIX_HEADER] = str(answer.cached_tokens)
     await response.prepare(request)
     try:
         await _send(response, first)

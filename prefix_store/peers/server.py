@@ -63,9 +63,10 @@ class BlockServer:
 
     def routes(self) -> list[web.RouteDef]:
         """To be added to an application."""
-        return [web.post(PATH, self._handle)]
+        return [web.post(PATH, self.answer)]
 
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Answers a POST on the path of these routes."""
         response = await self._answer(request)
         self.answers[response.status] += 1
         return response

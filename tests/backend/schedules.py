@@ -66,7 +66,7 @@ class Stage:
 
     def expected(self, number: int, ask: Ask) -> Said:
         """What the request with this number is to get: how urgent it was, and who might share with it, is nothing."""
-        options = {name: value for name, value in ask.options.items() if name not in ("priority", "salt")}
+        options = {name: value for name, value in ask.options.items() if name not in ("priority", "tenant")}
         seed = number if "temperature" in options else 0
         key = repr((seed, ask.prompt, ask.answer, options))
         if key not in self._known:

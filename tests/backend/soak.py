@@ -27,7 +27,7 @@ from backend.errors import QueueFull
 from backend.fused_layout import KVPrecision, Precision
 from backend.runner import ModelRunner
 from backend.sequence import FinishReason, SamplingParams, Sequence
-from tests.backend.tiny_model import POISON, fused, token_bytes
+from tests.backend.tiny_model import POISON, fused, keys_of, token_bytes
 
 NUM_BLOCKS = 16
 CLIENTS = 12
@@ -135,7 +135,7 @@ def _request(rng: random.Random, numbers: itertools.count[int]) -> tuple[list[Se
     asked |= rng.choice(CHOICES) | (rng.choice(EXTRAS) if rng.random() < 0.5 else {})
     params, drawn_from = SamplingParams(**asked), rng.randrange(3)
     deadline = time.monotonic() + rng.uniform(0, 0.05) if rng.random() < 0.1 else None
-    priority, salt = rng.randrange(-1, 2), rng.choice(["", "", "tenant"])
+    priority, tenant = rng.randrange(-1, 2), rng.choice(["", "", "tenant"])
     sequences = [
         Sequence(
             next(numbers),
@@ -145,7 +145,7 @@ def _request(rng: random.Random, numbers: itertools.count[int]) -> tuple[list[Se
             drawn_from,
             priority=priority,
             deadline=deadline,
-            salt=salt,
+            keys=keys_of(tenant),
             pooled=pooled,
         )
         for _ in range(rng.choice([1, 1, 1, 3]))

@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from backend.block_pool import BlockPool, Match, chain_key, root_key
+from backend.block_pool import BlockPool, Match
+from prefix_store.identity.keys import chain_key
 
 SIZE = 2
 TOKENS = st.lists(st.integers(0, 1), min_size=SIZE, max_size=4 * SIZE)
@@ -21,7 +22,7 @@ def keys_of(tokens: list[int], salt: str, weak: bool = False) -> list[bytes]:
     """Keys of the full blocks; weak ones collide all the time, as far as four values go."""
     keys: list[bytes] = []
     for start in range(0, len(tokens) - SIZE + 1, SIZE):
-        key = chain_key(keys[-1] if keys else root_key(salt), tokens[start : start + SIZE])
+        key = chain_key(keys[-1] if keys else salt.ljust(16).encode(), tokens[start : start + SIZE])
         keys.append(bytes([key[0] % 4]) if weak else key)
     return keys
 
@@ -55,7 +56,9 @@ class Pool(RuleBasedStateMachine):
     @rule(tokens=TOKENS, salt=SALTS)
     def join(self, tokens: list[int], salt: str) -> None:
         """Shares what is known, which must be what the sequence begins with, and takes the rest."""
-        shared = self.pool.match(self.keys(tokens, salt), tokens, SIZE, salt).blocks
+        if self.weak_keys:
+            salt = ""  # tenants are kept apart by keys alone
+        shared = self.pool.match(self.keys(tokens, salt), tokens, SIZE).blocks
         for index, block in enumerate(shared):
             assert self.written[block] == (salt, tuple(tokens[: (index + 1) * SIZE]))
         for block in shared:
@@ -85,7 +88,7 @@ class Pool(RuleBasedStateMachine):
         key = self.keys(holder.tokens, holder.salt)[index]
         parent = holder.blocks[index - 1] if index else None
         tokens = holder.tokens[index * SIZE : (index + 1) * SIZE]
-        block = self.pool.register(holder.blocks[index], key, parent, tokens, holder.salt)
+        block = self.pool.register(holder.blocks[index], key, parent, tokens)
         if block is not None:
             assert self.written[block] == content
             holder.blocks[index] = block
@@ -114,19 +117,19 @@ class Pool(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         self.pool.forget(holder.blocks)
         keys = self.keys(holder.tokens, holder.salt)
-        found = self.pool.match(keys, holder.tokens, SIZE, holder.salt).blocks
+        found = self.pool.match(keys, holder.tokens, SIZE).blocks
         assert not set(found) & set(holder.blocks)
 
     @rule(tokens=TOKENS, salt=SALTS)
     def wait(self, tokens: list[int], salt: str) -> None:
         """Somebody comes who will look again for what others have computed."""
-        self.waiting.append((tokens, salt, self.pool.match(self.keys(tokens, salt), tokens, SIZE, salt)))
+        self.waiting.append((tokens, salt, self.pool.match(self.keys(tokens, salt), tokens, SIZE)))
 
     @invariant()
     def what_was_found_before_is_only_a_short_cut(self) -> None:
         for tokens, salt, before in self.waiting:
-            anew = self.pool.match(self.keys(tokens, salt), tokens, SIZE, salt)
-            assert self.pool.match(self.keys(tokens, salt), tokens, SIZE, salt, before) == anew
+            anew = self.pool.match(self.keys(tokens, salt), tokens, SIZE)
+            assert self.pool.match(self.keys(tokens, salt), tokens, SIZE, before) == anew
 
     @invariant()
     def the_books_are_right(self) -> None:
@@ -160,7 +163,7 @@ def chain(pool: BlockPool, tokens: list[int]) -> list[int]:
     assert blocks is not None
     for index, key in enumerate(keys_of(tokens, "")):
         parent = blocks[index - 1] if index else None
-        got = pool.register(blocks[index], key, parent, tokens[index * SIZE : (index + 1) * SIZE], "")
+        got = pool.register(blocks[index], key, parent, tokens[index * SIZE : (index + 1) * SIZE])
         assert got is not None
         blocks[index] = got
     return blocks
@@ -185,9 +188,9 @@ def test_blank_blocks_are_used_before_cached_ones() -> None:
     taken = pool.allocate(2)
     assert taken is not None
     assert blocks[0] not in taken
-    assert pool.match(keys_of([1, 2], ""), [1, 2], SIZE, "").blocks == blocks
+    assert pool.match(keys_of([1, 2], ""), [1, 2], SIZE).blocks == blocks
     assert pool.allocate(1) == blocks
-    assert pool.match(keys_of([1, 2], ""), [1, 2], SIZE, "").blocks == []
+    assert pool.match(keys_of([1, 2], ""), [1, 2], SIZE).blocks == []
 
 
 def test_equal_blocks_become_one() -> None:
@@ -205,13 +208,13 @@ def test_a_key_alone_is_not_believed() -> None:
     blocks = pool.allocate(4)
     assert blocks is not None
     one, after_one, two, after_two = blocks
-    assert pool.register(one, b"one", None, [1, 2], "") == one
-    assert pool.register(after_one, b"same", one, [9, 9], "") == after_one
-    assert pool.register(two, b"two", None, [3, 4], "") == two
-    assert pool.match([b"one", b"same"], [1, 2, 9, 9], SIZE, "").blocks == [one, after_one]
-    assert pool.match([b"two", b"same"], [3, 4, 9, 9], SIZE, "").blocks == [two]
-    assert pool.match([b"one", b"same"], [1, 2, 9, 8], SIZE, "").blocks == [one]
-    assert pool.register(after_two, b"same", two, [9, 9], "") is None
+    assert pool.register(one, b"one", None, [1, 2]) == one
+    assert pool.register(after_one, b"same", one, [9, 9]) == after_one
+    assert pool.register(two, b"two", None, [3, 4]) == two
+    assert pool.match([b"one", b"same"], [1, 2, 9, 9], SIZE).blocks == [one, after_one]
+    assert pool.match([b"two", b"same"], [3, 4, 9, 9], SIZE).blocks == [two]
+    assert pool.match([b"one", b"same"], [1, 2, 9, 8], SIZE).blocks == [one]
+    assert pool.register(after_two, b"same", two, [9, 9]) is None
 
 
 def test_what_was_found_before_is_continued_or_cut() -> None:
@@ -220,11 +223,11 @@ def test_what_was_found_before_is_continued_or_cut() -> None:
     tokens = [1, 2, 3, 4]
     keys = keys_of(tokens, "")
     chain(pool, tokens[:2])
-    before = pool.match(keys, tokens, SIZE, "")
+    before = pool.match(keys, tokens, SIZE)
     blocks = chain(pool, tokens)
-    after = pool.match(keys, tokens, SIZE, "", before)
+    after = pool.match(keys, tokens, SIZE, before)
     assert (before.blocks, after.blocks) == (blocks[:1], blocks)
-    assert pool.match(keys[:1], tokens, SIZE, "", after) == before
+    assert pool.match(keys[:1], tokens, SIZE, after) == before
 
 
 def test_salts_separate() -> None:
@@ -232,9 +235,7 @@ def test_salts_separate() -> None:
     pool = BlockPool(2)
     chain(pool, [1, 2])
     assert keys_of([1, 2], "") != keys_of([1, 2], "tenant")
-    assert pool.match(keys_of([1, 2], "tenant"), [1, 2], SIZE, "tenant").blocks == []
-    # Even if the keys were the same.
-    assert pool.match(keys_of([1, 2], ""), [1, 2], SIZE, "tenant").blocks == []
+    assert pool.match(keys_of([1, 2], "tenant"), [1, 2], SIZE).blocks == []
 
 
 def test_the_check_finds_what_is_wrong() -> None:

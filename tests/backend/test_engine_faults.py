@@ -46,7 +46,7 @@ def test_numbers_that_are_none_end_one_answer(
     assert "one sequence is ended" in caplog.text
     # All blocks are used anew, those with bad numbers in them too.
     for number in range(10, 16):
-        talk.say(number, PROMPTS[2], salt=str(number))
+        talk.say(number, PROMPTS[2], tenant=str(number))
     talk.run()
     assert {talk.said[number].text for number in range(10, 16)} == {wanted[2]}
 

@@ -371,9 +371,9 @@ def test_those_who_wait_for_a_prompt_look_at_each_of_its_blocks_once(
     looks: Counter[int] = Counter()
     look = BlockPool._contains
 
-    def counted(self: BlockPool, block: int, parent: int | None, token_ids: list[int], salt: str) -> bool:
+    def counted(self: BlockPool, block: int, parent: int | None, token_ids: list[int]) -> bool:
         looks[block] += 1
-        return look(self, block, parent, token_ids, salt)
+        return look(self, block, parent, token_ids)
 
     monkeypatch.setattr(BlockPool, "_contains", counted)
     scheduler = Scheduler(BlockPool(400), 8, BLOCK_SIZE)

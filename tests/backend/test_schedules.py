@@ -17,7 +17,7 @@ from tests.backend.schedules import Ask, Options, Stage, assert_as_alone, play, 
 from tests.backend.tiny_model import Talk, alone, fused, reference
 
 OPTIONS: st.SearchStrategy[Options] = st.fixed_dictionaries(
-    {"salt": st.sampled_from(["", "", "tenant"]), "pooled": st.sampled_from([False, False, False, True])}
+    {"tenant": st.sampled_from(["", "", "tenant"]), "pooled": st.sampled_from([False, False, False, True])}
 )
 # Weights, and keys and values.
 PRECISIONS: tuple[tuple[Precision, KVPrecision], ...] = (

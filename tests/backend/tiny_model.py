@@ -16,10 +16,12 @@ from backend.detokenizer import Detokenizer, TokenBytes
 from backend.engine import Engine, Output
 from backend.fused_layout import KVPrecision, Precision
 from backend.fused_runner import FusedRunner
-from backend.runner import ModelRunner
-from backend.sequence import SamplingParams, Sequence, TokenLogprobs
+from backend.runner import BLOCK_SIZE, ModelRunner
+from backend.sequence import NOBODYS, SamplingParams, Sequence, TokenLogprobs
 from backend.torch_runner import TorchRunner
 from backend.weights import ModelWeights
+from prefix_store.identity.keys import KeyChain
+from prefix_store.identity.salts import tenant_salt
 from tests.backend.conftest import built_library
 from tests.backend.kernels.random_model import random_weights
 
@@ -93,6 +95,11 @@ class Said:
         return self.text, self.logprobs, self.last and self.last.finish_reason
 
 
+def keys_of(tenant: str) -> KeyChain:
+    """How the keys of a tenant's blocks are made; nobody's, where it has no name."""
+    return KeyChain(bytes(16), BLOCK_SIZE, tenant_salt(b"a secret of the tests", tenant)) if tenant else NOBODYS
+
+
 class Talk:
     """Feeds an engine and keeps what it says."""
 
@@ -101,8 +108,10 @@ class Talk:
         self.said: dict[int, Said] = {}
 
     def say(self, number: int, prompt: list[int], answer: int = 8, **options: Any) -> Sequence:
-        """Queues a greedy request; ``options`` of a sequence, or of its sampling parameters."""
-        own = {key: options.pop(key) for key in ("priority", "deadline", "salt", "pooled") if key in options}
+        """Queues a greedy request; ``options`` of a sequence, or of its sampling parameters, or its ``tenant``."""
+        own = {key: options.pop(key) for key in ("priority", "deadline", "keys", "pooled") if key in options}
+        if tenant := options.pop("tenant", ""):
+            own["keys"] = keys_of(tenant)
         params = SamplingParams(**{"max_tokens": answer, "temperature": 0.0, "logprobs": 2, **options})
         sequence = Sequence(number, prompt, params, Detokenizer(token_bytes()), number, **own)
         self.said[number] = Said(sequence)

@@ -1,0 +1,54 @@
+"""What engines must have in common with this one to share KV blocks with it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from backend.config import ModelConfig
+from backend.model import ServedModel
+from backend.runner import BLOCK_SIZE
+from prefix_store.frames.layout import BlockLayout
+from prefix_store.identity.encoding import Value
+from prefix_store.identity.files import digest_of_files
+from prefix_store.identity.fingerprint import Fingerprint
+
+_LAYOUT = 1
+"""Raised with every change of how a runner computes or orders a block's numbers that nothing else here shows."""
+
+
+async def fingerprint_of(model: ServedModel, layout: BlockLayout) -> Fingerprint:
+    """The fingerprint of a served model's KV blocks; reads its files in a thread.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    runner, config = model.runner, model.runner.config
+    directory = model.directory
+    # A library's matrix products round differently from version to version; our own kernels say what they are.
+    library = "" if runner.deterministic else f" torch {torch.__version__}"
+    return Fingerprint(
+        weights=await digest_of_files(sorted(directory.glob("*.safetensors"))),
+        tokenizer=await digest_of_files([directory / "tokenizer.json"]),
+        quantisation=runner.weights_precision,
+        rope=[_rope(config, layer) for layer in range(config.num_layers)],
+        geometry={
+            "model_type": config.model_type,
+            "layers": config.num_layers,
+            "kv_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+            "windows": list(config.windows),
+            "config": repr(dataclasses.replace(config, eos_token_ids=(), max_position_embeddings=0)),
+            "block": [layout.dtype, list(layout.shape), layout.axes, layout.keys_transposed],
+        },
+        numerics=runner.name + library,
+        kv_dtype=runner.kv_precision,
+        layout=_LAYOUT,
+        block_size=BLOCK_SIZE,
+    )
+
+
+def _rope(config: ModelConfig, layer: int) -> Value:
+    rope = config.rope(layer)
+    return None if rope is None else [rope.theta, None if rope.scaling is None else repr(rope.scaling)]

@@ -1,0 +1,192 @@
+"""Between the engine and the prefix store: asks before a request is queued, fetches and keeps while steps go on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence as Many
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from backend.async_engine import StepReport
+from backend.block_pool import BlockPool
+from backend.engine import Engine
+from backend.prefill_rate import PrefillRate
+from backend.prefix_io import Fetch, Keep, StoredPrefix
+from backend.runner import BLOCK_SIZE
+from backend.sequence import Sequence
+from prefix_store.eviction.access import Access
+from prefix_store.store.chain import Chain
+from prefix_store.store.store import PrefixStore, Restored
+from prefix_store.tiers.halt import Halt
+
+logger = logging.getLogger(__name__)
+
+_LONG_PROMPT = 4_096
+"""Hashing so many tokens is too much work for the event loop."""
+_LAST_SECONDS = 2.0
+
+
+class PrefixSharing:
+    """A ``PrefixIO`` over a store, for one engine.
+
+    One event loop uses it, but for ``fetch`` and ``keep``, which the engine's thread calls. What they ask for is done
+    on the event loop and its threads, and answered by a command to the engine's thread.
+
+    Args:
+        command: has the engine's thread call something between two steps.
+    """
+
+    def __init__(self, command: Callable[[Callable[[], None]], None]) -> None:
+        self.rate = PrefillRate()
+        self._command = command
+        self._engine: Engine | None = None
+        self._store: PrefixStore | None = None
+        self._namespace = bytes(16)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._keeps: asyncio.Queue[Keep] = asyncio.Queue()
+        self._computed_rows = 0
+
+    @asynccontextmanager
+    async def over(self, store: PrefixStore, namespace: bytes, engine: Engine) -> AsyncIterator[None]:
+        """Uses a store for as long as the block lasts; the engine must have ended by then."""
+        self._store, self._namespace, self._engine = store, namespace, engine
+        self._loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            keeping = tasks.create_task(self._keep_all())
+            yield
+            self._store = None
+            try:
+                async with asyncio.timeout(_LAST_SECONDS):
+                    await self._keeps.join()
+            except TimeoutError:
+                logger.warning("%d pieces of prefixes were not kept in time", self._keeps.qsize())
+            keeping.cancel()
+
+    async def ask(self, sequences: Many[Sequence], one_shot: bool) -> None:
+        """Finds out where the beginnings of a request's sequences are, before they are queued.
+
+        Args:
+            one_shot: what they compute is kept only when it is used a second time.
+        """
+        store, engine = self._store, self._engine
+        if store is None or engine is None:
+            return
+        access = Access(asyncio.get_running_loop().time(), one_shot)
+        before: Sequence | None = None
+        for sequence in sequences:
+            if not engine.scheduler.may_share(sequence):
+                continue
+            if before is not None and before.prefix is not None and before.tokens == sequence.tokens:
+                found = before.prefix
+                sequence.block_keys = list(before.block_keys)
+                sequence.prefix = StoredPrefix(
+                    found.chain.copy(), found.location, access, worth=found.worth, kept=found.kept
+                )
+            else:
+                sequence.prefix = await self._prefix_of(sequence, store, engine.pool, access)
+            before = sequence
+
+    def ended(self, sequences: Many[Sequence]) -> None:
+        """The request is over, so its length is known."""
+        for prefix in (sequence.prefix for sequence in sequences):
+            if prefix is not None:
+                prefix.access.end(sum(sequence.num_generated for sequence in sequences))
+                return
+
+    def note_step(self, report: StepReport) -> None:
+        """Learns how fast the engine computes."""
+        rows = report.stats.computed_rows - self._computed_rows
+        self._computed_rows = report.stats.computed_rows
+        if report.computed:
+            self.rate.note(rows, report.seconds)
+
+    def fetch(self, fetch: Fetch) -> None:
+        """See ``PrefixIO.fetch``."""
+        self._call(lambda: self._begin(fetch))
+
+    def keep(self, keep: Keep) -> None:
+        """See ``PrefixIO.keep``."""
+        self._call(lambda: self._keeps.put_nowait(keep))
+
+    async def _prefix_of(self, sequence: Sequence, store: PrefixStore, pool: BlockPool, access: Access) -> StoredPrefix:
+        if len(sequence.tokens) > _LONG_PROMPT:
+            keys, chain = await asyncio.to_thread(self._hashed, sequence)
+        else:
+            keys, chain = self._hashed(sequence)
+        sequence.block_keys = keys
+        findable = keys[: (len(sequence.tokens) - 1) // BLOCK_SIZE]
+        in_pool = next((place for place, key in enumerate(findable) if not pool.knows(key)), len(findable))
+        location = await store.locate(chain.blocks, everywhere=in_pool < len(findable))
+        worth = store.route(in_pool, location, self.rate.block_seconds).until
+        return StoredPrefix(chain, location, access, worth=min(worth, len(findable)), kept=location.kept)
+
+    def _hashed(self, sequence: Sequence) -> tuple[list[bytes], Chain]:
+        """Keys of the prompt's full blocks, and the blocks themselves."""
+        tokens = np.asarray(sequence.tokens, dtype=np.int32)
+        keys = sequence.keys.keys_of(tokens)
+        chain = Chain(self._namespace, sequence.keys.root, BLOCK_SIZE)
+        chain.extend(keys, tokens[: len(keys) * BLOCK_SIZE])
+        return keys, chain
+
+    def _call(self, function: Callable[[], None]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function)
+
+    def _begin(self, fetch: Fetch) -> None:
+        if self._tasks is None or self._store is None:
+            self._fetched(fetch, Restored(0))
+        else:
+            self._tasks.create_task(self._fetch(fetch, self._store))
+
+    async def _fetch(self, fetch: Fetch, store: PrefixStore) -> None:
+        restored = Restored(0)
+        prefix = fetch.prefix
+        try:
+            restored = await store.restore(
+                prefix.chain.blocks[: fetch.first + len(fetch.blocks)],
+                fetch.incoming.segments,
+                prefix.location,
+                self.rate.block_seconds,
+                prefix.access,
+                fetch.halt,
+            )
+        except Exception:
+            logger.exception("a prefix could not be restored and is computed")
+        finally:
+            self._fetched(fetch, restored)
+
+    def _fetched(self, fetch: Fetch, restored: Restored) -> None:
+        engine = self._engine
+        if engine is not None:
+            self._command(lambda: engine.fetched(fetch, restored.blocks, restored.lossy_from))
+
+    async def _keep_all(self) -> None:
+        while True:
+            keep = await self._keeps.get()
+            try:
+                await self._keep(keep)
+            except Exception:
+                logger.exception("a prefix could not be kept")
+            finally:
+                self._kept(keep)
+                self._keeps.task_done()
+
+    async def _keep(self, keep: Keep) -> None:
+        store, chain = self._store, keep.prefix.chain
+        if store is None:
+            return
+        known = len(chain.blocks) - keep.first
+        chain.extend(keep.keys[known:], keep.tokens[known * BLOCK_SIZE :])
+        sources = await asyncio.to_thread(keep.outgoing.ready)
+        blocks = chain.blocks[: keep.first + len(keep.blocks)]
+        await store.keep(blocks, sources, keep.prefix.access, keep.exact, Halt())
+
+    def _kept(self, keep: Keep) -> None:
+        engine = self._engine
+        if engine is not None:
+            self._command(lambda: engine.kept(keep))

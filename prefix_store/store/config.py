@@ -1,0 +1,52 @@
+"""What a prefix store is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prefix_store.codecs.codec import Codec
+from prefix_store.codecs.registry import PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Which places there are, and how much they hold; sizes in bytes.
+
+    Raises:
+        ValueError: two lossy codecs, whose blocks one engine could not keep apart.
+    """
+
+    memory_bytes: int = 0
+    """0: nothing is kept in host memory."""
+    memory_codec: Codec = PLAIN
+    disk: Path | None = None
+    """Folder that the processes of a host share; None: nothing is kept on disk."""
+    disk_bytes: int = 4 * 2**30
+    disk_codec: Codec = PLAIN
+    index: str = ""
+    """URL of the Redis that knows what other engines have; empty: they are not asked."""
+    name: str = ""
+    """Of this engine, in the index."""
+    address: str = ""
+    """URL under which other engines reach this one; empty: they cannot."""
+    secret: str = field(default="", repr=False)
+    """Known to all engines that share blocks."""
+    audit_every: int = 1000
+    """One in so many restored prefixes is computed again and compared; 0: none is."""
+
+    def __post_init__(self) -> None:
+        lossy = {codec.name for codec in self.codecs if not codec.is_exact}
+        if len(lossy) > 1:
+            raise ValueError(f"the codecs are {' and '.join(sorted(lossy))}, expected at most one beside plain")
+
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        """Of the tiers that there are."""
+        codecs = [self.memory_codec] if self.memory_bytes else []
+        return (*codecs, self.disk_codec) if self.disk is not None else tuple(codecs)
+
+    @property
+    def lossy_codec(self) -> Codec | None:
+        """The one that does not give back every bit; None: all do."""
+        return next((codec for codec in self.codecs if not codec.is_exact), None)

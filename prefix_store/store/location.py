@@ -1,0 +1,38 @@
+"""Where the first blocks of a chain are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prefix_store.codecs.frame_format import FrameFormat
+from prefix_store.index.owner import Owner
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRun:
+    """Blocks of a chain that another engine has in one format: those from number ``first`` on and before ``until``."""
+
+    owner: Owner
+    format: FrameFormat
+    first: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """What each place said when it was asked; by the time it is read less may be there."""
+
+    leads: dict[str, int]
+    """Leading blocks in each tier of this process, by the tier's name, the fastest first."""
+    peers: tuple[PeerRun, ...] = ()
+    """Of other engines, in order."""
+
+    @property
+    def blocks(self) -> int:
+        """Leading blocks that are anywhere."""
+        return max([0, *self.leads.values(), *(run.until for run in self.peers)])
+
+    @property
+    def kept(self) -> int:
+        """Leading blocks that are in every tier of this process."""
+        return min(self.leads.values(), default=0)

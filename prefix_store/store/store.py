@@ -1,0 +1,184 @@
+"""The places beyond one engine's memory: asked together, read in the order that pays, written behind.
+
+locate ─► route ─► restore: memory ─► disk ─► peers ─► what is left is computed
+keep ─► memory ─► disk ─► the index hears of it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from prefix_store.eviction.access import Access
+from prefix_store.frames.block_id import BlockId
+from prefix_store.frames.segments import Segments
+from prefix_store.store.figures import StoreFigures
+from prefix_store.store.fleet import Fleet
+from prefix_store.store.location import Location
+from prefix_store.store.owners import Owners
+from prefix_store.store.route import PEERS, Leg, Route, route
+from prefix_store.store.transfer_time import TransferTime
+from prefix_store.tiers.halt import Halt, Halted
+from prefix_store.tiers.tier import Tier
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SHORTEST_RESTORE, _LONGEST_RESTORE = 0.25, 5.0
+_ASK_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """How far a restore came."""
+
+    blocks: int
+    lossy_from: int | None = None
+    """The first block of the chain that did not come back with every bit; None: all did."""
+
+
+class PrefixStore:
+    """Keeps blocks in tiers, the fastest first, and finds them there and at other engines. One event loop uses it.
+
+    Nothing here raises for a fault of a place: what cannot be had in time is computed.
+
+    Args:
+        tiers: of this process, by name.
+        owners: what the index is told about them; None: there is no index.
+        fleet: other engines; None: nobody else is asked.
+    """
+
+    def __init__(self, tiers: Mapping[str, Tier], owners: Owners | None = None, fleet: Fleet | None = None) -> None:
+        self.tiers = dict(tiers)
+        self.owners = owners
+        self.fleet = fleet
+        self.figures = StoreFigures()
+        self.times = {name: TransferTime() for name in (*tiers, PEERS)}
+
+    async def locate(self, chain: Sequence[BlockId], everywhere: bool = True) -> Location:
+        """Where the first blocks of a chain are: every place is asked once, all at the same time.
+
+        A place that does not answer within 50 ms has nothing.
+
+        Args:
+            everywhere: whether other engines are asked too.
+        """
+        if not chain:
+            return Location(dict.fromkeys(self.tiers, 0))
+        asked = [asyncio.create_task(tier.lead(chain)) for tier in self.tiers.values()]
+        peers = asyncio.create_task(self.fleet.find(chain)) if everywhere and self.fleet is not None else None
+        await asyncio.wait([*asked, *([peers] if peers else [])], timeout=_ASK_SECONDS)
+        leads = {name: _given(task, 0) for name, task in zip(self.tiers, asked, strict=True)}
+        return Location(leads, _given(peers, ()) if peers is not None else ())
+
+    def route(self, first: int, location: Location, block_seconds: float | None) -> Route:
+        """Which blocks from number ``first`` on are fetched, and from where; see `route.route`."""
+        return route(first, location, self.times, block_seconds, time.monotonic())
+
+    async def restore(
+        self,
+        chain: Sequence[BlockId],
+        into: Sequence[Segments],
+        location: Location,
+        block_seconds: float | None,
+        access: Access,
+        halt: Halt,
+    ) -> Restored:
+        """Fills the last ``len(into)`` blocks of a chain, in order, up to the first that cannot be had.
+
+        It takes at most twice as long as computing them would, where that is known, and 5 s at all events.
+
+        Args:
+            block_seconds: what computing one of them takes; None: not known.
+            halt: set, in any thread, by who takes the memory back.
+        """
+        first = len(chain) - len(into)
+        limit = _LONGEST_RESTORE if block_seconds is None else 2 * block_seconds * len(into)
+        deadline = time.monotonic() + min(max(limit, _SHORTEST_RESTORE), _LONGEST_RESTORE)
+        failed: set[str] = set()
+        done, lossy_from = first, None
+        way = self.route(first, location, block_seconds)
+        self.figures.note(way.choices)
+        while way.legs and done < len(chain):
+            leg = way.legs[0]
+            until = min(leg.until, len(chain))
+            got = await self._read(leg, chain[:until], into[done - first : until - first], access, halt, deadline)
+            if got and not self._is_exact(leg) and lossy_from is None:
+                lossy_from = done
+            done += got
+            self.figures.restored[leg.place] += got
+            if done < until:
+                failed.add(leg.place)
+            way = route(done, location, self.times, block_seconds, time.monotonic(), failed)
+        return Restored(done - first, lossy_from)
+
+    async def keep(
+        self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, exact: bool, halt: Halt
+    ) -> None:
+        """Keeps the last ``len(sources)`` blocks of a chain in every tier that takes them, and says so to the index.
+
+        Args:
+            exact: whether they are what the model computes; else they go only where nothing is exact.
+        """
+        self.figures.offered += len(sources)
+        for name, tier in self.tiers.items():
+            if not exact and tier.format.codec.is_exact:
+                continue
+            try:
+                kept = await tier.write(chain, sources, access, halt)
+            except Halted:
+                return
+            self.figures.kept[name] += kept
+            if kept and self.owners is not None:
+                first = len(chain) - len(sources)
+                keys = [tier.format.stored_key(block.key) for block in chain[first : first + kept]]
+                await self.owners.publish(name, keys)
+
+    async def _read(
+        self,
+        leg: Leg,
+        chain: Sequence[BlockId],
+        into: Sequence[Segments],
+        access: Access,
+        halt: Halt,
+        deadline: float,
+    ) -> int:
+        """Restores one leg of a route; returns how many blocks of it."""
+        began = time.monotonic()
+        within = deadline - began
+        if within <= 0:
+            return 0
+        got = 0
+        try:
+            async with asyncio.timeout(within):
+                if leg.run is None:
+                    got = await self.tiers[leg.place].read(chain, into, access, halt)
+                elif self.fleet is not None:
+                    got = await self.fleet.read(leg.run, chain[len(chain) - len(into) :], into, within, halt)
+        except TimeoutError:
+            self.figures.late += 1
+            # What has given nothing for so long is believed to go on like that.
+            self.times[leg.place].note(len(into), max(within, time.monotonic() - began), time.monotonic())
+            log.warning("restoring %d blocks from %s was ended after %.2f s", len(into), leg.place, within)
+        except Halted:
+            return 0
+        if got:
+            self.times[leg.place].note(got, time.monotonic() - began, time.monotonic())
+        return got
+
+    def _is_exact(self, leg: Leg) -> bool:
+        frame_format = self.tiers[leg.place].format if leg.run is None else leg.run.format
+        return frame_format.codec.is_exact
+
+
+def _given(task: asyncio.Task[T], nothing: T) -> T:
+    """What a task has found by now; it goes on by itself where it is late, for nobody waits for it."""
+    if task.done():
+        return task.result()
+    task.cancel()
+    return nothing

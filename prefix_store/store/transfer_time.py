@@ -1,0 +1,43 @@
+"""How long a place takes to give blocks, learned from what it gave."""
+
+from __future__ import annotations
+
+_DECAY = 0.9
+_STALE_SECONDS = 20.0
+
+
+class TransferTime:
+    """Seconds for n blocks, as a fixed part and a part for each: least squares over what was measured lately.
+
+    Each measurement counts .9 as much as the one after it, so ten are enough to learn that a place has become slow.
+    """
+
+    def __init__(self) -> None:
+        self._weight = self._blocks = self._seconds = self._squares = self._products = 0.0
+        self._measured_at = float("-inf")
+
+    def note(self, blocks: int, seconds: float, now: float) -> None:
+        """So many blocks (at least one) took so long; ``now`` in seconds of a clock that does not go back."""
+        self._weight = self._weight * _DECAY + 1.0
+        self._blocks = self._blocks * _DECAY + blocks
+        self._seconds = self._seconds * _DECAY + seconds
+        self._squares = self._squares * _DECAY + blocks * blocks
+        self._products = self._products * _DECAY + blocks * seconds
+        self._measured_at = now
+
+    def estimate(self, blocks: int) -> float | None:
+        """Seconds for so many blocks; None: nothing is known."""
+        if not self._weight:
+            return None
+        spread = self._squares - self._blocks * self._blocks / self._weight
+        each = self._seconds / self._blocks
+        if spread > 1e-3 * self._squares:
+            slope = (self._products - self._blocks * self._seconds / self._weight) / spread
+            # Neither part is ever negative, whatever the noise: what is measured lies between all fixed and none.
+            each = min(max(slope, 0.0), each)
+        fixed = (self._seconds - each * self._blocks) / self._weight
+        return fixed + each * blocks
+
+    def is_stale(self, now: float) -> bool:
+        """Whether the last measurement is so old that the place may have changed."""
+        return now - self._measured_at > _STALE_SECONDS
