@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
@@ -90,15 +92,24 @@ class CudaDecoder:
         shape = (c.num_layers, 2, num_blocks, c.num_kv_heads, BLOCK_SIZE, c.head_dim)
         self.memory = torch.zeros(shape, dtype=self.dtype, device=self.device)
 
-    def __call__(self, step: DeviceStep) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits float32 [R, vocab_size] and hidden states float32 [E, hidden_size] of the rows that want them."""
+    def __call__(
+        self, step: DeviceStep, wait: Callable[[int], None] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits float32 [R, vocab_size] and hidden states float32 [E, hidden_size] of the rows that want them.
+
+        Args:
+            wait: called with each layer's number before its keys and values are touched.
+        """
         residual = functional.embedding(step.token_ids, self._embedding)
         delta: torch.Tensor | None = None
         splits = self._splits(step.decode_rows.shape[0])
         for index, layer in enumerate(self._layers):
             keys, values = self.memory[index]
             normed = add_rms_norm(residual, delta, layer.input_norm, layer.eps)
-            mixed = layer.attend(self.product(normed, layer.qkv), step, keys, values, splits)
+            qkv = self.product(normed, layer.qkv)
+            if wait is not None:
+                wait(index)
+            mixed = layer.attend(qkv, step, keys, values, splits)
             delta = self.product(mixed, layer.output)
             normed = add_rms_norm(residual, delta, layer.mlp_norm, layer.eps)
             delta = self.product(silu_mul(self.product(normed, layer.gate_up)), layer.down)

@@ -12,7 +12,9 @@ from backend.config import ModelConfig
 from backend.cuda_choice import CudaUnavailable
 from backend.cuda_decoder import CudaDecoder
 from backend.cuda_graphs import DecodeGraphs, is_pure_decode
+from backend.cuda_kv_blocks import CudaKvBlocks
 from backend.cuda_memory import blocks_that_fit
+from backend.cuda_queue import queues_of
 from backend.cuda_step import Staging, device_step
 from backend.few_rows import FewRows
 from backend.gguf_file import Progress
@@ -26,6 +28,8 @@ CUDA_STEP_TOKENS = 2048
 """A device with 200 operations for each byte it reads (H200: 206) is busy with some 200 rows of 16-bit weights; ten
 times as many leave launches and attention little of the time, and still take less than a tenth of a second with an
 8B model."""
+STAGING_BYTES = 512 * 2**20
+"""4,096 tokens of an 8B model under way in each direction. A power of two, to which torch rounds pinned memory up."""
 
 
 class CudaRunner:
@@ -41,6 +45,7 @@ class CudaRunner:
         device: where to compute. On "cpu" the kernels must be interpreted, and nothing is recorded.
         kv_memory: bytes for KV blocks; None: most of what is free beside the weights and the largest step.
         step_tokens: rows of the largest step.
+        staging_memory: bytes of host memory that restored blocks pass through, and as many for those copied out.
 
     Raises:
         CudaUnavailable: the kernels do not cover the model, or no block fits.
@@ -48,7 +53,6 @@ class CudaRunner:
     """
 
     deterministic = False
-    kv_blocks = None
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class CudaRunner:
         *,
         kv_memory: int | None = None,
         step_tokens: int = CUDA_STEP_TOKENS,
+        staging_memory: int = STAGING_BYTES,
     ) -> None:
         self.config = config
         self.name = f"{device}-{str(dtype).removeprefix('torch.')}"
@@ -72,6 +77,8 @@ class CudaRunner:
         self._device = torch.device(device)
         self._max_context = max_context
         self._graphs: DecodeGraphs | None = None
+        self._staging_memory = staging_memory
+        self._kv_blocks: CudaKvBlocks | None = None
         with torch.inference_mode():
             self.decoder = CudaDecoder(config, weights, max_context, dtype, self._device)
             self._staging = Staging(self._device)
@@ -81,6 +88,23 @@ class CudaRunner:
             self.num_blocks = num_blocks
             # One more, which the engine does not know: see DecodeGraphs.
             self.decoder.allocate(num_blocks + 1)
+
+    @property
+    def kv_blocks(self) -> CudaKvBlocks:
+        """See ``ModelRunner.kv_blocks``.
+
+        Made and tried out when it is first asked for, between steps, so who keeps no blocks elsewhere pins no memory.
+
+        Raises:
+            MemoryError: the host does not pin ``staging_memory`` twice.
+            RuntimeError: a block is not the same when it has been to the device and back.
+        """
+        if self._kv_blocks is None:
+            with torch.inference_mode():
+                made = CudaKvBlocks(self.decoder.memory, self._staging_memory, queues_of(self._device))
+            made.check(self.num_blocks)
+            self._kv_blocks = made
+        return self._kv_blocks
 
     def record(self, progress: Progress) -> None:
         """Finds the fastest way to decode on this device; where one of them fails there, the plain one remains."""
@@ -114,12 +138,18 @@ class CudaRunner:
 
     @torch.inference_mode()
     def run(self, step: StepInput) -> StepOutput:
-        """See ``ModelRunner.run``; the tensors stay on the device."""
-        if self._graphs is not None and is_pure_decode(step) and (logits := self._graphs.run(step)) is not None:
+        """See ``ModelRunner.run``; the tensors stay on the device.
+
+        A step that blocks are arriving for is launched kernel by kernel even where everybody decodes: a replay would
+        begin when the last layer is there, and the launches hide behind the copies.
+        """
+        wait = None if self._kv_blocks is None else self._kv_blocks.waits()
+        replays = wait is None and self._graphs is not None and is_pure_decode(step)
+        if replays and self._graphs is not None and (logits := self._graphs.run(step)) is not None:
             rows = len(step.token_ids)
             padding = (self._graphs.size_for(rows) or rows) - rows
             return StepOutput(logits, self._no_hidden, unfinished=True, padding_rows=padding)
-        logits, hidden = self.decoder(device_step(step, self._staging, self.decoder.tile_rows))
+        logits, hidden = self.decoder(device_step(step, self._staging, self.decoder.tile_rows), wait)
         return StepOutput(logits, hidden, unfinished=True)
 
     def _free_memory(self) -> int:

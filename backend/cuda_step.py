@@ -76,7 +76,7 @@ class Staging:
         return self._buffers[self._turn]
 
 
-def to_device(array: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
+def to_device(array: npt.NDArray[np.int32] | npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
     """A copy of the array on the device, ordered before what is launched next; the host does not wait for it.
 
     torch keeps the pinned memory of such a copy until it is done.
