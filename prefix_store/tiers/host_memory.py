@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from prefix_store.codecs.errors import CannotEncode
 from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.eviction.access import Access
+from prefix_store.eviction.pins import Pins
 from prefix_store.eviction.policy import Policy
 from prefix_store.eviction.tree import BlockTree
 from prefix_store.frames.block_id import BlockId
@@ -23,6 +25,8 @@ from prefix_store.tiers.slabs import Slabs, Slot
 from prefix_store.tiers.worker import Worker
 
 log = logging.getLogger(__name__)
+
+_CLEARED_AT_ONCE = 500
 
 
 @dataclass(slots=True)
@@ -58,6 +62,7 @@ class HostMemory:
         self.counts = TierCounts()
         self._slabs = Slabs(frame_format.frame_bytes, capacity_bytes)
         self._tree: BlockTree[bytes] = BlockTree(self._slabs.capacity, policy)
+        self._pins = Pins(self._tree, self._slabs.capacity // 2)
         self._slots: dict[bytes, Slot] = {}
         self._filling: set[bytes] = set()
         self._on_removed = on_removed
@@ -157,10 +162,34 @@ class HostMemory:
         finally:
             self._release([slot])
 
-    def clear(self) -> None:
-        """Forgets every block."""
-        for key in list(self._slots):
+    async def pin(self, chain: Sequence[BlockId]) -> int:
+        """See `Tier.pin`. Ends with the process."""
+        keys = self._keys(chain)
+        return self._pins.pin(keys[: self._lead_of(keys)])
+
+    async def unpin(self, chain: Sequence[BlockId]) -> int:
+        """See `Tier.unpin`."""
+        return self._pins.unpin(self._keys(chain))
+
+    async def discard(self, chain: Sequence[BlockId], keep: int) -> int:
+        """See `Tier.discard`."""
+        keys = self._keys(chain)
+        gone = max(0, self._lead_of(keys) - keep)
+        if keep < len(keys):
+            self._drop(self._tree.remove(keys[keep]))
+        return gone
+
+    async def clear(self) -> int:
+        """See `Tier.clear`."""
+        gone = waited = 0
+        for key in list(self._tree):
+            before = len(self._slots)
             self._drop(self._tree.remove(key))
+            gone += before - len(self._slots)
+            if gone - waited > _CLEARED_AT_ONCE:
+                waited = gone
+                await asyncio.sleep(0)
+        return gone
 
     async def close(self) -> None:
         """See `Tier.close`."""
@@ -249,6 +278,7 @@ class HostMemory:
 
     def _drop(self, keys: Sequence[bytes]) -> None:
         """Frees what has had to go. What is being filled is freed when that has ended."""
+        self._pins.forget(keys)
         gone = [key for key in keys if key in self._slots]
         for key in gone:
             self._slabs.let_go(self._slots.pop(key))

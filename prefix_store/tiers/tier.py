@@ -66,6 +66,31 @@ class Tier(Protocol):
             after that.
         """
 
+    async def pin(self, chain: Sequence[BlockId]) -> int:
+        """Keeps the leading blocks of a chain that are here from being evicted, until they are unpinned.
+
+        Pins do not count: a chain that is pinned twice is unpinned at once. They keep at most half of the capacity.
+
+        Returns:
+            How many leading blocks are pinned by this; fewer than there are where pins would keep too much.
+        """
+
+    async def unpin(self, chain: Sequence[BlockId]) -> int:
+        """Takes back every pin that ends at a block of the chain, so that of shorter chains in it, too.
+
+        Returns how many leading blocks these pins kept; 0 where there was none. What chains that are pinned share with
+        this one stays pinned.
+        """
+
+    async def discard(self, chain: Sequence[BlockId], keep: int) -> int:
+        """Removes the blocks of a chain after the first `keep`, and whatever follows on them, pinned or not.
+
+        Returns how many blocks of the chain went.
+        """
+
+    async def clear(self) -> int:
+        """Removes everything, pinned or not; returns how many blocks it were."""
+
     async def frame(self, key: bytes, parent: bytes) -> bytes | None:
         """A verified copy of the frame with these stored keys, for a peer; None where there is none."""
 

@@ -25,8 +25,12 @@ class BlockName(NamedTuple):
 
     def file(self) -> str:
         """Path below the folder of all blocks."""
-        name = self.key.hex()
-        return f"{name[:2]}/{name}-{self.parent.hex()}{'-first' if self.is_first else ''}"
+        name = self.base()
+        return f"{name[:2]}/{name}"
+
+    def base(self) -> str:
+        """The last part of that path."""
+        return f"{self.key.hex()}-{self.parent.hex()}{'-first' if self.is_first else ''}"
 
     @classmethod
     def of(cls, file: str) -> BlockName | None:

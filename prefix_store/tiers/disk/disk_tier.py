@@ -21,8 +21,9 @@ from prefix_store.tiers.disk.giver import Giver
 from prefix_store.tiers.disk.inventory import Inventory
 from prefix_store.tiers.disk.keeper import WRITERS, bytes_ahead
 from prefix_store.tiers.disk.listing import Listed
-from prefix_store.tiers.disk.restorer import Restorer
+from prefix_store.tiers.disk.restorer import Restorer, lead_of
 from prefix_store.tiers.disk.second_touch import SecondTouch
+from prefix_store.tiers.disk.steward import Steward
 from prefix_store.tiers.disk.storer import Storer
 from prefix_store.tiers.disk.use import Use
 from prefix_store.tiers.halt import Halt, Halted
@@ -78,8 +79,10 @@ class DiskTier:
         self._reader = Worker("kv-disk-read")
         self._writer = Worker("kv-disk-write")
         self._server = Worker("kv-disk-serve")
+        self._overseer = Worker("kv-disk-oversee")
         self._restorer = Restorer(path, frame_format, self.counts)
         self._storer = Storer(path, frame_format, self.counts, self._attendant.wait)
+        self._steward = Steward(path, frame_format, self.counts, self._attendant.wait)
         self._giver = Giver(path, self.counts)
         self._seen = SecondTouch()
         self._numbers = itertools.count(1)
@@ -124,7 +127,7 @@ class DiskTier:
         membership = self._attendant.membership
         if membership is None:
             return 0
-        return await self._reader.run(lambda halt: self._restorer.lead(membership, chain))
+        return await self._reader.run(lambda halt: lead_of(membership, self.format, chain))
 
     async def read(
         self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, halt: Halt | None = None
@@ -178,6 +181,38 @@ class DiskTier:
             access.watch(self, block_name(self.format, chain, first + kept - 1))
         return kept
 
+    async def pin(self, chain: Sequence[BlockId]) -> int:
+        """See `Tier.pin`. Holds for all processes, whichever of them evicts, and is in the folder until unpinned."""
+        membership = self._attendant.membership
+        if membership is None:
+            return 0
+        return await self._overseer.run(lambda halt: self._steward.pin(membership, chain))
+
+    async def unpin(self, chain: Sequence[BlockId]) -> int:
+        """See `Tier.unpin`."""
+        membership = self._attendant.membership
+        if membership is None:
+            return 0
+        return await self._overseer.run(lambda halt: self._steward.unpin(membership, chain))
+
+    async def discard(self, chain: Sequence[BlockId], keep: int) -> int:
+        """See `Tier.discard`. The keeper removes what else follows, and says it where it is."""
+        membership = self._attendant.membership
+        if membership is None:
+            return 0
+        gone = await self._overseer.run(lambda halt: self._steward.discard(membership, chain, keep))
+        self._inventory.remove(self._keys(chain[keep : keep + gone]))
+        return gone
+
+    async def clear(self) -> int:
+        """See `Tier.clear`. The whole folder: blocks of all processes, of every format."""
+        membership = self._attendant.membership
+        if membership is None:
+            return 0
+        gone = await self._overseer.run(lambda halt: self._steward.clear(membership))
+        self._inventory.remove(self._inventory.keys())
+        return gone
+
     async def frame(self, key: bytes, parent: bytes) -> bytes | None:
         """See `Tier.frame`. A frame of another process may be of another format."""
         membership = self._attendant.membership
@@ -187,7 +222,7 @@ class DiskTier:
 
     async def close(self) -> None:
         """See `Tier.close`. What is on disk stays."""
-        for worker in (self._reader, self._writer, self._server):
+        for worker in (self._reader, self._writer, self._server, self._overseer):
             await worker.close()
         await asyncio.to_thread(self._attendant.close)
 

@@ -16,7 +16,7 @@ from prefix_store.tiers.disk.errors import FolderUnusable
 
 _IDENTITY = "identity"
 _LINE = re.compile(r"keepgate kv blocks, version 1, ([0-9a-f-]{36})\n")
-_NAMES = {_IDENTITY, "keeper", "blocks", "writing", "journals", "lost+found"}
+_NAMES = {_IDENTITY, "keeper", "blocks", "writing", "journals", "pins", "lost+found"}
 
 
 class StoredBlock(NamedTuple):
@@ -62,7 +62,7 @@ class Folder:
         said = _LINE.fullmatch(identity.read_bytes()[:200].decode("ascii", "replace"))
         if said is None:
             raise FolderUnusable(f"{identity} does not name a folder of KV blocks of version 1; give an empty folder")
-        for name in ("blocks", "writing", "journals"):
+        for name in ("blocks", "writing", "journals", "pins"):
             (path / name).mkdir(exist_ok=True)
         return cls(path, said[1], identity.stat().st_ino)
 
@@ -80,6 +80,23 @@ class Folder:
     def draft(self, name: str) -> str:
         """Path of a file that is being written."""
         return f"{self.path}/writing/{name}"
+
+    def pin(self, name: BlockName) -> str:
+        """Path of the file that pins a block."""
+        return f"{self.path}/pins/{name.base()}"
+
+    def pinned(self) -> list[BlockName]:
+        """The blocks that have a pin. Raises OSError."""
+        try:
+            files = sorted(os.listdir(self.pins))
+        except FileNotFoundError:
+            return []  # somebody has removed it; that is no reason not to evict
+        return [name for file in files if (name := BlockName.of(file))]
+
+    @property
+    def pins(self) -> Path:
+        """Where the pins are."""
+        return self.path / "pins"
 
     @property
     def keeper(self) -> Path:

@@ -46,6 +46,10 @@ class Kind(enum.IntEnum):
     """`access`, whose chain ended with this block, has learned its output length, `number`."""
     GONE = 4
     """A block's file was not what it should be, and has been removed."""
+    PINNED = 5
+    """A pin of this block has been put into the folder or taken out of it."""
+    CLEARED = 6
+    """Every file has been removed; the name is of no block."""
 
 
 class Record(NamedTuple):
@@ -118,6 +122,19 @@ class Journal:
                 return False
             waiting = sum(bytes_ for _, bytes_ in self._waiting)
             return bool(waiting + size <= allowed)
+
+    def said_so_far(self) -> tuple[str, int]:
+        """What `is_heard` is asked with: this file, and how many bytes it has."""
+        with self._opened():
+            return self.name, self._end
+
+    def is_heard(self, said: tuple[str, int]) -> bool:
+        """Whether the keeper has read as far as that."""
+        name, end = said
+        with self._opened() as file:
+            read, _ = _HEAD.unpack(os.pread(file, HEAD_BYTES, 0))
+            # A new file is begun only when the one before it has been read.
+            return bool(name != self.name or read >= end)
 
     def is_there(self) -> bool:
         """Whether the file still has a name, under which the keeper finds it."""

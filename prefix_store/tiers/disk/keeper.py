@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from prefix_store.eviction.access import Access
+from prefix_store.eviction.pins import Pins
 from prefix_store.eviction.policy import Policy
 from prefix_store.eviction.tree import BlockTree
 from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.folder import Folder, StoredBlock
 from prefix_store.tiers.disk.journal import JournalReader, Kind, Record, journals_in
+from prefix_store.tiers.disk.membership import put_pin
 
 # So many processes may write at a time; each may be a share of the room that is kept free ahead of the books.
 WRITERS = 8
@@ -56,12 +58,16 @@ class Keeper:
         self._lock = lock
         self._ahead = bytes_ahead(capacity_bytes)
         self._tree: BlockTree[bytes] = BlockTree(max(1, capacity_bytes - WRITERS * self._ahead), policy)
+        self._pins = Pins(self._tree, capacity_bytes // 2)
         self._on_removed = on_removed
         self._names: dict[bytes, BlockName] = {}
         self._orphans: dict[bytes, _Orphan] = {}
         self._readers: dict[str, JournalReader] = {}
         self._accesses: OrderedDict[tuple[str, int], Access] = OrderedDict()
         self._next_liveness = self._next_scan = 0.0
+        self._must_look_at_pins = True
+        self._strange_pins: dict[BlockName, float] = {}
+        """Pins of blocks that are not in the books, and since when (monotonic seconds)."""
 
     def __len__(self) -> int:
         """Blocks in the books."""
@@ -85,6 +91,9 @@ class Keeper:
         for name, reader in self._readers.items():
             self._hear(name, reader.read())
         self._place_orphans()
+        if self._must_look_at_pins or self._strange_pins:
+            self._must_look_at_pins = False
+            self._look_at_pins()
         if now >= self._next_liveness:
             self._next_liveness = now + _LIVENESS_SECONDS
             self._bury()
@@ -111,13 +120,15 @@ class Keeper:
             if key in self._names and key not in stored and not os.path.exists(self.folder.block(name)):
                 self._remove(self._tree.remove(key))
         fresh = {key: block for key, block in stored.items() if key not in self._names and key not in self._orphans}
-        ends = _ends(fresh)
+        # What is pinned is taken for what was used last.
+        ends = _ends(fresh) + [fresh[name.key] for name in self.folder.pinned() if name.key in fresh]
         fits = self._newest_that_fit(fresh, ends)
         for key, block in fresh.items():
             if key in fits:
                 self._names[key] = block.name
             elif key not in self._orphans:
                 self._unlink(block.name)
+        self._must_look_at_pins = True
         for block in ends:
             if block.name.key in fits:
                 self._use(block.name, Access(time.monotonic()), block.size)
@@ -175,6 +186,10 @@ class Keeper:
                         ended.end(record.number)
                 case Kind.GONE:
                     self._remove(self._tree.remove(name.key))
+                case Kind.PINNED:
+                    self._must_look_at_pins = True
+                case Kind.CLEARED:
+                    self._scan()
         if written is not None:
             self._use(written.name, self._access(journal, written), written.number)
 
@@ -198,12 +213,42 @@ class Keeper:
                 del self._orphans[key]
                 self._unlink(orphan.name)
 
-    def _use(self, last: BlockName, access: Access, size: int) -> None:
-        """Notes that the chain which ends with a block was used, and that what is missing of it is there."""
+    def _look_at_pins(self) -> None:
+        """Has the books keep what the folder says. Takes out pins of blocks that do not come, shortens long ones."""
+        pinned = {name.key: name for name in self.folder.pinned()}
+        self._pins.unpin(list(self._pins.ends - pinned.keys()))
+        self._strange_pins = {name: since for name, since in self._strange_pins.items() if name.key in pinned}
+        for key in pinned.keys() - self._pins.ends:
+            name = pinned[key]
+            if key not in self._tree:
+                # Its record may be in a journal that was read before, as an orphan's parent's may.
+                since = self._strange_pins.setdefault(name, time.monotonic())
+                if time.monotonic() - since > _ORPHAN_SECONDS:
+                    self._unpin(name)
+                continue
+            self._strange_pins.pop(name, None)
+            chain = self._chain_to(name)
+            kept = self._pins.pin(chain, self._tree.runs(chain)[-1].size)
+            if kept < len(chain):
+                self._unpin(name)
+                if kept:  # a full disk is no reason to stop evicting
+                    with contextlib.suppress(OSError):
+                        put_pin(self.folder, self._names[chain[kept - 1]])
+
+    def _unpin(self, name: BlockName) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.folder.pin(name))
+
+    def _chain_to(self, last: BlockName) -> list[bytes]:
+        """The keys of the chain that ends with a block of which all is in the books, but perhaps the block itself."""
         chain = [last]
         while not chain[-1].is_first:
             chain.append(self._names[chain[-1].parent])
-        self._remove(self._tree.use([name.key for name in reversed(chain)], access, size))
+        return [name.key for name in reversed(chain)]
+
+    def _use(self, last: BlockName, access: Access, size: int) -> None:
+        """Notes that the chain which ends with a block was used, and that what is missing of it is there."""
+        self._remove(self._tree.use(self._chain_to(last), access, size))
 
     def _access(self, journal: str, record: Record) -> Access:
         key = (journal, record.access)
@@ -216,7 +261,11 @@ class Keeper:
     def _remove(self, keys: Sequence[bytes]) -> None:
         """Removes files, tails first. Who reads one of them goes on reading it."""
         for key in keys:
-            self._unlink(self._names.pop(key))
+            name = self._names.pop(key)
+            self._unlink(name)
+            if key in self._pins.ends:
+                self._unpin(name)
+        self._pins.forget(keys)
         if keys:
             self._on_removed(list(keys))
 

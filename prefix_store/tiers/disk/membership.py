@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from prefix_store.tiers.disk.folder import Folder
 from prefix_store.tiers.disk.journal import Journal, Kind, Record
 
 _MOST_UNREAD_BYTES = 8 * 2**20
+_NO_BLOCK = BlockName(bytes(16), bytes(16), False)
 
 
 class Membership:
@@ -79,11 +81,45 @@ class Membership:
         """Says how many tokens the answer had that an access was for."""
         self._note(Record(Kind.ENDED, name, output_length, access))
 
-    def discard(self, name: BlockName) -> None:
-        """Removes a file that is not what it should be, and has the keeper remove what follows it."""
+    def discard(self, name: BlockName, tells: bool = True) -> None:
+        """Removes a file that is not what it should be; has the keeper remove what follows it, if it is told."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.folder.block(name))
-        self._note(Record(Kind.GONE, name, 0))
+        if tells:
+            self._note(Record(Kind.GONE, name, 0))
+
+    def pin(self, name: BlockName) -> None:
+        """Says that a block, and what it follows, must stay."""
+        put_pin(self.folder, name)
+        self._note(Record(Kind.PINNED, name, 0))
+
+    def unpin(self, names: Iterable[BlockName]) -> None:
+        """Takes that back, of each of these blocks of which it was said."""
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.folder.pin(name))
+                self._note(Record(Kind.PINNED, name, 0))
+
+    def clear(self) -> int:
+        """Removes the files of all blocks, and all pins; returns how many blocks it were."""
+        gone = 0
+        for name in self.folder.pinned():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.folder.pin(name))
+        for block in self.folder.stored():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.folder.block(block.name))
+                gone += 1
+        self._note(Record(Kind.CLEARED, _NO_BLOCK, 0))
+        return gone
+
+    def said_so_far(self) -> tuple[str, int]:
+        """See `Journal.said_so_far`."""
+        return self._journal.said_so_far()
+
+    def is_heard(self, said: tuple[str, int]) -> bool:
+        """Whether the keeper has read all that."""
+        return self._journal.is_heard(said)
 
     def close(self) -> None:
         """Leaves what it has written to the keeper."""
@@ -93,6 +129,11 @@ class Membership:
         # Without a keeper nobody reads; what was used then is seen from the files' times.
         if self._journal.size < _MOST_UNREAD_BYTES:
             self._journal.append(record)
+
+
+def put_pin(folder: Folder, name: BlockName) -> None:
+    """Raises OSError."""
+    os.close(os.open(folder.pin(name), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 def put_in_place(draft: str, path: str) -> None:

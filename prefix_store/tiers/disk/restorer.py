@@ -30,17 +30,6 @@ class Restorer:
         self._faults = Faults(f"reading KV blocks from {path}", counts.faults)
         self._frame = scratch(frame_format.frame_bytes)
 
-    def lead(self, membership: Membership, chain: Sequence[BlockId]) -> int:
-        """How many leading blocks have a file. Bisected: a block is there only while its parent is."""
-        low, high = 0, len(chain)
-        while low < high:
-            middle = (low + high) // 2
-            if membership.has(block_name(self._format, chain, middle)):
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
     def restore(
         self,
         membership: Membership,
@@ -81,3 +70,15 @@ class Restorer:
             discard(membership, name, error, self._counts.bad_frames)
             return False
         return True
+
+
+def lead_of(membership: Membership, frame_format: FrameFormat, chain: Sequence[BlockId]) -> int:
+    """How many leading blocks have a file. Bisected: a block is there only while its parent is."""
+    low, high = 0, len(chain)
+    while low < high:
+        middle = (low + high) // 2
+        if membership.has(block_name(frame_format, chain, middle)):
+            low = middle + 1
+        else:
+            high = middle
+    return low

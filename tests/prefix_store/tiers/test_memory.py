@@ -77,7 +77,7 @@ async def test_clearing_gives_the_memory_back() -> None:
     tier = HostMemory(form, 100 * form.frame_bytes, LeastRecentlyUsed(), gone.extend)
     blocks = chain("a", 8)
     assert await tier.write(blocks, Memory(8).fill(blocks), Access(0.0)) == 8
-    tier.clear()
+    assert await tier.clear() == 8
     assert tier.blocks == await tier.lead(blocks) == 0
     assert sorted(gone) == sorted(block.key for block in blocks)
     assert await tier.write(blocks, Memory(8).fill(blocks), Access(1.0)) == 8

@@ -1,0 +1,181 @@
+"""What must stay in a tier, and what must go, because somebody wants it."""
+
+import asyncio
+from pathlib import Path
+
+from prefix_store.eviction.lru import LeastRecentlyUsed
+from prefix_store.tiers.disk.block_name import BlockName
+from prefix_store.tiers.disk.disk_tier import DiskTier
+from prefix_store.tiers.disk.folder import Folder
+from prefix_store.tiers.disk.membership import put_pin
+from prefix_store.tiers.tier import Tier
+from tests.prefix_store.tiers.blocks import CAPACITY, Make, chain, format_of
+from tests.prefix_store.tiers.test_contract import kept, restored
+from tests.prefix_store.tiers.waiting import until
+
+FORMAT = format_of()
+
+
+async def fill(tier: Tier, name: str, time: float = 10.0) -> None:
+    """More than there is room for."""
+    for number in range(6):
+        await kept(tier, chain(f"{name} {number}", 12), time + number)
+
+
+async def test_what_is_pinned_stays_until_it_is_unpinned(make: Make) -> None:
+    """And all that it follows with it, whatever else comes."""
+    gone: list[bytes] = []
+    tier = make(removed=gone.extend)
+    blocks = chain("a", 12)
+    await kept(tier, blocks)
+    assert await tier.pin(blocks[:10]) == 10
+    await fill(tier, "b")
+    assert await tier.lead(blocks) >= 10
+    assert {block.key for block in blocks[:10]}.isdisjoint(gone)
+    assert await restored(tier, blocks[:10], 20.0) == 10
+    assert await tier.unpin(blocks) == 10
+    assert await tier.unpin(blocks) == 0
+    await fill(tier, "c", 30.0)
+    assert await tier.lead(blocks) < 10
+
+
+async def test_pins_keep_at_most_half(make: Make) -> None:
+    """Of a chain that is longer, or one more chain, only the beginning is pinned, or nothing."""
+    tier = make()
+    first, second = chain("a", 25), chain("b", 25)
+    await kept(tier, first)
+    await kept(tier, second)
+    assert await tier.pin(first) == 25
+    assert await tier.pin(second) == CAPACITY // 2 - 25
+    assert await tier.pin(chain("c", 5, root=first[:2])) == 2
+    await kept(tier, chain("d", 1))
+    assert await tier.pin(chain("d", 1)) == 0
+    await fill(tier, "e")
+    assert await tier.lead(first) == 25
+    assert 7 <= await tier.lead(second) < 25
+    assert await tier.unpin(first) == 25
+    assert await tier.pin(chain("e 5", 12)) == 12
+
+
+async def test_only_what_is_there_is_pinned(make: Make) -> None:
+    """Nobody can say of what will come that it must stay."""
+    tier = make()
+    blocks = chain("a", 8)
+    assert await tier.pin(blocks) == 0
+    await kept(tier, blocks[:3])
+    assert await tier.pin(blocks) == 3
+    assert await tier.unpin(blocks) == 3
+
+
+async def test_what_two_pinned_chains_share_stays_while_one_is(make: Make) -> None:
+    """And a pin in the middle of a chain does not go with that of a chain which leaves it earlier."""
+    tier = make()
+    root = chain("root", 6)
+    first, second = chain("a", 10, root=root), chain("b", 10, root=root)
+    await kept(tier, first)
+    await kept(tier, second)
+    assert await tier.pin(first) == await tier.pin(second) == 10
+    assert await tier.unpin(first) == 10
+    await fill(tier, "c")
+    assert await tier.lead(second) == 10
+    assert await tier.lead(first) == 6
+
+
+async def test_a_prefix_that_was_wrong_is_discarded(make: Make) -> None:
+    """With all that follows on it, pinned or not; what comes before it stays, and it can be written again."""
+    gone: list[bytes] = []
+    tier = make(removed=gone.extend)
+    blocks = chain("a", 10)
+    branch = chain("b", 8, root=blocks[:6])
+    before = chain("c", 5, root=blocks[:3])
+    for number, each in enumerate((blocks, branch, before)):
+        await kept(tier, each, float(number))
+    await tier.pin(branch)
+    assert await tier.discard(blocks, 4) == 6
+    wrong = {block.key for block in blocks[4:]} | {block.key for block in branch[6:]}
+    await until(lambda: set(gone) == wrong, "the index hears of it")
+    assert [await tier.lead(each) for each in (blocks, branch, before)] == [4, 4, 5]
+    assert set(tier.inventory()) == {block.key for block in [*blocks[:4], *before[3:]]}
+    assert await tier.discard(blocks, 4) == 0
+    assert await tier.unpin(branch) == 0
+    assert await kept(tier, blocks, 9.0) == 10
+    assert await restored(tier, blocks, 10.0) == 10
+
+
+async def test_everything_can_be_removed(make: Make) -> None:
+    """Pinned or not; the index hears of it, and there is as much room as ever."""
+    gone: list[bytes] = []
+    tier = make(removed=gone.extend)
+    chains = [chain(f"{number}", 10) for number in range(4)]
+    for number, blocks in enumerate(chains):
+        await kept(tier, blocks, float(number))
+    await tier.pin(chains[0])
+    assert await tier.clear() == 40
+    assert tier.blocks == 0
+    await until(lambda: set(gone) == {block.key for blocks in chains for block in blocks}, "the index hears of it")
+    assert [await tier.lead(blocks) for blocks in chains] == [0] * 4
+    assert await tier.clear() == 0
+    for number, blocks in enumerate(chains):
+        assert await kept(tier, blocks, 10.0 + number) == 10
+    assert await tier.pin(chains[1]) == 10
+
+
+def disk(path: Path, frames: int = CAPACITY) -> DiskTier:
+    return DiskTier(path, FORMAT, frames * FORMAT.frame_bytes, LeastRecentlyUsed)
+
+
+async def test_a_disk_keeps_pins_whoever_keeps_the_folder(tmp_path: Path) -> None:
+    """Any process may pin; it holds after another one has become the keeper, and after a restart of all."""
+    first, second = disk(tmp_path / "kv", 96), disk(tmp_path / "kv", 96)
+    await until(lambda: first.is_keeper or second.is_keeper, "the folder has a keeper")
+    keeper, other = (first, second) if first.is_keeper else (second, first)
+    blocks = chain("a", 10)
+    await kept(other, blocks)
+    assert await other.pin(blocks) == 10
+    await fill(other, "b")
+    await fill(other, "b again", 20.0)
+    assert await other.lead(blocks) == 10
+    await keeper.close()
+    await fill(other, "c")
+    await fill(other, "c again", 20.0)
+    assert other.is_keeper
+    assert await other.lead(blocks) == 10
+    await other.close()
+    after = disk(tmp_path / "kv", 64)  # so that not all of it fits
+    await fill(after, "d")
+    assert await after.lead(blocks) == 10
+    assert await after.unpin(blocks) == 10
+    await fill(after, "e")
+    assert await after.lead(blocks) < 10
+    await after.close()
+
+
+async def test_pins_that_cannot_hold_are_taken_out(tmp_path: Path) -> None:
+    """Those of blocks that are not there, and what is beyond half of a capacity that has become smaller."""
+    before = disk(tmp_path / "kv", 192)
+    blocks = chain("a", 40)
+    await kept(before, blocks)
+    assert await before.pin(blocks) == 40
+    await before.close()
+    folder = Folder.find(tmp_path / "kv")
+    put_pin(folder, BlockName(b"x" * 16, b"y" * 16, False))
+    after = disk(tmp_path / "kv", 64)
+    await until(lambda: len(folder.pinned()) == 1 and after.is_keeper, "they have been taken out")
+    assert folder.pinned()[0].key == blocks[31].key
+    await after.close()
+
+
+async def test_who_pins_and_who_evicts_at_once_agree(tmp_path: Path) -> None:
+    """What a pin says is there stays there."""
+    first, second = disk(tmp_path / "kv"), disk(tmp_path / "kv")
+    filling = asyncio.create_task(fill(first, "b"))
+    for number in range(3):
+        blocks = chain(f"a {number}", 8)
+        await kept(second, blocks, 50.0)
+        count = await second.pin(blocks)
+        await fill(second, f"c {number}", 60.0)
+        assert await first.lead(blocks) >= count
+        assert await second.unpin(blocks) == count
+    await filling
+    await first.close()
+    await second.close()
