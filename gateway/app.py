@@ -48,10 +48,11 @@ _IDLE_CONNECTION_SECONDS = 75.0
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A gateway that is listening at `url`."""
+    """A gateway that is listening at `url`. `redis_url` is of the store that it shares with others, "" for none."""
 
     url: str
     port: int
+    redis_url: str
     router: Router
     cache: ExactCache
     connections: Connections
@@ -100,7 +101,7 @@ async def open_gateway(
         application = build_application(settings, cache, semantic, router, pipeline, gauges)
         fast_lane = functools.partial(FastLane, cache=cache, settings=settings, hits=hits)
         async with _listening(application, settings, fast_lane, share_port) as (url, port):
-            yield Gateway(url, port, router, cache, connections)
+            yield Gateway(url, port, redis_url, router, cache, connections)
 
 
 def build_application(

@@ -6,8 +6,9 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import IO
 
 _STOP_DEADLINE = 10.0
@@ -22,9 +23,12 @@ async def running(
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
     pass_fds: Sequence[int] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
     stop_deadline: float = _STOP_DEADLINE,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """The command as a child in a session of its own, so that Ctrl-C reaches only the gateway, which stops the rest.
+
+    Its environment is the gateway's own with `variables` besides.
 
     On leaving it gets SIGTERM and, if it does not end within `stop_deadline` seconds, SIGKILL. On Linux it gets
     SIGTERM as well when the gateway itself is killed. Raises OSError when the program cannot be run.
@@ -35,6 +39,7 @@ async def running(
         stdout=stdout,
         stderr=stderr,
         pass_fds=pass_fds,
+        env={**os.environ, **variables},
         start_new_session=True,
         preexec_fn=_die_with_parent() if sys.platform == "linux" else None,
     )

@@ -127,7 +127,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         help="answers to questions asked before in other words: off, observe (count them) or on (off)",
     )
     serve.add_argument(
-        "--state-dir", metavar="FOLDER", help="where the embedded Valkey keeps its data (~/.local/state/keepgate)"
+        "--state-dir",
+        metavar="FOLDER",
+        help="where the embedded Valkey and the prefix store keep their data (~/.local/state/keepgate)",
     )
     serve.add_argument("--config", metavar="FILE", help="settings in YAML (none)")
     serve.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (info)")
@@ -149,6 +151,18 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         metavar="N",
         dest="backend.max_batch",
         help="answers that are computed at the same time (32 on a CPU)",
+    )
+    engine.add_argument(
+        "--prefix-memory",
+        metavar="SIZE",
+        dest="backend.prefix_memory",
+        help="host memory for keys and values of prompts that may come again, such as 2GiB (none)",
+    )
+    engine.add_argument(
+        "--prefix-disk-size",
+        metavar="SIZE",
+        dest="backend.prefix_disk_size",
+        help="disk space for them in the state folder, which outlive the backend there; 0 for none (4GiB)",
     )
     backend = commands.add_parser("backend", help="run the decode engine alone; see `keepgate backend --help`")
     plan = commands.add_parser("plan", help="print what of a model fits a device's memory; see `keepgate plan --help`")

@@ -7,15 +7,19 @@ import logging
 import sys
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from gateway.app import Gateway
 from gateway.child import running
-from gateway.settings import Settings, SettingsError, TimeoutSettings
+from gateway.settings import BackendSettings, SettingsError, TimeoutSettings, masked
 from gateway.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
 # In figures: its port is another one at each start.
 _LABEL = "in-repo backend"
+# The URL of its prefix index, where it is not on its command line.
+_INDEX_VARIABLE = "KEEPGATE_PREFIX_INDEX"
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
 # The statuses with which it ends after it has said itself what is wrong: with the model, or with an option.
@@ -38,15 +42,22 @@ def require_backend() -> None:
 class LocalBackend:
     """Keeps one backend running. `came` is called with its URL and model when it is ready, `went` when it is gone."""
 
-    def __init__(self, settings: Settings, came: Callable[[str, str], None], went: Callable[[], None]) -> None:
+    def __init__(
+        self, model: str, backend: BackendSettings, came: Callable[[str, str], None], went: Callable[[], None]
+    ) -> None:
+        self._variables = {}
+        if backend.prefix_index is not None and masked(backend.prefix_index) != backend.prefix_index:
+            # Command lines are for everybody on the machine to read.
+            self._variables[_INDEX_VARIABLE] = backend.prefix_index
+            backend = replace(backend, prefix_index=None)
         # -P: the backend is the installed package, whatever lies in the current directory.
         program = (sys.executable, "-P", "-m", "backend")
         self._command = (
             *program,
-            f"--model={settings.model}",
+            f"--model={model}",
             "--port=0",
             "--exit-with-parent",
-            *settings.backend.options(),
+            *backend.options(),
         )
         self._came = came
         self._went = went
@@ -67,7 +78,7 @@ class LocalBackend:
     async def _run_once(self) -> tuple[bool, int]:
         """(whether it became ready, its exit status)."""
         ready = False
-        async with running(self._command, stdout=asyncio.subprocess.PIPE) as process:
+        async with running(self._command, stdout=asyncio.subprocess.PIPE, variables=self._variables) as process:
             assert process.stdout is not None  # noqa: S101  # it was asked for
             try:
                 async for line in process.stdout:

@@ -13,11 +13,12 @@ import msgspec
 import uvloop
 
 from gateway import __version__
-from gateway.app import open_gateway
+from gateway.app import Gateway, open_gateway
 from gateway.embedded_store import embedded_store
 from gateway.local_backend import BackendFailed, LocalBackend, LocalUpstream, require_backend
+from gateway.prefix_defaults import with_prefix_store
 from gateway.semantic_service import semantic_service
-from gateway.settings import Settings, SettingsError, masked
+from gateway.settings import BackendSettings, Settings, SettingsError, masked
 from gateway.tasks import background_tasks
 from gateway.workers import Backend, Workers
 
@@ -91,7 +92,7 @@ async def _serve(settings: Settings) -> None:
                 place.came(url, model)
                 _invite(gateway.url, model)
 
-            tasks.start(LocalBackend(settings, came, place.went).supervise())
+            tasks.start(_local_backend(settings, gateway, came, place.went).supervise())
         await _forever()
 
 
@@ -125,7 +126,7 @@ async def _serve_with_workers(settings: Settings) -> None:
                 place.went()
                 workers.tell(Backend())
 
-            backend_tasks.start(LocalBackend(settings, came, went).supervise())
+            backend_tasks.start(_local_backend(settings, gateway, came, went).supervise())
         await _forever()
 
 
@@ -153,6 +154,14 @@ async def _forever() -> None:
     await asyncio.Event().wait()
 
 
+def _local_backend(
+    settings: Settings, gateway: Gateway, came: Callable[[str, str], None], went: Callable[[], None]
+) -> LocalBackend:
+    backend = with_prefix_store(settings, gateway.redis_url)
+    say(f"  prefixes   {_prefixes_in_words(backend)}")
+    return LocalBackend(settings.model, backend, came, went)
+
+
 def _introduce(settings: Settings, url: str) -> None:
     say(f"Keepgate {__version__}")
     say(f"  serving    {url}/v1")
@@ -173,6 +182,13 @@ def _store_in_words(settings: Settings) -> str:
     if settings.redis == "embedded":
         return f"embedded, data in {settings.state_path()}"
     return "memory only" if settings.redis == "none" else masked(settings.redis)
+
+
+def _prefixes_in_words(backend: BackendSettings) -> str:
+    places = [f"in {backend.prefix_disk}"] if backend.prefix_disk else []
+    if backend.prefix_memory:
+        places.insert(0, "in memory")
+    return f"kept {' and '.join(places)}" if places else "in the engine's own memory only"
 
 
 def _semantic_in_words(settings: Settings) -> str:

@@ -120,6 +120,8 @@ def masked(url: str) -> str:
 Count = Annotated[
     Annotated[int, Meta(ge=1, lt=2**31)] | None, Meta(description="a whole number, 1 or more and below 2147483648")
 ]
+File = Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="the path of a file")]
+Codec = Annotated[Literal["plain", "int8", "fp8"] | None, Meta(description="one of plain, int8 and fp8")]
 AnySize = Annotated[Size, Meta(description="a size such as 256MiB")]
 SomeSize = Annotated[PositiveSize, Meta(description="a size such as 256MiB, at least 1KiB")]
 
@@ -200,7 +202,10 @@ class TimeoutSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the in-repo backend runs: each field is the option of `keepgate backend` of that name, None its default."""
+    """How the in-repo backend runs: each field is the option of `keepgate backend` of that name, None its default.
+
+    What is None of its prefix store is as prefix_defaults.py says; a `prefix_disk_size` of 0 is no disk tier.
+    """
 
     device: Annotated[Literal["auto", "cpu", "cuda"] | None, Meta(description="one of auto, cpu and cuda")] = None
     dtype: Annotated[
@@ -231,7 +236,30 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     )
     threads: Count = None
     prefix_sharing: Annotated[bool | None, Meta(description="true or false")] = None
-    chat_template: Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="the path of a file")] = None
+    prefix_memory: Annotated[PositiveSize | None, Meta(description="a size such as 512MiB, at least 1KiB")] = None
+    prefix_memory_codec: Codec = None
+    prefix_disk: Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="the path of a folder")] = None
+    prefix_disk_size: Annotated[Size | None, Meta(description="a size such as 4GiB, or 0 for none")] = None
+    prefix_disk_codec: Codec = None
+    prefix_index: Annotated[
+        Annotated[str, Meta(pattern="^(rediss?|unix)://.")] | None,
+        Meta(description="a URL such as redis://127.0.0.1:6379/0 or unix:///run/redis.sock"),
+    ] = None
+    prefix_secret_file: File = None
+    prefix_name: Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="text that is not empty")] = None
+    prefix_address: Annotated[
+        Annotated[str, Meta(pattern="^https?://.")] | None, Meta(description="a URL such as http://10.0.0.7:8081")
+    ] = None
+    prefix_audit: Annotated[
+        Annotated[int, Meta(ge=0, lt=2**31)] | None, Meta(description="a whole number, 0 or more and below 2147483648")
+    ] = None
+    public_prefix: Annotated[tuple[Text, ...], Meta(description="paths of files")] = ()
+    chat_template: File = None
+
+    def __repr__(self) -> str:
+        index = None if self.prefix_index is None else masked(self.prefix_index)
+        fields = {**msgspec.structs.asdict(self), "prefix_index": index}
+        return f"BackendSettings({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
     def options(self) -> list[str]:
         """The words of the command line that say the same."""
@@ -240,6 +268,8 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             option = name.replace("_", "-")
             if isinstance(value, bool):
                 words.append(f"--{option}" if value else f"--no-{option}")
+            elif isinstance(value, tuple):
+                words += [f"--{option}={each}" for each in value]
             elif value is not None:
                 words.append(f"--{option}={value}")
         return words

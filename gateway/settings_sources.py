@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
+from gateway.prefix_defaults import SECRET_VARIABLE
 from gateway.settings import (
     Refused,
     Secret,
@@ -166,7 +167,7 @@ def _from_environment(environment: Mapping[str, str], warnings: list[str]) -> di
     known = {_variable(path).removeprefix(PREFIX): path for path in _paths(Settings)}
     values: dict[str, Any] = {}
     for variable, text in environment.items():
-        if not variable.startswith(PREFIX):
+        if not variable.startswith(PREFIX) or variable == SECRET_VARIABLE:
             continue
         name = variable.removeprefix(PREFIX)
         path = known.get(name)
@@ -177,7 +178,7 @@ def _from_environment(environment: Mapping[str, str], warnings: list[str]) -> di
         if not text.strip(" ,"):
             words = _expectation(path)[1]
             raise SettingsError(f"{_ENVIRONMENT}: {variable}: expected {words}, got nothing; unset it for the default")
-        is_list = path in (("upstreams",), ("semantic", "published"))
+        is_list = path in (("upstreams",), ("semantic", "published"), ("backend", "public_prefix"))
         value: Any = [item.strip() for item in text.split(",") if item.strip()] if is_list else text
         _put(values, path, value)
     return values

@@ -149,6 +149,14 @@ def test_a_size_in_bytes_is_itself(size: int) -> None:
         ("BACKEND_MAX_WAIT_MS", "-1", "expected milliseconds, 0 or more, got '-1'"),
         ("BACKEND_PREFIX_SHARING", "maybe", "expected true or false, got 'maybe'"),
         ("BACKEND_BATCHING", "greedy", "expected one of continuous, dynamic and static, got 'greedy'"),
+        ("BACKEND_PREFIX_MEMORY", "0", "expected a size such as 512MiB, at least 1KiB, got '0'"),
+        ("BACKEND_PREFIX_DISK_SIZE", "-1", "expected a size such as 4GiB, or 0 for none, got '-1'"),
+        ("BACKEND_PREFIX_DISK_CODEC", "zip", "expected one of plain, int8 and fp8, got 'zip'"),
+        ("BACKEND_PREFIX_INDEX", "none", "expected a URL such as redis://127.0.0.1:6379/0 or unix:///run/redis.sock"),
+        ("BACKEND_PREFIX_INDEX", "http://u:hush@h", "expected a URL such as redis://127.0.0.1:6379/0 or unix:///run/"),
+        ("BACKEND_PREFIX_ADDRESS", "10.0.0.7:8081", "expected a URL such as http://10.0.0.7:8081, got '10.0.0.7:8081'"),
+        ("BACKEND_PREFIX_AUDIT", "-1", "expected a whole number, 0 or more and below 2147483648, got '-1'"),
+        ("BACKEND_PUBLIC_PREFIX", ",", "expected paths of files, got nothing; unset it for the default"),
         ("BACKEND_CHAT_TEMPLATE", "", "expected the path of a file, got nothing; unset it for the default"),
         ("TIMEOUTS_IDLE", "0", "expected seconds, more than 0 and at most ten years, got '0'"),
     ],
@@ -220,6 +228,10 @@ def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
         ({"log_level": "loud"}, "--log-level: expected one of debug, info, warning and error, got 'loud'"),
         ({"state_dir": ""}, "--state-dir: expected the path of a folder, got nothing"),
         ({"backend.kv_memory": "much"}, "--kv-memory: expected a size such as 512MiB, at least 1KiB, got 'much'"),
+        (
+            {"backend.prefix_disk_size": "big"},
+            "--prefix-disk-size: expected a size such as 4GiB, or 0 for none, got 'b",
+        ),
         ({"model": ""}, "--model: expected text that is not empty, got nothing"),
     ],
 )
@@ -247,13 +259,23 @@ def test_a_variable_that_is_no_setting_is_a_warning() -> None:
     ]
 
 
+def test_the_secret_of_the_backends_prefix_store_is_no_setting() -> None:
+    """It is the backend's own variable, which it inherits: nothing is said about it, nor is it shown."""
+    assert load(None, {"KEEPGATE_PREFIX_SECRET": "hush"}, {}) == (Settings(), [])
+
+
 def test_no_secret_shows_in_a_representation_or_a_log(caplog: pytest.LogCaptureFixture) -> None:
     """Neither the admin key nor the password of a store, however the settings are printed."""
-    settings = from_environment(ADMIN_KEY="hush-1", REDIS="redis://user:hush-2@cache:6379/0")
-    logging.getLogger("test").warning("%s %r %s", settings, settings, [settings.admin_key])
+    settings = from_environment(
+        ADMIN_KEY="hush-1",
+        REDIS="redis://user:hush-2@cache:6379/0",
+        BACKEND_PREFIX_INDEX="redis://user:hush-3@index:6379/0",
+    )
+    logging.getLogger("test").warning("%s %r %s %s", settings, settings, [settings.admin_key], settings.backend)
     shown = caplog.text + repr(settings) + str(settings) + f"{[settings.admin_key]}"
     assert "hush" not in shown
     assert "redis://***@cache:6379/0" in repr(settings)
+    assert "redis://***@index:6379/0" in repr(settings)
 
 
 @pytest.mark.parametrize(
@@ -263,6 +285,8 @@ def test_no_secret_shows_in_a_refusal(url: str) -> None:
     """What is refused may still hold the right password."""
     assert "hush" not in refusal(None, {"KEEPGATE_REDIS": url}, {})
     assert "hush" not in refusal(None, {"KEEPGATE_UPSTREAMS": url}, {})
+    if not url.startswith("redis://"):  # which is for the backend to read
+        assert "hush" not in refusal(None, {"KEEPGATE_BACKEND_PREFIX_INDEX": url}, {})
 
 
 def test_no_admin_key_shows_when_it_is_no_text(tmp_path: Path) -> None:
@@ -333,6 +357,17 @@ def test_options_of_a_backend_that_does_not_run_are_a_warning(tmp_path: Path) ->
         ("max_wait_ms", ["0", "12.5"]),
         ("scheduling_policy", ["fcfs", "priority"]),
         ("prefix_sharing", ["true", "false"]),
+        ("prefix_memory", ["512MiB"]),
+        ("prefix_memory_codec", ["plain", "int8", "fp8"]),
+        ("prefix_disk", ["/srv/prefixes", "-odd folder"]),
+        ("prefix_disk_size", ["4GiB"]),
+        ("prefix_disk_codec", ["plain", "int8", "fp8"]),
+        ("prefix_index", ["redis://h:6379/0", "unix:///run/redis.sock?db=1"]),
+        ("prefix_secret_file", ["/run/secrets/prefix"]),
+        ("prefix_name", ["gpu-1"]),
+        ("prefix_address", ["http://10.0.0.7:8081"]),
+        ("prefix_audit", ["0", "1000"]),
+        ("public_prefix", ["one.txt", "one.txt, -two.json"]),
         ("chat_template", ["chat.jinja", "-odd name.jinja"]),
     ],
 )
@@ -343,8 +378,10 @@ def test_the_backend_understands_what_it_is_told(name: str, values: list[str]) -
     known = {action.dest: action for action in parser._actions}
     for value in values:
         settings = from_environment(**{f"BACKEND_{name.upper()}": value}).backend
-        understood = getattr(parser.parse_args(settings.options()), name)
-        assert str(understood) == str(getattr(settings, name))
+        understood, said = getattr(parser.parse_args(settings.options()), name), getattr(settings, name)
+        assert (tuple(map(str, understood)) if isinstance(said, tuple) else str(understood)) == (
+            said if isinstance(said, tuple) else str(said)
+        )
     if known[name].choices is not None:
         assert values == list(known[name].choices or ())
     theirs = known.keys() - {"help", "model", "host", "port", "exit_with_parent"}
