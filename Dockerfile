@@ -62,7 +62,8 @@ FROM runtime AS backend
 USER root
 RUN apt-get update -qq \
     && apt-get install -y -qq --no-install-recommends g++ \
-    && rm -rf /var/lib/apt/lists/*
+    && rm -rf /var/lib/apt/lists/* \
+    && install -d -o keepgate -g keepgate -m 700 /home/keepgate/prefixes
 USER keepgate
 COPY --from=backend-environment /opt/keepgate /opt/keepgate
 # Kernels compiled for a GPU are kept with the models.
@@ -70,7 +71,8 @@ ENV TRITON_CACHE_DIR=/home/keepgate/.cache/triton
 EXPOSE 8081
 HEALTHCHECK --interval=5s --timeout=5s --start-period=180s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8081/health', timeout=4)"]
-# The model is converted at the first start too, into the volume that compose.yaml puts at ~/.cache.
+# The model is converted at the first start too, into the volume that compose.yaml puts at ~/.cache. Where it puts one
+# at ~/prefixes, the user has to own the folder.
 CMD ["keepgate", "backend", "--host", "0.0.0.0", "--port", "8081"]
 
 # Last, because builders of old build every stage before the one that is asked for.

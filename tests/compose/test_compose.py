@@ -176,13 +176,30 @@ def test_backend_can_build_its_kernels(composed: Composed) -> None:
 
 
 def test_data_lies_in_volumes(composed: Composed) -> None:
-    """Redis keeps its file, and the backend its converted model, where ``down`` leaves them."""
-    for service, place in (("redis", "/data"), ("backend", "/home/keepgate/.cache")):
+    """Redis keeps its file, and the backend its converted model and its prefixes, where ``down`` leaves them."""
+    for service, place in (
+        ("redis", "/data"),
+        ("backend", "/home/keepgate/.cache"),
+        ("backend", "/home/keepgate/prefixes"),
+    ):
         mounts = json.loads(composed.inspect(composed.container(service), "json .Mounts"))
         assert {"volume"} == {mount["Type"] for mount in mounts if mount["Destination"] == place}
     assert "yes" in composed.engine.docker(
         "exec", composed.container("redis"), "redis-cli", "config", "get", "appendonly"
     )
+
+
+def test_the_backend_keeps_what_it_prefilled(composed: Composed) -> None:
+    """Its user may write to the volume; the blocks are there, and the secret is for nobody else to read."""
+    content = "Count these stars:" + " star" * 100
+    question = {"model": composed.model(), **QUESTION, "messages": [{"role": "user", "content": content}]}
+    for _ in range(2):
+        answer = composed.post(question, **{"Cache-Control": "no-cache"})
+        assert answer.status == 200, answer
+    assert int(answer.headers["x-keepgate-prefix-tokens"]) > 80, answer
+    look = "stat -c %a ~/prefixes ~/prefixes/secret && ls ~/prefixes/blocks/identity"
+    said = composed.engine.docker("exec", composed.container("backend"), "sh", "-c", look).split()
+    assert said == ["700", "600", "/home/keepgate/prefixes/blocks/identity"], composed.compose("logs", "backend")
 
 
 def test_the_semantic_gateway_knows_a_question_however_it_is_written(
