@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import numpy as np
@@ -21,6 +22,8 @@ from backend.gguf_file import Progress
 from backend.runner import BLOCK_SIZE, StepInput, StepOutput
 from backend.warm_up import single_sequence_step
 from backend.weights import ModelWeights
+
+logger = logging.getLogger(__name__)
 
 CUDA_BATCH = 256
 """Decoding reads every weight once a step, so a device earns more with each sequence that shares the reading."""
@@ -78,6 +81,7 @@ class CudaRunner:
         self._max_context = max_context
         self._graphs: DecodeGraphs | None = None
         self._staging_memory = staging_memory
+        self._stages = True
         self._kv_blocks: CudaKvBlocks | None = None
         with torch.inference_mode():
             self.decoder = CudaDecoder(config, weights, max_context, dtype, self._device)
@@ -90,20 +94,20 @@ class CudaRunner:
             self.decoder.allocate(num_blocks + 1)
 
     @property
-    def kv_blocks(self) -> CudaKvBlocks:
-        """See ``ModelRunner.kv_blocks``.
+    def kv_blocks(self) -> CudaKvBlocks | None:
+        """See ``ModelRunner.kv_blocks``; None: they do not work here, which is logged.
 
-        Made and tried out when it is first asked for, between steps, so who keeps no blocks elsewhere pins no memory.
-
-        Raises:
-            MemoryError: the host does not pin ``staging_memory`` twice.
-            RuntimeError: a block is not the same when it has been to the device and back.
+        Made and tried out when they are first asked for, so who keeps no blocks elsewhere pins no memory.
         """
-        if self._kv_blocks is None:
-            with torch.inference_mode():
-                made = CudaKvBlocks(self.decoder.memory, self._staging_memory, queues_of(self._device))
-            made.check(self.num_blocks)
-            self._kv_blocks = made
+        if self._kv_blocks is None and self._stages:
+            try:
+                with torch.inference_mode():
+                    made = CudaKvBlocks(self.decoder.memory, self._staging_memory, queues_of(self._device))
+                made.check(self.num_blocks)
+                self._kv_blocks = made
+            except (MemoryError, RuntimeError) as reason:  # a lack of the device's memory is a RuntimeError
+                self._stages = False
+                logger.warning("KV blocks cannot be kept beyond the device: %s", reason)
         return self._kv_blocks
 
     def record(self, progress: Progress) -> None:

@@ -87,7 +87,10 @@ class ModelRunner(Protocol):
 
     @property
     def kv_blocks(self) -> KvBlocks | None:
-        """Its blocks, always the same object, for those who keep them elsewhere; None: this runner cannot."""
+        """Its blocks, always the same object, for those who keep them elsewhere; None: this runner has none to give.
+
+        Whoever asks may have memory set aside for them, so only those who will use them do. Not during a step.
+        """
         ...
 
     def run(self, step: StepInput) -> StepOutput:

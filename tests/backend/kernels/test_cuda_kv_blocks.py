@@ -191,11 +191,11 @@ def test_whatever_is_under_way_a_step_sees_what_it_would_see_alone(seed: int) ->
         assert free(list(range(6))) is not None, "all of the staging memory came back"
 
 
-def runner_with(queues: Queues) -> CudaRunner:
+def runner_with(queues: Queues) -> tuple[CudaRunner, CudaKvBlocks]:
     """On the CPU; every call gives the same model."""
     runner = CudaRunner(CONFIG, random_weights(CONFIG), 12, 128, 4, torch.float32, "cpu")
-    runner._kv_blocks = CudaKvBlocks(runner.decoder.memory, 2**20, queues)
-    return runner
+    kv = runner._kv_blocks = CudaKvBlocks(runner.decoder.memory, 2**20, queues)
+    return runner, kv
 
 
 PREFIX, OTHER = [3, 8, 5], [1, 9]
@@ -205,9 +205,9 @@ TABLE = [*PREFIX, 7]
 
 def prefilled() -> tuple[CudaRunner, list[Frame]]:
     """A runner that has computed both, and the frames of the prefix."""
-    runner = runner_with(queues_of(torch.device("cpu")))
+    runner, kv = runner_with(queues_of(torch.device("cpu")))
     runner.run(step_of([(TABLE, 0, 3 * BLOCK_SIZE), (OTHER, 0, 20)]))
-    outgoing = runner.kv_blocks.outgoing(PREFIX)
+    outgoing = kv.outgoing(PREFIX)
     assert outgoing is not None
     return runner, read(outgoing)
 
@@ -222,9 +222,9 @@ def test_each_layer_waits_for_its_own_blocks_and_for_no_more() -> None:
     computed, frames = prefilled()
     wanted = computed.run(last_step()).logits
     device = SimulatedDevice(0)
-    runner = runner_with(device.beside(host_queue()))
+    runner, kv = runner_with(device.beside(host_queue()))
     runner.run(step_of([(OTHER, 0, 20)]))
-    kv, memory = runner.kv_blocks, runner.decoder.memory
+    memory = runner.decoder.memory
     incoming = kv.incoming(PREFIX)
     assert incoming is not None
     for frame, into in zip(frames, incoming.segments, strict=True):
@@ -257,7 +257,7 @@ def test_each_layer_waits_for_its_own_blocks_and_for_no_more() -> None:
 def test_a_step_is_replayed_unless_something_is_arriving() -> None:
     """Recordings have no waits in them."""
     device = SimulatedDevice(0)
-    runner = runner_with(device.beside(host_queue()))
+    runner, kv = runner_with(device.beside(host_queue()))
     replayed: list[int] = []
 
     class Recordings:
@@ -275,7 +275,7 @@ def test_a_step_is_replayed_unless_something_is_arriving() -> None:
     runner.run(decode)
     assert replayed == [1]
     for ends in (False, True):
-        incoming = runner.kv_blocks.incoming(PREFIX[:2])
+        incoming = kv.incoming(PREFIX[:2])
         assert incoming is not None
         runner.run(decode)
         replays = len(replayed)
@@ -294,9 +294,9 @@ def test_a_step_that_fails_leaves_the_waits_to_the_next_one() -> None:
     """A device may run out of memory between two layers."""
     computed, frames = prefilled()
     wanted = computed.run(last_step()).logits
-    runner = runner_with(SimulatedDevice(0).beside(host_queue()))
+    runner, kv = runner_with(SimulatedDevice(0).beside(host_queue()))
     runner.run(step_of([(OTHER, 0, 20)]))
-    incoming = runner.kv_blocks.incoming(PREFIX)
+    incoming = kv.incoming(PREFIX)
     assert incoming is not None
     for frame, into in zip(frames, incoming.segments, strict=True):
         scatter(frame, into)
@@ -318,10 +318,13 @@ def test_a_step_that_fails_leaves_the_waits_to_the_next_one() -> None:
     assert torch.equal(runner.run(last_step()).logits, wanted)
 
 
-def test_blocks_that_do_not_survive_the_way_are_refused_at_the_start() -> None:
-    """A device whose copies never happen."""
-    kv = CudaKvBlocks(kv_memory(), 2**20, queues_of(torch.device("cpu")))
-    kv.check(3)
+def test_a_device_whose_copies_are_wrong_serves_without_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is tried out when somebody first asks for its blocks."""
+    working = CudaRunner(CONFIG, random_weights(CONFIG), 12, 128, 4, torch.float32, "cpu")
+    assert working.kv_blocks is not None
+    assert working.kv_blocks is working.kv_blocks
     host = host_queue()
 
     class Idle:
@@ -332,9 +335,14 @@ def test_blocks_that_do_not_survive_the_way_are_refused_at_the_start() -> None:
         def submit(self, work: Callable[[], None]) -> None:
             pass
 
-    broken = CudaKvBlocks(kv_memory(), 2**20, Queues(host, Idle(), host))
-    with pytest.raises(RuntimeError, match="not the same"):
-        broken.check(3)
+    monkeypatch.setattr("backend.cuda_runner.queues_of", lambda device: Queues(host, Idle(), host))
+    broken = CudaRunner(CONFIG, random_weights(CONFIG), 12, 128, 4, torch.float32, "cpu")
+    assert broken.kv_blocks is None
+    assert broken.kv_blocks is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "KV blocks cannot be kept beyond the device: a KV block that was copied to the device and back is not the same"
+    ]
+    assert broken.run(step_of([(OTHER, 0, 20)])).logits.isfinite().all()
 
 
 def test_staging_is_bounded_and_comes_back() -> None:

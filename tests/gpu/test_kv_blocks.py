@@ -1,0 +1,259 @@
+"""KV blocks of a real device: copied beside its steps, and never seen too early or too late."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from backend.cuda_kv_blocks import CudaIncoming, CudaKvBlocks
+from backend.cuda_runner import STAGING_BYTES, CudaRunner
+from backend.runner import BLOCK_SIZE
+from prefix_store.frames.segments import gather, scatter
+from tests.backend.kernels.random_model import CONFIG, random_weights, step_of
+from tests.backend.kernels.references import relative_error
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+LONG = 300_000_000
+"""Cycles: more than a tenth of a second."""
+PREFIX, OTHERS = [11, 3, 8, 30, 5], [[1, 9, 4], [40, 41, 42]]
+TABLE = [*PREFIX, 7]
+"""Blocks of a prompt, the first five of them full, and of others who are decoding."""
+Frame = npt.NDArray[np.uint8]
+
+
+def made(dtype: torch.dtype, staging_memory: int = STAGING_BYTES) -> tuple[CudaRunner, CudaKvBlocks]:
+    """With its decode steps recorded."""
+    runner = CudaRunner(CONFIG, random_weights(CONFIG), 64, 256, 8, dtype, staging_memory=staging_memory)
+    runner.record(lambda sentence: None)
+    kv = runner.kv_blocks
+    assert kv is not None, "a block has not survived the way to the device and back"
+    return runner, kv
+
+
+def sleep() -> None:
+    """Keeps the stream busy that work is queued in now."""
+    cuda: Any = torch.cuda
+    cuda._sleep(LONG)
+
+
+def slow_copies(kv: CudaKvBlocks) -> None:
+    """What is copied to the device from now on comes late."""
+    kv._inward.queue.submit(sleep)
+
+
+def copied(kv: CudaKvBlocks, blocks: Sequence[int]) -> list[Frame]:
+    """The bytes of some blocks."""
+    outgoing = kv.outgoing(blocks)
+    assert outgoing is not None
+    frames = []
+    for segments in outgoing.ready():
+        frames.append(np.empty(kv.layout.nbytes, np.uint8))
+        gather(segments, frames[-1])
+    outgoing.close()
+    return frames
+
+
+def filled(kv: CudaKvBlocks, blocks: Sequence[int], frames: Sequence[Frame]) -> CudaIncoming:
+    """A restore whose bytes are all in host memory."""
+    incoming = kv.incoming(blocks)
+    assert incoming is not None
+    for frame, into in zip(frames, incoming.segments, strict=True):
+        scatter(frame, into)
+    return incoming
+
+
+def noise(kv: CudaKvBlocks, count: int) -> list[Frame]:
+    """Frames of no model's keys and values."""
+    return [np.random.default_rng(seed).integers(0, 256, kv.layout.nbytes, dtype=np.uint8) for seed in range(count)]
+
+
+def prefill_others(runner: CudaRunner) -> None:
+    runner.run(step_of([(table, 0, 20 + row) for row, table in enumerate(OTHERS)]))
+
+
+def decode_others(runner: CudaRunner, start: int, steps: int) -> list[torch.Tensor]:
+    """Recorded steps, one token of each."""
+    logits = []
+    for count in range(start, start + steps):
+        step = step_of([(table, 20 + row + count, 1) for row, table in enumerate(OTHERS)])
+        logits.append(runner.run(step).logits.clone())
+    return logits
+
+
+def computed_prefix(runner: CudaRunner, kv: CudaKvBlocks) -> list[Frame]:
+    """Computes the prompt's full blocks and copies them out."""
+    runner.run(step_of([(TABLE, 0, 5 * BLOCK_SIZE)]))
+    return copied(kv, PREFIX)
+
+
+def prompt_ends(runner: CudaRunner) -> torch.Tensor:
+    """Three tokens that follow on the prefix."""
+    return runner.run(step_of([(TABLE, 5 * BLOCK_SIZE, 3)])).logits.clone()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_come_back_bit_by_bit(dtype: torch.dtype) -> None:
+    """Every bit pattern, into other places, and nothing beside them changes."""
+    runner, kv = made(dtype)
+    memory = runner.decoder.memory
+    with torch.inference_mode():
+        memory.view(torch.int64).random_(-(2**63), 2**63 - 1)
+        before = memory.view(torch.int64).clone()
+        frames = copied(kv, [5, 60, 0])
+        for frame, block in zip(frames, [5, 60, 0], strict=True):
+            assert frame.tobytes() == memory[:, :, block].contiguous().view(torch.uint8).cpu().numpy().tobytes()
+        incoming = filled(kv, [17, 2, 33], frames)
+        incoming.arrived(2)
+        incoming.close()
+        wait = kv.waits()
+        for layer in range(CONFIG.num_layers):
+            if wait is not None:
+                wait(layer)
+        before[:, :, [17, 2]] = before[:, :, [5, 60]]
+        assert torch.equal(memory.view(torch.int64), before), "the third one had not arrived"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_on_a_restored_prefix_are_bitwise_those_on_a_computed_one(dtype: torch.dtype) -> None:
+    """Though the copies are late, and the step is launched before any of them."""
+    runner, kv = made(dtype)
+    frames = computed_prefix(runner, kv)
+    expected = prompt_ends(runner)
+    with torch.inference_mode():
+        runner.decoder.memory.zero_()
+    incoming = filled(kv, PREFIX, frames)
+    slow_copies(kv)
+    incoming.arrived(len(PREFIX))
+    incoming.close()
+    got = prompt_ends(runner)
+    cuda: Any = torch.cuda
+    ended = cuda.Event()
+    ended.record()
+    assert not ended.query(), "the host waited for the copies"
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_others_decode_while_a_prefix_comes_in(dtype: torch.dtype) -> None:
+    """Before its bytes are there, in the step that waits for them, and after that: always the same logits."""
+    runner, kv = made(dtype)
+    frames = computed_prefix(runner, kv)
+    prefill_others(runner)
+
+    def together() -> torch.Tensor:
+        step = step_of([(TABLE, 5 * BLOCK_SIZE, 3), *((table, 24 + row, 1) for row, table in enumerate(OTHERS))])
+        return runner.run(step).logits.clone()
+
+    expected = [*decode_others(runner, 0, 4), together(), *decode_others(runner, 5, 3)]
+    with torch.inference_mode():
+        runner.decoder.memory.zero_()
+    prefill_others(runner)
+    incoming = filled(kv, PREFIX, frames)
+    got = decode_others(runner, 0, 4)
+    slow_copies(kv)
+    incoming.arrived(len(PREFIX))
+    incoming.close()
+    got += [together(), *decode_others(runner, 5, 3)]
+    for number, (ours, wanted) in enumerate(zip(got, expected, strict=True)):
+        assert torch.equal(ours, wanted), f"step {number}"
+
+
+def test_a_prompt_with_one_token_left_is_not_replayed_too_early() -> None:
+    """Everybody decodes in such a step, which is otherwise a recorded one."""
+    runner, kv = made(torch.float32)
+    frames = computed_prefix(runner, kv)
+    last = step_of([(TABLE, 5 * BLOCK_SIZE, 1)])
+    expected = runner.run(last).logits.clone()
+    with torch.inference_mode():
+        runner.decoder.memory.zero_()
+    incoming = filled(kv, PREFIX, frames)
+    slow_copies(kv)
+    incoming.arrived(len(PREFIX))
+    incoming.close()
+    assert relative_error(runner.run(last).logits.cpu(), expected.cpu()) < 1e-5
+    assert torch.equal(runner.run(last).logits, expected), "replayed again, behind the step that waited"
+
+
+def test_staging_memory_runs_out_and_comes_back() -> None:
+    """A restore or a copy that there is no room for is refused; nobody waits."""
+    block = CONFIG.num_layers * 2 * CONFIG.num_kv_heads * BLOCK_SIZE * CONFIG.head_dim * 2
+    runner, kv = made(torch.bfloat16, 4 * block)
+    assert kv.most_at_once == 4
+    torch.cuda.synchronize()
+    incoming = filled(kv, [5, 6, 7], frames := noise(kv, 3))
+    assert kv.incoming([8, 9]) is None
+    slow_copies(kv)
+    incoming.arrived(3)
+    incoming.close()
+    assert kv.incoming([8, 9]) is None, "the device still copies from there"
+    prefill_others(runner)
+    torch.cuda.synchronize()
+    again = kv.incoming([8, 9, 10, 11])
+    assert again is not None
+    again.close()
+    outgoing = kv.outgoing([0, 1, 2, 3])
+    assert outgoing is not None
+    assert kv.outgoing([4]) is None
+    outgoing.close()
+    assert np.array_equal(copied(kv, [5, 6, 7]), frames)
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_a_restore_that_is_given_up_harms_nobody(arrives: bool) -> None:
+    """Before its bytes are there or after that: its blocks go to somebody else at once, who computes in them."""
+    runner, kv = made(torch.bfloat16)
+    steps = [step_of([(TABLE, 0, 70)]), step_of([(TABLE, 70, 1)])]
+    expected = [runner.run(step).logits.clone() for step in steps]
+    incoming = filled(kv, PREFIX, noise(kv, len(PREFIX)))
+    slow_copies(kv)
+    if arrives:
+        incoming.arrived(len(PREFIX))
+    incoming.close()
+    for step, wanted in zip(steps, expected, strict=True):
+        assert torch.equal(runner.run(step).logits, wanted)
+    torch.cuda.synchronize()
+    assert torch.equal(runner.run(steps[1]).logits, expected[1])
+
+
+def test_blocks_are_copied_out_behind_the_steps() -> None:
+    """The engine's thread goes on at once; a thread gets the bytes that the steps before have written, when they are
+    there, though the next step is computed beside."""
+    runner, kv = made(torch.bfloat16)
+    prefill_others(runner)
+    expected = computed_prefix(runner, kv)
+    with torch.inference_mode():
+        runner.decoder.memory.zero_()
+    torch.cuda.synchronize()
+    cuda: Any = torch.cuda
+    sleep()
+    runner.run(step_of([(TABLE, 0, 5 * BLOCK_SIZE)]))
+    computed = cuda.Event()
+    computed.record()
+    outgoing = kv.outgoing(PREFIX)
+    assert outgoing is not None
+    prefill_others(runner)
+    assert not computed.query(), "the engine's thread waited"
+    got: list[bytes] = []
+
+    def read() -> None:
+        for segments in outgoing.ready():
+            frame = np.empty(kv.layout.nbytes, np.uint8)
+            gather(segments, frame)
+            got.append(frame.tobytes())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    reader.join(timeout=30)
+    outgoing.close()
+    assert computed.query()
+    assert got == [frame.tobytes() for frame in expected]
