@@ -29,3 +29,9 @@ def bucket(age: float) -> int:
     if age < 1.0:
         return 0
     return min(BUCKETS - 1, 1 + int(STEPS_PER_E * math.log(age)))
+
+
+def buckets(ages: Floats) -> npt.NDArray[np.int64]:
+    """The same of many at once."""
+    steps = 1 + (STEPS_PER_E * np.log(np.maximum(ages, 1.0))).astype(np.int64)
+    return np.where(ages < 1.0, 0, np.minimum(BUCKETS - 1, steps))

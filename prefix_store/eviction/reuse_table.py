@@ -1,9 +1,12 @@
 """How likely a next use is, learned from those that came and those that did not."""
 
+from array import array
+
 import numpy as np
+import numpy.typing as npt
 
 from prefix_store.eviction.ages import BUCKETS, MIDDLES, WIDTHS, Floats, bucket
-from prefix_store.eviction.waiting import Waiting
+from prefix_store.eviction.waiting import Counts, Waiting
 
 _PSEUDO_REUSES = 30.0
 _POOL_PSEUDO_REUSES = 20.0
@@ -36,16 +39,16 @@ class ReuseTable:
 
     def reuse(self, label: int, age: float, blocks: int) -> None:
         """Blocks of a class were used again after `age` seconds."""
-        self._new_reused[label][bucket(age)] += blocks
+        self._new_reused[label * BUCKETS + bucket(age)] += blocks
 
     def lose(self, label: int, age: float, blocks: int) -> None:
         """Blocks of a class were watched for `age` seconds, and are not any longer."""
-        self._new_lost[label][bucket(age)] += blocks
+        self._new_lost[label * BUCKETS + bucket(age)] += blocks
 
     def change(self, label: int, other: int, age: float, blocks: int) -> None:
         """Blocks of a class are of another one from `age` seconds on: they leave the one, and enter the other there."""
-        self._new_lost[label][bucket(age)] += blocks
-        self._new_lost[other][bucket(age)] -= blocks
+        self._new_lost[label * BUCKETS + bucket(age)] += blocks
+        self._new_lost[other * BUCKETS + bucket(age)] -= blocks
 
     def compute(self, waiting: Waiting, now: float) -> list[list[float]]:
         """The index of each class and age bucket: expected reuses per second of being kept.
@@ -53,8 +56,8 @@ class ReuseTable:
         It is the largest of P(reuse within T) / E[seconds until reuse, at most T] over all T, the Gittins index of a
         block that is worth one reuse: a class that will be used only after a quiet time is not given up in it.
         """
-        self._reused = self._fade * self._reused + np.array(self._new_reused)
-        self._lost = self._fade * self._lost + np.array(self._new_lost)
+        self._reused = self._fade * self._reused + self._seen(self._new_reused)
+        self._lost = self._fade * self._lost + self._seen(self._new_lost)
         self._new_reused, self._new_lost = self._empty(), self._empty()
         return _index(self._hazards(self._lost + waiting.by_age(now))).tolist()  # type: ignore[no-any-return]
 
@@ -76,8 +79,11 @@ class ReuseTable:
             hazards[:, self._undecided] = groups
         return hazards.reshape(self.classes, BUCKETS)
 
-    def _empty(self) -> list[list[int]]:
-        return [[0] * BUCKETS for _ in range(self.classes)]
+    def _empty(self) -> Counts:
+        return array("q", bytes(8 * self.classes * BUCKETS))
+
+    def _seen(self, counts: Counts) -> npt.NDArray[np.int64]:
+        return np.frombuffer(counts, np.int64).reshape(self.classes, BUCKETS)
 
 
 def _drawn(reused: Floats, exposure: Floats, towards: Floats, weight: float) -> Floats:
@@ -86,11 +92,20 @@ def _drawn(reused: Floats, exposure: Floats, towards: Floats, weight: float) -> 
 
 def _index(hazards: Floats) -> Floats:
     """Of constant hazards within buckets, float64 [classes, BUCKETS] to the same."""
-    spent = hazards * WIDTHS
-    before = np.cumsum(spent, -1) - spent
-    # [class, age bucket a, last bucket b]: alive at the beginning of b, given alive at the beginning of a.
-    alive = np.triu(np.exp(-np.maximum(before[:, None, :] - before[:, :, None], 0.0)))
-    reused = np.cumsum(alive * -np.expm1(-spent)[:, None, :], -1)
-    held = np.cumsum(alive * (-np.expm1(-spent) / hazards)[:, None, :], -1)
-    ratio = np.divide(reused, held, out=np.zeros_like(reused), where=held > 0)
-    return np.asarray(ratio.max(-1))
+    spent = (hazards * WIDTHS).T
+    survives = np.exp(-spent)
+    # [bucket, (reused, held), class]: expected of who is there at the beginning of the bucket, by the end of it.
+    within = np.empty((BUCKETS, 2, len(hazards)))
+    np.negative(np.expm1(-spent), out=within[:, 0])
+    np.divide(within[:, 0], hazards.T, out=within[:, 1])
+    # [last bucket, ...]: the same from the beginning of an age's bucket to the end of a later one. Ages are gone
+    # through from the last one down, each from what follows it: this is done in an event loop, and takes a fifth of
+    # the time of all pairs at once.
+    until = np.zeros_like(within)
+    found = np.empty((BUCKETS, len(hazards)))
+    for age in reversed(range(BUCKETS)):
+        later = until[age:]
+        later *= survives[age]
+        later += within[age]
+        np.maximum.reduce(later[:, 0] / later[:, 1], 0, out=found[age])
+    return found.T

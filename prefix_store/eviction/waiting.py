@@ -1,11 +1,17 @@
 """Blocks that wait for their next use, by class and by how long they have."""
 
+import operator
+from array import array
 from bisect import bisect_right
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 
-from prefix_store.eviction.ages import BUCKETS, Floats, bucket
+from prefix_store.eviction.ages import BUCKETS, Floats, buckets
+
+Counts: TypeAlias = "array[int]"
+"""Of blocks. They are added up one by one, which lists are made for, and become arrays of NumPy's without a copy."""
 
 _FINEST_SECONDS = 0.5
 _COARSENESS = 1 / 16
@@ -20,7 +26,7 @@ class Waiting:
     def __init__(self, classes: int) -> None:
         self._classes = classes
         self._starts: list[float] = []
-        self._counts: list[list[int]] = []
+        self._counts: list[Counts] = []
 
     @property
     def bins(self) -> int:
@@ -30,7 +36,7 @@ class Waiting:
         """Blocks of a class were used at `since`, in seconds, and wait from then on."""
         if not self._starts or since - self._starts[-1] >= _FINEST_SECONDS:
             self._starts.append(since)
-            self._counts.append([0] * self._classes)
+            self._counts.append(array("q", bytes(8 * self._classes)))
         self._bin(since)[label] += blocks
 
     def remove(self, label: int, since: float, blocks: int) -> None:
@@ -48,20 +54,22 @@ class Waiting:
         found = np.zeros((BUCKETS, self._classes))
         if self._starts:
             self._thin(now)
-            buckets = [bucket(now - (start + end) / 2) for start, end in pairwise([*self._starts, now])]
-            np.add.at(found, buckets, np.array(self._counts, dtype=np.float64))
+            edges = np.array([*self._starts, now])
+            ages = now - (edges[:-1] + edges[1:]) / 2
+            counts = np.frombuffer(b"".join(self._counts), np.int64).reshape(-1, self._classes)
+            np.add.at(found, buckets(ages), counts.astype(np.float64))
         return found.T
 
-    def _bin(self, since: float) -> list[int]:
+    def _bin(self, since: float) -> Counts:
         return self._counts[max(0, bisect_right(self._starts, since) - 1)]
 
     def _thin(self, now: float) -> None:
         """Joins neighbours that are narrow for their age."""
         starts: list[float] = []
-        counts: list[list[int]] = []
+        counts: list[Counts] = []
         for (start, end), count in zip(pairwise([*self._starts, now]), self._counts, strict=True):
             if starts and end - starts[-1] <= _COARSENESS * (now - end):
-                counts[-1] = [one + other for one, other in zip(counts[-1], count, strict=True)]
+                counts[-1] = array("q", map(operator.add, counts[-1], count))
             else:
                 starts.append(start)
                 counts.append(count)

@@ -1,5 +1,6 @@
 """What the tables behind the learned policy say, against laws that are known."""
 
+import math
 import random
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefix_store.eviction.ages import BUCKETS, EDGES, bucket
-from prefix_store.eviction.reuse_table import ReuseTable
+from prefix_store.eviction.ages import BUCKETS, EDGES, WIDTHS, bucket, buckets
+from prefix_store.eviction.reuse_table import ReuseTable, _index
 from prefix_store.eviction.waiting import Waiting
 
 
@@ -18,6 +19,29 @@ def test_an_age_is_within_its_bucket(age: float) -> None:
     found = bucket(age)
     assert EDGES[found] <= age * (1 + 1e-9)
     assert age <= EDGES[found + 1] * (1 + 1e-9) or found == BUCKETS - 1
+
+
+def test_many_ages_are_in_the_buckets_that_each_of_them_is_in() -> None:
+    """In the middle between edges, far beyond the last, and before the first second is over."""
+    ages = [0.0, 0.5, -1.0, 1e12, *((EDGES[1:] + EDGES[:-1]) / 2)]
+    assert buckets(np.array(ages)).tolist() == [bucket(age) for age in ages]
+
+
+def test_the_index_is_the_best_of_all_times_to_wait() -> None:
+    """Summed up bucket by bucket, the slow way, for hazards of all sizes."""
+    draw = np.random.default_rng(1)
+    hazards = 10.0 ** draw.uniform(-7, 1, (6, BUCKETS))
+    index = _index(hazards)
+    for hazard, found in zip(hazards, index, strict=True):
+        for age in range(0, BUCKETS, 5):
+            alive, reused, held, best = 1.0, 0.0, 0.0, 0.0
+            for rate, width in zip(hazard[age:], WIDTHS[age:], strict=True):
+                dies = -math.expm1(-rate * width)
+                reused += alive * dies
+                held += alive * dies / rate
+                alive *= 1 - dies
+                best = max(best, reused / held)
+            assert found[age] == pytest.approx(best, rel=1e-9)
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.01, 0.0003])
