@@ -17,7 +17,9 @@ from gateway.streaming import event_json
 from gateway.upstream import Upstream
 
 _encode = msgspec.json.Encoder().encode
-_DEADLINE = 10.0
+_REPORT_DEADLINE = 5.0
+# A prompt may have to be made into tokens, and a disk's files be removed.
+_OPERATION_DEADLINE = 60.0
 _MOST_BYTES = 8 * 2**20
 _LARGE_BODY = 2**18
 
@@ -89,14 +91,15 @@ async def _ask_all(
 async def _ask(
     upstream: Upstream, method: str, path: str, headers: Mapping[str, str], body: bytes | None, own: Mapping[str, str]
 ) -> Said:
+    deadline = _REPORT_DEADLINE if method == "GET" else _OPERATION_DEADLINE
     try:
-        async with asyncio.timeout(_DEADLINE):
+        async with asyncio.timeout(deadline):
             with await upstream.request(method, path, headers, body, own) as reply:
                 return _read(upstream, reply.status, await reply.body(_MOST_BYTES))
     except GatewayError as error:
         return error
     except TimeoutError:
-        return UpstreamTimeout(f"{upstream.name} did not answer in {_DEADLINE:g} s.")
+        return UpstreamTimeout(f"{upstream.name} did not answer in {deadline:g} s.")
 
 
 def _read(upstream: Upstream, status: int, body: bytes) -> bytes:

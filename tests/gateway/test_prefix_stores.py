@@ -208,7 +208,8 @@ async def test_an_upstream_that_hangs_is_waited_for_until_a_deadline(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, method: str, path: str, body: Any
 ) -> None:
     """Then it is named, and the others' answers are there."""
-    monkeypatch.setattr("gateway.prefix_stores._DEADLINE", 0.5)
+    monkeypatch.setattr("gateway.prefix_stores._REPORT_DEADLINE", 0.5)
+    monkeypatch.setattr("gateway.prefix_stores._OPERATION_DEADLINE", 0.5)
     hanging, well = await stage.prefix(), await stage.prefix()
     hanging.hang.clear()
     client = await stage.gateway(hanging, well)
