@@ -1,19 +1,22 @@
-"""A real Valkey for the prefix store, as the cache's tests have it, and the event loop of the engine's server."""
+"""What the tests of the prefix store have: a real Valkey, a real cluster, and the event loop of the engine's server."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.cache.conftest import (  # noqa: F401 (fixtures, used by name)
-    folder,
-    late_valkey,
-    own_valkey,
-    pytest_asyncio_loop_factories,
-    raw,
-    shared_valkey,
-    valkey,
-)
+from tests.event_loop import pytest_asyncio_loop_factories
 from tests.prefix_store.index.cluster import Cluster
+from tests.valkey_fixtures import folder, late_valkey, own_valkey, raw, shared_valkey, valkey
+
+__all__ = [
+    "folder",
+    "late_valkey",
+    "own_valkey",
+    "pytest_asyncio_loop_factories",
+    "raw",
+    "shared_valkey",
+    "valkey",
+]
 
 
 @pytest.fixture(scope="session")
