@@ -70,7 +70,8 @@ def credential(headers: CIMultiDictProxy[str], namespace_setting: str) -> str:
     if namespace_setting == "shared":
         return ""
     if namespace_setting != "authorization":
-        return headers.get(namespace_setting.removeprefix("header:"), "")
+        # All of them: the first may be the client's own, before that of a proxy which adds its own to it.
+        return "\n".join(headers.getall(namespace_setting.removeprefix("header:"), ()))
     given = [f"{name}: {value}" for name in _OTHER_CREDENTIALS if name in headers for value in headers.getall(name)]
     # A line break, which no header can hold, keeps the two kinds apart.
     return "\n".join((*headers.getall("Authorization", ()), *(f"\n{line}" for line in given)))

@@ -133,6 +133,18 @@ class TestHeaderNamespace:
 
         assert len({red, blue, "red"}) == 3
 
+    async def test_a_second_header_leads_to_no_other_tenant(self, stage: Stage) -> None:
+        """Behind a proxy that adds its header to a client's own, whatever the client says is a tenant of its own."""
+        client = await self.gateway(stage, await stage.mock())
+        body = b'{"model":"mock","messages":[{"role":"user","content":"hi"}]}'
+        said: list[str] = []
+        for teams in ((b"red",), (b"blue",), (b"red", b"blue"), (b"blue", b"red"), (b"red, blue",), (b"red",)):
+            async with wire(client) as connection:
+                await connection.send(request_bytes(body, *(b"X-Team: " + team for team in teams)))
+                said.append((await connection.answer()).cache)
+
+        assert said == ["miss"] * 5 + ["hit"]
+
     async def test_other_headers_do_not(self, stage: Stage) -> None:
         """Two keys of one team share; the header's name has no case."""
         client = await self.gateway(stage, await stage.mock())
