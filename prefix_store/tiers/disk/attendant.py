@@ -101,7 +101,7 @@ class Attendant:
                 self._next_look = time.monotonic() + _AFTER_FAULT_SECONDS
             if is_closing:
                 break
-            self._wanted.wait(_TURN_SECONDS)
+            self._wanted.wait(_TURN_SECONDS if self._look_through is None else _LIST_AT_ONCE_SECONDS)
             self._wanted.clear()
         self._leave_keeping()
         self._leave()
