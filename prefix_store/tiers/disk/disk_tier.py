@@ -113,8 +113,9 @@ class DiskTier:
         """See `Tier.inventory`. Blocks of all processes whose frames have this size, as they were up to a minute ago.
 
         The folder is looked through every half minute, a few milliseconds at a time; of 40,000 blocks that takes some
-        four seconds on a busy machine, and next to nothing where nothing has changed. What this process has written and, as the keeper, removed since is taken into account at
-        once; what others have, is not. Empty while there is no folder, and until `listed` has returned.
+        four seconds on a busy machine, and next to nothing where nothing has changed. What this process has written
+        and, as the keeper, removed since is taken into account at once; what others have, is not. Empty while there is
+        no folder, and until `listed` has returned.
         """
         return self._inventory.keys() if self._attendant.membership is not None else ()
 
