@@ -37,22 +37,16 @@ class Steward:
 
     def pin(self, membership: Membership, chain: Sequence[BlockId]) -> int:
         """Has the leading blocks that are there stay; returns how many the keeper allows."""
-        names = [block_name(self._format, chain, place) for place in range(len(chain))]
+        pinned = tries = 0
         try:
-            for _ in range(_TRIES):
-                count = lead_of(membership, self._format, chain)
-                if not count:
-                    break
-                membership.pin(names[count - 1])
-                self._wait_until_heard(membership)
-                # The keeper takes back what it cannot keep, and says what it keeps instead.
-                pinned = _last_pinned(membership, names[:count])
-                if pinned and membership.has(names[pinned - 1]):
-                    return pinned
+            while not pinned and tries < _TRIES and (count := lead_of(membership, self._format, chain)):
+                tries += 1  # of what is there, something may go before the keeper hears of the pin
+                pinned = self._pin(membership, chain[:count])
             self._faults.worked()
         except OSError as error:
             self._faults.failed(error)
-        return 0
+            return 0
+        return pinned
 
     def unpin(self, membership: Membership, chain: Sequence[BlockId]) -> int:
         """Takes back every pin at a block of the chain; returns how many blocks the longest of them kept."""
@@ -93,6 +87,15 @@ class Steward:
         except OSError as error:
             self._faults.failed(error)
         return gone
+
+    def _pin(self, membership: Membership, chain: Sequence[BlockId]) -> int:
+        """How many blocks of a chain are pinned when the keeper has heard of it. Raises OSError."""
+        names = [block_name(self._format, chain, place) for place in range(len(chain))]
+        membership.pin(names[-1])
+        self._wait_until_heard(membership)
+        # The keeper takes back what it cannot keep, and says what it keeps instead.
+        pinned = _last_pinned(membership, names)
+        return pinned if pinned and membership.has(names[pinned - 1]) else 0
 
     def _wait_until_heard(self, membership: Membership) -> None:
         said = membership.said_so_far()

@@ -179,3 +179,23 @@ async def test_who_pins_and_who_evicts_at_once_agree(tmp_path: Path) -> None:
     await filling
     await first.close()
     await second.close()
+
+
+async def test_a_folder_whose_pins_are_away_is_kept_all_the_same(tmp_path: Path) -> None:
+    """Nothing can be pinned then, which is counted; what has to go goes, and the next start mends it."""
+    tier = disk(tmp_path / "kv")
+    blocks = chain("a", 10)
+    await kept(tier, blocks)
+    assert await tier.pin(blocks) == 10
+    (tmp_path / "kv" / "pins" / next((tmp_path / "kv" / "pins").iterdir()).name).unlink()
+    (tmp_path / "kv" / "pins").rmdir()
+    assert await tier.pin(blocks) == 0
+    assert tier.counts.faults == {"ENOENT": 1}
+    await fill(tier, "b")
+    assert await tier.lead(chain("b 5", 12)) == 12
+    await tier.close()
+    after = disk(tmp_path / "kv")
+    assert await after.pin(chain("b 5", 12)) == 12
+    await fill(after, "c")
+    assert await after.lead(blocks) < 10
+    await after.close()
