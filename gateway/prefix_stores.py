@@ -31,7 +31,7 @@ async def describe(request: web.Request) -> web.Response:
     """GET /v1/cache/prefix: what each upstream's store says of itself, and of the others why they say nothing."""
     require_operator(request)
     _refuse_parameters(request)
-    return _gathered(await _ask_all(request, request.app[ROUTER].upstreams, "/v1/prefix", None))
+    return _gathered(await _ask_all(request, request.app[ROUTER].upstreams, "GET", "/v1/prefix", None))
 
 
 async def operate(request: web.Request) -> web.Response:
@@ -43,7 +43,7 @@ async def operate(request: web.Request) -> web.Response:
     fields = await asyncio.to_thread(decode_object, body) if len(body) > _LARGE_BODY else decode_object(body)
     upstreams = request.app[ROUTER].having(_model(fields.get("model")))
     path = f"/v1/prefix/{request.match_info['operation']}"
-    return _done(await _ask_all(request, upstreams, path, body))
+    return _done(await _ask_all(request, upstreams, "POST", path, body))
 
 
 async def empty(request: web.Request) -> web.Response:
@@ -51,7 +51,7 @@ async def empty(request: web.Request) -> web.Response:
     require_operator(request)
     _refuse_parameters(request, "model")
     upstreams = request.app[ROUTER].having(_model(request.query.get("model")))
-    return _done(await _ask_all(request, upstreams, "/v1/prefix", None))
+    return _done(await _ask_all(request, upstreams, "DELETE", "/v1/prefix", None))
 
 
 def _refuse_parameters(request: web.Request, known: str = "") -> None:
@@ -74,7 +74,7 @@ def _model(name: Any) -> str | None:
 
 
 async def _ask_all(
-    request: web.Request, upstreams: Sequence[Upstream], path: str, body: bytes | None
+    request: web.Request, upstreams: Sequence[Upstream], method: str, path: str, body: bytes | None
 ) -> dict[str, Said]:
     """What each upstream says, by its URL. They take the operator for the tenant whose credentials come along."""
     settings = request.app[SETTINGS]
@@ -84,7 +84,7 @@ async def _ask_all(
         if name.lower() != "authorization" or not carries_admin_key(value, settings)
     )
     own = namespace_header(CIMultiDictProxy(headers), settings.cache.namespace)
-    said = await asyncio.gather(*(_ask(upstream, request.method, path, headers, body, own) for upstream in upstreams))
+    said = await asyncio.gather(*(_ask(upstream, method, path, headers, body, own) for upstream in upstreams))
     return dict(zip((upstream.url for upstream in upstreams), said, strict=True))
 
 

@@ -353,6 +353,16 @@ async def test_what_is_not_clear_is_refused_and_asks_nobody(
     assert upstream.store_asked == []
 
 
+async def test_a_head_is_told_the_size_of_the_report(stage: Stage) -> None:
+    """As for GET, of which the upstreams are asked."""
+    upstream = await stage.prefix()
+    client = await stage.gateway(upstream)
+    head, report = await client.send("HEAD", PREFIX), await client.get(PREFIX)
+
+    assert (head.status, head.headers["Content-Length"]) == (200, report.headers["Content-Length"])
+    assert [received.method for received in upstream.store_asked] == ["GET", "GET"]
+
+
 @pytest.mark.parametrize(("method", "path"), [("POST", ""), ("GET", "/pin"), ("POST", "/blocks"), ("POST", "/pin/x")])
 async def test_other_operations_do_not_exist(stage: Stage, method: str, path: str) -> None:
     """And reach no upstream."""
