@@ -29,6 +29,7 @@ from backend.engine import Engine
 from backend.runner import BLOCK_SIZE, StepInput
 from backend.sequence import SamplingParams, Sequence
 from backend.weights import LayerWeights, Linear, Mlp, ModelWeights
+from prefix_store.frames.segments import gather, scatter
 
 RESULT = Path(__file__).resolve().parent / "results" / "gpu.json"
 LLAMA_8B = ModelConfig(
@@ -54,6 +55,7 @@ LLAMA_8B = ModelConfig(
 CONTEXT = 2048
 PROMPT, ANSWER = 128, 128
 BATCHES = (32, 256)
+PREFIX, QUESTION = 4096, 64
 ROUNDS = 3
 _NO_TEXT = json.dumps({"model": {"vocab": {}}, "decoder": {"type": "ByteLevel"}, "added_tokens": []})
 
@@ -118,7 +120,7 @@ def measure(config: ModelConfig, with_transformers: bool) -> list[Row]:
             median = statistics.median(theirs[batch])
             rows.append(Row(f"{batch} sequences: transformers, continuous batching", "tokens/s", theirs[batch]))
             rows.append(Row(f"{batch} sequences: Keepgate over transformers", "ratio", [r / median for r in ours], 3.0))
-    return rows
+    return rows + times_to_first_token(runner)
 
 
 def copy_bandwidth() -> float:
@@ -245,6 +247,73 @@ def prefill_share(runner: CudaRunner, rate: float) -> Row:
     operations += 4 * c.num_layers * c.num_heads * c.head_dim * (CONTEXT**2 / 2) * len(prompts)
     shares = [operations / device_seconds(lambda: runner.run(step), 5) / rate for _ in range(ROUNDS)]
     return Row(f"prefill of 4 x {CONTEXT} tokens, share of the product's rate", "share", shares, 0.5)
+
+
+def times_to_first_token(runner: CudaRunner) -> list[Row]:
+    """Of a prompt whose beginning is computed; or is in host memory and comes to the device layer by layer, or whole.
+
+    Restores are timed from when the bytes are in staging memory; what one thread takes to copy them there, without a
+    checksum, has a line of its own.
+    """
+    kv = runner.kv_blocks
+    count = PREFIX // BLOCK_SIZE
+    if kv is None or kv.most_at_once < count:
+        say(f"no restores: the device's staging memory does not hold {count} blocks")
+        return []
+    tokens = np.random.default_rng(4).integers(0, runner.config.vocab_size, PREFIX + QUESTION).astype(np.int32)
+    chunks = [(start, min(start + CONTEXT, PREFIX)) for start in range(0, PREFIX, CONTEXT)]
+    question = batch_step([tokens[PREFIX:]], PREFIX)
+    blocks = range(count)
+
+    def compute() -> None:
+        for start, end in chunks:
+            runner.run(batch_step([tokens[start:end]], start))
+
+    compute()
+    outgoing = kv.outgoing(blocks)
+    if outgoing is None:
+        raise RuntimeError("the staging memory is in use before anything is copied out")
+    frames = [np.empty(kv.layout.nbytes, np.uint8) for _ in blocks]
+    for frame, segments in zip(frames, outgoing.ready(), strict=True):
+        gather(segments, frame)
+    outgoing.close()
+    expected = int(runner.run(question).logits.argmax())
+    computed, layered, whole, copied = (
+        f"first token of {PREFIX} + {QUESTION}, prefix computed",
+        f"first token of {PREFIX} + {QUESTION}, prefix restored layer by layer",
+        f"first token of {PREFIX} + {QUESTION}, prefix restored before the step",
+        f"{PREFIX} tokens from host memory to staging, one thread",
+    )
+    seconds: dict[str, list[float]] = {name: [] for name in (computed, layered, whole, copied)}
+    for _ in range(ROUNDS + 1):
+        for name in (layered, whole):
+            incoming = kv.incoming(blocks)
+            if incoming is None:
+                raise RuntimeError("the staging memory of the last restore has not come back")
+            began = time.monotonic()
+            for frame, into in zip(frames, incoming.segments, strict=True):
+                scatter(frame, into)
+            seconds[copied].append(time.monotonic() - began)
+            with torch.inference_mode():
+                runner.decoder.memory[:, :, :count].zero_()
+            torch.cuda.synchronize()
+            began = time.monotonic()
+            incoming.arrived(count)
+            if name is whole:
+                torch.cuda.synchronize()
+            token = int(runner.run(question).logits.argmax())
+            seconds[name].append(time.monotonic() - began)
+            incoming.close()
+            if token != expected:
+                raise RuntimeError(f"the first token on a restored prefix is {token}, expected {expected}")
+        began = time.monotonic()
+        compute()
+        int(runner.run(question).logits.argmax())
+        seconds[computed].append(time.monotonic() - began)
+    rows = [Row(name, "ms", [1e3 * each for each in values[1:]]) for name, values in seconds.items()]
+    for row in rows:
+        say(f"{row.what}: {row.measured:.1f} ms")
+    return rows
 
 
 def engine_tokens_per_second(runner: CudaRunner, batch: int) -> list[float]:

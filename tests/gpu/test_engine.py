@@ -15,6 +15,7 @@ from backend.engine import Engine
 from backend.flight import Flight
 from backend.sequence import SamplingParams, Sequence
 from backend.warm_up import warm_up
+from tests.backend.kernels.kv_shelf import KvShelf
 from tests.backend.kernels.random_model import CONFIG, random_weights
 
 pytestmark = [
@@ -82,6 +83,36 @@ def test_the_host_is_free_while_the_device_computes() -> None:
     assert isinstance(engine._flight, Flight)
     assert len(ended) == 1
     assert not ended[0].query(), "the tokens of the step before came without waiting for this one"
+
+
+def test_prefixes_are_kept_and_restored_while_others_decode() -> None:
+    """By an engine that launches ahead; what was restored is gone on with as if it had been computed there."""
+    prefix = [(7 * place) % CONFIG.vocab_size for place in range(9 * 16)]
+    shelf = KvShelf()
+    answered = []
+    for _ in range(2):
+        engine = Engine(runner(), 8, 512, prefix_io=shelf)
+        sequences = [
+            shelf.asking(number, prompt, SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True), TABLE)
+            for number, prompt in enumerate([[1, 2, 3], [*prefix, 4, 5], [6]])
+        ]
+        for number in (0, 2):
+            engine.add(sequences[number])
+        for step in range(200):
+            engine.step()
+            if step == 10:
+                engine.add(sequences[1])
+            if step % 4 == 0:
+                shelf.bring(engine)
+            shelf.put_away(engine)
+            assert engine.problems() == []
+            if not engine.has_work:
+                break
+        assert not engine.has_work
+        answered.append([sequence.tokens[sequence.num_prompt :] for sequence in sequences])
+    assert sequences[1].num_cached == len(prefix)
+    assert shelf.fetched == 9
+    assert answered[0] == answered[1]
 
 
 def test_requests_after_the_warm_up_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
