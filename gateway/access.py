@@ -22,23 +22,15 @@ def require_operator(request: web.Request) -> None:
         if _is_loopback(settings.host):
             return
         raise AdminForbidden("This needs an admin key, and none is set. Set admin_key (KEEPGATE_ADMIN_KEY).")
-    given = request.headers.get(_KEY_HEADER) or _bearer_token(request.headers.get("Authorization", ""))
-    if not _is_key(given, settings.admin_key):
+    given = request.headers.get(_KEY_HEADER) or request.headers.get("Authorization", "").removeprefix("Bearer ")
+    # Header bytes that are not UTF-8 come as surrogates.
+    if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), settings.admin_key.encode()):
         raise AdminKeyRequired("This needs the admin key, as a bearer token or in x-keepgate-admin-key.")
 
 
 def carries_admin_key(authorization: str, settings: Settings) -> bool:
-    """Whether an Authorization header is meant for this gateway, and for nobody behind it."""
-    return settings.admin_key is not None and _is_key(_bearer_token(authorization), settings.admin_key)
-
-
-def _bearer_token(authorization: str) -> str:
-    return authorization.removeprefix("Bearer ")
-
-
-def _is_key(given: str, key: str) -> bool:
-    # Header bytes that are not UTF-8 come as surrogates.
-    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode())
+    """Whether an Authorization header of an operator is meant for this gateway, and for nobody behind it."""
+    return settings.admin_key is not None and settings.admin_key in authorization
 
 
 def _is_loopback(host: str) -> bool:

@@ -63,7 +63,13 @@ async def test_a_tenant_is_no_operator(
 
 @operations
 @pytest.mark.parametrize(
-    "headers", [ADMIN, {"Authorization": "Bearer the-admin-key"}, {**ADMIN, "Authorization": "Bearer the-admin-key"}]
+    "headers",
+    [
+        ADMIN,
+        {"Authorization": "Bearer the-admin-key"},
+        {**ADMIN, "Authorization": "Bearer the-admin-key"},
+        {**ADMIN, "Authorization": "bearer  the-admin-key"},
+    ],
 )
 async def test_the_admin_key_goes_to_no_upstream(
     stage: Stage, method: str, path: str, body: Any, headers: dict[str, str]
