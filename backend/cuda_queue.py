@@ -53,8 +53,9 @@ def queues_of(device: torch.device) -> Queues:
     """Streams of a CUDA device; on "cpu" there is nothing that could run beside anything."""
     if device.type != "cuda":
         return Queues(_HostQueue(), _HostQueue(), _HostQueue())
-    streams = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch's own gap
-    inward, outward = streams
+    # Steps wait for what comes in, so its kernels go before those of a step that is running; nobody waits for the rest.
+    inward = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call] # torch's own gap
+    outward = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch's own gap
     return Queues(
         _CudaQueue(lambda: torch.cuda.current_stream(device)), _CudaQueue(lambda: inward), _CudaQueue(lambda: outward)
     )
