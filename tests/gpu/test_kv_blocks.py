@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from backend.cuda_kv_blocks import CudaIncoming, CudaKvBlocks
+from backend.cuda_queue import DeviceQueue, Mark
 from backend.cuda_runner import STAGING_BYTES, CudaRunner
 from backend.runner import BLOCK_SIZE
 from prefix_store.frames.segments import gather, scatter
@@ -140,6 +141,49 @@ def test_logits_on_a_restored_prefix_are_bitwise_those_on_a_computed_one(dtype: 
     ended = cuda.Event()
     ended.record()
     assert not ended.query(), "the host waited for the copies"
+    assert torch.equal(got, expected)
+
+
+class LateLayers:
+    """A queue in which each layer's copy comes long after that of the layer before."""
+
+    def __init__(self, queue: DeviceQueue) -> None:
+        self._queue = queue
+        self.submit, self.after = queue.submit, queue.after
+
+    def mark(self) -> Mark:
+        mark = self._queue.mark()
+        self._queue.submit(sleep)
+        return mark
+
+
+def test_a_layer_is_computed_while_the_next_one_is_still_on_its_way() -> None:
+    """The step ends its first layer before the second one's keys and values have come."""
+    runner, kv = made(torch.bfloat16)
+    frames = computed_prefix(runner, kv)
+    expected = prompt_ends(runner)
+    with torch.inference_mode():
+        runner.decoder.memory.zero_()
+    kv._inward.queue = LateLayers(kv._inward.queue)
+    incoming = filled(kv, PREFIX, frames)
+    incoming.arrived(len(PREFIX))
+    incoming.close()
+    first, second = kv._arriving
+    wait = kv.waits()
+    assert wait is not None
+    cuda: Any = torch.cuda
+    reached = cuda.Event()
+
+    def note(layer: int) -> None:
+        if layer == 1:
+            reached.record()
+        wait(layer)
+
+    kv.waits = lambda: note  # type: ignore[method-assign]
+    got = prompt_ends(runner)
+    reached.synchronize()
+    assert first.passed()
+    assert not second.passed()
     assert torch.equal(got, expected)
 
 
