@@ -105,9 +105,9 @@ class BlockPool:
         """How many hold this block."""
         return self._counts[block]
 
-    def knows(self, key: bytes) -> bool:
-        """Whether a block has this key just now. Any thread may ask: it is a hint, which ``match`` then checks."""
-        return key in self._by_key
+    def block_of(self, key: bytes) -> int | None:
+        """The block that has this key just now. Any thread may ask: it is a hint, which ``match`` then checks."""
+        return self._by_key.get(key)
 
     def match(self, keys: Many[bytes], token_ids: Many[int], block_size: int, before: Match | None = None) -> Match:
         """Blocks that hold the longest known beginning of a sequence. Changes nothing.
@@ -163,6 +163,10 @@ class BlockPool:
         """Makes what these blocks contain, and all that follows on them, impossible to find."""
         for block in blocks:
             self._drop_content(block)
+
+    def forget_keys(self, keys: Many[bytes]) -> None:
+        """The same for the blocks that have these keys, as far as there are any."""
+        self.forget([block for block in map(self.block_of, keys) if block is not None])
 
     def problems(self, holders: Counter[int]) -> list[str]:
         """What is wrong with the books, in sentences; empty if all is well.

@@ -193,6 +193,7 @@ def run(arguments: argparse.Namespace) -> int:
         shares_prefixes=arguments.prefix_sharing,
         threads=arguments.threads or len(os.sched_getaffinity(0)),
         prefix_store=prefix_store,
+        public_prefixes=tuple(arguments.public_prefix),
     )
 
     def announce(url: str, model: str) -> None:

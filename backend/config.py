@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from backend.batching import Batching, BatchingMode
@@ -195,3 +196,5 @@ class EngineConfig:
     """What computes; auto: a CUDA device that can, else the CPU."""
     prefix_store: StoreConfig | None = None
     """Where KV blocks are kept beyond the engine's memory; None: nowhere."""
+    public_prefixes: tuple[Path, ...] = ()
+    """Files with beginnings of prompts whose KV blocks all tenants share."""

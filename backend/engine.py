@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -52,6 +53,8 @@ class Output:
     """Prompt tokens whose keys and values were there already when the sequence first ran."""
     embedding: npt.NDArray[np.float32] | None = None
     """float32 [hidden_size]: mean of the prompt's hidden states, of a pooled sequence."""
+    logits: npt.NDArray[np.float32] | None = None
+    """float32 [vocab_size]: those of the last token, of a sequence that probes."""
     error: str | None = None
     """A sentence for the client, where the reason is ``EXPIRED``, ``SHED`` or ``FAILED`` and more is known."""
 
@@ -98,6 +101,7 @@ class Engine:
         self._flight: Flight | None = None
         """The step that was launched ahead of the last one that was taken over."""
         self._prefix_io = prefix_io
+        self._lossy_key = lossy_key
         self._handed_over: Counter[int] = Counter()
         """Blocks that are being copied."""
 
@@ -190,6 +194,16 @@ class Engine:
             fetch.incoming.arrived(count)
             self.scheduler.note_fetched(sequence, count, lossy_from)
         fetch.incoming.close()
+
+    def forget_blocks(self, keys: Many[bytes]) -> None:
+        """Lets nobody find blocks with these keys, in whatever form they are here."""
+        self.pool.forget_keys(keys)
+        if self._lossy_key is not None:
+            self.pool.forget_keys([self._lossy_key(key) for key in keys])
+
+    def forget_prefixes(self) -> None:
+        """Lets nobody find any block that is there now; who uses one goes on."""
+        self.pool.forget(list(range(self.pool.num_blocks)))
 
     def kept(self, keep: Keep) -> None:
         """Takes blocks back that are not read any more."""
@@ -332,7 +346,7 @@ class Engine:
 
     def _fail(self, sequence: Sequence, reason: FinishReason, error: str | None) -> Output:
         self._end(sequence, reason)
-        return Output(sequence.id, "", [], [], sequence.num_generated, reason, sequence.num_cached, None, error)
+        return Output(sequence.id, "", [], [], sequence.num_generated, reason, sequence.num_cached, error=error)
 
     def _advance(self, sequence: Sequence, sampled: Sampled, now: float) -> Output:
         """Appends a token, turns it into text, and ends the sequence if it is time."""
@@ -361,6 +375,8 @@ class Engine:
         )
         if sequence.pooled:
             output.embedding = self._notes[sequence.id].mean()
+        if sequence.probes:
+            output.logits = self._notes[sequence.id].logits
         if reason is not None:
             self._end(sequence, reason)
         return output

@@ -84,6 +84,7 @@ def gives_only_tokens(chunks: list[Chunk]) -> bool:
     return all(
         chunk.reaches_end
         and not chunk.sequence.pooled
+        and not chunk.sequence.probes
         and chunk.sequence.params.max_tokens > 0
         and not chunk.sequence.params.prompt_logprobs
         and draws_alone(chunk.sequence)
@@ -131,6 +132,8 @@ def _land_on_host(
             if chunk.reaches_end and sequence.params.max_tokens > 0:
                 sampling.append(sequence)
                 sampling_rows.append(own.logits.stop - 1)
+                if sequence.probes:
+                    notes[sequence.id].note_logits(output.logits[own.logits.stop - 1])
     if not sampling:
         return Landed({}, poisoned)
     logits = output.logits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from backend.async_engine import NOT_RUNNING
-from backend.errors import NotFound, Unavailable
+from backend.errors import Unavailable
 from backend.exchange import json_response
 from backend.metrics import CONTENT_TYPE
 from backend.model_info import describe
@@ -29,14 +29,6 @@ async def model_info(request: web.Request) -> web.Response:
     """``GET /v1/model/info``: how the model is computed, for those who compare answers."""
     state = request.app[STATE]
     return json_response(describe(state.model, state.metrics.stats))
-
-
-async def prefix_blocks(request: web.Request) -> web.StreamResponse:
-    """``POST /v1/prefix/blocks``: KV blocks by their hashes, for other engines that know the secret."""
-    store = request.app[STATE].store
-    if store is None or store.server is None:
-        raise NotFound("this engine shares no KV blocks")
-    return await store.server.answer(request)
 
 
 async def health(request: web.Request) -> web.Response:

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from backend.async_engine import StepReport
 from backend.engine_stats import EngineStats
+from backend.prefix_metrics import PrefixCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -68,6 +69,7 @@ class Metrics:
     def __init__(self, stats: EngineStats) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
+        self.prefixes = PrefixCollector()
         self.requests = Counter(
             "keepgate_backend_requests", "Requests by endpoint and status.", ["endpoint", "status"], registry=registry
         )
@@ -95,6 +97,7 @@ class Metrics:
             "keepgate_backend_integrity_problems", "Faults found in the books of blocks.", registry=registry
         )
         self._engine = _EngineCollector(stats)
+        self.registry.register(self.prefixes)
         registry.register(self._engine)
         utilisation = gauge("batch_utilisation_ratio", "Share of the batch's places used, over recent steps.")
         utilisation.set_function(lambda: self._recent_share(0, 1))

@@ -28,6 +28,10 @@ class StoredPrefix:
     """So many could be had from elsewhere sooner than they are computed, when the request came."""
     kept: int = 0
     """So many need not be kept any more: they are, or have been handed over."""
+    restored: int = 0
+    """So many were there or came from elsewhere, if any came from elsewhere."""
+    lossy: bool = False
+    """Whether some of them came back with a loss."""
 
 
 @dataclass(slots=True, eq=False)

@@ -7,18 +7,23 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Many
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
-from backend.async_engine import StepReport
+from backend.async_engine import NOT_RUNNING, StepReport
 from backend.block_pool import BlockPool
 from backend.engine import Engine
+from backend.errors import Unavailable
 from backend.prefill_rate import PrefillRate
+from backend.prefix_audit import AuditFigures, PrefixAuditor
 from backend.prefix_io import Fetch, Keep, StoredPrefix
 from backend.runner import BLOCK_SIZE
 from backend.sequence import Sequence
 from prefix_store.eviction.access import Access
+from prefix_store.identity.keys import KeyChain
 from prefix_store.store.chain import Chain
+from prefix_store.store.location import Location
 from prefix_store.store.store import PrefixStore, Restored
 from prefix_store.tiers.halt import Halt
 
@@ -27,6 +32,16 @@ logger = logging.getLogger(__name__)
 _LONG_PROMPT = 4_096
 """Hashing so many tokens is too much work for the event loop."""
 _LAST_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where the blocks of a prompt are."""
+
+    chain: Chain
+    in_pool: int
+    """Leading blocks in the engine's own memory."""
+    location: Location
 
 
 class PrefixSharing:
@@ -43,6 +58,7 @@ class PrefixSharing:
         self.rate = PrefillRate()
         self._command = command
         self._engine: Engine | None = None
+        self._auditor: PrefixAuditor | None = None
         self._store: PrefixStore | None = None
         self._namespace = bytes(16)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -51,9 +67,11 @@ class PrefixSharing:
         self._computed_rows = 0
 
     @asynccontextmanager
-    async def over(self, store: PrefixStore, namespace: bytes, engine: Engine) -> AsyncIterator[None]:
+    async def over(
+        self, store: PrefixStore, namespace: bytes, engine: Engine, auditor: PrefixAuditor
+    ) -> AsyncIterator[None]:
         """Uses a store for as long as the block lasts; the engine must have ended by then."""
-        self._store, self._namespace, self._engine = store, namespace, engine
+        self._store, self._namespace, self._engine, self._auditor = store, namespace, engine, auditor
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
@@ -93,10 +111,32 @@ class PrefixSharing:
 
     def ended(self, sequences: Many[Sequence]) -> None:
         """The request is over, so its length is known."""
-        for prefix in (sequence.prefix for sequence in sequences):
-            if prefix is not None:
-                prefix.access.end(sum(sequence.num_generated for sequence in sequences))
-                return
+        length = sum(sequence.num_generated for sequence in sequences)
+        for sequence in sequences:
+            prefix = sequence.prefix
+            if prefix is None:
+                continue
+            prefix.access.end(length)
+            if prefix.restored and self._auditor is not None and self._auditor.is_due() and self._tasks is not None:
+                self._tasks.create_task(self._auditor.audit(sequence, prefix))
+
+    @property
+    def audits(self) -> AuditFigures:
+        """What looking at restored prefixes has found."""
+        return AuditFigures() if self._auditor is None else self._auditor.figures
+
+    async def where(self, tokens: list[int], chain_keys: KeyChain) -> Whereabouts:
+        """Where the full blocks of a prompt are, for people.
+
+        Raises:
+            Unavailable: there is no store, or none any more.
+        """
+        store, engine = self._store, self._engine
+        if store is None or engine is None:
+            raise Unavailable(NOT_RUNNING)
+        keys, chain = await asyncio.to_thread(self._hashed, tokens, chain_keys)
+        in_pool = next((place for place, key in enumerate(keys) if engine.pool.block_of(key) is None), len(keys))
+        return Whereabouts(chain, in_pool, await store.locate(chain.blocks))
 
     def note_step(self, report: StepReport) -> None:
         """Learns how fast the engine computes."""
@@ -115,22 +155,22 @@ class PrefixSharing:
 
     async def _prefix_of(self, sequence: Sequence, store: PrefixStore, pool: BlockPool, access: Access) -> StoredPrefix:
         if len(sequence.tokens) > _LONG_PROMPT:
-            keys, chain = await asyncio.to_thread(self._hashed, sequence)
+            keys, chain = await asyncio.to_thread(self._hashed, sequence.tokens, sequence.keys)
         else:
-            keys, chain = self._hashed(sequence)
+            keys, chain = self._hashed(sequence.tokens, sequence.keys)
         sequence.block_keys = keys
         findable = keys[: (len(sequence.tokens) - 1) // BLOCK_SIZE]
-        in_pool = next((place for place, key in enumerate(findable) if not pool.knows(key)), len(findable))
+        in_pool = next((place for place, key in enumerate(findable) if pool.block_of(key) is None), len(findable))
         location = await store.locate(chain.blocks, everywhere=in_pool < len(findable))
         worth = store.route(in_pool, location, self.rate.block_seconds).until
         return StoredPrefix(chain, location, access, worth=min(worth, len(findable)), kept=location.kept)
 
-    def _hashed(self, sequence: Sequence) -> tuple[list[bytes], Chain]:
+    def _hashed(self, tokens: list[int], chain_keys: KeyChain) -> tuple[list[bytes], Chain]:
         """Keys of the prompt's full blocks, and the blocks themselves."""
-        tokens = np.asarray(sequence.tokens, dtype=np.int32)
-        keys = sequence.keys.keys_of(tokens)
-        chain = Chain(self._namespace, sequence.keys.root, BLOCK_SIZE)
-        chain.extend(keys, tokens[: len(keys) * BLOCK_SIZE])
+        ids = np.asarray(tokens, dtype=np.int32)
+        keys = chain_keys.keys_of(ids)
+        chain = Chain(self._namespace, chain_keys.root, BLOCK_SIZE)
+        chain.extend(keys, ids[: len(keys) * BLOCK_SIZE])
         return keys, chain
 
     def _call(self, function: Callable[[], None]) -> None:
@@ -155,6 +195,8 @@ class PrefixSharing:
                 prefix.access,
                 fetch.halt,
             )
+            if restored.blocks:
+                prefix.restored, prefix.lossy = fetch.first + restored.blocks, restored.lossy_from is not None
         except Exception:
             logger.exception("a prefix could not be restored and is computed")
         finally:
@@ -181,6 +223,8 @@ class PrefixSharing:
         if store is None:
             return
         known = len(chain.blocks) - keep.first
+        if known < 0:  # what comes before could not be kept
+            return
         chain.extend(keep.keys[known:], keep.tokens[known * BLOCK_SIZE :])
         sources = await asyncio.to_thread(keep.outgoing.ready)
         blocks = chain.blocks[: keep.first + len(keep.blocks)]

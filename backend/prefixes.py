@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from backend.config import EngineConfig
-from backend.errors import ModelError
+from backend.errors import ModelError, Unavailable
 from backend.fingerprint import fingerprint_of
 from backend.model import ServedModel
+from backend.prefix_audit import PrefixAuditor
+from backend.prefix_io import StoredPrefix
+from backend.public_prefixes import publish
 from backend.server_state import ServerState
 from backend.tenants import Tenants
 from prefix_store.identity.keys import root_key
 from prefix_store.store.open_store import open_store
+from prefix_store.store.store import PrefixStore
+
+_ENGINE_SECONDS = 60.0
 
 
 def why_not(model: ServedModel, engine: EngineConfig) -> str | None:
@@ -29,19 +36,60 @@ async def open_prefixes(state: ServerState) -> AsyncIterator[None]:
     """Keeps the blocks of a server's prompts beyond its engine's memory, where it is configured to.
 
     Raises:
-        ModelError: they cannot be kept as they are to be.
+        ModelError: they cannot be kept as they are to be, or a public prefix cannot be read.
     """
     config, kv_blocks = state.prefix_config, state.model.runner.kv_blocks
     if config is None or kv_blocks is None:
+        publish(state.public_prefixes, state.reader.tokens, state.tenants.published)
         yield
         return
     namespace = (await fingerprint_of(state.model, kv_blocks.layout)).digest
     state.tenants = Tenants(root_key(namespace), config.secret.encode() or None)
+    publish(state.public_prefixes, state.reader.tokens, state.tenants.published)
     async with AsyncExitStack() as stack:
         try:
             opened = await stack.enter_async_context(open_store(config, namespace, kv_blocks.layout))
         except (ValueError, OSError) as error:
             raise ModelError(f"the prefix store cannot be opened: {error}") from error
-        state.store = opened
-        await stack.enter_async_context(state.prefixes.over(opened.store, namespace, state.engine.engine))
+        state.opened_store = state.metrics.prefixes.opened = opened
+        auditor = PrefixAuditor(
+            config.audit_every, state.engine, state.reader.maker, lambda prefix: _distrust(state, opened.store, prefix)
+        )
+        sharing = state.prefixes.over(opened.store, namespace, state.engine.engine, auditor)
+        await stack.enter_async_context(sharing)
         yield
+
+
+async def forget_all(state: ServerState, store: PrefixStore) -> int:
+    """Empties the tiers, and lets nobody find what is in the engine's memory; returns how many blocks the tiers had."""
+    await _in_engine(state, state.engine.engine.forget_prefixes)
+    return await store.clear()
+
+
+async def _distrust(state: ServerState, store: PrefixStore, prefix: StoredPrefix) -> None:
+    """Removes the restored blocks of a prefix from wherever this process keeps them."""
+    blocks = prefix.chain.blocks[: prefix.restored]
+    engine = state.engine.engine
+    await _in_engine(state, lambda: engine.forget_blocks([block.key for block in blocks]))
+    await store.discard(blocks)
+
+
+async def _in_engine(state: ServerState, work: Callable[[], None]) -> None:
+    """Has the engine's thread do something between two steps, and waits for it. Raises Unavailable after a minute."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    def command() -> None:
+        work()
+        loop.call_soon_threadsafe(settle)
+
+    state.engine.command(command)
+    try:
+        async with asyncio.timeout(_ENGINE_SECONDS):
+            await done
+    except TimeoutError as error:
+        raise Unavailable("the engine did not come to it in time; try again") from error

@@ -30,7 +30,7 @@ class RequestReader:
         prompts = PromptReader(text.tokenizer, vocab_size, context)
         conversations = ConversationReader(model, context)
         forms = FormReader(model, self._grammars)
-        maker = WorkMaker(text.token_bytes, self._grammars, most_sequences, takes_priority)
+        maker = self.maker = WorkMaker(text.token_bytes, self._grammars, most_sequences, takes_priority)
         self.most_sequences = most_sequences
         self.chats = ChatReader(conversations, forms, context, maker, vocab_size)
         self.completions = CompletionReader(prompts, context, maker, vocab_size)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
@@ -103,6 +103,7 @@ class Sequence:
         deadline: ``time.monotonic()`` seconds after which the answer is of no use; None: never.
         keys: how the keys of its KV blocks are made; sequences of different tenants have none in common.
         pooled: wants the mean of the prompt's hidden states, and generates nothing.
+        probes: wants the logits of its next token; "fresh" ones are computed without anything that is there already.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Sequence:
         deadline: float | None = None,
         keys: KeyChain = NOBODYS,
         pooled: bool = False,
+        probes: Literal["fresh", "shared"] | None = None,
     ) -> None:
         self.id = sequence_id
         self.tokens = list(prompt_ids)
@@ -145,6 +147,7 @@ class Sequence:
         self.deadline = deadline
         self.keys = keys
         self.pooled = pooled
+        self.probes = probes
         # The scheduler's notes: place in the queue, keys of full blocks, the keys they have where something was
         # restored with a loss and from which block on that counts, what was found of them while the sequence waited,
         # how many blocks others can find, the prompt's tokens that were computed already when the sequence first ran,
@@ -165,7 +168,7 @@ class Sequence:
     @property
     def can_share(self) -> bool:
         """Whether it may use computed blocks: not if each token's state or logits are wanted, which are not kept."""
-        return not (self.pooled or self.params.prompt_logprobs)
+        return not (self.pooled or self.params.prompt_logprobs or self.probes == "fresh")
 
     @property
     def num_tokens(self) -> int:

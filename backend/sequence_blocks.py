@@ -118,9 +118,9 @@ class SequenceBlocks:
 
     def match(self, sequence: Sequence) -> list[int]:
         """Computed blocks that the sequence can begin with; at least its last token is left to compute."""
+        sequence.lossy_from = None  # of the last look
         keys = self.keys_to_find(sequence)
         found = sequence.match = self._pool.match(keys, sequence.tokens, BLOCK_SIZE, sequence.match)
-        sequence.lossy_from = None
         if self._lossy_key is None or len(found.blocks) == len(keys):
             return found.blocks
         # What goes on from there may have been restored with a loss.

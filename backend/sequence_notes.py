@@ -24,6 +24,8 @@ class SequenceNotes:
         self.num_pooled = 0
         """Prompt tokens whose hidden states are in the sum; a preemption does not add them again."""
         self._sum: npt.NDArray[np.float64] | None = None
+        self.logits: npt.NDArray[np.float32] | None = None
+        """Of the token that was sampled last, of a sequence that wants them."""
 
     def note_token(self, now: float) -> None:
         self.first_token_at = self.first_token_at or now
@@ -33,6 +35,10 @@ class SequenceNotes:
         """Tokens per second after the first; None if there is nothing to divide."""
         seconds = self.last_token_at - self.first_token_at
         return (generated - 1) / seconds if generated > 1 and seconds > 0 else None
+
+    def note_logits(self, logits: torch.Tensor) -> None:
+        """Copies a row of logits, float32 [vocab_size]."""
+        self.logits = logits.float().cpu().numpy().copy()
 
     def pool(self, hidden: torch.Tensor) -> None:
         """Adds rows [E, hidden_size], one after the other, so that the sum does not depend on how they were cut."""

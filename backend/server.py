@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-from backend import handlers, inspection
+from backend import handlers, inspection, prefix_handlers
 from backend.config import EngineConfig
 from backend.errors import RequestError
 from backend.exchange import MAX_BODY_BYTES
@@ -35,7 +35,12 @@ def create_app(model: ServedModel, engine_config: EngineConfig) -> web.Applicati
             web.post("/v1/embeddings", handlers.embeddings),
             web.post("/tokenize", handlers.tokenize),
             web.post("/detokenize", handlers.detokenize),
-            web.post(BLOCKS_PATH, inspection.prefix_blocks),
+            web.get("/v1/prefix", prefix_handlers.describe_prefixes),
+            web.delete("/v1/prefix", prefix_handlers.clear_prefixes),
+            web.post("/v1/prefix/lookup", prefix_handlers.look_up_prefix),
+            web.post("/v1/prefix/pin", prefix_handlers.pin_prefix),
+            web.post("/v1/prefix/unpin", prefix_handlers.unpin_prefix),
+            web.post(BLOCKS_PATH, prefix_handlers.prefix_blocks),
             web.get("/v1/models", inspection.list_models),
             web.get("/v1/models/{model:.+}", inspection.get_model),
             web.get("/v1/model/info", inspection.model_info),

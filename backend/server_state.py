@@ -43,9 +43,10 @@ class ServerState:
         )
         self.metrics = Metrics(engine.stats())
         self.engine = AsyncEngine(engine, most_sequences, self._note_step)
+        self.public_prefixes = engine_config.public_prefixes
         self.tenants = Tenants()
         """Replaced where the blocks of tenants are kept beyond this process."""
-        self.store: OpenStore | None = None
+        self.opened_store: OpenStore | None = None
         takes_priority = engine_config.scheduling_policy == "priority"
         self.reader = RequestReader(model, min(most_sequences, _MOST_SEQUENCES), takes_priority)
         # Threads of their own, so that nobody else's request waits for grammars.

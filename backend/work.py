@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from dataclasses import dataclass
+from typing import Literal
 
 import xxhash
 
@@ -15,6 +16,7 @@ from backend.grammar import Grammars
 from backend.protocol import CommonFields
 from backend.sampling_fields import in_range
 from backend.sequence import SamplingParams, Sequence
+from prefix_store.identity.keys import KeyChain
 
 _PRIORITY_RANGE = 2**31
 
@@ -106,6 +108,14 @@ class WorkMaker:
             logprobs=params.logprobs is not None,
             echo=echo,
             form=form,
+        )
+
+    def probe(self, tokens: list[int], keys: KeyChain, probes: Literal["fresh", "shared"]) -> Sequence:
+        """A sequence that wants the logits after these tokens, when nobody else has anything to compute."""
+        params, priority = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), _PRIORITY_RANGE
+        detokenizer = Detokenizer(self._token_bytes)
+        return Sequence(
+            next(_sequence_ids), tokens, params, detokenizer, 0, keys=keys, priority=priority, probes=probes
         )
 
     def pooled(self, prompts: list[list[int]], priority: int | None) -> list[Sequence]:

@@ -48,6 +48,7 @@ class Published:
     """
 
     def __init__(self, root: bytes, block_size: int) -> None:
+        self.block_size = block_size
         self._chain = KeyChain(root, block_size)
         self.keys: frozenset[bytes] = frozenset()
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from prefix_store.codecs.codec import Codec
 from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.codecs.registry import PLAIN
 from prefix_store.eviction.hazard import HazardIndex
@@ -30,6 +29,10 @@ _INSTANCE_BYTES = 16
 class OpenStore:
     """A store, and what stands around it."""
 
+    config: StoreConfig
+    namespace: bytes
+    block_bytes: int
+    """Of a block as the engine has it."""
     store: PrefixStore
     server: BlockServer | None
     """Gives blocks to other engines; None: without a secret nobody may ask."""
@@ -56,38 +59,42 @@ async def open_store(config: StoreConfig, namespace: bytes, layout: BlockLayout)
         layout: of a block.
 
     Raises:
-        ValueError: a size holds no frame, a codec cannot write blocks of this layout, or a URL is none.
+        ValueError: a size holds no frame, a codec cannot write blocks of this layout, the index's URL is none, or it
+            is to know an engine without a name. The message begins with the field of the configuration.
         OSError: the folder cannot be used.
     """
     removals = _Removals()
     async with AsyncExitStack() as stack:
         tiers: dict[str, Tier] = {}
         if config.memory_bytes:
-            memory = HostMemory(
-                _format("memory", layout, config.memory_codec),
-                config.memory_bytes,
-                HazardIndex(),
-                lambda keys: removals.of(MEMORY, keys),
-            )
+            with _named("memory_codec"):
+                memory_format = FrameFormat(layout, config.memory_codec)
+            with _named("memory_bytes"):
+                memory = HostMemory(
+                    memory_format, config.memory_bytes, HazardIndex(), lambda keys: removals.of(MEMORY, keys)
+                )
             tiers[MEMORY] = memory
             stack.push_async_callback(memory.close)
         disk = None
         if config.disk is not None:
-            disk = DiskTier(
-                config.disk,
-                _format("disk", layout, config.disk_codec),
-                config.disk_bytes,
-                HazardIndex,
-                lambda keys: removals.of(DISK, keys),
-            )
+            with _named("disk_codec"):
+                disk_format = FrameFormat(layout, config.disk_codec)
+            with _named("disk_bytes"):
+                disk = DiskTier(
+                    config.disk, disk_format, config.disk_bytes, HazardIndex, lambda keys: removals.of(DISK, keys)
+                )
             tiers[DISK] = disk
             stack.push_async_callback(disk.close)
         if not config.index:
-            yield OpenStore(PrefixStore(tiers), None, None)
+            yield OpenStore(config, namespace, layout.nbytes, PrefixStore(tiers), None, None)
             return
-        index = await stack.enter_async_context(open_index(config.index, namespace))
+        if not config.name:
+            raise ValueError("name is empty, expected one of this engine's own in the index")
+        with _named("index"):
+            index = await stack.enter_async_context(open_index(config.index, namespace))
         instance = secrets.token_hex(_INSTANCE_BYTES)
         owners = removals.owners = Owners(index, config.name, config.address if config.secret else "", instance)
+        stack.push_async_callback(owners.close)
         if MEMORY in tiers:
             owners.speak_for_memory(tiers[MEMORY])
         if disk is not None:
@@ -95,17 +102,20 @@ async def open_store(config: StoreConfig, namespace: bytes, layout: BlockLayout)
         fleet = server = None
         if config.secret:
             client = PeerClient(config.secret)
-            stack.push_async_callback(client.close)
             fleet = Fleet(index, client, _formats(layout, config), owners.is_own)
+            stack.push_async_callback(fleet.close)
             server = BlockServer(list(tiers.values()), config.secret, instance)
-        yield OpenStore(PrefixStore(tiers, owners, fleet), server, index)
+        store = PrefixStore(tiers, owners, fleet)
+        yield OpenStore(config, namespace, layout.nbytes, store, server, index)
 
 
-def _format(place: str, layout: BlockLayout, codec: Codec) -> FrameFormat:
+@contextmanager
+def _named(field: str) -> Iterator[None]:
+    """Says of which field of the configuration an error is."""
     try:
-        return FrameFormat(layout, codec)
+        yield
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
+        raise ValueError(f"{field}: {error}") from error
 
 
 def _formats(layout: BlockLayout, config: StoreConfig) -> list[FrameFormat]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 
+from prefix_store.index.census import repair
 from prefix_store.index.index import RedisIndex
 from prefix_store.index.local_owner import Held, LocalOwner
 from prefix_store.index.owner import Details, TierKind
@@ -29,6 +31,7 @@ class Owners:
         self._instance = instance
         self._tiers: dict[str, Tier] = {}
         self._owners: dict[str, LocalOwner] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def is_own(self, name: str) -> bool:
         """Whether an owner is this process, or what it reads by itself."""
@@ -47,13 +50,15 @@ class Owners:
         owner, identity = self._owners.get(DISK), tier.identity
         if owner is not None and owner.name == identity:
             return
-        if owner is not None:
-            del self._owners[DISK]
-            await self.index.disown(owner)
+        # All of this before anything is waited for: who comes meanwhile finds it done.
+        self._owners.pop(DISK, None)
         if identity is not None:
-            self._owners[DISK] = self.index.own(
+            self._owners[DISK] = announced = self.index.own(
                 identity, TierKind.DISK, _inventory(tier), lambda: self._details(tier), lasting=True
             )
+            self._begin(_claim_when_listed(tier, announced))
+        if owner is not None:
+            await self.index.disown(owner)
 
     async def publish(self, tier_name: str, keys: Sequence[bytes]) -> None:
         """These blocks, by their stored keys, are in a tier now; parents before children."""
@@ -70,8 +75,34 @@ class Owners:
         if owner is not None:
             owner.forget(keys)
 
+    async def repair(self, tier_name: str) -> int:
+        """Makes the index say of a tier what it holds; returns of how many blocks it said so wrongly.
+
+        Raises IndexUnavailable.
+        """
+        owner = self._owners.get(tier_name)
+        return 0 if owner is None else await repair(self.index, owner)
+
+    async def close(self) -> None:
+        """Ends what goes on behind; the index is told nothing more."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def _details(self, tier: Tier) -> Details:
-        return Details(self._address, self._instance, tier.blocks, tier.bytes)
+        return Details(self._address, self._instance, tier.blocks, tier.used_bytes)
+
+
+async def _claim_when_listed(tier: DiskTier, owner: LocalOwner) -> None:
+    """An owner's first claim comes too early for what was on disk before: the folder has yet to be looked through."""
+    await tier.listed()
+    await owner.claim_now()
 
 
 def _inventory(tier: Tier) -> Callable[[], Iterable[Held]]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from backend.engine import Engine
 from backend.fused_layout import KVPrecision, Precision
 from backend.runner import ModelRunner
+from tests.backend.shelf import Shelf
 from tests.backend.tiny_model import Said, Talk, alone, fused
 
 NUM_BLOCKS = 9
@@ -80,9 +81,9 @@ def stage(precision: Precision = "float16", kv_precision: KVPrecision = "float16
     return Stage(fused(NUM_BLOCKS, precision, kv_precision), fused(NUM_BLOCKS, precision, kv_precision))
 
 
-def play(engine: Engine, asks: list[Ask]) -> tuple[Talk, set[int]]:
+def play(engine: Engine, asks: list[Ask], shelf: Shelf | None = None) -> tuple[Talk, set[int]]:
     """Lets requests come and leave in their steps, until nothing is left; returns those who have left too."""
-    talk = Talk(engine)
+    talk = Talk(engine, shelf)
     outputs_of = dict.fromkeys(range(len(asks)), 0)
     left: set[int] = set()
     now = 0
@@ -97,6 +98,8 @@ def play(engine: Engine, asks: list[Ask]) -> tuple[Talk, set[int]]:
                 engine.abort(number)
                 left.add(number)
         now += 1
+    if shelf is not None:
+        shelf.finish()
     assert engine.pool.num_free == engine.pool.num_blocks
     return talk, left
 

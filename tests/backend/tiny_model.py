@@ -24,6 +24,7 @@ from prefix_store.identity.keys import KeyChain
 from prefix_store.identity.salts import tenant_salt
 from tests.backend.conftest import built_library
 from tests.backend.kernels.random_model import random_weights
+from tests.backend.shelf import Shelf
 
 VOCABULARY = 160
 SPELLED = 320
@@ -103,8 +104,9 @@ def keys_of(tenant: str) -> KeyChain:
 class Talk:
     """Feeds an engine and keeps what it says."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, shelf: Shelf | None = None) -> None:
         self.engine = engine
+        self.shelf = shelf
         self.said: dict[int, Said] = {}
 
     def say(self, number: int, prompt: list[int], answer: int = 8, **options: Any) -> Sequence:
@@ -115,6 +117,8 @@ class Talk:
         params = SamplingParams(**{"max_tokens": answer, "temperature": 0.0, "logprobs": 2, **options})
         sequence = Sequence(number, prompt, params, Detokenizer(token_bytes()), number, **own)
         self.said[number] = Said(sequence)
+        if self.shelf is not None:
+            self.shelf.ask(sequence)
         self.engine.add(sequence)
         return sequence
 
@@ -128,12 +132,17 @@ class Talk:
             said.logprobs += output.logprobs
             said.last = output
         assert self.engine.problems() == []
+        if self.shelf is not None:
+            self.shelf.turn()
+            assert self.engine.problems() == []
         return outputs
 
     def run(self) -> None:
         """Steps until nothing is left."""
         while self.engine.has_work:
             self.step()
+        if self.shelf is not None:
+            self.shelf.finish()
         assert self.engine.pool.num_free == self.engine.pool.num_blocks
 
 

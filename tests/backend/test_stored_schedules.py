@@ -1,0 +1,184 @@
+"""Prefixes that are fetched from elsewhere, late, in part or not at all: nobody's answer changes by a bit."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from backend.engine import Engine
+from backend.sequence import FinishReason
+from prefix_store.codecs.codec import stored_key
+from prefix_store.codecs.scaled import INT8
+from tests.backend.schedules import Ask, Options, assert_as_alone, play, schedules, stage
+from tests.backend.shelf import Shelf
+from tests.backend.tiny_model import Talk, fused
+
+OPTIONS: st.SearchStrategy[Options] = st.fixed_dictionaries(
+    {"tenant": st.sampled_from(["", "", "tenant"]), "pooled": st.sampled_from([False, False, False, True])}
+)
+PROMPT = [*range(20, 84)]
+
+
+def lossy_key(key: bytes) -> bytes:
+    return stored_key(INT8, key)
+
+
+def engine_with(shelf: Shelf, num_blocks: int = 40, max_batch: int = 4, step_tokens: int = 24) -> Engine:
+    shelf.engine = Engine(
+        fused(num_blocks), max_batch, step_tokens, prefix_io=shelf, lossy_key=lossy_key if shelf.loss else None
+    )
+    return shelf.engine
+
+
+@pytest.mark.timeout(600)  # a failure is worth the five minutes that hypothesis may take to make it small
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    asks=schedules(OPTIONS, longest_answer=20),
+    more=schedules(OPTIONS, longest_answer=20),
+    max_batch=st.integers(1, 5),
+    step_tokens=st.integers(1, 80),
+    chance=st.randoms(use_true_random=False),
+)
+def test_no_fetch_changes_a_bit(
+    asks: list[Ask], more: list[Ask], max_batch: int, step_tokens: int, chance: random.Random
+) -> None:
+    """Whatever is fetched and kept, and whenever: text, log-probabilities and embeddings are what they are alone."""
+    on, shelf = stage(), Shelf(chance)
+    for some in (asks, more):  # the second engine has nothing but what the first one gave away
+        shelf.engine = engine = Engine(on.runner, max_batch, step_tokens, prefix_io=shelf)
+        talk, left = play(engine, some, shelf)
+        assert_as_alone(on, some, talk, left)
+
+
+@pytest.mark.timeout(600)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    asks=schedules(OPTIONS, longest_answer=20),
+    more=schedules(OPTIONS, longest_answer=20),
+    max_batch=st.integers(1, 5),
+    chance=st.randoms(use_true_random=False),
+)
+def test_what_came_back_with_a_loss_is_never_found_as_exact(
+    asks: list[Ask], more: list[Ask], max_batch: int, chance: random.Random
+) -> None:
+    """Neither in the engine's memory nor among what it hands over, nor what was computed after it."""
+    on, truth, shelf = stage(), Shelf(random.Random(0)), Shelf(chance, loss=6)  # noqa: S311
+    for ask in (*asks, *more):
+        play(engine_with(truth), [ask], truth)
+    for some in (asks, more):
+        shelf.engine = engine = Engine(on.runner, max_batch, 32, prefix_io=shelf, lossy_key=lossy_key)
+        play(engine, some, shelf)
+        for key, content in shelf.exact.items():
+            assert truth.exact.get(key, content) == content
+        for key, content in truth.exact.items():
+            block = engine.pool.block_of(key)
+            if block is not None:
+                (segment,) = on.runner.kv_blocks.outgoing([block]).ready()[0]  # type: ignore[union-attr]
+                assert np.ascontiguousarray(segment).tobytes() == content
+
+
+def test_a_second_engine_computes_the_tail_alone() -> None:
+    """It takes what another one computed, and computes what is left: the last token at least."""
+    shelf = Shelf(random.Random(1), reliable=True)  # noqa: S311
+    first = Talk(engine_with(shelf), shelf)
+    first.say(0, PROMPT, 20, ignore_eos=True)
+    first.run()
+    assert len(shelf.exact) == (len(PROMPT) + 19) // 16
+    second = Talk(engine_with(shelf), shelf)
+    same = second.say(0, PROMPT, 20, ignore_eos=True)
+    second.run()
+    assert second.said[0].content == first.said[0].content
+    assert shelf.fetched == 3, "of four blocks the last has the last token"
+    assert same.num_cached == 48
+    stats = second.engine.stats()
+    assert (stats.prompt_tokens, stats.prefix_hit_tokens) == (16, 48)
+
+
+def test_others_decode_while_a_prefix_is_fetched() -> None:
+    """A fetch that takes its time makes nobody wait but who needs it."""
+    shelf = Shelf(random.Random(2), reliable=True)  # noqa: S311
+    talk = Talk(engine_with(shelf), shelf)
+    talk.say(0, PROMPT, 1)
+    talk.run()
+    talk = Talk(engine_with(shelf), shelf)
+    talk.say(1, [*range(30, 40)], 20, ignore_eos=True)
+    waiting = talk.say(2, PROMPT, 5, ignore_eos=True)
+    for _ in range(10):
+        talk.engine.step()
+    assert waiting.fetch is not None
+    assert waiting.num_computed == 0
+    other = talk.said[1].sequence
+    assert other.num_generated == 10
+    talk.run()
+    assert waiting.num_cached == 48
+
+
+def test_who_asks_the_same_waits_for_the_fetch() -> None:
+    """One fetch serves all who begin alike, however many choices there are."""
+    shelf = Shelf(random.Random(3), reliable=True)  # noqa: S311
+    talk = Talk(engine_with(shelf), shelf)
+    talk.say(0, PROMPT, 1)
+    talk.run()
+    talk = Talk(engine_with(shelf), shelf)
+    asked = [talk.say(number, PROMPT, 4, ignore_eos=True) for number in range(3)]
+    talk.run()
+    assert shelf.fetched == 3
+    assert [sequence.num_cached for sequence in asked] == [48] * 3
+
+
+def test_an_engine_that_only_waits_for_a_fetch_rests() -> None:
+    """It has nothing to compute until the fetch is over, or somebody else comes."""
+    shelf = Shelf(random.Random(4), reliable=True)  # noqa: S311
+    talk = Talk(engine_with(shelf), shelf)
+    talk.say(0, PROMPT, 1)
+    talk.run()
+    talk = Talk(engine_with(shelf), shelf)
+    talk.say(1, PROMPT, 1)
+    talk.say(2, PROMPT, 1)
+    assert talk.engine.pause() == 0.0
+    talk.engine.step()
+    assert talk.engine.pause() is None, "both wait for one fetch"
+    talk.say(3, [11, 12], 1)
+    assert talk.engine.pause() == 0.0
+    talk.engine.step()
+    assert talk.said[3].sequence.finish_reason is FinishReason.LENGTH
+    shelf.turn()
+    assert talk.engine.pause() == 0.0
+    talk.run()
+
+
+def test_who_leaves_during_a_fetch_has_its_memory_back_at_once() -> None:
+    """The blocks serve others from the next step on, and what still arrives is written nowhere."""
+    shelf = Shelf(random.Random(5), reliable=True)  # noqa: S311
+    talk = Talk(engine_with(shelf), shelf)
+    talk.say(0, PROMPT, 1)
+    talk.run()
+    engine = engine_with(shelf, num_blocks=5)
+    talk = Talk(engine, shelf)
+    talk.say(1, PROMPT, 1)
+    engine.step()
+    engine.abort(1)
+    assert engine.pool.num_free == 5
+    other = talk.say(2, [*range(30, 94)], 8, ignore_eos=True)
+    while other.finish_reason is None:
+        engine.step()
+    shelf.turn()
+    assert shelf.halted == 1
+    assert shelf.fetched == 0
+    assert engine.problems() == []
+
+
+def test_a_grown_answer_is_handed_over_too() -> None:
+    """So the next turn of a conversation finds question and answer."""
+    shelf = Shelf(random.Random(6), reliable=True)  # noqa: S311
+    talk = Talk(engine_with(shelf), shelf)
+    turn = talk.say(0, PROMPT, 40, ignore_eos=True)
+    talk.run()
+    again = Talk(engine_with(shelf), shelf)
+    follow_up = again.say(0, [*turn.tokens, 11, 12], 1)
+    again.run()
+    assert follow_up.num_cached == (len(turn.tokens) - 1) // 16 * 16
