@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 
 from prefix_store.index.census import repair
@@ -15,7 +13,6 @@ from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.tier import Tier
 
 MEMORY, DISK = "memory", "disk"
-_LISTING_SECONDS = 10.0
 
 
 class Owners:
@@ -56,10 +53,6 @@ class Owners:
         # All of this before anything is waited for: who comes meanwhile finds it done.
         self._owners.pop(DISK, None)
         if identity is not None:
-            # What is found later than that is claimed with the next inventory.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LISTING_SECONDS):
-                    await tier.listed()
             self._owners[DISK] = announced = self.index.own(
                 identity, TierKind.DISK, _inventory(tier), lambda: self._details(tier), lasting=True
             )
