@@ -38,7 +38,9 @@ async def open_prefixes(state: ServerState) -> AsyncIterator[None]:
     Raises:
         ModelError: they cannot be kept as they are to be, or a public prefix cannot be read.
     """
-    config, kv_blocks = state.prefix_config, state.model.runner.kv_blocks
+    config = state.prefix_config
+    # On a device this takes memory, so it is only asked for where it is used.
+    kv_blocks = state.model.runner.kv_blocks if config is not None else None
     if config is None or kv_blocks is None:
         publish(state.public_prefixes, state.reader.tokens, state.tenants.published)
         yield
