@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from prefix_store.codecs.codec import Codec
 from prefix_store.codecs.registry import PLAIN
@@ -14,7 +15,8 @@ class StoreConfig:
     """Which places there are, and how much they hold; sizes in bytes.
 
     Raises:
-        ValueError: two lossy codecs, whose blocks one engine could not keep apart.
+        ValueError: a number is negative, the address is no URL of a server, or there are two lossy codecs, whose blocks
+            one engine could not keep apart.
     """
 
     memory_bytes: int = 0
@@ -36,6 +38,11 @@ class StoreConfig:
     """One in so many restored prefixes is computed again and compared; 0: none is."""
 
     def __post_init__(self) -> None:
+        for name in ("memory_bytes", "disk_bytes", "audit_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 0")
+        if self.address and not _is_url(self.address):
+            raise ValueError(f"address is {self.address!r}, expected http://host:port or https://host:port")
         lossy = {codec.name for codec in self.codecs if not codec.is_exact}
         if len(lossy) > 1:
             raise ValueError(f"the codecs are {' and '.join(sorted(lossy))}, expected at most one beside plain")
@@ -50,3 +57,11 @@ class StoreConfig:
     def lossy_codec(self) -> Codec | None:
         """The one that does not give back every bit; None: all do."""
         return next((codec for codec in self.codecs if not codec.is_exact), None)
+
+
+def _is_url(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number
+        return False

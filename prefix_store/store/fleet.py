@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.segments import Segments
 from prefix_store.index.index import RedisIndex
+from prefix_store.index.lease import Lease
 from prefix_store.index.match import Holder
 from prefix_store.index.owner import Owner
 from prefix_store.peers.client import PeerClient
 from prefix_store.peers.exchange import Address
+from prefix_store.peers.protocol import MOST_BLOCKS
 from prefix_store.store.location import PeerRun
 from prefix_store.tiers.counts import TierCounts
 from prefix_store.tiers.halt import Halt
 
 _LEASE_SECONDS = 10.0
+_LEASE_PATIENCE = 0.05
+_PEERS_SHARE = 0.9
+_MOST_BYTES_AT_ONCE = 2**29
 
 
 class Fleet:
@@ -38,6 +45,7 @@ class Fleet:
         self._client = client
         self._formats = tuple(formats)
         self._is_own = is_own
+        self._releases: set[asyncio.Task[None]] = set()
 
     @property
     def counts(self) -> TierCounts:
@@ -64,21 +72,59 @@ class Fleet:
         Args:
             within: seconds.
         """
-        peer = _address(run.owner)
-        keys = [run.format.stored_key(block.key) for block in wanted]
-        if not self._client.may_ask(peer):
-            return 0
-        async with await self._index.lease(run.owner, keys, _LEASE_SECONDS):
-            restored = await self._client.read(peer, wanted, into, run.format, within, halt)
-        if restored:
-            self._index.confirm(run.owner, keys[:restored])
-        if restored < len(keys) and self._client.may_ask(peer):  # it is well, and has no more
-            self._index.deny(run.owner, keys[restored:])
-        return restored
+        deadline = time.monotonic() + within
+        at_once = max(1, min(MOST_BLOCKS, _MOST_BYTES_AT_ONCE // run.format.frame_bytes))
+        done = 0
+        while done < len(wanted) and not halt.is_set and (left := deadline - time.monotonic()) > 0:
+            asked = wanted[done : done + at_once]
+            got = await self._ask(run, asked, into[done : done + at_once], left, halt)
+            done += got
+            if got < len(asked):
+                break
+        return done
 
     async def close(self) -> None:
         """Ends the connections."""
         await self._client.close()
+        if self._releases:
+            await asyncio.wait(self._releases)
+
+    async def _ask(
+        self, run: PeerRun, wanted: Sequence[BlockId], into: Sequence[Segments], within: float, halt: Halt
+    ) -> int:
+        """One question: no more blocks than a peer gives in one answer."""
+        peer = _address(run.owner)
+        keys = [run.format.stored_key(block.key) for block in wanted]
+        if not self._client.may_ask(peer):
+            return 0
+        began = time.monotonic()
+        lease = await self._lease(run.owner, keys)
+        try:
+            # Before the restore itself ends: then it is the peer that is too slow, and is left alone for a while.
+            left = _PEERS_SHARE * (within - (time.monotonic() - began))
+            restored = await self._client.read(peer, wanted, into, run.format, left, halt) if left > 0 else 0
+        finally:
+            self._release(lease)
+        if restored:
+            self._index.confirm(run.owner, keys[:restored])
+        if restored < len(keys) and left > 0 and not halt.is_set and self._client.may_ask(peer):
+            self._index.deny(run.owner, keys[restored:])  # it is well, was not interrupted, and has no more
+        return restored
+
+    async def _lease(self, owner: Owner, keys: Sequence[bytes]) -> Lease | None:
+        """None where Redis is late: a lease is a courtesy that nobody waits for long for."""
+        try:
+            async with asyncio.timeout(_LEASE_PATIENCE):
+                return await self._index.lease(owner, keys, _LEASE_SECONDS)
+        except TimeoutError:
+            return None
+
+    def _release(self, lease: Lease | None) -> None:
+        """Behind the restore, which has what it wanted."""
+        if lease is not None:
+            release = asyncio.create_task(lease.release())
+            self._releases.add(release)
+            release.add_done_callback(self._releases.discard)
 
     async def _runs(self, frame_format: FrameFormat, chain: Sequence[BlockId]) -> list[PeerRun]:
         """What others have in this format."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from prefix_store.eviction.access import Access
@@ -72,7 +73,8 @@ class PrefixStore:
             return Location(dict.fromkeys(self.tiers, 0))
         asked = [asyncio.create_task(tier.lead(chain)) for tier in self.tiers.values()]
         peers = asyncio.create_task(self.fleet.find(chain)) if everywhere and self.fleet is not None else None
-        await asyncio.wait([*asked, *([peers] if peers else [])], timeout=_ASK_SECONDS)
+        if waited := [*asked, *([peers] if peers else [])]:
+            await asyncio.wait(waited, timeout=_ASK_SECONDS)
         leads = {name: _given(task, 0) for name, task in zip(self.tiers, asked, strict=True)}
         return Location(leads, _given(peers, ()) if peers is not None else ())
 
@@ -99,22 +101,23 @@ class PrefixStore:
         """
         first = len(chain) - len(into)
         limit = _LONGEST_RESTORE if block_seconds is None else 2 * block_seconds * len(into)
-        deadline = time.monotonic() + min(max(limit, _SHORTEST_RESTORE), _LONGEST_RESTORE)
+        limit = min(max(limit, _SHORTEST_RESTORE), _LONGEST_RESTORE)
         failed: set[str] = set()
         done, lossy_from = first, None
         way = self.route(first, location, block_seconds)
         self.figures.note(way.choices)
-        while way.legs and done < len(chain):
-            leg = way.legs[0]
-            until = min(leg.until, len(chain))
-            got = await self._read(leg, chain[:until], into[done - first : until - first], access, halt, deadline)
-            if got and not self._is_exact(leg) and lossy_from is None:
-                lossy_from = done
-            done += got
-            self.figures.restored[leg.place] += got
-            if done < until:
-                failed.add(leg.place)
-            way = route(done, location, self.times, block_seconds, time.monotonic(), failed)
+        with _ended_after(limit, halt) as end:
+            while way.legs and done < len(chain) and not end.halt.is_set:
+                leg = way.legs[0]
+                until = min(leg.until, len(chain))
+                got = await self._read(leg, chain[:until], into[done - first : until - first], access, end)
+                if got and not self._is_exact(leg) and lossy_from is None:
+                    lossy_from = done
+                done += got
+                self.figures.restored[leg.place] += got
+                if done < until:
+                    failed.add(leg.place)
+                way = route(done, location, self.times, block_seconds, time.monotonic(), failed)
         return Restored(done - first, lossy_from)
 
     async def keep(
@@ -139,41 +142,74 @@ class PrefixStore:
                 keys = [tier.format.stored_key(block.key) for block in chain[first : first + kept]]
                 await self.owners.publish(name, keys)
 
+    async def pin(self, chain: Sequence[BlockId]) -> dict[str, int]:
+        """Keeps a chain from being evicted until it is unpinned; how many leading blocks, by tier."""
+        return {name: await tier.pin(chain) for name, tier in self.tiers.items()}
+
+    async def unpin(self, chain: Sequence[BlockId]) -> dict[str, int]:
+        """Takes pins of a chain back; how many leading blocks they kept, by tier."""
+        return {name: await tier.unpin(chain) for name, tier in self.tiers.items()}
+
+    async def discard(self, chain: Sequence[BlockId]) -> int:
+        """Removes a chain, and what follows on it, from every tier; returns how many blocks went."""
+        return sum([await tier.discard(chain, 0) for tier in self.tiers.values()])
+
+    async def clear(self) -> int:
+        """Empties every tier of this process; returns how many blocks went."""
+        return sum([await tier.clear() for tier in self.tiers.values()])
+
     async def _read(
-        self,
-        leg: Leg,
-        chain: Sequence[BlockId],
-        into: Sequence[Segments],
-        access: Access,
-        halt: Halt,
-        deadline: float,
+        self, leg: Leg, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, end: _End
     ) -> int:
         """Restores one leg of a route; returns how many blocks of it."""
         began = time.monotonic()
-        within = deadline - began
-        if within <= 0:
-            return 0
-        got = 0
-        try:
-            async with asyncio.timeout(within):
-                if leg.run is None:
-                    got = await self.tiers[leg.place].read(chain, into, access, halt)
-                elif self.fleet is not None:
-                    got = await self.fleet.read(leg.run, chain[len(chain) - len(into) :], into, within, halt)
-        except TimeoutError:
+        if leg.run is None:
+            got = await self.tiers[leg.place].read(chain, into, access, end.halt)
+        elif self.fleet is not None:
+            wanted = chain[len(chain) - len(into) :]
+            got = await self.fleet.read(leg.run, wanted, into, end.deadline - began, end.halt)
+        else:
+            got = 0
+        now = time.monotonic()
+        if got < len(into) and end.is_late:
             self.figures.late += 1
-            # What has given nothing for so long is believed to go on like that.
-            self.times[leg.place].note(len(into), max(within, time.monotonic() - began), time.monotonic())
-            log.warning("restoring %d blocks from %s was ended after %.2f s", len(into), leg.place, within)
-        except Halted:
-            return 0
-        if got:
-            self.times[leg.place].note(got, time.monotonic() - began, time.monotonic())
+            log.warning("restoring %d blocks from %s was ended after %.2f s", len(into), leg.place, now - began)
+            # One that has given nothing is believed to need as long for a single block.
+            self.times[leg.place].note(max(1, got), now - began, now)
+        elif got:
+            self.times[leg.place].note(got, now - began, now)
         return got
 
     def _is_exact(self, leg: Leg) -> bool:
         frame_format = self.tiers[leg.place].format if leg.run is None else leg.run.format
         return frame_format.codec.is_exact
+
+
+@dataclass(slots=True)
+class _End:
+    """When a restore is over: at its deadline, or when its caller takes the memory back."""
+
+    deadline: float
+    halt: Halt = field(default_factory=Halt)
+    is_late: bool = False
+    """Whether the deadline came first."""
+
+    def run_out(self) -> None:
+        """There is no more time."""
+        self.is_late = not self.halt.is_set
+        self.halt.set()
+
+
+@contextmanager
+def _ended_after(seconds: float, halt: Halt) -> Iterator[_End]:
+    """What tiers and peers give until then counts, which it would not if they were cancelled."""
+    end = _End(time.monotonic() + seconds)
+    timer = asyncio.get_running_loop().call_later(seconds, end.run_out)
+    try:
+        with halt.followed_by(end.halt.set):
+            yield end
+    finally:
+        timer.cancel()
 
 
 def _given(task: asyncio.Task[T], nothing: T) -> T:

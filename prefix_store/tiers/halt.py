@@ -25,6 +25,11 @@ class Halt:
         self._interrupt: Callable[[], None] | None = None
         self._followers: list[Callable[[], None]] = []
 
+    @property
+    def is_set(self) -> bool:
+        """Whether anybody has begun to set it. While it is being set, a thread may still be touching."""
+        return self._is_set
+
     def set(self) -> None:
         """Returns when nothing is being touched, which is at most one block later."""
         # Before the lock, which is not fair: the thread may take it again and again while this waits for it.

@@ -1,0 +1,306 @@
+"""Stores that share an index and ask each other: real engines, a real Valkey, real sockets."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis.asyncio
+from aiohttp import web
+
+from prefix_store.codecs.scaled import INT8
+from prefix_store.frames.block_id import BlockId
+from prefix_store.index.owner import Details, Owner
+from prefix_store.peers.protocol import EPOCH_HEADER, FRAMES_TYPE
+from prefix_store.store.location import Location, PeerRun
+from prefix_store.tiers.disk.disk_tier import DiskTier
+from prefix_store.tiers.halt import Halt
+from tests.cache.valkey import Valkey
+from tests.prefix_store.peers.world import EPOCH, impostor
+from tests.prefix_store.store.world import ROOM, engine
+from tests.prefix_store.tiers.blocks import Memory, chain, format_of
+from tests.prefix_store.tiers.waiting import until
+
+CHAIN = chain("a prompt", 10)
+FORMAT = format_of()
+
+
+def holds(memory: Memory, blocks: list[BlockId], count: int) -> bool:
+    return all(memory.holds(place, blocks[place]) for place in range(count))
+
+
+def frames_of(blocks: list[BlockId]) -> bytes:
+    memory, frames = Memory(len(blocks)), np.empty((len(blocks), FORMAT.frame_bytes), np.uint8)
+    for block, source, frame in zip(blocks, memory.fill(blocks), frames, strict=True):
+        FORMAT.seal(block, source, frame)
+    return frames.tobytes()
+
+
+@asynccontextmanager
+async def stuck_peer(blocks: list[BlockId]) -> AsyncIterator[tuple[Owner, asyncio.Event]]:
+    """A peer that gives these blocks and then nothing more; the event says that it has."""
+    gave, leave = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        response = web.StreamResponse(headers={EPOCH_HEADER: EPOCH, "content-type": FRAMES_TYPE})
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await response.write(frames_of(blocks))
+        gave.set()
+        await leave.wait()
+        return response
+
+    async with impostor(answer) as address:
+        yield Owner("stuck", 1, Details(address.url, address.epoch), 5.0), gave
+        leave.set()
+
+
+async def test_what_one_engine_has_another_restores(valkey: Valkey) -> None:
+    """Over HTTP, with every bit, and the index hears that it was used."""
+    async with (
+        engine(valkey.url, "a", memory_bytes=ROOM) as a,
+        engine(valkey.url, "b", memory_bytes=ROOM) as b,
+    ):
+        await a.keep(CHAIN)
+        location = await b.finds(CHAIN, 10)
+        assert location.leads == {"memory": 0}
+        assert [(run.owner.name, run.first, run.until) for run in location.peers] == [("a", 0, 10)]
+        memory = Memory(10)
+        assert (await b.restore(CHAIN, location, memory)).blocks == 10
+        assert holds(memory, CHAIN, 10)
+        assert b.store.figures.restored == {"peers": 10}
+
+
+async def test_the_beginning_comes_from_memory_and_the_rest_from_a_peer(valkey: Valkey) -> None:
+    """Legs follow each other without a gap; what is restored can then be kept."""
+    async with (
+        engine(valkey.url, "a", memory_bytes=ROOM) as a,
+        engine(valkey.url, "b", memory_bytes=ROOM) as b,
+    ):
+        await a.keep(CHAIN)
+        await b.keep(CHAIN[:4])
+        location = await b.finds(CHAIN, 10)
+        memory = Memory(10)
+        assert (await b.restore(CHAIN, location, memory)).blocks == 10
+        assert holds(memory, CHAIN, 10)
+        assert b.store.figures.restored == {"memory": 4, "peers": 6}
+
+
+async def test_a_lossy_peer_gives_what_no_exact_one_has(valkey: Valkey, tmp_path: Path) -> None:
+    """The exact beginning from one, the rest with a loss from another."""
+    async with (
+        engine(valkey.url, "exact", memory_bytes=ROOM) as exact,
+        engine(valkey.url, "lossy", memory_bytes=ROOM, memory_codec=INT8) as lossy,
+        engine(valkey.url, "c", memory_bytes=ROOM, memory_codec=INT8) as c,
+        engine(valkey.url, "d", memory_bytes=ROOM) as d,
+    ):
+        await exact.keep(CHAIN[:6])
+        await lossy.keep(CHAIN)
+        memory = Memory(10)
+        restored = await c.restore(CHAIN, await c.finds(CHAIN, 10), memory)
+        assert (restored.blocks, restored.lossy_from) == (10, 6)
+        assert holds(memory, CHAIN, 6)
+        assert (await d.finds(CHAIN, 6)).blocks == 6  # it could not read int8
+
+
+async def test_a_common_disk_is_read_and_not_asked_for(valkey: Valkey, tmp_path: Path) -> None:
+    """The index says that the other engine would give the blocks; this one has them itself."""
+    async with (
+        engine(valkey.url, "a", disk=tmp_path / "kv") as a,
+        engine(valkey.url, "b", disk=tmp_path / "kv") as b,
+        engine(valkey.url, "c", memory_bytes=ROOM) as c,
+    ):
+        await a.keep(CHAIN)
+        assert (await c.finds(CHAIN, 10)).peers  # the index knows
+        assert (await b.store.locate(CHAIN)) == Location({"disk": 10})
+
+
+async def test_who_only_has_others_asks_them(valkey: Valkey) -> None:
+    """An engine without a tier of its own; asked about its own tiers alone it has nothing."""
+    async with engine(valkey.url, "a", memory_bytes=ROOM) as a, engine(valkey.url, "b") as b:
+        await a.keep(CHAIN)
+        memory = Memory(10)
+        assert (await b.restore(CHAIN, await b.finds(CHAIN, 10), memory)).blocks == 10
+        assert (await b.store.locate(CHAIN, everywhere=False)).blocks == 0
+
+
+async def test_a_lie_of_the_index_costs_a_miss_and_is_told_once(valkey: Valkey) -> None:
+    """What the owner does not have is taken out of the index, what it has stays."""
+    async with (
+        engine(valkey.url, "a", memory_bytes=ROOM) as a,
+        engine(valkey.url, "b", memory_bytes=ROOM) as b,
+    ):
+        await a.keep(CHAIN[:4])
+        await a.owners.publish("memory", [block.key for block in CHAIN])
+        await a.index.flush()
+        memory = Memory(10)
+        assert (await b.restore(CHAIN, await b.finds(CHAIN, 10), memory)).blocks == 4
+        assert holds(memory, CHAIN, 4)
+        await b.index.flush()
+        assert await a.claims() == {"a": 4}
+        assert (await b.finds(CHAIN, 4)).blocks == 4
+
+
+async def test_what_is_evicted_is_not_found_any_more(valkey: Valkey) -> None:
+    """The index hears of it from the tier."""
+    async with (
+        engine(valkey.url, "a", memory_bytes=ROOM) as a,
+        engine(valkey.url, "b", memory_bytes=ROOM) as b,
+    ):
+        await a.keep(CHAIN)
+        await b.finds(CHAIN, 10)
+        await a.store.tiers["memory"].discard(CHAIN, 3)
+        await a.index.flush()
+        assert (await b.finds(CHAIN, 3)).blocks == 3
+
+
+async def test_a_halt_says_nothing_about_a_peer(valkey: Valkey) -> None:
+    """Its blocks stay in the index, and it is asked again."""
+    async with (
+        engine(valkey.url, "a", memory_bytes=ROOM) as a,
+        engine(valkey.url, "b", memory_bytes=ROOM) as b,
+        stuck_peer(CHAIN[:3]) as (stuck, gave),
+    ):
+        await a.keep(CHAIN)
+        location = await b.finds(CHAIN, 10)
+        halt = Halt()
+        halt.set()
+        assert (await b.restore(CHAIN, location, Memory(10), halt=halt)).blocks == 0
+        await b.index.flush()
+        assert await a.claims() == {"a": 10}
+        real = location.peers[0]
+        lied = PeerRun(Owner(real.owner.name, real.owner.epoch, stuck.details, 5.0), FORMAT, 0, 10)
+        memory, halt = Memory(10), Halt()
+        restoring = asyncio.create_task(b.restore(CHAIN, Location({}, (lied,)), memory, halt=halt))
+        await gave.wait()
+        await until(lambda: memory.holds(2, CHAIN[2]), "three blocks are there")
+        began = time.monotonic()
+        await asyncio.to_thread(halt.set)
+        assert (await restoring).blocks == 3
+        assert time.monotonic() - began < 0.5
+        await b.index.flush()
+        assert await a.claims() == {"a": 10}
+
+
+async def test_a_stuck_peer_ends_at_the_deadline_and_is_left_alone(valkey: Valkey) -> None:
+    """What it gave until then counts; the next request does not wait for it."""
+    async with engine(valkey.url, "b", memory_bytes=ROOM) as b, stuck_peer(CHAIN[:3]) as (stuck, _):
+        location = Location({}, (PeerRun(stuck, FORMAT, 0, 10),))
+        memory = Memory(10)
+        began = time.monotonic()
+        assert (await b.restore(CHAIN, location, memory, block_seconds=0.02)).blocks == 3
+        assert holds(memory, CHAIN, 3)
+        assert 0.3 <= time.monotonic() - began < 2.0
+        began = time.monotonic()
+        assert (await b.restore(CHAIN, location, Memory(10))).blocks == 0
+        assert time.monotonic() - began < 0.2
+
+
+async def test_more_blocks_than_one_answer_has_are_restored(valkey: Valkey) -> None:
+    """Asked for in pieces; what came with another piece is not taken for missing."""
+    long = chain("a long prompt", 2_100)
+    async with (
+        engine(valkey.url, "a", memory_bytes=ROOM) as a,
+        engine(valkey.url, "b", memory_bytes=ROOM) as b,
+    ):
+        await a.keep(long)
+        location = await b.finds(long, 2_100)
+        memory = Memory(2_100)
+        assert (await b.restore(long, location, memory)).blocks == 2_100
+        assert memory.holds(2_099, long[2_099])
+        await b.index.flush()
+        assert await a.claims() == {"a": 2_100}
+
+
+async def test_a_disk_from_before_the_start_is_announced(valkey: Valkey, tmp_path: Path) -> None:
+    """Once the folder has been looked through, others find what was on disk, though the index knew nothing of it."""
+    long = chain("a long prompt", 1_500)
+    async with engine(disk=tmp_path / "kv") as before:
+        await before.keep(long)
+    async with engine(valkey.url, "a", disk=tmp_path / "kv"), engine(valkey.url, "b", memory_bytes=ROOM) as b:
+        await b.finds(long, 1_500)
+
+
+async def test_two_who_notice_another_folder_announce_it_once(valkey: Valkey, tmp_path: Path) -> None:
+    """And nobody speaks for the one before any more."""
+    async with engine(valkey.url, "a", disk=tmp_path / "kv") as a:
+        tier = a.store.tiers["disk"]
+        assert isinstance(tier, DiskTier)
+        first = tier.identity
+        (tmp_path / "kv").rename(tmp_path / "gone")
+        (tmp_path / "kv").mkdir()
+        await until(lambda: tier.identity not in (None, first), "the other folder is seen")
+        await asyncio.gather(a.owners.speak_for_disk(tier), a.owners.speak_for_disk(tier), a.keep(CHAIN))
+        assert [owner.name for owner in a.index._owned] == [tier.identity]
+        await a.index.heard()
+        assert (await a.claims()).get(str(tier.identity)) == 10
+
+
+async def test_a_repair_makes_the_index_say_what_the_tiers_hold(valkey: Valkey, tmp_path: Path) -> None:
+    """Of each tier by itself; one that there is not needs none."""
+    async with engine(valkey.url, "a", memory_bytes=ROOM, disk=tmp_path / "kv") as a:
+        await a.keep(CHAIN)
+        await a.owners.publish("memory", [block.key for block in chain("not kept", 7)])
+        a.owners.forget("disk", [block.key for block in CHAIN[5:]])
+        assert await a.owners.repair("memory") == 7
+        assert await a.owners.repair("disk") == 0
+        disk = a.store.tiers["disk"]
+        assert isinstance(disk, DiskTier)
+        assert await a.claims() == {"a": 10, str(disk.identity): 10}
+    async with engine(valkey.url, "b") as b:
+        assert await b.owners.repair("memory") == 0
+
+
+@pytest.mark.parametrize("trouble", ["frozen", "killed"])
+async def test_an_index_that_is_away_costs_a_request_less_than_a_tenth_of_a_second(
+    own_valkey: Valkey, tmp_path: Path, trouble: str
+) -> None:
+    """What is in this engine's tiers is found all the same."""
+    async with engine(own_valkey.url, "a", memory_bytes=ROOM) as a:
+        await a.keep(CHAIN)
+        if trouble == "frozen":
+            own_valkey.freeze()
+        else:
+            await own_valkey.kill()
+        for _ in range(5):
+            began = time.monotonic()
+            location = await a.store.locate(CHAIN)
+            assert time.monotonic() - began < 0.1
+            assert location == Location({"memory": 10})
+        if trouble == "frozen":
+            own_valkey.thaw()
+
+
+async def test_a_frozen_index_does_not_hold_up_what_a_peer_gives(own_valkey: Valkey) -> None:
+    """Leases are asked for and given back, but nobody waits for them."""
+    async with (
+        engine(own_valkey.url, "a", memory_bytes=ROOM) as a,
+        engine(own_valkey.url, "b", memory_bytes=ROOM) as b,
+    ):
+        await a.keep(CHAIN)
+        location = await b.finds(CHAIN, 10)
+        own_valkey.freeze()
+        try:
+            began = time.monotonic()
+            assert (await b.restore(CHAIN, location, Memory(10))).blocks == 10
+            assert time.monotonic() - began < 0.5
+        finally:
+            own_valkey.thaw()
+
+
+async def test_leases_end_with_the_restore(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
+    """Not only with their time."""
+    async with (
+        engine(valkey.url, "a", memory_bytes=ROOM) as a,
+        engine(valkey.url, "b", memory_bytes=ROOM) as b,
+    ):
+        await a.keep(CHAIN)
+        await b.restore(CHAIN, await b.finds(CHAIN, 10), Memory(10))
+        deadline = time.monotonic() + 5.0
+        while [name async for name in raw.scan_iter(b"keepgate:lease:*")]:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)

@@ -1,0 +1,277 @@
+"""A store over host memory and disk: what is kept comes back, from the place that has it, in its time."""
+
+import asyncio
+import functools
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prefix_store.codecs.scaled import FP8, INT8
+from prefix_store.eviction.access import Access
+from prefix_store.frames.block_id import BlockId
+from prefix_store.frames.layout import BlockLayout
+from prefix_store.store.config import StoreConfig
+from prefix_store.store.location import Location
+from prefix_store.store.open_store import open_store
+from prefix_store.tiers.halt import Halt
+from tests.prefix_store.store.world import ROOM, engine, file_of
+from tests.prefix_store.tiers.blocks import LAYOUT, NAMESPACE, Memory, chain
+from tests.prefix_store.tiers.waiting import until
+
+CHAIN = chain("a prompt", 10)
+
+
+@contextmanager
+def hanging(folder: Path, blocks: Sequence[BlockId], place: int) -> Iterator[None]:
+    """A disk on which nobody comes back from opening the file of one block."""
+    path = file_of(folder, blocks, place)
+    path.unlink()
+    os.mkfifo(path)  # who opens it for reading waits for a writer
+    try:
+        yield
+    finally:
+        released = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        path.unlink()
+        os.close(released)
+
+
+def holds(memory: Memory, blocks: Sequence[BlockId], count: int) -> bool:
+    return all(memory.holds(place, blocks[place]) for place in range(count))
+
+
+async def test_what_is_kept_is_in_every_tier_and_comes_back_from_the_fastest(tmp_path: Path) -> None:
+    """With every bit, and with the figures that say so."""
+    async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
+        await one.keep(CHAIN)
+        location = await one.store.locate(CHAIN)
+        assert location == Location({"memory": 10, "disk": 10})
+        assert (location.blocks, location.kept) == (10, 10)
+        memory = Memory(12)
+        restored = await one.restore(CHAIN, location, memory)
+        assert (restored.blocks, restored.lossy_from) == (10, None)
+        assert holds(memory, CHAIN, 10)
+        assert one.store.figures.restored == {"memory": 10}
+        assert one.store.figures.kept == {"memory": 10, "disk": 10}
+        assert one.store.figures.offered == 10
+
+
+async def test_nothing_is_found_of_an_empty_chain(tmp_path: Path) -> None:
+    """Nor by a store without places."""
+    async with engine(memory_bytes=ROOM) as one:
+        assert await one.store.locate([]) == Location({"memory": 0})
+    async with engine() as nothing:
+        location = await nothing.store.locate(CHAIN)
+        assert (location.blocks, location.kept) == (0, 0)
+        assert (await nothing.restore(CHAIN, location, Memory(10))).blocks == 0
+        await nothing.keep(CHAIN)
+
+
+async def test_only_the_last_blocks_of_a_chain_are_restored(tmp_path: Path) -> None:
+    """Those before are in the engine's memory already."""
+    async with engine(disk=tmp_path / "kv") as one:
+        await one.keep(CHAIN)
+        memory = Memory(4)
+        location = await one.store.locate(CHAIN)
+        restored = await one.store.restore(CHAIN, memory.all(4), location, None, access=_access(), halt=Halt())
+        assert restored.blocks == 4
+        assert all(memory.holds(place, CHAIN[6 + place]) for place in range(4))
+
+
+async def test_a_restart_finds_on_disk_what_was_in_memory(tmp_path: Path) -> None:
+    """Host memory ends with the process."""
+    start = functools.partial(engine, memory_bytes=ROOM, disk=tmp_path / "kv")
+    async with start() as before:
+        await before.keep(CHAIN)
+    async with start() as after:
+        location = await after.store.locate(CHAIN)
+        assert location.leads == {"memory": 0, "disk": 10}
+        memory = Memory(10)
+        assert (await after.restore(CHAIN, location, memory)).blocks == 10
+        assert holds(memory, CHAIN, 10)
+
+
+async def test_where_a_place_has_less_than_it_said_the_next_one_goes_on(tmp_path: Path) -> None:
+    """Between the question and the reading, memory gave up half of the chain."""
+    async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
+        await one.keep(CHAIN)
+        location = await one.store.locate(CHAIN)
+        await one.store.tiers["memory"].discard(CHAIN, 5)
+        memory = Memory(10)
+        assert (await one.restore(CHAIN, location, memory)).blocks == 10
+        assert holds(memory, CHAIN, 10)
+        assert one.store.figures.restored == {"memory": 5, "disk": 5}
+
+
+async def test_what_nobody_has_any_more_is_computed(tmp_path: Path) -> None:
+    """The restore ends with what there was."""
+    async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
+        await one.keep(CHAIN)
+        location = await one.store.locate(CHAIN)
+        await one.store.tiers["memory"].discard(CHAIN, 3)
+        await one.store.tiers["disk"].discard(CHAIN, 7)
+        memory = Memory(10)
+        assert (await one.restore(CHAIN, location, memory)).blocks == 7
+        assert holds(memory, CHAIN, 7)
+
+
+async def test_a_damaged_file_ends_the_restore_before_its_block(tmp_path: Path) -> None:
+    """It is a miss, and what follows it is not fetched either."""
+    async with engine(disk=tmp_path / "kv") as one:
+        await one.keep(CHAIN)
+        path = file_of(tmp_path / "kv", CHAIN, 6)
+        frame = bytearray(path.read_bytes())
+        frame[-1] ^= 1
+        path.write_bytes(frame)
+        memory = Memory(10)
+        assert (await one.restore(CHAIN, Location({"disk": 10}), memory)).blocks == 6
+        assert holds(memory, CHAIN, 6)
+
+
+async def test_a_hanging_place_ends_at_the_deadline_and_what_it_gave_counts(tmp_path: Path) -> None:
+    """The blocks before the one that hangs, of the place that hangs and of those before it."""
+    async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
+        await one.keep(CHAIN)
+        await one.store.tiers["memory"].discard(CHAIN, 4)
+        location = await one.store.locate(CHAIN)
+        with hanging(tmp_path / "kv", CHAIN, 6):
+            memory = Memory(10)
+            began = time.monotonic()
+            restored = await one.restore(CHAIN, location, memory, block_seconds=0.02)
+            seconds = time.monotonic() - began
+            assert restored.blocks == 6
+            assert holds(memory, CHAIN, 6)
+            assert 0.4 <= seconds < 2.0  # twice as long as it takes to compute them
+            assert one.store.figures.late == 1
+            estimate = one.store.times["disk"].estimate(1)
+            assert estimate is not None
+            assert estimate > 0.02  # so it is not asked again soon
+        await asyncio.sleep(0)
+        assert memory.is_untouched(6)
+
+
+async def test_a_halt_from_another_thread_ends_a_restore_at_once(tmp_path: Path) -> None:
+    """What was restored by then counts, and nothing is touched any more; no other place is asked."""
+    async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
+        await one.keep(CHAIN)
+        await one.store.tiers["memory"].discard(CHAIN, 4)
+        location = await one.store.locate(CHAIN)
+        with hanging(tmp_path / "kv", CHAIN, 6):
+            memory, halt = Memory(10), Halt()
+            restoring = asyncio.create_task(one.restore(CHAIN, location, memory, halt=halt))
+            await until(lambda: memory.holds(5, CHAIN[5]), "all before the file that hangs is there")
+            began = time.monotonic()
+            thread = threading.Thread(target=halt.set)
+            thread.start()
+            restored = await restoring
+            assert time.monotonic() - began < 0.5
+            thread.join()
+            assert restored.blocks == 6
+            was = memory.bytes.copy()
+        await one.restore(CHAIN, await one.store.locate(CHAIN), Memory(10))
+        assert np.array_equal(memory.bytes, was)
+        assert one.store.figures.late == 0
+
+
+async def test_a_halt_that_is_set_already_restores_and_keeps_nothing(tmp_path: Path) -> None:
+    """Nobody is asked."""
+    async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
+        await one.keep(CHAIN)
+        halt = Halt()
+        halt.set()
+        assert (await one.restore(CHAIN, await one.store.locate(CHAIN), Memory(10), halt=halt)).blocks == 0
+        assert one.store.tiers["disk"].counts.misses == 0
+        other = chain("another", 5)
+        await one.store.keep(other, Memory(5).fill(other), _access(), True, halt)
+        assert (await one.store.locate(other)).blocks == 0
+
+
+async def test_the_first_block_that_came_back_with_a_loss_is_named(tmp_path: Path) -> None:
+    """Memory has the beginning with every bit, the disk only has int8."""
+    async with engine(memory_bytes=ROOM, disk=tmp_path / "kv", disk_codec=INT8) as one:
+        await one.keep(CHAIN)
+        await one.store.tiers["memory"].discard(CHAIN, 4)
+        memory = Memory(10)
+        restored = await one.restore(CHAIN, await one.store.locate(CHAIN), memory)
+        assert (restored.blocks, restored.lossy_from) == (10, 4)
+        assert holds(memory, CHAIN, 4)
+        assert not memory.is_untouched(9)
+        assert (await one.restore(CHAIN[:4], await one.store.locate(CHAIN[:4]), Memory(4))).lossy_from is None
+
+
+async def test_what_is_not_exact_is_kept_only_where_nothing_is(tmp_path: Path) -> None:
+    """Under an exact key nobody ever finds what was computed after a loss."""
+    async with engine(memory_bytes=ROOM, disk=tmp_path / "kv", disk_codec=INT8) as one:
+        await one.keep(CHAIN, exact=False)
+        assert (await one.store.locate(CHAIN)).leads == {"memory": 0, "disk": 10}
+    async with engine(memory_bytes=ROOM, disk=tmp_path / "exact") as exact:
+        await exact.keep(CHAIN, exact=False)
+        assert (await exact.store.locate(CHAIN)).blocks == 0
+
+
+async def test_a_slow_place_is_computed_and_the_figures_say_so(tmp_path: Path) -> None:
+    """A disk that was measured to be slower than the engine."""
+    async with engine(disk=tmp_path / "kv") as one:
+        await one.keep(CHAIN)
+        one.store.times["disk"].note(10, 10.0, time.monotonic())
+        assert (await one.restore(CHAIN, await one.store.locate(CHAIN), Memory(10), block_seconds=0.001)).blocks == 0
+        assert one.store.figures.computed == {"disk": 10}
+        assert one.store.figures.fetched == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"memory_bytes": 100}, "memory_bytes: capacity_bytes is 100, expected room for a frame of 896"),
+        ({"memory_bytes": -1}, "memory_bytes is -1, expected at least 0"),
+        ({"disk_bytes": 100}, "disk_bytes: capacity_bytes is 100, expected at least 57344: 64 frames of this model"),
+        ({"disk_bytes": -1}, "disk_bytes is -1, expected at least 0"),
+        ({"audit_every": -1}, "audit_every is -1, expected at least 0"),
+        ({"index": "localhost:6379", "name": "a"}, "index: Redis URL must specify one of the following schemes"),
+        ({"index": "redis://localhost"}, "name is empty, expected one of this engine's own in the index"),
+        ({"address": "localhost:80"}, "address is 'localhost:80', expected http://host:port or https://host:port"),
+        ({"address": "http://host:port"}, "address is 'http://host:port', expected http://host:port"),
+    ],
+)
+async def test_what_cannot_be_opened_is_named(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    """One message, which begins with the field of the configuration."""
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        async with open_store(StoreConfig(**{"disk": tmp_path / "kv"} | fields), NAMESPACE, LAYOUT):
+            raise AssertionError("it was opened")
+
+
+@pytest.mark.parametrize("field", ["memory_codec", "disk_codec"])
+async def test_a_codec_that_cannot_write_the_blocks_is_named(tmp_path: Path, field: str) -> None:
+    """Nobody has said how the numbers of a block lie, which a lossy one has to know."""
+    config = StoreConfig(memory_bytes=ROOM, disk=tmp_path / "kv", **{field: INT8})  # type: ignore[arg-type]  # by name
+    with pytest.raises(ValueError, match=f"^{field}: "):
+        async with open_store(config, NAMESPACE, BlockLayout("float16", (1_000,))):
+            raise AssertionError("it was opened")
+
+
+async def test_two_lossy_codecs_are_refused(tmp_path: Path) -> None:
+    """An engine could not keep their blocks apart; one in two places will do."""
+    with pytest.raises(ValueError, match="the codecs are fp8 and int8, expected at most one beside plain"):
+        async with engine(memory_bytes=ROOM, memory_codec=FP8, disk=tmp_path / "kv", disk_codec=INT8):
+            raise AssertionError("it was opened")
+    async with engine(memory_bytes=ROOM, memory_codec=INT8, disk=tmp_path / "kv", disk_codec=INT8):
+        pass
+
+
+async def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    """Its files are not touched."""
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(OSError, match=r"is not a folder of KV blocks: it has 'letter\.txt'; give an empty one"):
+        async with engine(disk=tmp_path):
+            raise AssertionError("it was opened")
+
+
+def _access() -> Access:
+    return Access(time.monotonic())
