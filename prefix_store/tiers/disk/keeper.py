@@ -8,7 +8,6 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from prefix_store.eviction.access import Access
 from prefix_store.eviction.pins import Pins
@@ -18,6 +17,7 @@ from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.folder import Folder, StoredBlock
 from prefix_store.tiers.disk.journal import JournalReader, Kind, Record, journals_in
 from prefix_store.tiers.disk.membership import put_pin
+from prefix_store.tiers.disk.orphans import ORPHAN_SECONDS, Orphans
 
 # So many processes may write at a time; each may be a share of the room that is kept free ahead of the books.
 WRITERS = 8
@@ -26,15 +26,6 @@ _LIVENESS_SECONDS = 1.0
 _RESCAN_SECONDS = 600.0
 _OLD_SECONDS = 60.0
 _OPEN_ACCESSES = 10_000
-_ORPHAN_SECONDS = 2.0
-
-
-class _Orphan(NamedTuple):
-    """A block whose parent is not in the books, its size in bytes, and since when (monotonic seconds)."""
-
-    name: BlockName
-    size: int
-    since: float
 
 
 def bytes_ahead(capacity_bytes: int) -> int:
@@ -47,7 +38,7 @@ class Keeper:
 
     Everything it knows it has from the folder and from journals, so any process can go on where another one was
     killed. Together the files never have more bytes than the capacity: room for what `WRITERS` processes may write
-    ahead of the books is kept free.
+    ahead of the books is kept free, and what waits there for its parent is taken from what they may write.
     """
 
     def __init__(
@@ -61,7 +52,7 @@ class Keeper:
         self._pins = Pins(self._tree, capacity_bytes // 2)
         self._on_removed = on_removed
         self._names: dict[bytes, BlockName] = {}
-        self._orphans: dict[bytes, _Orphan] = {}
+        self._orphans = Orphans()
         self._readers: dict[str, JournalReader] = {}
         self._accesses: OrderedDict[tuple[str, int], Access] = OrderedDict()
         self._next_liveness = self._next_scan = 0.0
@@ -97,8 +88,15 @@ class Keeper:
         if now >= self._next_liveness:
             self._next_liveness = now + _LIVENESS_SECONDS
             self._bury()
-        for place, reader in enumerate(self._readers.values()):
-            reader.tell(self._ahead if place < WRITERS else 0)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Says to all what has been heard, and how many bytes each may write ahead of that."""
+        waiting = self._orphans.bytes_by_journal()
+        strange = sum(size for name, size in waiting.items() if name not in self._readers)
+        share = -(-strange // WRITERS)
+        for place, (name, reader) in enumerate(self._readers.items()):
+            reader.tell(max(0, self._ahead - waiting[name] - share) if place < WRITERS else 0)
 
     def close(self) -> None:
         """Leaves the folder to another keeper."""
@@ -123,11 +121,11 @@ class Keeper:
         # What is pinned is taken for what was used last.
         ends = _ends(fresh) + [fresh[name.key] for name in self.folder.pinned() if name.key in fresh]
         fits = self._newest_that_fit(fresh, ends)
-        for key, block in fresh.items():
-            if key in fits:
-                self._names[key] = block.name
-            elif key not in self._orphans:
-                self._unlink(block.name)
+        too_many = [block.name for key, block in fresh.items() if key not in fits and key not in self._orphans]
+        for name in too_many:
+            self._unlink(name)
+        self._note_removed([name.key for name in too_many])
+        self._names.update((key, fresh[key].name) for key in fits)
         self._must_look_at_pins = True
         for block in ends:
             if block.name.key in fits:
@@ -148,7 +146,7 @@ class Keeper:
             if not (self._has_its_parent(first) or first.parent in fits):
                 # The parent may have come after its part of the folder was looked through.
                 for block in chain:
-                    self._orphans.setdefault(block.name.key, _Orphan(block.name, block.size, time.monotonic()))
+                    self._orphans.add(block.name, block.size)
                 continue
             new = [block for block in chain if block.name.key not in fits]
             room -= sum(block.size for block in new)
@@ -175,7 +173,7 @@ class Keeper:
                         self._names[name.key] = name
                         written = record
                     else:
-                        self._orphans[name.key] = _Orphan(name, record.number, time.monotonic())
+                        self._orphans.add(name, record.number, journal)
                 case Kind.USED if name.key in self._names:
                     access = self._access(journal, record)
                     self._use(name, access, 1)
@@ -197,21 +195,15 @@ class Keeper:
         return name.is_first or name.parent in self._names
 
     def _place_orphans(self) -> None:
-        """Takes blocks into the books whose parents have come meanwhile; removes those that have waited in vain.
-
-        A parent may be told of in a journal that was read before its child's; or it was evicted while the child was
-        being written.
-        """
-        for key, orphan in list(self._orphans.items()):
-            if key in self._names:
-                del self._orphans[key]
-            elif self._has_its_parent(orphan.name):
-                del self._orphans[key]
-                self._names[key] = orphan.name
-                self._use(orphan.name, Access(time.monotonic()), orphan.size)
-            elif time.monotonic() - orphan.since > _ORPHAN_SECONDS:
-                del self._orphans[key]
-                self._unlink(orphan.name)
+        """Takes blocks into the books whose parents have come meanwhile; removes those that have waited in vain."""
+        self._orphans.forget(self._names.keys())
+        for orphan in self._orphans.found(self._has_its_parent):
+            self._names[orphan.name.key] = orphan.name
+            self._use(orphan.name, Access(time.monotonic()), orphan.size)
+        given_up = [orphan.name for orphan in self._orphans.given_up()]
+        for name in given_up:
+            self._unlink(name)
+        self._note_removed([name.key for name in given_up])
 
     def _look_at_pins(self) -> None:
         """Has the books keep what the folder says. Takes out pins of blocks that do not come, shortens long ones."""
@@ -223,7 +215,7 @@ class Keeper:
             if key not in self._tree:
                 # Its record may be in a journal that was read before, as an orphan's parent's may.
                 since = self._strange_pins.setdefault(name, time.monotonic())
-                if time.monotonic() - since > _ORPHAN_SECONDS:
+                if time.monotonic() - since > ORPHAN_SECONDS:
                     self._unpin(name)
                 continue
             self._strange_pins.pop(name, None)
@@ -266,6 +258,10 @@ class Keeper:
             if key in self._pins.ends:
                 self._unpin(name)
         self._pins.forget(keys)
+        self._note_removed(keys)
+
+    def _note_removed(self, keys: Sequence[bytes]) -> None:
+        self._orphans.note_removed(keys)
         if keys:
             self._on_removed(list(keys))
 
