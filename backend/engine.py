@@ -17,6 +17,7 @@ from backend.batching import Batching
 from backend.block_pool import BlockPool
 from backend.engine_stats import EngineStats, StepTimings, Totals
 from backend.flight import Flight, Landed, TokensOnTheWay, gives_only_tokens, land
+from backend.hand_over import HandOver
 from backend.prefix_io import Fetch, Keep, PrefixIO
 from backend.runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
 from backend.sampler import Sampled, draw
@@ -32,8 +33,6 @@ logger = logging.getLogger(__name__)
 _TOTALS = tuple(field.name for field in fields(Totals))
 _KEEP_AT_ONCE = 8
 """Blocks of a growing answer are handed over so many at a time."""
-_MOST_HANDED_OVER = 4
-"""At most this part of all blocks, the fourth, is held for those who copy them."""
 
 
 @dataclass(slots=True)
@@ -102,8 +101,10 @@ class Engine:
         """The step that was launched ahead of the last one that was taken over."""
         self._prefix_io = prefix_io
         self._lossy_key = lossy_key
-        self._handed_over: Counter[int] = Counter()
-        """Blocks that are being copied."""
+        kv_blocks = runner.kv_blocks if prefix_io is not None else None
+        self._hand_over: HandOver | None = None
+        if prefix_io is not None and kv_blocks is not None:
+            self._hand_over = HandOver(self.pool, kv_blocks, prefix_io)
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence.
@@ -168,7 +169,9 @@ class Engine:
     def problems(self) -> list[str]:
         """What is wrong with the books of blocks and sequences, in sentences; empty if all is well. Repairs nothing."""
         running, waiting = self.scheduler.running, self.scheduler.waiting
-        holders = Counter(block for sequence in running for block in sequence.blocks) + self._handed_over
+        holders = Counter(block for sequence in running for block in sequence.blocks)
+        if self._hand_over is not None:
+            holders += self._hand_over.holders
         found = self.pool.problems(holders)
         scheduled = [sequence.id for sequence in (*running, *waiting)]
         if sorted(scheduled) != sorted(self._sequences) or set(self._notes) != set(self._sequences):
@@ -207,9 +210,8 @@ class Engine:
 
     def kept(self, keep: Keep) -> None:
         """Takes blocks back that are not read any more."""
-        keep.outgoing.close()
-        self._handed_over -= Counter(keep.blocks)
-        self.pool.release(keep.blocks)
+        if self._hand_over is not None:
+            self._hand_over.kept(keep)
 
     def step(self) -> list[Output]:
         """Takes over one step and returns what it added, for each sequence that got a token or ended.
@@ -325,7 +327,7 @@ class Engine:
             self.scheduler.note_computed(chunk)
             if chunk.reaches_end:
                 # Its numbers have been looked at, and so whatever they depend on.
-                self._hand_over(sequence, 1 if not sequence.num_generated else _KEEP_AT_ONCE)
+                self._offer(sequence, 1 if not sequence.num_generated else _KEEP_AT_ONCE)
             if sequence.id in landed.sampled:
                 outputs.append(self._advance(sequence, landed.sampled[sequence.id], now))
             elif chunk.reaches_end:
@@ -394,37 +396,17 @@ class Engine:
         self._prefix_io.fetch(fetch)
         return fetch
 
-    def _hand_over(self, sequence: Sequence, least: int) -> None:
-        """Gives full blocks to those who keep them, as soon as there are so many."""
-        prefix, kv_blocks = sequence.prefix, self.runner.kv_blocks
-        if self._prefix_io is None or prefix is None or kv_blocks is None:
-            return
-        first, until = prefix.kept, sequence.num_registered
-        lossy_from = until if sequence.lossy_from is None else sequence.lossy_from
-        if until - first < least:
-            return
-        room = self.pool.num_blocks // _MOST_HANDED_OVER - self._handed_over.total()
-        until = min(until, first + room, first + kv_blocks.most_at_once)
-        if first < lossy_from:
-            until = min(until, lossy_from)
-        if until <= first:
-            return
-        blocks = sequence.blocks[first:until]
-        outgoing = kv_blocks.outgoing(blocks)
-        if outgoing is None:
-            return
-        for block in blocks:
-            self.pool.share(block)
-        self._handed_over.update(blocks)
-        prefix.kept = until
-        tokens = sequence.tokens[first * BLOCK_SIZE : until * BLOCK_SIZE]
-        keys = sequence.block_keys[first:until]
-        self._prefix_io.keep(Keep(prefix, first, tokens, keys, blocks, outgoing, until <= lossy_from))
+    def _offer(self, sequence: Sequence, least: int) -> None:
+        """Hands over a sequence's full blocks, as soon as there are so many new ones."""
+        prefix = sequence.prefix
+        if self._hand_over is not None and prefix is not None and sequence.num_registered - prefix.kept >= least:
+            self._hand_over.offer(sequence, self.scheduler.registered_keys(sequence), least)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
-        if sequence.num_generated and reason not in (FinishReason.FAILED, FinishReason.SHED):
-            self._hand_over(sequence, 1)
+        is_sound = sequence.num_generated and reason not in (FinishReason.FAILED, FinishReason.SHED)
+        if self._hand_over is not None and is_sound:
+            self._hand_over.leave(sequence, self.scheduler.registered_keys(sequence))
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
         rate = self._notes.pop(sequence.id).rate(sequence.num_generated)

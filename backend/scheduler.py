@@ -169,6 +169,10 @@ class Scheduler:
         """Whether the sequence uses blocks of others and lets them use its own."""
         return self._blocks.may_share(sequence)
 
+    def registered_keys(self, sequence: Sequence) -> list[bytes]:
+        """Keys of a sequence's blocks that others can find."""
+        return self._blocks.registered_keys(sequence)
+
     def forget(self, sequence: Sequence) -> None:
         """Lets nobody find the sequence's blocks any more: what they contain is not to be trusted."""
         self._blocks.forget(sequence)

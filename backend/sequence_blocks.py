@@ -141,6 +141,10 @@ class SequenceBlocks:
             return []
         return self._keys(sequence, sequence.num_tokens // BLOCK_SIZE)[sequence.num_registered :]
 
+    def registered_keys(self, sequence: Sequence) -> list[bytes]:
+        """Keys of a sequence's blocks that others can find."""
+        return self._keys(sequence, sequence.num_registered)
+
     def may_share(self, sequence: Sequence) -> bool:
         """Whether the sequence uses blocks of others and lets them use its own."""
         return self._shares_prefixes and sequence.can_share

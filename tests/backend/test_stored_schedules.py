@@ -182,3 +182,18 @@ def test_a_grown_answer_is_handed_over_too() -> None:
     follow_up = again.say(0, [*turn.tokens, 11, 12], 1)
     again.run()
     assert follow_up.num_cached == (len(turn.tokens) - 1) // 16 * 16
+
+
+def test_what_there_is_no_room_for_at_the_end_comes_later() -> None:
+    """Only a quarter of the blocks is held for copying; the others wait in the pool while nobody needs them."""
+    shelf = Shelf(random.Random(7), reliable=True)  # noqa: S311
+    engine = engine_with(shelf, num_blocks=9)
+    talk = Talk(engine, shelf)
+    sequence = talk.say(0, PROMPT, 1)
+    while sequence.finish_reason is None:
+        engine.step()
+    assert engine.pool.num_held == 2
+    assert engine.problems() == []
+    shelf.finish()
+    assert len(shelf.exact) == len(PROMPT) // 16
+    assert engine.pool.num_held == 0
