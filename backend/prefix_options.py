@@ -52,8 +52,9 @@ def add_prefix_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--prefix-index",
         metavar="URL",
-        default="",
-        help="Redis through which engines find each other's, such as redis://host:6379 (default: none)",
+        default=os.environ.get("KEEPGATE_PREFIX_INDEX", ""),
+        help="Redis through which engines find each other's, such as redis://host:6379 (default: "
+        "$KEEPGATE_PREFIX_INDEX, where nobody sees its password, or none)",
     )
     options.add_argument(
         "--prefix-secret-file",
@@ -69,7 +70,8 @@ def add_prefix_arguments(parser: argparse.ArgumentParser) -> None:
         "--prefix-address",
         metavar="URL",
         default="",
-        help="where other engines reach this one (default: the address it listens on)",
+        help="where other engines reach this one (default: the address it listens on, unless only this host reaches it "
+        "and the index is on another)",
     )
     options.add_argument(
         "--prefix-audit",

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import dataclasses
+import ipaddress
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ from prefix_store.store.config import StoreConfig
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_SECONDS = 0.5
 _SHUTDOWN_SECONDS = 5.0
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
 
 
 def serve(
@@ -103,9 +105,25 @@ def _prefix_store(model: ServedModel, engine: EngineConfig, url: str, progress: 
     if reason := why_not(model, engine):
         progress(f"keeping no prefixes beyond the engine's own memory: {reason}")
         return None
-    host, port = socket.gethostname(), url.rpartition(":")[2]
-    reachable = url if urllib.parse.urlsplit(url).hostname not in ("0.0.0.0", "::") else f"http://{host}:{port}"  # noqa: S104
-    return dataclasses.replace(config, name=config.name or f"{host}:{port}", address=config.address or reachable)
+    name = f"{socket.gethostname()}:{url.rpartition(':')[2]}"
+    return dataclasses.replace(config, name=config.name or name, address=config.address or _address(url, name, config))
+
+
+def _address(url: str, name: str, config: StoreConfig) -> str:
+    """Where other engines reach a server at this URL; empty: they cannot."""
+    host = urllib.parse.urlsplit(url).hostname or ""
+    if host in _EVERYWHERE:
+        return f"http://{name}"
+    # On another host this address would be somebody else's.
+    return "" if _is_loopback(host) and not _is_loopback(urllib.parse.urlsplit(config.index).hostname or "") else url
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a host is this one; without a name it is, by a socket in a file."""
+    try:
+        return not host or host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hmac
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from prefix_store.codecs.codec import Codec
 from prefix_store.codecs.registry import PLAIN
+
+_PEERS = b"keepgate prefix store: what engines show each other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,12 @@ class StoreConfig:
         lossy = {codec.name for codec in self.codecs if not codec.is_exact}
         if len(lossy) > 1:
             raise ValueError(f"the codecs are {' and '.join(sorted(lossy))}, expected at most one beside plain")
+
+    @property
+    def peers_secret(self) -> str:
+        """What engines show each other; from it nobody learns the secret, with which tenants' keys are made. Empty where
+        there is none."""
+        return hmac.digest(self.secret.encode(), _PEERS, "sha256").hex() if self.secret else ""
 
     @property
     def codecs(self) -> tuple[Codec, ...]:

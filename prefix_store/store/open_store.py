@@ -101,10 +101,10 @@ async def open_store(config: StoreConfig, namespace: bytes, layout: BlockLayout)
             await owners.speak_for_disk(disk)
         fleet = server = None
         if config.secret:
-            client = PeerClient(config.secret)
+            client = PeerClient(config.peers_secret)
             fleet = Fleet(index, client, _formats(layout, config), owners.is_own)
             stack.push_async_callback(fleet.close)
-            server = BlockServer(list(tiers.values()), config.secret, instance)
+            server = BlockServer(list(tiers.values()), config.peers_secret, instance)
         store = PrefixStore(tiers, owners, fleet)
         yield OpenStore(config, namespace, layout.nbytes, store, server, index)
 
