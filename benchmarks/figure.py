@@ -25,6 +25,8 @@ FIGURES = (
     "prefix_bandwidth",
     "prefix_index",
     "prefix_replay",
+    "prefix_ttft",
+    "prefix_steps",
 )
 # Figures that need what a machine may not have: in the report where they have been measured.
 OPTIONAL_FIGURES = ("engines", "semantic_peers", "gpu")

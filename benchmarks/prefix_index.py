@@ -144,6 +144,13 @@ async def _running(binary: str) -> AsyncIterator[int]:
             yield port
 
 
+@asynccontextmanager
+async def valkey_running() -> AsyncIterator[str]:
+    """The URL of a Valkey that keeps nothing, until the end of the block. Raises CannotMeasure."""
+    async with _running(_binaries()[0]) as port:
+        yield f"redis://127.0.0.1:{port}"
+
+
 class _Bare:
     """A connection without a client: replies are read, by their length, and not parsed."""
 
