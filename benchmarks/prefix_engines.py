@@ -54,10 +54,10 @@ class PrefixEngine:
             raise CannotMeasure("An engine streamed nothing.")
         return Answer(first, int(response.headers["x-keepgate-prefix-tokens"]))
 
-    async def until_kept(self, blocks: int) -> None:
-        """Returns when every tier has taken so many blocks since the start. Raises CannotMeasure."""
+    async def until_kept(self, blocks: int, *places: str) -> None:
+        """Returns when these tiers have taken so many blocks since the start. Raises CannotMeasure."""
         async with _patience():
-            while min(n for (name, _), n in (await self.samples()).items() if name == _WRITES) < blocks:
+            while min([(await self.samples())[_WRITES, place] for place in places]) < blocks:
                 await _pause()
 
     async def samples(self) -> dict[tuple[str, str], float]:

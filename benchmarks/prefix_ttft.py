@@ -49,12 +49,12 @@ async def measure(quick: bool) -> Figure:
         prefix = _tokens(chance, _PREFIX)
         await writer.ask(prefix + _tokens(chance, _NEW))
         kept = 2 * _BLOCKS
-        await writer.until_kept(kept)
+        await writer.until_kept(kept, "memory", "disk")
         for number in range(-1, rounds):
             upcoming = _tokens(chance, _PREFIX)
             answers = {"cold": await writer.ask(upcoming + _tokens(chance, _NEW))}
             kept += _BLOCKS
-            await writer.until_kept(kept)
+            await writer.until_kept(kept, "memory", "disk")
             for name, engine in (("memory", writer), ("disk", reader), ("peer", other), ("device", other)):
                 answers[name] = await engine.ask(prefix + _tokens(chance, _NEW))
             if number >= 0:

@@ -52,8 +52,7 @@ class StoreConfig:
 
     @property
     def peers_secret(self) -> str:
-        """What engines show each other; from it nobody learns the secret, with which tenants' keys are made. Empty where
-        there is none."""
+        """What engines show each other. From it nobody learns the secret, with which tenants' keys are made."""
         return hmac.digest(self.secret.encode(), _PEERS, "sha256").hex() if self.secret else ""
 
     @property
