@@ -23,7 +23,7 @@ from prefix_store.store.location import Location
 from prefix_store.store.owners import Owners
 from prefix_store.store.route import PEERS, Leg, Route, route
 from prefix_store.store.transfer_time import TransferTime
-from prefix_store.tiers.halt import Halt, Halted
+from prefix_store.tiers.halt import Halt
 from prefix_store.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SHORTEST_RESTORE, _LONGEST_RESTORE = 0.25, 5.0
+_LONGEST_KEEP, _REST_SECONDS = 30.0, 60.0
 _ASK_SECONDS = 0.05
 
 
@@ -59,6 +60,8 @@ class PrefixStore:
         self.owners = owners
         self.fleet = fleet
         self.figures = StoreFigures()
+        self._resting: dict[str, float] = {}
+        """Until when a tier that hung is offered nothing."""
         self.times = {name: TransferTime() for name in (*tiers, PEERS)}
 
     async def locate(self, chain: Sequence[BlockId], everywhere: bool = True) -> Location:
@@ -125,6 +128,8 @@ class PrefixStore:
     ) -> None:
         """Keeps the last ``len(sources)`` blocks of a chain in every tier that takes them, and says so to the index.
 
+        A tier that takes more than 30 s for that is offered nothing for a minute.
+
         Args:
             exact: whether they are what the model computes; else they go only where nothing is exact.
         """
@@ -132,10 +137,13 @@ class PrefixStore:
         for name, tier in self.tiers.items():
             if not exact and tier.format.codec.is_exact:
                 continue
-            try:
-                kept = await tier.write(chain, sources, access, halt)
-            except Halted:
-                return
+            if time.monotonic() < self._resting.get(name, 0.0):
+                continue
+            with _ended_after(_LONGEST_KEEP, halt) as end:
+                kept = await tier.write(chain, sources, access, end.halt)
+            if end.is_late:
+                self._resting[name] = time.monotonic() + _REST_SECONDS
+                log.warning("keeping %d blocks in %s was ended after %g s", len(sources), name, _LONGEST_KEEP)
             self.figures.kept[name] += kept
             if kept and self.owners is not None:
                 first = len(chain) - len(sources)

@@ -76,6 +76,8 @@ class DiskTier:
             self._note_listed,
             self.counts.faults,
         )
+        # Not the thread that reads: a long restore would hide from all others what is here.
+        self._finder = Worker("kv-disk-find")
         self._reader = Worker("kv-disk-read")
         self._writer = Worker("kv-disk-write")
         self._server = Worker("kv-disk-serve")
@@ -128,7 +130,7 @@ class DiskTier:
         membership = self._attendant.membership
         if membership is None:
             return 0
-        return await self._reader.run(lambda halt: lead_of(membership, self.format, chain))
+        return await self._finder.run(lambda halt: lead_of(membership, self.format, chain))
 
     async def read(
         self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, halt: Halt | None = None
@@ -223,7 +225,7 @@ class DiskTier:
 
     async def close(self) -> None:
         """See `Tier.close`. What is on disk stays."""
-        for worker in (self._reader, self._writer, self._server, self._overseer):
+        for worker in (self._finder, self._reader, self._writer, self._server, self._overseer):
             await worker.close()
         await asyncio.to_thread(self._attendant.close)
 

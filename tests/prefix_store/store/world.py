@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,13 +59,18 @@ class Engine:
             await self.opened.index.flush()
 
     async def finds(self, blocks: Sequence[BlockId], count: int) -> Location:
-        """Where a chain is, as soon as so many of its blocks are found: a busy machine's index may be late."""
-        location = await self.store.locate(blocks)
+        """Where a chain is, as soon as so many of its blocks are found: on a busy machine a place may be late."""
+        return await self._until(blocks, lambda location: location.blocks == count)
+
+    async def leads(self, blocks: Sequence[BlockId], **leads: int) -> Location:
+        """The same, as soon as each tier says that it has so many."""
+        return await self._until(blocks, lambda location: location.leads == leads)
+
+    async def _until(self, blocks: Sequence[BlockId], condition: Callable[[Location], bool]) -> Location:
         deadline = time.monotonic() + 20.0
-        while location.blocks != count:
-            assert time.monotonic() < deadline, f"{location.blocks} blocks were found, and never {count}"
+        while not condition(location := await self.store.locate(blocks)):
+            assert time.monotonic() < deadline, f"{location} was found for 20 s"
             await asyncio.sleep(0.02)
-            location = await self.store.locate(blocks)
         return location
 
     async def restore(
