@@ -25,8 +25,10 @@ FIGURES = (
     "prefix_bandwidth",
     "prefix_index",
     "prefix_replay",
+    "prefix_chaos",
     "prefix_ttft",
     "prefix_steps",
+    "prefix_loss",
 )
 # Figures that need what a machine may not have: in the report where they have been measured.
 OPTIONAL_FIGURES = ("engines", "semantic_peers", "gpu")

@@ -208,7 +208,7 @@ async def run_chaos(
         ):
             number = choose.randrange(_ENGINES)
             await engines[number].until(lambda said: said.operations >= _WORK_BETWEEN_KILLS, "began to work")
-            if choose.random() < 0.1:
+            if choose.random() < 0.3:
                 await _disturb(url, choose, outcome)
             deadline = time.monotonic() + choose.uniform(0.0, 1.0)
             while time.monotonic() < deadline:
