@@ -1,6 +1,7 @@
 """Fetch or recompute: the way to the blocks of a chain."""
 
 import itertools
+import random
 from dataclasses import dataclass
 
 from hypothesis import given
@@ -106,6 +107,20 @@ def test_what_is_chosen_is_what_is_fetched(case: Case) -> None:
     ]
     assert all(choice.blocks > 0 for choice in way.choices)
     assert way.until == (way.legs[-1].until if way.legs else 0)
+
+
+@given(cases(), st.randoms())
+def test_asking_again_after_what_failed_comes_to_an_end(case: Case, choose: random.Random) -> None:
+    """However little places give of what they said, never beyond what is anywhere."""
+    done, failed, asked = case.first, set(case.without), 0
+    while legs := route(done, case.location, case.times, case.block_seconds, _NOW, failed).legs:
+        got = choose.randint(done, legs[0].until)
+        if got < legs[0].until:
+            failed.add(legs[0].place)
+        done = got
+        asked += 1
+        assert done <= case.location.blocks
+        assert asked <= case.location.blocks + len(_PLACES)
 
 
 def test_where_nothing_is_known_everything_is_fetched() -> None:

@@ -248,6 +248,24 @@ async def test_what_is_not_exact_is_kept_only_where_nothing_is(tmp_path: Path) -
         await exact.leads(CHAIN, memory=0, disk=0)
 
 
+async def test_what_is_pinned_discarded_or_cleared_is_so_in_every_tier(tmp_path: Path) -> None:
+    """Of a chain, what follows on it goes too; a pin does not hold against that."""
+    longer = chain("a longer prompt", 15, root=CHAIN)
+    async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
+        await one.keep(longer)
+        other = chain("another", 5)
+        await one.keep(other)
+        assert await one.store.pin(CHAIN) == {"memory": 10, "disk": 10}
+        assert await one.store.unpin(longer) == {"memory": 10, "disk": 10}
+        assert await one.store.unpin(longer) == {"memory": 0, "disk": 0}
+        await one.store.pin(CHAIN)
+        await one.store.discard(CHAIN)
+        await one.leads(longer, memory=0, disk=0)
+        await one.leads(other, memory=5, disk=5)
+        assert await one.store.clear() == 10
+        await one.leads(other, memory=0, disk=0)
+
+
 async def test_a_slow_place_is_computed_and_the_figures_say_so(tmp_path: Path) -> None:
     """A disk that was measured to be slower than the engine."""
     async with engine(disk=tmp_path / "kv") as one:
