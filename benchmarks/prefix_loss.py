@@ -30,10 +30,10 @@ _WINDOWS, _QUICK_WINDOWS = 40, 2
 _METHOD = """\
 SmolLM2-135M-Instruct in float16 on the first {windows} windows of {window} tokens of WikiText-2's test split, each a
 sequence of its own. Of each the first {prefix} tokens are computed, their blocks written by a codec and read back, and
-the {rest} tokens after them are computed on what came back. Perplexity is of those tokens, the geometric mean over
-all windows ({exact:.2f} after exact blocks). KL is the mean Kullback-Leibler divergence from the next-token distribution after exact blocks, in
-nats; top-1 is how often both have the same first choice; logits is the largest difference of a logit from what it is
-after exact blocks, over the largest logit of its token. A round is a window."""
+the {rest} tokens after them are computed on what came back. Perplexity is of those tokens, the geometric mean over all
+windows ({exact:.2f} after exact blocks). KL is the mean Kullback-Leibler divergence from the next-token distribution
+after exact blocks, in nats; top-1 is how often both have the same first choice; logits is the largest difference of a
+logit from what it is after exact blocks, over the largest logit of its token. A round is a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,11 @@ def _rows(name: str, losses: list[Loss], exact: list[float]) -> list[Row]:
     rise = float(np.exp(np.mean([loss.surprise for loss in losses]) - np.mean(exact)) - 1)
     beside = tuple(
         {
-            "KL, nats": loss.divergence,
             "top-1": loss.top_1,
             "logits": loss.logits,
-            "rise": float(np.exp(own - other) - 1),
+            "rise of perplexity": float(np.exp(loss.surprise - other) - 1),
         }
-        for loss, own, other in zip(losses, surprises, exact, strict=True)
+        for loss, other in zip(losses, exact, strict=True)
     )
     return [
         Row(
