@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from prefix_store.tiers.halt import Halt, Halted
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -73,4 +76,5 @@ def _settle(given_up: asyncio.Future[None]) -> None:
 
 def _forget(future: asyncio.Future[T]) -> None:
     if not future.cancelled() and (error := future.exception()) is not None and not isinstance(error, Halted):
-        raise error  # to the event loop's log: who wanted the result is gone
+        # It may be any that who waited would have handled, as when a peer fails in the moment in which it is given up.
+        log.warning("work that nobody waits for any more has failed: %s: %s", type(error).__name__, error)

@@ -1,0 +1,62 @@
+"""What becomes of work in a thread that nobody waits for any more."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from prefix_store.tiers.halt import Halt, Halted
+from prefix_store.tiers.worker import Worker
+from tests.prefix_store.tiers.waiting import until
+
+
+@pytest.mark.parametrize("how", ["halted", "cancelled"])
+async def test_work_that_fails_after_it_was_given_up_is_mentioned_and_no_error_of_the_loop(
+    caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """As a peer's answer that times out just then: whoever would have handled that has gone."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    worker, halt, begun, go_on = Worker("test"), Halt(), threading.Event(), threading.Event()
+
+    def fail(halt: Halt) -> None:
+        begun.set()
+        go_on.wait(10)
+        raise OSError("the peer did not answer")
+
+    working = asyncio.create_task(worker.run(fail, halt))
+    await asyncio.to_thread(begun.wait, 10)
+    if how == "halted":
+        halt.set()
+    else:
+        working.cancel()
+    with pytest.raises(Halted if how == "halted" else asyncio.CancelledError):
+        await working
+    go_on.set()
+    await until(lambda: bool(caplog.records or complaints), "somebody hears of it")
+    await worker.close()
+    assert complaints == []
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "the peer did not answer" in caplog.text
+
+
+async def test_work_that_ends_as_it_was_told_to_is_not_mentioned(caplog: pytest.LogCaptureFixture) -> None:
+    """Or that nobody came to begin."""
+    worker, halt, begun, go_on = Worker("test"), Halt(), threading.Event(), threading.Event()
+
+    def stop(halt: Halt) -> None:
+        begun.set()
+        go_on.wait(10)
+        with halt:
+            raise AssertionError("it was halted")
+
+    first, second = (asyncio.create_task(worker.run(stop, halt)) for _ in range(2))
+    await asyncio.to_thread(begun.wait, 10)
+    halt.set()
+    for working in (first, second):
+        with pytest.raises(Halted):
+            await working
+    go_on.set()
+    await worker.close()
+    assert caplog.records == []
