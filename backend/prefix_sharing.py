@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from collections.abc import Sequence as Many
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -117,8 +117,8 @@ class PrefixSharing:
             if prefix is None:
                 continue
             prefix.access.end(length)
-            if prefix.restored and self._auditor is not None and self._auditor.is_due() and self._tasks is not None:
-                self._tasks.create_task(self._auditor.audit(sequence, prefix))
+            if prefix.restored and self._auditor is not None and self._auditor.is_due():
+                self._begin(self._auditor.audit(sequence, prefix), "a restored prefix could not be audited")
 
     @property
     def audits(self) -> AuditFigures:
@@ -147,7 +147,7 @@ class PrefixSharing:
 
     def fetch(self, fetch: Fetch) -> None:
         """See ``PrefixIO.fetch``."""
-        self._call(lambda: self._begin(fetch))
+        self._call(lambda: self._begin_fetch(fetch))
 
     def keep(self, keep: Keep) -> None:
         """See ``PrefixIO.keep``."""
@@ -162,6 +162,8 @@ class PrefixSharing:
         findable = keys[: (len(sequence.tokens) - 1) // BLOCK_SIZE]
         in_pool = next((place for place, key in enumerate(findable) if pool.block_of(key) is None), len(findable))
         location = await store.locate(chain.blocks, everywhere=in_pool < len(findable))
+        if any(location.leads.values()):
+            self._begin(store.touch(chain.blocks, location, access), "a use of a prefix could not be noted")
         worth = store.route(in_pool, location, self.rate.block_seconds).until
         return StoredPrefix(chain, location, access, worth=min(worth, len(findable)), kept=location.kept)
 
@@ -177,7 +179,21 @@ class PrefixSharing:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function)
 
-    def _begin(self, fetch: Fetch) -> None:
+    def _begin(self, work: Coroutine[None, None, None], failure: str) -> None:
+        """Does something beside everything else, whose failure is nobody's but its own."""
+
+        async def contained() -> None:
+            try:
+                await work
+            except Exception:
+                logger.exception(failure)
+
+        if self._tasks is not None and self._store is not None:
+            self._tasks.create_task(contained())
+        else:
+            work.close()
+
+    def _begin_fetch(self, fetch: Fetch) -> None:
         if self._tasks is None or self._store is None:
             self._fetched(fetch, Restored(0))
         else:

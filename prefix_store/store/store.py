@@ -150,6 +150,12 @@ class PrefixStore:
                 keys = [tier.format.stored_key(block.key) for block in chain[first : first + kept]]
                 await self.owners.publish(name, keys)
 
+    async def touch(self, chain: Sequence[BlockId], location: Location, access: Access) -> None:
+        """Tells the tiers that what they have of a chain is used, so that they keep it though others serve it."""
+        for name, tier in self.tiers.items():
+            if lead := location.leads.get(name, 0):
+                await tier.touch(chain[:lead], access)
+
     async def pin(self, chain: Sequence[BlockId]) -> dict[str, int]:
         """Keeps a chain from being evicted until it is unpinned; how many leading blocks, by tier."""
         return {name: await tier.pin(chain) for name, tier in self.tiers.items()}

@@ -162,6 +162,11 @@ class HostMemory:
         finally:
             self._release([slot])
 
+    async def touch(self, chain: Sequence[BlockId], access: Access) -> None:
+        """See `Tier.touch`."""
+        keys = self._keys(chain)
+        self._use(keys[: self._tree.lead(keys)], access)
+
     async def pin(self, chain: Sequence[BlockId]) -> int:
         """See `Tier.pin`. Ends with the process."""
         keys = self._keys(chain)

@@ -66,6 +66,9 @@ class Tier(Protocol):
             after that.
         """
 
+    async def touch(self, chain: Sequence[BlockId], access: Access) -> None:
+        """Notes that these leading blocks were used, by who had them from elsewhere; nothing for those not here."""
+
     async def pin(self, chain: Sequence[BlockId]) -> int:
         """Keeps the leading blocks of a chain that are here from being evicted, until they are unpinned.
 

@@ -184,6 +184,15 @@ class DiskTier:
             access.watch(self, block_name(self.format, chain, first + kept - 1))
         return kept
 
+    async def touch(self, chain: Sequence[BlockId], access: Access) -> None:
+        """See `Tier.touch`."""
+        membership = self._attendant.membership
+        if membership is not None and chain:
+            use = Use(self._number_of(access), access.output_length)
+            touched = await self._reader.run(lambda halt: self._restorer.touch(membership, chain, use))
+            if touched:
+                access.watch(self, block_name(self.format, chain, touched - 1))
+
     async def pin(self, chain: Sequence[BlockId]) -> int:
         """See `Tier.pin`. Holds for all processes, whichever of them evicts, and is in the folder until unpinned."""
         membership = self._attendant.membership

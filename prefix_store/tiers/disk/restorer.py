@@ -30,6 +30,18 @@ class Restorer:
         self._faults = Faults(f"reading KV blocks from {path}", counts.faults)
         self._frame = scratch(frame_format.frame_bytes)
 
+    def touch(self, membership: Membership, chain: Sequence[BlockId], use: Use) -> int:
+        """Says that leading blocks were used; how many of them have a file."""
+        lead = lead_of(membership, self._format, chain)
+        try:
+            if lead:
+                membership.used(block_name(self._format, chain, lead - 1), use.number, use.output_length)
+            self._faults.worked()
+        except OSError as error:
+            self._faults.failed(error)
+            return 0
+        return lead
+
     def restore(
         self,
         membership: Membership,

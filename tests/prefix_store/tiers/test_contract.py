@@ -187,3 +187,18 @@ async def test_a_block_that_cannot_be_written_is_dropped(make: Make) -> None:
     memory.bytes[1, 1, 2, :2] = (0x00, 0x7C)  # float16 infinity
     assert await tier.write(blocks, sources, Access(0.0)) == 2
     assert await tier.lead(blocks) == 2
+
+
+async def test_what_is_touched_stays(make: Make) -> None:
+    """Blocks that an engine has in its own memory are used, though nobody reads them here."""
+    tier = make()
+    hot = chain("hot", 8)
+    await kept(tier, hot)
+    beyond = chain("beyond", 3, root=hot)
+    cold = [chain(f"cold {number}", 16) for number in range(8)]
+    for number, blocks in enumerate(cold):
+        await kept(tier, blocks, float(number))
+        await tier.touch(beyond, Access(number + 0.5))
+    assert tier.counts.evicted
+    assert await tier.lead(beyond) == 8
+    assert tier.counts.hits == tier.counts.misses == 0
