@@ -148,7 +148,7 @@ async def test_a_hanging_place_ends_at_the_deadline_and_what_it_gave_counts(tmp_
             seconds = time.monotonic() - began
             assert restored.blocks == 6
             assert holds(memory, CHAIN, 6)
-            assert 0.4 <= seconds < 2.0  # twice as long as it takes to compute them
+            assert 0.35 < seconds < 2.0  # twice as long as it takes to compute them
             assert one.store.figures.late == 1
             estimate = one.store.times["disk"].estimate(1)
             assert estimate is not None
