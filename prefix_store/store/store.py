@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 _SHORTEST_RESTORE, _LONGEST_RESTORE = 0.25, 5.0
 _LONGEST_KEEP, _REST_SECONDS = 30.0, 60.0
+_LONGEST_TOUCH = 1.0
 _ASK_SECONDS = 0.05
 
 
@@ -151,10 +152,15 @@ class PrefixStore:
                 await self.owners.publish(name, keys)
 
     async def touch(self, chain: Sequence[BlockId], location: Location, access: Access) -> None:
-        """Tells the tiers that what they have of a chain is used, so that they keep it though others serve it."""
-        for name, tier in self.tiers.items():
-            if lead := location.leads.get(name, 0):
-                await tier.touch(chain[:lead], access)
+        """Tells the tiers that what they have of a chain is used, so that they keep it though others serve it.
+
+        One that hangs is not told: this ends after a second.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LONGEST_TOUCH):
+                for name, tier in self.tiers.items():
+                    if lead := location.leads.get(name, 0):
+                        await tier.touch(chain[:lead], access)
 
     async def pin(self, chain: Sequence[BlockId]) -> dict[str, int]:
         """Keeps a chain from being evicted until it is unpinned; how many leading blocks, by tier."""

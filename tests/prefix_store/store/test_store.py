@@ -171,6 +171,22 @@ async def test_a_restore_that_takes_long_does_not_hide_the_disk_from_others(tmp_
             assert (await restoring).blocks == 6
 
 
+async def test_nobody_waits_long_to_tell_a_disk_that_hangs_of_a_use(tmp_path: Path) -> None:
+    """Else each request would leave something behind that never ends."""
+    async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
+        await one.keep(CHAIN)
+        location = await one.leads(CHAIN, memory=10, disk=10)
+        with hanging(tmp_path / "kv", CHAIN, 6):
+            await one.store.tiers["memory"].discard(CHAIN, 4)
+            halt = Halt()
+            restoring = asyncio.create_task(one.restore(CHAIN, location, memory := Memory(10), halt=halt))
+            await until(lambda: memory.holds(5, CHAIN[5]), "it has come to the file that hangs")
+            async with asyncio.timeout(5):
+                await one.store.touch(CHAIN, location, _access())
+            halt.set()
+            await restoring
+
+
 async def test_a_disk_on_which_writing_hangs_does_not_keep_the_engine_s_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
