@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -60,10 +61,10 @@ class Asking:
 
     async def forget_own_blocks(self) -> None:
         """So that the next request has to go to the disk."""
-        engine = self.served.state.engine
-        forgotten = []
-        engine.command(lambda: forgotten.append(engine.engine.forget_prefixes()))
-        await until(lambda: bool(forgotten), "the engine forgets its blocks")
+        engine, forgotten = self.served.state.engine, threading.Event()
+        engine.command(engine.engine.forget_prefixes)
+        engine.command(forgotten.set)
+        await until(forgotten.is_set, "the engine has forgotten its blocks")
 
     async def chain(self) -> list[BlockId]:
         keys = self.served.state.tenants.keys([])
