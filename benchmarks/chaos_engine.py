@@ -39,7 +39,7 @@ _MEMORY_BLOCKS, _DISK_BLOCKS = 96, 256
 _TASKS = 3
 _UNTOUCHED = 0xEE
 _LONGEST_BEFORE_HALT = 0.005
-_OPERATIONS = {"restore": 40, "keep": 40, "locate": 12, "pin": 3, "unpin": 3, "discard": 2}
+_OPERATIONS = {"restore": 40, "keep": 40, "locate": 8, "touch": 4, "pin": 3, "unpin": 3, "discard": 2}
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -203,13 +203,15 @@ class Engine:
         if timer is not None:
             await asyncio.to_thread(timer.join)
 
+    async def _touch(self, blocks: Sequence[BlockId]) -> None:
+        location = await self._store.locate(blocks, everywhere=False)
+        await self._store.touch(blocks, location, Access(time.monotonic()))
+
     async def _pin(self, blocks: Sequence[BlockId]) -> None:
-        for tier in self._store.tiers.values():
-            await tier.pin(blocks)
+        await self._store.pin(blocks)
 
     async def _unpin(self, blocks: Sequence[BlockId]) -> None:
-        for tier in self._store.tiers.values():
-            await tier.unpin(blocks)
+        await self._store.unpin(blocks)
 
     async def _discard(self, blocks: Sequence[BlockId]) -> None:
         keep = self._choose.randrange(len(blocks))
