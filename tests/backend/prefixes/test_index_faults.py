@@ -1,0 +1,105 @@
+"""Redis may hang, die and forget: every answer is right and in time, and what is shared again needs nobody's hand."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+
+from tests.backend.prefixes.conftest import Start
+from tests.backend.prefixes.engine_process import EngineProcess, fresh, start_all
+from tests.backend.prefixes.keeping import claimed, claiming, until_met
+from tests.backend.prefixes.models import BLOCK
+from tests.cache.entries import until
+from tests.cache.valkey import Valkey
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+TOKENS = 300
+BLOCKS = TOKENS // BLOCK
+SOON = 30.0
+"""Seconds until a Redis that is back is used again: a few heartbeats, on a busy machine."""
+
+
+@dataclass
+class Pair:
+    """Two engines with nothing but Redis and a secret in common."""
+
+    index: Valkey
+    near: EngineProcess
+    far: EngineProcess
+
+    async def is_right(self, plain: EngineProcess, prompt: list[int]) -> None:
+        """Both answer a prompt of before, and one that nobody has asked, as an engine without a store does."""
+        for asked in (prompt + fresh(20), fresh(TOKENS)):
+            expected = await plain.ask(asked)
+            for answer in await asyncio.gather(self.near.ask(asked), self.far.ask(asked)):
+                assert answer.choices == expected.choices
+
+
+@pytest.fixture(scope="module")
+def pair(launch: Start, index: Valkey, secret: Path) -> Pair:
+    options = ("--prefix-memory", "64MiB", "--prefix-index", index.url, "--prefix-secret-file", str(secret))
+    engines = [launch(*options), launch(*options)]
+    start_all(engines)
+    return Pair(index, *engines)
+
+
+async def kept(pair: Pair) -> list[int]:
+    """A prompt that the near engine has and of which the index knows."""
+    prompt = fresh(TOKENS)
+    async with claiming(pair.index.url, BLOCKS):
+        await pair.near.ask(prompt)
+    return prompt
+
+
+async def test_a_frozen_redis(pair: Pair, plain: EngineProcess) -> None:
+    """Every request is answered within ten seconds while it hangs, and right; it is used again when it goes on."""
+    prompt = await kept(pair)
+    pair.index.freeze()
+    try:
+        await pair.is_right(plain, prompt)
+    finally:
+        pair.index.thaw()
+    await until_met(pair.index.url, pair.near, pair.far)
+
+
+async def test_a_redis_that_forgets(pair: Pair, plain: EngineProcess) -> None:
+    """Flushed while engines use it: answers are right, and what they still have they claim again by themselves."""
+    prompt = await kept(pair)
+    before = await claimed(pair.index.url)
+    async with redis.asyncio.Redis.from_url(pair.index.url) as client:
+        await client.flushall()
+    await pair.is_right(plain, fresh(TOKENS))
+
+    async def known_again() -> bool:
+        return await claimed(pair.index.url) >= before
+
+    await until(known_again, SOON, 0.1)
+    await until_met(pair.index.url, pair.near, pair.far)
+    assert (await pair.far.ask(prompt)).restored == BLOCKS * BLOCK
+
+
+async def test_a_redis_that_dies_and_comes_back_empty(pair: Pair, plain: EngineProcess) -> None:
+    """Killed, gone for some requests, started without any data: the same."""
+    prompt = await kept(pair)
+    await pair.index.kill()
+    await pair.is_right(plain, prompt)
+    await pair.index.start()
+    await until_met(pair.index.url, pair.near, pair.far)
+
+
+async def test_an_engine_starts_without_its_redis(
+    pair: Pair, plain: EngineProcess, start: Start, secret: Path, index: Valkey
+) -> None:
+    """It serves at once, what it keeps is its own, and it shares when Redis is there."""
+    await pair.index.kill()
+    options = ("--prefix-memory", "64MiB", "--prefix-index", index.url, "--prefix-secret-file", str(secret))
+    alone = start(*options)
+    prompt = fresh(TOKENS)
+    assert (await alone.ask(prompt)).choices == (await plain.ask(prompt)).choices
+    assert (await alone.ask(prompt)).restored == BLOCKS * BLOCK
+    await pair.index.start()
+    await until_met(index.url, alone, pair.far)

@@ -1,0 +1,94 @@
+"""A name does not make a model: what is computed otherwise is never shared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.backend.prefixes.conftest import Start
+from tests.backend.prefixes.engine_process import EngineProcess, fresh, start_all
+from tests.backend.prefixes.keeping import claiming, writing
+from tests.backend.prefixes.models import BLOCK
+from tests.cache.valkey import Valkey
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+TOKENS = 200
+
+
+@dataclass
+class Fleet:
+    """Engines of one model name, on one folder, one Redis and one secret: no two of them compute the same."""
+
+    index: str
+    disk: Path
+    engines: dict[str, EngineProcess]
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    launch: Start, index: Valkey, secret: Path, tiny: Path, alike: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Fleet:
+    disk = tmp_path_factory.mktemp("disk") / "kv"
+    local = ("--prefix-disk", str(disk), "--prefix-memory", "16MiB")
+    shared = (*local, "--prefix-index", index.url, "--prefix-secret-file", str(secret))
+    engines = {
+        "first": launch(*shared),
+        "other weights": launch(*shared, model=alike),
+        "quantised": launch(*shared, "--quantization", "int8"),
+        "small KV": launch(*shared, "--kv-dtype", "int8"),
+    }
+    start_all(engines.values())
+    return Fleet(index.url, disk, engines)
+
+
+async def test_one_name_is_not_one_model(fleet: Fleet, plain: EngineProcess) -> None:
+    """Other weights, quantised weights and another precision of keys and values: each computes the prompt itself, and
+    answers as it does where nobody has asked that before.
+    """
+    prompt = fresh(TOKENS)
+    names = list(fleet.engines)
+    assert {engine.model for engine in fleet.engines.values()} == {"tiny"}
+    # A tenant of its own for each: nothing that the others or this engine itself have is within its reach.
+    alone = {
+        name: await engine.ask(prompt, headers={"x-keepgate-namespace": f"only {name}"})
+        for name, engine in fleet.engines.items()
+    }
+    assert [answer.restored for answer in alone.values()] == [0] * len(names)
+    assert alone["first"].choices == (await plain.ask(prompt)).choices
+    assert len({str(answer.choices) for answer in alone.values()}) == len(names)
+    for name, engine in fleet.engines.items():
+        async with claiming(fleet.index, TOKENS // BLOCK), writing(fleet.disk, TOKENS // BLOCK):
+            answer = await engine.ask(prompt)
+        assert answer.restored == 0, name
+        assert answer.choices == alone[name].choices, name
+    for name, engine in fleet.engines.items():
+        again = await engine.ask(prompt)
+        assert again.restored == TOKENS // BLOCK * BLOCK, name
+        assert again.choices == alone[name].choices, name
+
+
+async def test_other_weights_in_its_place_are_another_model(
+    fleet: Fleet, alike: Path, tiny: Path, start: Start
+) -> None:
+    """The files of a model replaced by those of another, under the same path: a restart does not serve what the first
+    one computed.
+    """
+    prompt = fresh(TOKENS)
+    async with writing(fleet.disk, TOKENS // BLOCK):
+        await fleet.engines["first"].ask(prompt)
+    expected = await fleet.engines["other weights"].ask(prompt, headers={"x-keepgate-namespace": "apart"})
+    engine = fleet.engines["first"]
+    engine.stop()
+    weights = tiny / "model.safetensors"
+    held = weights.read_bytes()
+    try:
+        weights.write_bytes((alike / "model.safetensors").read_bytes())
+        engine.restart()
+        answer = await engine.ask(prompt)
+    finally:
+        engine.stop()
+        weights.write_bytes(held)
+    assert answer.restored == 0
+    assert answer.choices == expected.choices

@@ -1,0 +1,120 @@
+"""Tenants never see each other's prefixes, wherever they are kept; what an operator publishes is everybody's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.backend.prefixes.conftest import Start
+from tests.backend.prefixes.engine_process import EngineProcess, fresh, start_all
+from tests.backend.prefixes.keeping import claiming, until_met, writing
+from tests.backend.prefixes.models import BLOCK
+from tests.cache.valkey import Valkey
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+TOKENS = 500
+BLOCKS = TOKENS // BLOCK
+WHOLE = BLOCKS * BLOCK
+SHARED = "You are a helpful machine of the house and answer in one sentence. " * 4
+"""What the operator publishes, a token for each of its letters."""
+PUBLISHED = len(SHARED) // BLOCK * BLOCK
+
+KEY = {"Authorization": "Bearer key-of-anna"}
+STRANGERS: list[dict[str, str]] = [
+    {},
+    {"Authorization": "Bearer key-of-bert"},
+    {"x-keepgate-namespace": "Bearer key-of-anna"},
+    {**KEY, "x-keepgate-namespace": "another"},
+]
+
+
+@dataclass
+class Fleet:
+    """Two engines with memories of their own, a folder and Redis in common, and one on that folder without Redis."""
+
+    index: str
+    disk: Path
+    near: EngineProcess
+    far: EngineProcess
+    local: EngineProcess
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(launch: Start, index: Valkey, secret: Path, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    public = tmp_path_factory.mktemp("public") / "prompt.txt"
+    public.write_text(SHARED, "utf-8")
+    disk = tmp_path_factory.mktemp("disk") / "kv"
+    common = ("--prefix-secret-file", str(secret), "--public-prefix", str(public))
+    folder = ("--prefix-disk", str(disk))
+    redis = ("--prefix-memory", "64MiB", "--prefix-index", index.url)
+    engines = [launch(*common, *folder, *redis), launch(*common, *redis), launch(*common, *folder)]
+    start_all(engines)
+    await until_met(index.url, *engines[:2])
+    return Fleet(index.url, disk, *engines)
+
+
+async def kept(fleet: Fleet, prompt: list[int] | str, blocks: int, headers: dict[str, str]) -> None:
+    """Return when the near engine has a tenant's prompt in memory and folder, and the index knows."""
+    async with claiming(fleet.index, blocks), writing(fleet.disk, blocks):
+        await fleet.near.ask(prompt, headers=headers)
+
+
+@pytest.mark.parametrize("headers", STRANGERS, ids=[" ".join(headers.values()) or "nobody" for headers in STRANGERS])
+async def test_nobody_sees_what_is_anothers(fleet: Fleet, plain: EngineProcess, headers: dict[str, str]) -> None:
+    """With another key, no key, or a namespace nothing of it is found, in the engine's own pool, at a peer or on the
+    disk: header and usage say 0. The tenant itself finds it in each of these places.
+    """
+    for engine in (fleet.near, fleet.far, fleet.local):
+        prompt = fresh(TOKENS)  # a new one for each: a stranger may find again what it computed itself
+        expected = await plain.ask(prompt)
+        await kept(fleet, prompt, BLOCKS, KEY)
+        for answer, restored in (
+            (await engine.ask(prompt, headers=headers), 0),
+            (await engine.ask(prompt, headers=KEY), WHOLE),
+        ):
+            assert answer.restored == restored
+            assert answer.choices == expected.choices
+
+
+async def test_a_namespace_is_a_tenant(fleet: Fleet) -> None:
+    """Two of them behind one key do not meet; the same one does, at every engine."""
+    prompt = fresh(TOKENS)
+    one, other = ({**KEY, "x-keepgate-namespace": name} for name in ("one", "other"))
+    await kept(fleet, prompt, BLOCKS, one)
+    assert (await fleet.near.ask(prompt, headers=other)).restored == 0
+    assert (await fleet.far.ask(prompt, headers=one)).restored == WHOLE
+
+
+async def test_tenants_last_as_long_as_the_secret(fleet: Fleet, secret: Path, tmp_path: Path) -> None:
+    """After a restart with the same secret a tenant finds its own on the disk, with another one or none it does not."""
+    prompt = fresh(TOKENS)
+    async with writing(fleet.disk, BLOCKS):
+        await fleet.local.ask(prompt, headers=KEY)
+    other = tmp_path / "secret"
+    other.write_text("another secret of an engine that is misled", "utf-8")
+    other.chmod(0o600)
+    folder = ("--prefix-disk", str(fleet.disk))
+    for options, restored in (
+        (("--prefix-secret-file", str(other)), 0),
+        ((), 0),
+        (("--prefix-secret-file", str(secret)), WHOLE),
+    ):
+        fleet.local.stop()
+        fleet.local.restart("--kv-memory", "16MiB", *folder, *options)
+        assert (await fleet.local.ask(prompt, headers=KEY)).restored == restored
+    assert "misled" not in fleet.local.said
+
+
+async def test_what_is_published_is_everybodys(fleet: Fleet, plain: EngineProcess) -> None:
+    """All whole blocks of what the operator published, and no token beyond: what a tenant goes on with is its own."""
+    said = SHARED + "anna asks something that nobody else may know, and it is long enough for some blocks"
+    await kept(fleet, said, len(said) // BLOCK, KEY)
+    for engine in (fleet.near, fleet.far):
+        answer = await engine.ask(said, headers={"Authorization": f"Bearer new at {engine.url}"})
+        assert answer.restored == PUBLISHED
+        assert answer.choices == (await plain.ask(said)).choices
+        other = {"x-keepgate-namespace": f"new at {engine.url}"}
+        assert (await engine.ask(SHARED + "bert asks something else", headers=other)).restored == PUBLISHED
