@@ -41,13 +41,13 @@ _POLL_SECONDS = 0.02
 _LAST_BYTES = 2**18
 _METHOD = f"""\
 {_ENGINES} processes, each with a store of its own: a little host memory, one disk folder for all that is small enough
-to evict all the time, one Valkey, and each other over HTTP. Each does three random operations at a time (restore, keep,
-locate, touch, pin, unpin, discard) on chains that begin alike, some of them taken back from another thread in their midst. At
-random moments one of them is killed with SIGKILL and started again under its name and address; files on disk are cut,
-changed in a bit, or replaced by each other; the index stands still or loses everything. What a block holds follows from
-its key, so every byte of every block is compared, those that were not restored and must be untouched too. In the end
-all come to rest, `repair` runs, and claims in the index are compared with what the tiers hold, block by block. A round
-with plain frames on disk, and one with int8."""
+to evict all the time, one Valkey, and each other over HTTP. Each does three random operations at a time (restore,
+keep, locate, touch, pin, unpin, discard) on chains that begin alike, some of them taken back from another thread in
+their midst. At random moments one of them is killed with SIGKILL and started again under its name and address; files
+on disk are cut, changed in a bit, or replaced by each other; the index stands still or loses everything. What a block
+holds follows from its key, so every byte of every block is compared, those that were not restored and must be
+untouched too. In the end all come to rest, `repair` runs, and claims in the index are compared with what the tiers
+hold, block by block. A round with plain frames on disk, and one with int8."""
 
 
 @dataclass
