@@ -28,7 +28,8 @@ async def get_model(request: web.Request) -> web.Response:
 async def model_info(request: web.Request) -> web.Response:
     """``GET /v1/model/info``: how the model is computed, for those who compare answers."""
     state = request.app[STATE]
-    return json_response(describe(state.model, state.metrics.stats))
+    lossy = state.prefix_config.lossy_codec if state.prefix_config is not None else None
+    return json_response(describe(state.model, state.metrics.stats, lossy.name if lossy is not None else None))
 
 
 async def health(request: web.Request) -> web.Response:

@@ -10,14 +10,17 @@ from backend.runner import BLOCK_SIZE, ModelRunner
 from backend.sequence_blocks import blocks_at_most
 
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-_PROMISE = {
-    True: "each row of a step is computed on its own, bit for bit the same in any batch, chunk or prefix hit",
-    False: "the library's matrix products round differently for other batch shapes, which can change a close choice",
-}
+_SAME_BITS = "each row of a step is computed on its own, bit for bit the same in any batch, chunk or prefix hit"
+_OTHER_BATCH = "the library's matrix products round differently for other batch shapes, which can change a close choice"
+_LOSSY = "prefixes are kept as {}, so a prompt that is restored may be answered differently from one that is computed"
 
 
-def describe(model: ServedModel, stats: EngineStats) -> dict[str, Any]:
-    """What the endpoint answers. Memory is in bytes, blocks are of 16 tokens."""
+def describe(model: ServedModel, stats: EngineStats, lossy_codec: str | None) -> dict[str, Any]:
+    """What the endpoint answers. Memory is in bytes, blocks are of 16 tokens.
+
+    Args:
+        lossy_codec: in which prefixes are kept with a loss; None: none are.
+    """
     config, runner = model.config, model.runner
     template = model.text.chat_template
     lengths = [length for length in _LENGTHS if length < model.max_context] + [model.max_context]
@@ -25,8 +28,8 @@ def describe(model: ServedModel, stats: EngineStats) -> dict[str, Any]:
         "id": model.name,
         "architecture": config.model_type,
         "runner": runner.name,
-        "deterministic": runner.deterministic,
-        "deterministic_because": _PROMISE[runner.deterministic],
+        "deterministic": runner.deterministic and lossy_codec is None,
+        "deterministic_because": _promise(runner, lossy_codec),
         "weights_precision": runner.weights_precision,
         "kv_precision": runner.kv_precision,
         "kv_bytes_per_token": runner.kv_bytes_per_token,
@@ -57,6 +60,12 @@ def describe(model: ServedModel, stats: EngineStats) -> dict[str, Any]:
             for length in lengths
         },
     }
+
+
+def _promise(runner: ModelRunner, lossy_codec: str | None) -> str:
+    if not runner.deterministic:
+        return _OTHER_BATCH
+    return _SAME_BITS if lossy_codec is None else _LOSSY.format(lossy_codec)
 
 
 def _out_of_sight(runner: ModelRunner) -> int:

@@ -10,6 +10,7 @@ import pytest
 
 from backend.errors import ModelError
 from backend.runner import BLOCK_SIZE
+from prefix_store.codecs.registry import CODECS
 from prefix_store.store.config import StoreConfig
 from tests.backend.conftest import CHAT, COMPLETIONS, MODEL, Served, StartServer
 from tests.prefix_store.tiers.waiting import until
@@ -180,3 +181,13 @@ async def test_a_public_prefix_that_cannot_be_read_is_named(
         file.write_text(content)
     with pytest.raises(ModelError, match=f"--public-prefix .*prefix.json: .*{complaint}"):
         await start_server(public_prefixes=(file,))
+
+
+async def test_a_lossy_store_promises_no_bits(start_server: StartServer, tmp_path: Path) -> None:
+    """And says why, where an exact one promises what the runner does."""
+    exact = await start_server(prefix_store=StoreConfig(disk=tmp_path / "exact"))
+    lossy = await start_server(prefix_store=StoreConfig(disk=tmp_path / "lossy", disk_codec=CODECS["fp8"]))
+    about = [await said(served, "GET", "/v1/model/info") for served in (exact, lossy)]
+    assert about[0]["deterministic"] is exact.state.model.runner.deterministic
+    assert about[1]["deterministic"] is False
+    assert "fp8" in about[1]["deterministic_because"]
