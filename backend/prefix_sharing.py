@@ -75,7 +75,7 @@ class PrefixSharing:
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            keeping = tasks.create_task(self._keep_all())
+            keeping = tasks.create_task(self._keep_all(store))
             yield
             self._store = None
             try:
@@ -223,21 +223,19 @@ class PrefixSharing:
         if engine is not None:
             self._command(lambda: engine.fetched(fetch, restored.blocks, restored.lossy_from))
 
-    async def _keep_all(self) -> None:
+    async def _keep_all(self, store: PrefixStore) -> None:
         while True:
             keep = await self._keeps.get()
             try:
-                await self._keep(keep)
+                await self._keep(keep, store)
             except Exception:
                 logger.exception("a prefix could not be kept")
             finally:
                 self._kept(keep)
                 self._keeps.task_done()
 
-    async def _keep(self, keep: Keep) -> None:
-        store, chain = self._store, keep.prefix.chain
-        if store is None:
-            return
+    async def _keep(self, keep: Keep, store: PrefixStore) -> None:
+        chain = keep.prefix.chain
         known = len(chain.blocks) - keep.first
         if known < 0:  # what comes before could not be kept
             return

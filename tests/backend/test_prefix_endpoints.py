@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession
 
 from backend.errors import ModelError
+from backend.http_server import listening
+from backend.model import ServedModel
 from backend.runner import BLOCK_SIZE
+from backend.server import create_app
+from backend.server_state import STATE
 from prefix_store.codecs.registry import CODECS
 from prefix_store.store.config import StoreConfig
-from tests.backend.conftest import CHAT, COMPLETIONS, MODEL, Served, StartServer
+from prefix_store.tiers.disk.disk_tier import DiskTier
+from tests.backend.conftest import CHAT, COMPLETIONS, ENGINE, MODEL, Served, StartServer
 from tests.prefix_store.tiers.waiting import until
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve " * 6
@@ -191,3 +200,24 @@ async def test_a_lossy_store_promises_no_bits(start_server: StartServer, tmp_pat
     assert about[0]["deterministic"] is exact.state.model.runner.deterministic
     assert about[1]["deterministic"] is False
     assert "fp8" in about[1]["deterministic_because"]
+
+
+async def test_what_was_answered_last_is_kept_when_the_server_stops(
+    model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks again after a restart finds it, however soon the server was stopped, and though the disk is slow."""
+    write = DiskTier.write
+
+    async def slowly(self: DiskTier, *given: Any) -> int:
+        await asyncio.sleep(0.2)
+        return await write(self, *given)
+
+    monkeypatch.setattr(DiskTier, "write", slowly)
+    app = create_app(model, dataclasses.replace(ENGINE, prefix_store=StoreConfig(disk=tmp_path / "kv")))
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        async with listening(app, sock, shutdown_timeout=1.0), ClientSession(url) as client:
+            served = Served(app[STATE], client, url)
+            chats = [[{"role": "user", "content": f"{number} {WORDS * 5}"}] for number in range(4)]
+            await asyncio.gather(*(served.post(CHAT, messages=messages, max_tokens=1) for messages in chats))
+    assert len(list((tmp_path / "kv" / "blocks").glob("*/*"))) >= 4 * len(WORDS.split()) * 5 // BLOCK_SIZE
