@@ -1,0 +1,37 @@
+"""The prefix store as its users meet it: engines as processes, asked over HTTP, with a real Valkey between them.
+
+What prefix stores have failed at before, and where it is tested that this one does not:
+
+half of what belongs together is evicted, and the engine dies
+    `test_a_block_that_is_gone`, `tests.prefix_store.index.test_index.test_a_hole_ends_the_match`
+the lookup hits, the read fails, the output is wrong
+    `test_a_killed_peer`, `test_a_peer_that_fails`, `test_a_frame_that_is_not_what_it_says`,
+    `tests.prefix_store.store.test_fleet.test_a_lie_of_the_index_costs_a_miss_and_is_told_once`
+a read that failed counts as done, or another request's blocks are served
+    `test_a_peer_that_lies`, `test_frames_of_another_prompt`, `test_a_whole_folder_of_bad_frames`, `test_many_at_once`
+a salt is equal to an adapter's id
+    `tests.prefix_store.identity.test_keys.test_salts_of_unlike_kinds_are_unlike`
+processes hash with unlike seeds
+    `test_what_one_engine_computed_another_does_not`,
+    `tests.prefix_store.identity.test_keys.test_keys_are_the_same_in_every_process`
+restoring takes longer than computing
+    `test_a_peer_that_was_slow_is_asked_again`,
+    `tests.prefix_store.store.test_store.test_a_slow_place_is_computed_and_the_figures_say_so`
+what is pinned is never released
+    `test_clients_that_leave_at_any_time`, `test_a_client_that_leaves_while_its_prefix_is_fetched`,
+    `tests.prefix_store.index.test_index.test_leases_end_by_themselves`,
+    `tests.prefix_store.store.test_fleet.test_leases_end_with_the_restore`
+a lease ends, or its block is evicted, during a read
+    `tests.prefix_store.tiers.test_disk_faults.test_a_file_that_is_being_read_may_be_evicted`,
+    `tests.prefix_store.tiers.test_memory.test_a_slot_that_is_used_is_freed_when_nobody_uses_it_any_more`
+an owner restarts under its name, and the index still says that it has everything
+    `test_a_killed_peer`, `tests.prefix_store.index.test_index.test_who_restarts_under_its_name_is_another`,
+    `tests.prefix_store.peers.test_peers.test_a_peer_that_restarted_is_not_the_one_that_was_meant`
+clients choose the salt
+    `test_a_namespace_is_a_tenant`, `test_nobody_sees_what_is_anothers`
+another layout, or other weights under one name, are taken for the same
+    `test_one_name_is_not_one_model`, `test_other_weights_in_its_place_are_another_model`, all of `test_lossy`,
+    `tests.prefix_store.identity.test_fingerprint.test_every_part_counts`
+the time of an answer tells what others have asked
+    `test_nobody_sees_what_is_anothers`, which counts what is computed
+"""

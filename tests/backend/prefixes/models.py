@@ -30,7 +30,7 @@ def write_model(folder: Path, seed: int) -> Path:
     config = transformers.LlamaConfig(
         vocab_size=LETTERS + 2,
         hidden_size=384,
-        intermediate_size=6144,
+        intermediate_size=4608,
         num_hidden_layers=LAYERS,
         num_attention_heads=6,
         num_key_value_heads=1,

@@ -129,6 +129,16 @@ async def test_a_frame_that_is_not_what_it_says(pair: Pair, plain: EngineProcess
     await pair.works()
 
 
+async def test_a_block_that_is_gone(pair: Pair, plain: EngineProcess) -> None:
+    """One file in the middle of a prompt is removed: what lies before the hole may be used, and nothing behind it."""
+    prompt, files = await pair.written()
+    files[BLOCKS // 2].unlink()
+    answer = await pair.reader.ask(prompt)
+    assert answer.restored < WHOLE
+    assert answer.choices == (await plain.ask(prompt)).choices
+    await pair.works()
+
+
 async def test_a_whole_folder_of_bad_frames(pair: Pair, plain: EngineProcess) -> None:
     """Each file of a prompt is another one's of the same prompt: nothing of it is used."""
     prompt, files = await pair.written()

@@ -45,7 +45,7 @@ def fleet(
 
 async def test_one_name_is_not_one_model(fleet: Fleet, plain: EngineProcess) -> None:
     """Other weights, quantised weights and another precision of keys and values: each computes the prompt itself, and
-    answers as it does where nobody has asked that before.
+    answers as it does where nobody has asked that before. What it has kept itself comes back bit for bit.
     """
     prompt = fresh(TOKENS)
     names = list(fleet.engines)
@@ -67,6 +67,12 @@ async def test_one_name_is_not_one_model(fleet: Fleet, plain: EngineProcess) -> 
         again = await engine.ask(prompt)
         assert again.restored == TOKENS // BLOCK * BLOCK, name
         assert again.choices == alone[name].choices, name
+    engine = fleet.engines["small KV"]
+    engine.kill()
+    engine.restart()
+    restored = await engine.ask(prompt)
+    assert restored.restored == TOKENS // BLOCK * BLOCK
+    assert restored.choices == alone["small KV"].choices
 
 
 async def test_other_weights_in_its_place_are_another_model(

@@ -84,11 +84,6 @@ async def flipped(request: web.Request, honest: Honest) -> web.StreamResponse:
     return honest.response(bytes(body))
 
 
-async def cut(request: web.Request, honest: Honest) -> web.StreamResponse:
-    """Half of it, said to be all."""
-    return honest.response(honest.body[: len(honest.body) // 2 + 7])
-
-
 async def page(request: web.Request, honest: Honest) -> web.StreamResponse:
     """What a proxy says of a server that is gone."""
     return web.Response(status=502, text="<html>bad gateway</html>", content_type="text/html")
@@ -139,7 +134,7 @@ async def silence(request: web.Request, honest: Honest) -> web.StreamResponse:
     return await trickled(request, honest, body())
 
 
-LIES: list[Tell] = [flipped, cut, endless, endless_garbage]
+LIES: list[Tell] = [flipped, endless, endless_garbage]
 FAILURES: list[Tell] = [page, elsewhere, drop_by_drop, silence]
 
 
