@@ -87,15 +87,17 @@ class BlockServer:
                 asked = self._decoder.decode(await request.read())
         except TimeoutError:
             return self._refusal(408, "The request took too long.")
+        except ConnectionError:
+            return self._refusal(400, "The request broke off.")  # which nobody hears
         except msgspec.DecodeError as error:
             return self._refusal(400, f"The request is no list of blocks: {error}.")
         if asked.epoch != self._epoch:
             return self._refusal(409, "This engine has been restarted.")
         response = web.StreamResponse(headers={EPOCH_HEADER: self._epoch, hdrs.CONTENT_TYPE: FRAMES_TYPE})
         response.enable_chunked_encoding()
-        await response.prepare(request)
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
+                await response.prepare(request)
                 await self._send(asked, response)
         except (TimeoutError, ConnectionError):
             # Too late to say so: a connection that breaks off is what tells a cut answer from a whole one.

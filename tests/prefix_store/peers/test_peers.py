@@ -415,3 +415,17 @@ def test_without_a_secret_nothing_is_served_or_asked() -> None:
         BlockServer([], "", EPOCH)
     with pytest.raises(ValueError, match="the secret of the peers is empty"):
         PeerClient("")
+
+
+async def test_who_goes_away_in_the_midst_of_a_question_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """A request that was aborted, or an engine that was killed: nobody is told of it with a traceback."""
+    async with serving(chain("a prompt", 6)) as (address, _, server):
+        host, _, port = address.url.removeprefix("http://").partition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST {PATH} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {SECRET}\r\ncontent-length: 100\r\n"
+        writer.write(head.encode() + b"\r\nab")
+        await writer.drain()
+        await asyncio.sleep(0.1)  # it has begun to read the body
+        writer.transport.abort()
+        await until(lambda: server.answers[400] > 0 or bool(caplog.records), "the server has noticed")
+    assert caplog.records == []
