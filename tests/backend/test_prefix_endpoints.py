@@ -209,7 +209,7 @@ async def test_what_was_answered_last_is_kept_when_the_server_stops(
     write = DiskTier.write
 
     async def slowly(self: DiskTier, *given: Any) -> int:
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.4)
         return await write(self, *given)
 
     monkeypatch.setattr(DiskTier, "write", slowly)
