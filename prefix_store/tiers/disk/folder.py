@@ -39,7 +39,7 @@ class Folder:
     def open(cls, path: Path) -> Folder:
         """Makes a folder ours if it is empty or not there yet. Raises FolderUnusable, or another OSError."""
         with contextlib.suppress(FileExistsError):
-            path.mkdir()
+            path.mkdir(0o700)
         return cls.find(path)
 
     @classmethod
@@ -63,7 +63,7 @@ class Folder:
         if said is None:
             raise FolderUnusable(f"{identity} does not name a folder of KV blocks of version 1; give an empty folder")
         for name in ("blocks", "writing", "journals", "pins"):
-            (path / name).mkdir(exist_ok=True)
+            (path / name).mkdir(0o700, exist_ok=True)
         return cls(path, said[1], identity.stat().st_ino)
 
     def is_current(self) -> bool:

@@ -142,7 +142,7 @@ def put_in_place(draft: str, path: str) -> None:
         os.rename(draft, path)
     except FileNotFoundError:
         with contextlib.suppress(FileExistsError):  # another process made it meanwhile
-            os.mkdir(os.path.dirname(path))
+            os.mkdir(os.path.dirname(path), 0o700)
         os.rename(draft, path)
 
 

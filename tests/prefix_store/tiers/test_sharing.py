@@ -261,3 +261,17 @@ async def test_nothing_torn_is_ever_seen_while_processes_are_killed(tmp_path: Pa
     assert report.problems == []
     assert report.operations > report.kills >= 6
     assert report.blocks_read > 0
+
+
+async def test_nobody_else_may_look_into_the_folder(tmp_path: Path) -> None:
+    """What is kept can be turned back into prompts, so the folder and all that is in it are for its owner alone."""
+    tier = DiskTier(tmp_path / "kv", format_of(), CAPACITY * format_of().frame_bytes, LeastRecentlyUsed)
+    try:
+        assert await kept(tier, chain("a", 2)) == 2
+        folders = [folder for folder in (tmp_path / "kv", *(tmp_path / "kv").rglob("*")) if folder.is_dir()]
+        assert len(folders) >= 5
+        assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
+        files = [file for file in (tmp_path / "kv" / "blocks").rglob("*") if file.is_file()]
+        assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    finally:
+        await tier.close()
