@@ -174,7 +174,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         prefix_store = read_prefix_arguments(arguments)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         print(f"keepgate backend: {error}", file=sys.stderr)
         return 1
     engine = EngineConfig(

@@ -73,6 +73,8 @@ class CudaRunner:
     ) -> None:
         self.config = config
         self.name = f"{device}-{str(dtype).removeprefix('torch.')}"
+        what = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+        self.kernels = f"torch {torch.__version__} on {what}"
         self.weights_precision = self.kv_precision = str(dtype).removeprefix("torch.")
         self.kv_bytes_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
         self.max_batch = max_batch

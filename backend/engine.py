@@ -135,6 +135,11 @@ class Engine:
         """Whether there are sequences that have not ended."""
         return bool(self._sequences)
 
+    @property
+    def may_lose(self) -> bool:
+        """Whether blocks may come back with a loss."""
+        return self._lossy_key is not None
+
     def pause(self) -> float | None:
         """Seconds until a step would do anything: 0 mostly; None: nothing to do before something else happens."""
         if not self._sequences:
@@ -199,19 +204,33 @@ class Engine:
         fetch.incoming.close()
 
     def forget_blocks(self, keys: Many[bytes]) -> None:
-        """Lets nobody find blocks with these keys, in whatever form they are here."""
+        """Lets nobody find the blocks of a chain, in whatever form they are here, nor keeps them any longer.
+
+        Args:
+            keys: exact ones, from the first block on.
+        """
         self.pool.forget_keys(keys)
         if self._lossy_key is not None:
             self.pool.forget_keys([self._lossy_key(key) for key in keys])
+        self._stop_keeping(keys[0])
 
     def forget_prefixes(self) -> None:
-        """Lets nobody find any block that is there now; who uses one goes on."""
+        """Lets nobody find any block that is there now, nor keeps one any longer; who uses one goes on."""
         self.pool.forget(list(range(self.pool.num_blocks)))
+        self._stop_keeping(None)
+
+    def _stop_keeping(self, first_key: bytes | None) -> None:
+        for sequence in self._sequences.values():
+            if first_key is None or sequence.block_keys[:1] == [first_key]:
+                sequence.prefix = None
+        if self._hand_over is not None:
+            self._hand_over.give_up(first_key)
 
     def kept(self, keep: Keep) -> None:
         """Takes blocks back that are not read any more."""
         if self._hand_over is not None:
             self._hand_over.kept(keep)
+            self.scheduler.note_news()
 
     def step(self) -> list[Output]:
         """Takes over one step and returns what it added, for each sequence that got a token or ended.
@@ -399,7 +418,9 @@ class Engine:
     def _offer(self, sequence: Sequence, least: int) -> None:
         """Hands over a sequence's full blocks, as soon as there are so many new ones."""
         prefix = sequence.prefix
-        if self._hand_over is not None and prefix is not None and sequence.num_registered - prefix.kept >= least:
+        if self._hand_over is None or prefix is None or not self._hand_over.has_room:
+            return
+        if sequence.num_registered - prefix.kept >= least:
             self._hand_over.offer(sequence, self.scheduler.registered_keys(sequence), least)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
-
 from backend.config import ModelConfig
 from backend.model import ServedModel
 from backend.runner import BLOCK_SIZE
@@ -26,8 +24,6 @@ async def fingerprint_of(model: ServedModel, layout: BlockLayout) -> Fingerprint
     """
     runner, config = model.runner, model.runner.config
     directory = model.directory
-    # A library's matrix products round differently from version to version; our own kernels say what they are.
-    library = "" if runner.deterministic else f" torch {torch.__version__}"
     return Fingerprint(
         weights=await digest_of_files(sorted(directory.glob("*.safetensors"))),
         tokenizer=await digest_of_files([directory / "tokenizer.json"]),
@@ -42,7 +38,7 @@ async def fingerprint_of(model: ServedModel, layout: BlockLayout) -> Fingerprint
             "config": repr(dataclasses.replace(config, eos_token_ids=(), max_position_embeddings=0)),
             "block": [layout.dtype, list(layout.shape), layout.axes, layout.keys_transposed],
         },
-        numerics=runner.name + library,
+        numerics=f"{runner.name}, {runner.kernels}",
         kv_dtype=runner.kv_precision,
         layout=_LAYOUT,
         block_size=BLOCK_SIZE,

@@ -25,6 +25,11 @@ class FusedUnavailable(BackendError):
     """The fused step cannot be used here; the message says why."""
 
 
+def source_digest() -> str:
+    """Of the fused step as it is written; 16 hex digits."""
+    return xxhash.xxh3_64_hexdigest(_SOURCE.read_bytes())
+
+
 def load_fused_library(progress: Progress) -> ctypes.CDLL:
     """Builds the library if this machine has not built this source yet, and loads it.
 

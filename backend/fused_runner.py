@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from backend.config import ModelConfig
-from backend.fused_build import FusedUnavailable
+from backend.fused_build import FusedUnavailable, source_digest
 from backend.fused_layout import GROUP, KVPrecision, Precision, in_groups, pack_bytes, pack_halves, pack_nibbles
 from backend.huge_pages import Arena, zeros
 from backend.kv_blocks import HostKvBlocks, KvBlocks
@@ -108,6 +108,8 @@ class FusedRunner:
         library.fused_step.argtypes = _STEP_ARGUMENTS
         self._threads = ThreadChoice(threads)
         self._lanes: int = library.fused_lanes()
+        # Sums are made in so many parts.
+        self.kernels = f"fused step {source_digest()} in {self._lanes} lanes"
         # Everything the library points to stays here.
         self._arena = Arena()
         self._kv_precision = kv_precision

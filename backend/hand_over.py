@@ -14,9 +14,11 @@ from backend.sequence import Sequence
 _MOST_HELD = 4
 """At most this part of all blocks, the fourth, is held for those who copy them."""
 _MOST_LEFT = 256
+_LOOKS = 8
+"""So many of them are looked at between two steps."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Grown:
     """A sequence as far as its blocks can be found."""
 
@@ -51,6 +53,14 @@ class HandOver:
         self._kv_blocks = kv_blocks
         self._prefix_io = prefix_io
         self._left: deque[_Grown] = deque(maxlen=_MOST_LEFT)
+        self._under_way: set[Keep] = set()
+        self._is_refused = False
+        """There was no memory to copy through, and since then none has become free."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether anything can be handed over just now."""
+        return self._room > 0 and not self._is_refused
 
     def offer(self, sequence: Sequence, keys: list[bytes], least: int) -> None:
         """Hands over what a sequence has filled, as far as there is room, if that is so many blocks.
@@ -71,15 +81,28 @@ class HandOver:
     def kept(self, keep: Keep) -> None:
         """Takes blocks back that have been copied, and hands over what was left."""
         keep.outgoing.close()
+        self._under_way.discard(keep)
+        self._is_refused = False
         self.holders -= Counter(keep.blocks)
         self._pool.release(keep.blocks)
-        while self._left and self._room:
+        for _ in range(min(_LOOKS, len(self._left))):
+            if not self.has_room:
+                return
             grown = self._left[0]
             found = self._pool.match(grown.keys, grown.tokens, BLOCK_SIZE).blocks
-            before = grown.prefix.kept
             self._give(grown, found)
-            if grown.prefix.kept == before or grown.prefix.kept == grown.blocks:
+            if grown.prefix.kept >= len(found):  # the rest, if any, has been evicted
                 self._left.popleft()
+
+    def give_up(self, first_key: bytes | None) -> None:
+        """Nothing is kept any more of chains that begin with this block; None: of any that were handed over so far."""
+        chains = [grown for grown in self._left if first_key in (None, grown.exact_keys[0])]
+        for grown in chains:
+            self._left.remove(grown)
+        for keep in self._under_way:
+            blocks = keep.prefix.chain.blocks
+            if first_key is None or (blocks and blocks[0].key == first_key):
+                keep.halt.set()
 
     @property
     def _room(self) -> int:
@@ -92,8 +115,11 @@ class HandOver:
         if first < lossy_from:
             until = min(until, lossy_from)
         given = blocks[first:until]
-        outgoing = self._kv_blocks.outgoing(given) if given else None
+        if not given:
+            return
+        outgoing = self._kv_blocks.outgoing(given)
         if outgoing is None:
+            self._is_refused = True
             return
         for block in given:
             self._pool.share(block)
@@ -101,7 +127,9 @@ class HandOver:
         grown.prefix.kept = until
         tokens = grown.tokens[first * BLOCK_SIZE : until * BLOCK_SIZE]
         keys = grown.exact_keys[first:until]
-        self._prefix_io.keep(Keep(grown.prefix, first, tokens, keys, given, outgoing, until <= lossy_from))
+        keep = Keep(grown.prefix, first, tokens, keys, given, outgoing, until <= lossy_from)
+        self._under_way.add(keep)
+        self._prefix_io.keep(keep)
 
 
 def _grown(sequence: Sequence, prefix: StoredPrefix, keys: list[bytes]) -> _Grown:

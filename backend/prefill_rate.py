@@ -14,9 +14,9 @@ class PrefillRate:
     def __init__(self) -> None:
         self._row_seconds: float | None = None
 
-    def note(self, rows: int, seconds: float) -> None:
-        """A step computed so many tokens in so many seconds."""
-        if rows < _LEAST_ROWS:
+    def note(self, rows: int, prompt_rows: int, seconds: float) -> None:
+        """A step computed so many tokens, so many of them of prompts, in so many seconds."""
+        if prompt_rows < _LEAST_ROWS or 2 * prompt_rows < rows:
             return
         each = seconds / rows
         known = self._row_seconds

@@ -47,8 +47,7 @@ async def look_up_prefix(request: web.Request) -> web.Response:
             },
             "engines": [
                 {
-                    "name": run.owner.name,
-                    "address": run.owner.details.address,
+                    "names": [owner.name for owner in run.owners],
                     "codec": run.format.codec.name,
                     "from": run.first * BLOCK_SIZE,
                     "to": run.until * BLOCK_SIZE,
@@ -104,7 +103,7 @@ def _description(state: ServerState, opened: OpenStore) -> dict[str, Any]:
         "device": {
             "blocks": stats.cached_blocks + stats.held_blocks,
             "capacity_blocks": state.engine.engine.pool.num_blocks,
-            "tokens_saved": stats.prefix_hit_tokens - sum(restored.values()),
+            "tokens_saved": max(0, stats.prefix_hit_tokens - sum(restored.values())),
         }
     }
     for name, tier in store.tiers.items():

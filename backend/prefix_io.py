@@ -63,6 +63,8 @@ class Keep:
     outgoing: Outgoing
     exact: bool
     """Whether they are what the model computes; else something before them was restored with a loss."""
+    halt: Halt = field(default_factory=Halt)
+    """Set by the engine when they are not to be kept after all."""
 
 
 class PrefixIO(Protocol):

@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 _CODECS = ("plain", "int8", "fp8")
 _SECRET_BYTES = 32
 _SHORTEST_SECRET = 16
+_DISK_BYTES = 4 * 2**30
+_OPTIONS = {
+    "memory_bytes": "--prefix-memory",
+    "memory_codec": "--prefix-memory-codec",
+    "disk_bytes": "--prefix-disk-size",
+    "disk_codec": "--prefix-disk-codec",
+    "index": "--prefix-index",
+    "name": "--prefix-name",
+    "address": "--prefix-address",
+}
+"""Where the fields of the configuration come from."""
 
 
 def add_prefix_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,16 +49,14 @@ def add_prefix_arguments(parser: argparse.ArgumentParser) -> None:
         "--prefix-disk-size",
         type=memory_size,
         metavar="SIZE",
-        default=4 * 2**30,
         help="what the folder may hold (default: 4GiB)",
     )
     for place in ("memory", "disk"):
         options.add_argument(
             f"--prefix-{place}-codec",
             choices=_CODECS,
-            default="plain",
             help="how they are written there: as they are, or in half the room with a loss that docs/benchmarks.md "
-            "states (default: %(default)s)",
+            "states (default: plain)",
         )
     options.add_argument(
         "--prefix-index",
@@ -94,26 +103,38 @@ def read_prefix_arguments(arguments: argparse.Namespace) -> StoreConfig | None:
     """The configuration that the options are; None: nothing is kept.
 
     Raises:
-        ValueError: they do not go together.
-        OSError: a file cannot be read or made.
+        ValueError: they do not go together, or the secret cannot be had.
     """
     from prefix_store.codecs.registry import codec_named
     from prefix_store.store.config import StoreConfig
 
+    for place in ("memory", "disk"):
+        for what in ("size", "codec"):
+            if getattr(arguments, f"prefix_{place}_{what}", None) and not getattr(arguments, f"prefix_{place}"):
+                raise ValueError(f"--prefix-{place}-{what}: nothing is kept there, expected it with --prefix-{place}")
     if not (arguments.prefix_memory or arguments.prefix_disk or arguments.prefix_index):
         return None
-    return StoreConfig(
-        memory_bytes=arguments.prefix_memory or 0,
-        memory_codec=codec_named(arguments.prefix_memory_codec),
-        disk=arguments.prefix_disk,
-        disk_bytes=arguments.prefix_disk_size,
-        disk_codec=codec_named(arguments.prefix_disk_codec),
-        index=arguments.prefix_index,
-        name=arguments.prefix_name,
-        address=arguments.prefix_address,
-        secret=_secret(arguments.prefix_secret_file),
-        audit_every=arguments.prefix_audit,
-    )
+    try:
+        return StoreConfig(
+            memory_bytes=arguments.prefix_memory or 0,
+            memory_codec=codec_named(arguments.prefix_memory_codec or "plain"),
+            disk=arguments.prefix_disk,
+            disk_bytes=arguments.prefix_disk_size or _DISK_BYTES,
+            disk_codec=codec_named(arguments.prefix_disk_codec or "plain"),
+            index=arguments.prefix_index,
+            name=arguments.prefix_name,
+            address=arguments.prefix_address,
+            secret=_secret(arguments.prefix_secret_file),
+            audit_every=arguments.prefix_audit,
+        )
+    except ValueError as error:
+        raise ValueError(by_option(str(error))) from error
+
+
+def by_option(message: str) -> str:
+    """What is said of a field of the configuration, said of the option that it comes from."""
+    field = message.replace(":", " ").split(maxsplit=1)[0]
+    return f"{_OPTIONS[field]}{message.removeprefix(field)}" if field in _OPTIONS else message
 
 
 def _secret(path: Path | None) -> str:
@@ -123,8 +144,12 @@ def _secret(path: Path | None) -> str:
         if not given:
             return ""
     else:
-        _make_secret(path)
-        given, where = path.read_text("utf-8").strip(), str(path)
+        where = f"--prefix-secret-file {path}"
+        try:
+            _make_secret(path)
+            given = path.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{where}: it cannot be read or made ({error})") from error
     if len(given.encode()) < _SHORTEST_SECRET:
         raise ValueError(f"{where}: the secret has {len(given.encode())} bytes, expected {_SHORTEST_SECRET} or more")
     return given

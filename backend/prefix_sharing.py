@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from collections.abc import Sequence as Many
@@ -25,13 +26,13 @@ from prefix_store.identity.keys import KeyChain
 from prefix_store.store.chain import Chain
 from prefix_store.store.location import Location
 from prefix_store.store.store import PrefixStore, Restored
-from prefix_store.tiers.halt import Halt
 
 logger = logging.getLogger(__name__)
 
-_LONG_PROMPT = 4_096
+_LONG_PROMPT = 2_048
 """Hashing so many tokens is too much work for the event loop."""
 _LAST_SECONDS = 2.0
+_SHORTEST_ASK, _LONGEST_ASK = 0.1, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class PrefixSharing:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._keeps: asyncio.Queue[Keep] = asyncio.Queue()
-        self._computed_rows = 0
+        self._totals = (0, 0)
 
     @asynccontextmanager
     async def over(
@@ -95,19 +96,9 @@ class PrefixSharing:
         if store is None or engine is None:
             return
         access = Access(asyncio.get_running_loop().time(), one_shot)
-        before: Sequence | None = None
-        for sequence in sequences:
-            if not engine.scheduler.may_share(sequence):
-                continue
-            if before is not None and before.prefix is not None and before.tokens == sequence.tokens:
-                found = before.prefix
-                sequence.block_keys = list(before.block_keys)
-                sequence.prefix = StoredPrefix(
-                    found.chain.copy(), found.location, access, worth=found.worth, kept=found.kept
-                )
-            else:
-                sequence.prefix = await self._prefix_of(sequence, store, engine.pool, access)
-            before = sequence
+        sharing = [sequence for sequence in sequences if engine.scheduler.may_share(sequence)]
+        prompts = [list(alike) for _, alike in itertools.groupby(sharing, key=lambda sequence: sequence.tokens)]
+        await asyncio.gather(*(self._ask(alike, store, engine.pool, access) for alike in prompts))
 
     def ended(self, sequences: Many[Sequence]) -> None:
         """The request is over, so its length is known."""
@@ -138,12 +129,16 @@ class PrefixSharing:
         in_pool = next((place for place, key in enumerate(keys) if engine.pool.block_of(key) is None), len(keys))
         return Whereabouts(chain, in_pool, await store.locate(chain.blocks))
 
+    async def settled(self) -> None:
+        """Returns when all that has been handed over so far is kept, or given up."""
+        await self._keeps.join()
+
     def note_step(self, report: StepReport) -> None:
         """Learns how fast the engine computes."""
-        rows = report.stats.computed_rows - self._computed_rows
-        self._computed_rows = report.stats.computed_rows
+        stats, (rows, prompt_rows) = report.stats, self._totals
+        self._totals = stats.computed_rows, stats.prompt_tokens
         if report.computed:
-            self.rate.note(rows, report.seconds)
+            self.rate.note(stats.computed_rows - rows, stats.prompt_tokens - prompt_rows, report.seconds)
 
     def fetch(self, fetch: Fetch) -> None:
         """See ``PrefixIO.fetch``."""
@@ -153,6 +148,15 @@ class PrefixSharing:
         """See ``PrefixIO.keep``."""
         self._call(lambda: self._keeps.put_nowait(keep))
 
+    async def _ask(self, alike: Many[Sequence], store: PrefixStore, pool: BlockPool, access: Access) -> None:
+        """Asks for the first of some sequences with one prompt, which is also the one that hands its blocks over."""
+        first, *others = alike
+        found = first.prefix = await self._prefix_of(first, store, pool, access)
+        for sequence in others:
+            sequence.block_keys = list(first.block_keys)
+            chain = found.chain.copy()
+            sequence.prefix = StoredPrefix(chain, found.location, access, found.worth, kept=len(chain.blocks))
+
     async def _prefix_of(self, sequence: Sequence, store: PrefixStore, pool: BlockPool, access: Access) -> StoredPrefix:
         if len(sequence.tokens) > _LONG_PROMPT:
             keys, chain = await asyncio.to_thread(self._hashed, sequence.tokens, sequence.keys)
@@ -161,11 +165,18 @@ class PrefixSharing:
         sequence.block_keys = keys
         findable = keys[: (len(sequence.tokens) - 1) // BLOCK_SIZE]
         in_pool = next((place for place, key in enumerate(findable) if pool.block_of(key) is None), len(findable))
-        location = await store.locate(chain.blocks, everywhere=in_pool < len(findable))
+        location = await store.locate(
+            chain.blocks, everywhere=in_pool < len(findable), within=self._patience(len(findable) - in_pool)
+        )
         if any(location.leads.values()):
             self._begin(store.touch(chain.blocks, location, access), "a use of a prefix could not be noted")
         worth = store.route(in_pool, location, self.rate.block_seconds).until
         return StoredPrefix(chain, location, access, worth=min(worth, len(findable)), kept=location.kept)
+
+    def _patience(self, blocks: int) -> float:
+        """Seconds that an answer is waited for: a quarter of what computing so many blocks takes, within bounds."""
+        each = self.rate.block_seconds
+        return _LONGEST_ASK if each is None else min(max(_SHORTEST_ASK, 0.25 * blocks * each), _LONGEST_ASK)
 
     def _hashed(self, tokens: list[int], chain_keys: KeyChain) -> tuple[list[bytes], Chain]:
         """Keys of the prompt's full blocks, and the blocks themselves."""
@@ -237,12 +248,12 @@ class PrefixSharing:
     async def _keep(self, keep: Keep, store: PrefixStore) -> None:
         chain = keep.prefix.chain
         known = len(chain.blocks) - keep.first
-        if known < 0:  # what comes before could not be kept
+        if known < 0 or keep.halt.is_set:  # what comes before could not be kept, or nobody wants it any more
             return
         chain.extend(keep.keys[known:], keep.tokens[known * BLOCK_SIZE :])
         sources = await asyncio.to_thread(keep.outgoing.ready)
         blocks = chain.blocks[: keep.first + len(keep.blocks)]
-        await store.keep(blocks, sources, keep.prefix.access, keep.exact, Halt())
+        await store.keep(blocks, sources, keep.prefix.access, keep.exact, keep.halt)
 
     def _kept(self, keep: Keep) -> None:
         engine = self._engine

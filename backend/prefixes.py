@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from backend.async_engine import NOT_RUNNING
 from backend.config import EngineConfig
 from backend.errors import ModelError, Unavailable
 from backend.fingerprint import fingerprint_of
 from backend.model import ServedModel
 from backend.prefix_audit import PrefixAuditor
 from backend.prefix_io import StoredPrefix
+from backend.prefix_options import by_option
 from backend.public_prefixes import publish
 from backend.server_state import ServerState
 from backend.tenants import Tenants
@@ -20,6 +23,7 @@ from prefix_store.store.open_store import open_store
 from prefix_store.store.store import PrefixStore
 
 _ENGINE_SECONDS = 60.0
+_SETTLE_SECONDS = 5.0
 
 
 def why_not(model: ServedModel, engine: EngineConfig) -> str | None:
@@ -52,7 +56,7 @@ async def open_prefixes(state: ServerState) -> AsyncIterator[None]:
         try:
             opened = await stack.enter_async_context(open_store(config, namespace, kv_blocks.layout))
         except (ValueError, OSError) as error:
-            raise ModelError(f"the prefix store cannot be opened: {error}") from error
+            raise ModelError(by_option(str(error))) from error
         state.opened_store = state.metrics.prefixes.opened = opened
         auditor = PrefixAuditor(
             config.audit_every, state.engine, state.reader.maker, lambda prefix: _distrust(state, opened.store, prefix)
@@ -65,6 +69,7 @@ async def open_prefixes(state: ServerState) -> AsyncIterator[None]:
 async def forget_all(state: ServerState, store: PrefixStore) -> int:
     """Empties the tiers, and lets nobody find what is in the engine's memory; returns how many blocks the tiers had."""
     await _in_engine(state, state.engine.engine.forget_prefixes)
+    await _settled(state)
     return await store.clear()
 
 
@@ -73,11 +78,21 @@ async def _distrust(state: ServerState, store: PrefixStore, prefix: StoredPrefix
     blocks = prefix.chain.blocks[: prefix.restored]
     engine = state.engine.engine
     await _in_engine(state, lambda: engine.forget_blocks([block.key for block in blocks]))
+    await _settled(state)
     await store.discard(blocks)
+
+
+async def _settled(state: ServerState) -> None:
+    """Waits for what is still being kept, or it would be there again afterwards; not for a tier that hangs."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_SETTLE_SECONDS):
+            await state.prefixes.settled()
 
 
 async def _in_engine(state: ServerState, work: Callable[[], None]) -> None:
     """Has the engine's thread do something between two steps, and waits for it. Raises Unavailable after a minute."""
+    if not state.engine.alive:
+        raise Unavailable(NOT_RUNNING)
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 

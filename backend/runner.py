@@ -82,6 +82,9 @@ class ModelRunner(Protocol):
     max_batch: int
     """Sequences at a time, and tokens in a step, that suit it best; whoever runs the engine may say otherwise."""
     step_tokens: int
+    kernels: str
+    """What computes, as far as rounding depends on it: two runners that name the same here, and are alike otherwise,
+    compute the same bits wherever ``deterministic`` is true."""
     deterministic: bool
     """Whether a row's logits are bitwise the same whatever else is in the step, and however it was chunked."""
 

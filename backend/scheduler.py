@@ -80,7 +80,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         # Somebody waits for room, and since that was seen nothing was given back and nobody came.
         self._held_back = False
-        # Nothing could be computed until what is being fetched is there, and since that was seen nothing happened.
+        # Nothing could be computed until what is being fetched is there, or what is being copied is free again, and
+        # since that was seen nothing happened.
         self._stalled = False
         self.num_preemptions = 0
         self.prefix_hit_tokens = 0
@@ -96,7 +97,7 @@ class Scheduler:
         sequence.arrival = self._arrivals
         sequence.queued_at = now
         insort(self.waiting, sequence, key=_order)
-        self._note_news()
+        self.note_news()
 
     def remove(self, sequence: Sequence) -> None:
         """Forgets a sequence, waiting or running, and frees its blocks."""
@@ -117,7 +118,8 @@ class Scheduler:
         if self._grow() and self._has_place() and self._admission_in(now) == 0.0:
             self._admit(now)
         chunks = self._deal()
-        self._stalled = not chunks and bool(self.running) and not (self.waiting and self._admission_in(now))
+        waits_for_news = bool(self.running) or self._held_back
+        self._stalled = not chunks and waits_for_news and not (self.waiting and self._admission_in(now))
         return chunks
 
     def follow(self, chunks: list[Chunk], now: float = 0.0) -> list[Chunk]:
@@ -163,7 +165,11 @@ class Scheduler:
         self.prefix_hit_tokens += tokens
         if not sequence.num_generated:
             sequence.num_cached += tokens
-        self._note_news()
+        self.note_news()
+
+    def note_news(self) -> None:
+        """Blocks were given back, or somebody came or went: who could not join may be able to now."""
+        self._held_back = self._stalled = False
 
     def may_share(self, sequence: Sequence) -> bool:
         """Whether the sequence uses blocks of others and lets them use its own."""
@@ -278,12 +284,8 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:
-        self._note_news()
+        self.note_news()
         self._blocks.release(sequence)
-
-    def _note_news(self) -> None:
-        """Who could not join may be able to now."""
-        self._held_back = self._stalled = False
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:

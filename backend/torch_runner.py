@@ -40,6 +40,7 @@ class TorchRunner:
         self.config = config
         kv_name = "" if kv_dtype == "auto" else f"-kv-{kv_dtype}"
         self.name = f"torch-{str(dtype).removeprefix('torch.')}{kv_name}"
+        self.kernels = f"torch {torch.__version__} with {torch.backends.cpu.get_cpu_capability()}"
         self.weights_precision = str(dtype).removeprefix("torch.")
         self.kv_precision = self.weights_precision if kv_dtype == "auto" else kv_dtype
         self.kv_bytes_per_token = self.block_bytes(config, dtype, kv_dtype) // BLOCK_SIZE

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.figure import RATIO, Figure, Row, Target
 from benchmarks.prefix_engines import PrefixEngine, prefix_engine
 
-_ROUNDS, _QUICK_ROUNDS = 25, 2
+_ROUNDS, _QUICK_ROUNDS = 11, 1
 _VOCABULARY = range(100, 40_000)
 _COUNT, _SUM = ("keepgate_backend_step_seconds_count", ""), ("keepgate_backend_step_seconds_sum", "")
 

@@ -48,7 +48,8 @@ class StoreConfig:
             raise ValueError(f"address is {self.address!r}, expected http://host:port or https://host:port")
         lossy = {codec.name for codec in self.codecs if not codec.is_exact}
         if len(lossy) > 1:
-            raise ValueError(f"the codecs are {' and '.join(sorted(lossy))}, expected at most one beside plain")
+            memory, disk = self.memory_codec.name, self.disk_codec.name
+            raise ValueError(f"disk_codec is {disk}, expected plain or {memory}: one engine has one codec beside plain")
 
     @property
     def peers_secret(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Sequence
 
@@ -24,6 +25,7 @@ _LEASE_SECONDS = 10.0
 _LEASE_PATIENCE = 0.05
 _PEERS_SHARE = 0.9
 _MOST_BYTES_AT_ONCE = 2**29
+_MOST_OWNERS = 2
 
 
 class Fleet:
@@ -46,6 +48,7 @@ class Fleet:
         self._formats = tuple(formats)
         self._is_own = is_own
         self._releases: set[asyncio.Task[None]] = set()
+        self._turns = itertools.count()
 
     @property
     def counts(self) -> TierCounts:
@@ -58,7 +61,7 @@ class Fleet:
         for frame_format in self._formats:
             covered = runs[-1].until if runs else 0
             runs += [
-                PeerRun(run.owner, frame_format, max(run.first, covered), run.until)
+                PeerRun(run.owners, frame_format, max(run.first, covered), run.until)
                 for run in await self._runs(frame_format, chain)
                 if run.until > covered
             ]
@@ -67,20 +70,23 @@ class Fleet:
     async def read(
         self, run: PeerRun, wanted: Sequence[BlockId], into: Sequence[Segments], within: float, halt: Halt
     ) -> int:
-        """Restores blocks of a run from its owner; returns how many. Tells the index what turned out not to be there.
+        """Restores blocks of a run from one of its owners, and from the next where that gives less; returns how many.
+
+        Tells the index what turned out not to be there.
 
         Args:
             within: seconds.
         """
         deadline = time.monotonic() + within
-        at_once = max(1, min(MOST_BLOCKS, _MOST_BYTES_AT_ONCE // run.format.frame_bytes))
         done = 0
-        while done < len(wanted) and not halt.is_set and (left := deadline - time.monotonic()) > 0:
-            asked = wanted[done : done + at_once]
-            got = await self._ask(run, asked, into[done : done + at_once], left, halt)
-            done += got
-            if got < len(asked):
-                break
+        # By turns, so that not all ask the same one for what everybody has.
+        turn = next(self._turns) % len(run.owners)
+        owners = (*run.owners[turn:], *run.owners[:turn])[:_MOST_OWNERS]
+        for place, owner in enumerate(owners):
+            if done < len(wanted):
+                now = time.monotonic()
+                until = now + (deadline - now) / (len(owners) - place)
+                done += await self._read(owner, run.format, wanted[done:], into[done:], until, halt)
         return done
 
     async def close(self) -> None:
@@ -89,26 +95,52 @@ class Fleet:
         if self._releases:
             await asyncio.wait(self._releases)
 
+    async def _read(
+        self,
+        owner: Owner,
+        frame_format: FrameFormat,
+        wanted: Sequence[BlockId],
+        into: Sequence[Segments],
+        deadline: float,
+        halt: Halt,
+    ) -> int:
+        """Restores blocks from one owner, as far as it has them, in as many questions as that takes."""
+        at_once = max(1, min(MOST_BLOCKS, _MOST_BYTES_AT_ONCE // frame_format.frame_bytes))
+        done = 0
+        while done < len(wanted) and not halt.is_set and (left := deadline - time.monotonic()) > 0:
+            asked = wanted[done : done + at_once]
+            got = await self._ask(owner, frame_format, asked, into[done : done + at_once], left, halt)
+            done += got
+            if got < len(asked):
+                break
+        return done
+
     async def _ask(
-        self, run: PeerRun, wanted: Sequence[BlockId], into: Sequence[Segments], within: float, halt: Halt
+        self,
+        owner: Owner,
+        frame_format: FrameFormat,
+        wanted: Sequence[BlockId],
+        into: Sequence[Segments],
+        within: float,
+        halt: Halt,
     ) -> int:
         """One question: no more blocks than a peer gives in one answer."""
-        peer = _address(run.owner)
-        keys = [run.format.stored_key(block.key) for block in wanted]
+        peer = _address(owner)
+        keys = [frame_format.stored_key(block.key) for block in wanted]
         if not self._client.may_ask(peer):
             return 0
         began = time.monotonic()
-        lease = await self._lease(run.owner, keys)
+        lease = await self._lease(owner, keys)
         try:
             # Before the restore itself ends: then it is the peer that is too slow, and is left alone for a while.
             left = _PEERS_SHARE * (within - (time.monotonic() - began))
-            restored = await self._client.read(peer, wanted, into, run.format, left, halt) if left > 0 else 0
+            restored = await self._client.read(peer, wanted, into, frame_format, left, halt) if left > 0 else 0
         finally:
             self._release(lease)
         if restored:
-            self._index.confirm(run.owner, keys[:restored])
+            self._index.confirm(owner, keys[:restored])
         if restored < len(keys) and left > 0 and not halt.is_set and self._client.may_ask(peer):
-            self._index.deny(run.owner, keys[restored:])  # it is well, was not interrupted, and has no more
+            self._index.deny(owner, keys[restored:])  # it is well, was not interrupted, and has no more
         return restored
 
     async def _lease(self, owner: Owner, keys: Sequence[bytes]) -> Lease | None:
@@ -133,13 +165,14 @@ class Fleet:
         until = 0
         for run in match.runs:
             first, until = until, until + run.blocks
-            owners = [holder.owner for holder in run.holders if self._can_give(holder, frame_format)]
+            owners = tuple(holder.owner for holder in run.holders if self._can_give(holder, frame_format))
             if not owners:  # this engine has them itself
                 continue
-            if runs and runs[-1].until == first and runs[-1].owner in owners:
-                runs[-1] = PeerRun(runs[-1].owner, frame_format, runs[-1].first, until)
+            both = tuple(owner for owner in runs[-1].owners if owner in owners) if runs else ()
+            if both and runs[-1].until == first:
+                runs[-1] = PeerRun(both, frame_format, runs[-1].first, until)
             else:
-                runs.append(PeerRun(owners[0], frame_format, first, until))
+                runs.append(PeerRun(owners, frame_format, first, until))
         return runs
 
     def _can_give(self, holder: Holder, frame_format: FrameFormat) -> bool:

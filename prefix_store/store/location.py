@@ -10,9 +10,10 @@ from prefix_store.index.owner import Owner
 
 @dataclass(frozen=True, slots=True)
 class PeerRun:
-    """Blocks of a chain that another engine has in one format: those from number ``first`` on and before ``until``."""
+    """Blocks of a chain that other engines have in one format, each of them all: those from number ``first`` on and
+    before ``until``."""
 
-    owner: Owner
+    owners: tuple[Owner, ...]
     format: FrameFormat
     first: int
     until: int

@@ -54,7 +54,7 @@ def route(
 ) -> Route:
     """The way to the blocks from number ``first`` on that are sooner fetched than computed.
 
-    Of a place of which nothing is known all is fetched. One that was too slow is asked for a few blocks again when
+    Of a place of which too little is known all is fetched. One that was too slow is asked for a few blocks again when
     that is a while ago.
 
     Args:
@@ -86,5 +86,5 @@ def route(
 
 
 def _pays(time: TransferTime, blocks: int, block_seconds: float | None) -> bool:
-    seconds = time.estimate(blocks)
+    seconds = time.estimate(blocks) if time.is_known else None
     return seconds is None or block_seconds is None or seconds < blocks * block_seconds

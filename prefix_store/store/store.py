@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SHORTEST_RESTORE, _LONGEST_RESTORE = 0.25, 5.0
-_LONGEST_KEEP, _REST_SECONDS = 30.0, 60.0
+_LONGEST_KEEP, _REST_SECONDS = 10.0, 60.0
 _LONGEST_TOUCH = 1.0
-_ASK_SECONDS = 0.05
+_ASK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +63,40 @@ class PrefixStore:
         self.figures = StoreFigures()
         self._resting: dict[str, float] = {}
         """Until when a tier that hung is offered nothing."""
+        self._unanswered: dict[str, asyncio.Task[int]] = {}
+        """What tiers have been asked that did not answer in time."""
         self.times = {name: TransferTime() for name in (*tiers, PEERS)}
 
-    async def locate(self, chain: Sequence[BlockId], everywhere: bool = True) -> Location:
+    async def locate(self, chain: Sequence[BlockId], everywhere: bool = True, within: float = _ASK_SECONDS) -> Location:
         """Where the first blocks of a chain are: every place is asked once, all at the same time.
-
-        A place that does not answer within 50 ms has nothing.
 
         Args:
             everywhere: whether other engines are asked too.
+            within: seconds. A place that has not answered by then has nothing, and is not asked again before it has
+                answered: one that hangs makes one request wait, and no other.
         """
         if not chain:
             return Location(dict.fromkeys(self.tiers, 0))
-        asked = [asyncio.create_task(tier.lead(chain)) for tier in self.tiers.values()]
+        asked = {
+            name: asyncio.create_task(tier.lead(chain))
+            for name, tier in self.tiers.items()
+            if name not in self._unanswered
+        }
         peers = asyncio.create_task(self.fleet.find(chain)) if everywhere and self.fleet is not None else None
-        if waited := [*asked, *([peers] if peers else [])]:
-            await asyncio.wait(waited, timeout=_ASK_SECONDS)
-        leads = {name: _given(task, 0) for name, task in zip(self.tiers, asked, strict=True)}
+        if waited := [*asked.values(), *([peers] if peers else [])]:
+            await asyncio.wait(waited, timeout=within)
+        leads = {name: self._lead(name, asked.get(name)) for name in self.tiers}
         return Location(leads, _given(peers, ()) if peers is not None else ())
+
+    def _lead(self, name: str, asked: asyncio.Task[int] | None) -> int:
+        """What a tier has answered by now."""
+        if asked is None:
+            return 0
+        if asked.done():
+            return asked.result()
+        self._unanswered[name] = asked
+        asked.add_done_callback(lambda task: self._unanswered.pop(name, None))
+        return 0
 
     def route(self, first: int, location: Location, block_seconds: float | None) -> Route:
         """Which blocks from number ``first`` on are fetched, and from where; see `route.route`."""
@@ -129,7 +145,7 @@ class PrefixStore:
     ) -> None:
         """Keeps the last ``len(sources)`` blocks of a chain in every tier that takes them, and says so to the index.
 
-        A tier that takes more than 30 s for that is offered nothing for a minute.
+        A tier that takes more than 10 s for that is offered nothing for a minute.
 
         Args:
             exact: whether they are what the model computes; else they go only where nothing is exact.
@@ -159,7 +175,7 @@ class PrefixStore:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LONGEST_TOUCH):
                 for name, tier in self.tiers.items():
-                    if lead := location.leads.get(name, 0):
+                    if name not in self._unanswered and (lead := location.leads.get(name, 0)):
                         await tier.touch(chain[:lead], access)
 
     async def pin(self, chain: Sequence[BlockId]) -> dict[str, int]:
@@ -195,7 +211,7 @@ class PrefixStore:
             self.figures.late += 1
             log.warning("restoring %d blocks from %s was ended after %.2f s", len(into), leg.place, now - began)
             # One that has given nothing is believed to need as long for a single block.
-            self.times[leg.place].note(max(1, got), now - began, now)
+            self.times[leg.place].note_late(max(1, got), now - began, now)
         elif got:
             self.times[leg.place].note(got, now - began, now)
         return got

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _DECAY = 0.9
 _STALE_SECONDS = 20.0
+_ENOUGH = 3
 
 
 class TransferTime:
@@ -15,9 +16,21 @@ class TransferTime:
     def __init__(self) -> None:
         self._weight = self._blocks = self._seconds = self._squares = self._products = 0.0
         self._measured_at = float("-inf")
+        self._measurements = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has been measured often enough to be judged: the first time connects, imports and reserves."""
+        return self._measurements >= _ENOUGH
+
+    def note_late(self, blocks: int, seconds: float, now: float) -> None:
+        """As ``note``, of a transfer that was ended because it took too long: that is enough to judge by."""
+        self.note(blocks, seconds, now)
+        self._measurements = max(self._measurements, _ENOUGH)
 
     def note(self, blocks: int, seconds: float, now: float) -> None:
         """So many blocks (at least one) took so long; ``now`` in seconds of a clock that does not go back."""
+        self._measurements += 1
         self._weight = self._weight * _DECAY + 1.0
         self._blocks = self._blocks * _DECAY + blocks
         self._seconds = self._seconds * _DECAY + seconds

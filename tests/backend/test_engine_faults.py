@@ -75,6 +75,7 @@ class Around:
         self.max_batch = runner.max_batch
         self.step_tokens = runner.step_tokens
         self.deterministic = runner.deterministic
+        self.kernels = runner.kernels
         self.kv_blocks = runner.kv_blocks
         self.weights_precision = runner.weights_precision
         self.kv_precision = runner.kv_precision

@@ -197,3 +197,64 @@ def test_what_there_is_no_room_for_at_the_end_comes_later() -> None:
     shelf.finish()
     assert len(shelf.exact) == len(PROMPT) // 16
     assert engine.pool.num_held == 0
+
+
+def test_an_engine_rests_while_what_it_needs_is_being_copied() -> None:
+    """It takes the request in as soon as the blocks are back, and does nothing until then."""
+    shelf = Shelf(random.Random(8), reliable=True)  # noqa: S311
+    engine = engine_with(shelf, num_blocks=5)
+    talk = Talk(engine, shelf)
+    first = talk.say(0, PROMPT, 1)
+    while first.finish_reason is None:
+        engine.step()
+    assert engine.pool.num_held == 1
+    other = talk.say(1, [*range(26, 96)], 2, ignore_eos=True)
+    engine.step()
+    assert not other.blocks
+    assert engine.pause() is None
+    shelf.turn()
+    assert engine.pause() == 0.0
+    talk.run()
+    assert other.num_generated == 2
+
+
+def test_what_is_forgotten_is_not_kept_after_all() -> None:
+    """Neither what is being copied, nor what waits for its turn, nor what a running answer still has."""
+    shelf = Shelf(random.Random(9), reliable=True)  # noqa: S311
+    engine = engine_with(shelf, num_blocks=20)
+    talk = Talk(engine, shelf)
+    ended = talk.say(0, PROMPT, 1)
+    running = talk.say(1, [*range(30, 94)], 40, ignore_eos=True)
+    while ended.finish_reason is None or running.num_generated < 5:
+        engine.step()
+    assert shelf.is_waited_for
+    engine.forget_prefixes()
+    shelf.finish()
+    while engine.has_work:
+        engine.step()
+    shelf.finish()
+    assert not shelf.exact
+    assert engine.problems() == []
+    assert engine.pool.num_held == 0
+
+
+def test_memory_to_copy_through_that_is_full_only_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left over is handed over when there is some again, and not looked for before."""
+    shelf = Shelf(random.Random(10), reliable=True)  # noqa: S311
+    engine = engine_with(shelf, num_blocks=40)
+    talk = Talk(engine, shelf)
+    blocks = engine.runner.kv_blocks
+    assert blocks is not None
+    with monkeypatch.context() as full:
+        asked: list[int] = []
+        full.setattr(blocks, "outgoing", lambda some: asked.append(len(some)))
+        for number in range(3):
+            sequence = talk.say(number, [*range(20 + number, 84 + number)], 1)
+            while sequence.finish_reason is None:
+                engine.step()
+        assert len(asked) == 4, "once, and at each end"
+    last = talk.say(9, [*range(30, 94)], 1)
+    while last.finish_reason is None:
+        engine.step()
+    shelf.finish()
+    assert len(shelf.exact) == 4 * 4

@@ -153,7 +153,7 @@ def test_the_model_says_what_windows_save_and_what_they_do_not(pair: Pair, model
     """With windows everywhere a long sequence takes few blocks; with some, it says what the others keep for nothing."""
     runner = pair.runner
     served = dataclasses.replace(model, config=runner.config, runner=runner, max_context=256)
-    info = describe(served, Engine(runner, max_batch=8, step_tokens=STEP).stats())
+    info = describe(served, Engine(runner, max_batch=8, step_tokens=STEP).stats(), None)
     per_token = runner.kv_bytes_per_token
     if runner.config.sight is None:
         assert (info["attention_window"], info["kv_bytes_per_token_out_of_sight"]) == (None, per_token // 2)

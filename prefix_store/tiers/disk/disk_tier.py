@@ -222,7 +222,7 @@ class DiskTier:
         if membership is None:
             return 0
         gone = await self._overseer.run(lambda halt: self._steward.clear(membership))
-        self._inventory.remove(self._inventory.keys())
+        self._inventory.clear()
         return gone
 
     async def frame(self, key: bytes, parent: bytes) -> bytes | None:

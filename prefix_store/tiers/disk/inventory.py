@@ -28,6 +28,7 @@ class Inventory:
         """Set when the folder has been looked through once."""
         self._keys: dict[bytes, None] = {}
         self._changes: deque[_Change] = deque()
+        self._cleared_at = float("-inf")
 
     def __len__(self) -> int:
         """Blocks."""
@@ -48,11 +49,17 @@ class Inventory:
         for key in keys:
             self._apply(_Change(time.monotonic(), key, False))
 
+    def clear(self) -> None:
+        """Everything has gone."""
+        self._cleared_at = time.monotonic()
+        self._keys = {}
+        self._changes.clear()
+
     def take(self, listed: Listed) -> None:
         """Knows what has been listed from now on."""
         while self._changes and self._changes[0].at < listed.began:
             self._changes.popleft()
-        self._keys = listed.keys
+        self._keys = listed.keys if listed.began >= self._cleared_at else {}
         changes, self._changes = self._changes, deque()
         for change in changes:
             self._apply(change)

@@ -69,7 +69,8 @@ async def test_what_one_engine_has_another_restores(valkey: Valkey) -> None:
         await a.keep(CHAIN)
         location = await b.finds(CHAIN, 10)
         assert location.leads == {"memory": 0}
-        assert [(run.owner.name, run.first, run.until) for run in location.peers] == [("a", 0, 10)]
+        (run,) = location.peers
+        assert ([owner.name for owner in run.owners], run.first, run.until) == (["a"], 0, 10)
         memory = Memory(10)
         assert (await b.restore(CHAIN, location, memory)).blocks == 10
         assert holds(memory, CHAIN, 10)
@@ -173,8 +174,8 @@ async def test_a_halt_says_nothing_about_a_peer(valkey: Valkey) -> None:
         assert (await b.restore(CHAIN, location, Memory(10), halt=halt)).blocks == 0
         await b.index.flush()
         assert await a.claims() == {"a": 10}
-        real = location.peers[0]
-        lied = PeerRun(Owner(real.owner.name, real.owner.epoch, stuck.details, 5.0), FORMAT, 0, 10)
+        (real,) = location.peers[0].owners
+        lied = PeerRun((Owner(real.name, real.epoch, stuck.details, 5.0),), FORMAT, 0, 10)
         memory, halt = Memory(10), Halt()
         restoring = asyncio.create_task(b.restore(CHAIN, Location({}, (lied,)), memory, halt=halt))
         await gave.wait()
@@ -190,7 +191,7 @@ async def test_a_halt_says_nothing_about_a_peer(valkey: Valkey) -> None:
 async def test_a_stuck_peer_ends_at_the_deadline_and_is_left_alone(valkey: Valkey) -> None:
     """What it gave until then counts; the next request does not wait for it."""
     async with engine(valkey.url, "b", memory_bytes=ROOM) as b, stuck_peer(CHAIN[:3]) as (stuck, _):
-        location = Location({}, (PeerRun(stuck, FORMAT, 0, 10),))
+        location = Location({}, (PeerRun((stuck,), FORMAT, 0, 10),))
         memory = Memory(10)
         began = time.monotonic()
         assert (await b.restore(CHAIN, location, memory, block_seconds=0.02)).blocks == 3
@@ -308,3 +309,19 @@ async def test_leases_end_with_the_restore(valkey: Valkey, raw: "redis.asyncio.R
         while [name async for name in raw.scan_iter(b"keepgate:lease:*")]:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
+
+
+async def test_what_one_holder_does_not_give_the_next_one_does(valkey: Valkey) -> None:
+    """One that hangs costs its share of the deadline; the others have the same blocks."""
+    async with (
+        engine(valkey.url, "a", memory_bytes=ROOM) as a,
+        engine(valkey.url, "b", memory_bytes=ROOM) as b,
+        stuck_peer(CHAIN[:3]) as (stuck, _),
+    ):
+        await a.keep(CHAIN)
+        (real,) = (await b.finds(CHAIN, 10)).peers[0].owners
+        for owners in ((stuck, real), (real, stuck)):  # whoever's turn it is
+            memory = Memory(10)
+            restored = await b.restore(CHAIN, Location({}, (PeerRun(owners, FORMAT, 0, 10),)), memory)
+            assert restored.blocks == 10
+            assert holds(memory, CHAIN, 10)

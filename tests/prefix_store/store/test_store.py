@@ -286,7 +286,7 @@ async def test_a_slow_place_is_computed_and_the_figures_say_so(tmp_path: Path) -
     """A disk that was measured to be slower than the engine."""
     async with engine(disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
-        one.store.times["disk"].note(10, 10.0, time.monotonic())
+        one.store.times["disk"].note_late(10, 10.0, time.monotonic())
         assert (await one.restore(CHAIN, await one.leads(CHAIN, disk=10), Memory(10), block_seconds=0.001)).blocks == 0
         assert one.store.figures.computed == {"disk": 10}
         assert one.store.figures.fetched == {}
@@ -324,7 +324,7 @@ async def test_a_codec_that_cannot_write_the_blocks_is_named(tmp_path: Path, fie
 
 async def test_two_lossy_codecs_are_refused(tmp_path: Path) -> None:
     """An engine could not keep their blocks apart; one in two places will do."""
-    with pytest.raises(ValueError, match="the codecs are fp8 and int8, expected at most one beside plain"):
+    with pytest.raises(ValueError, match="disk_codec is int8, expected plain or fp8"):
         async with engine(memory_bytes=ROOM, memory_codec=FP8, disk=tmp_path / "kv", disk_codec=INT8):
             raise AssertionError("it was opened")
     async with engine(memory_bytes=ROOM, memory_codec=INT8, disk=tmp_path / "kv", disk_codec=INT8):

@@ -71,6 +71,18 @@ def test_ten_transfers_show_that_a_place_has_become_slow(blocks: int, each: floa
     assert time.estimate(blocks) == pytest.approx(fast, rel=0.1)
 
 
+def test_one_transfer_says_little_and_one_that_was_ended_enough() -> None:
+    """The first one may have had to connect; the third is believed, and so is a deadline that was missed."""
+    time = learned([(10, 1.0)] * 2)
+    assert not time.is_known
+    time.note(10, 1.0, 3.0)
+    assert time.is_known
+    late = TransferTime()
+    late.note_late(10, 1.0, 0.0)
+    assert late.is_known
+    assert late.estimate(10) == 1.0
+
+
 def test_a_place_that_was_not_measured_for_a_while_may_have_changed() -> None:
     """What is known of it is old after 20 seconds, until it is measured again."""
     time = learned([(10, 1.0)])
