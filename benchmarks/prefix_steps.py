@@ -24,13 +24,13 @@ class Load:
     answer: int
 
 
-_LOADS = (Load("chats", 4, 300, 60), Load("long answers", 4, 64, 120), Load("prompts alone", 2, 900, 1))
+_LOADS = (Load("chats", 4, 200, 40), Load("long answers", 4, 48, 80), Load("prompts alone", 1, 900, 1))
 _METHOD = """\
 Two engines with SmolLM2-135M in float16 on all cores, one of which keeps everything it computes in host memory and on
 disk, behind the steps; the other has no prefix store. They get the same load by turns, in changing order, every prompt
 of it new, and the figure is the mean time of a step, as each engine measures it, of the one over that of the other.
-Chats: four at a time, 300 tokens of prompt and 60 of answer. Long answers: four at a time, 64 and 120. Prompts alone:
-two at a time, 900 tokens and one, which is all there is to write and nothing but work for the cores."""
+Chats: four at a time, 200 tokens of prompt and 40 of answer. Long answers: four at a time, 48 and 80. Prompts alone:
+one at a time, 900 tokens and one, which is all there is to write and nothing but work for the cores."""
 
 
 async def measure(quick: bool) -> Figure:
