@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
 from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.frames.block_id import BlockId
+from prefix_store.frames.buffer import buffer
 from prefix_store.frames.errors import BadFrame
 from prefix_store.frames.segments import Segments
 from prefix_store.peers.errors import PeerFailed, PeerLied
@@ -154,7 +154,7 @@ class PeerClient:
         halt: Halt,
     ) -> None:
         """Raises PeerFailed."""
-        frame = np.empty(frame_format.frame_bytes, np.uint8)
+        frame = buffer(frame_format.frame_bytes)
         for block, segments in zip(wanted, into, strict=False):
             size = answer.read(frame)
             if not size:

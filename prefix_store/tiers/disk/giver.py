@@ -6,8 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-import numpy as np
-
+from prefix_store.frames.buffer import buffer
 from prefix_store.frames.errors import BadFrame
 from prefix_store.frames.frame import check_frame
 from prefix_store.tiers.counts import TierCounts
@@ -36,7 +35,7 @@ class Giver:
     def _read(self, membership: Membership, name: BlockName) -> bytes | None:
         try:
             size = os.stat(membership.folder.block(name)).st_size
-            frame = np.empty(min(size, _MOST_FRAME_BYTES) + 1, np.uint8)
+            frame = buffer(min(size, _MOST_FRAME_BYTES) + 1)
             data = frame[: membership.load(name, frame)]
             check_frame(data.data, name.key, name.parent)
             self._faults.worked()

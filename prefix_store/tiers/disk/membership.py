@@ -7,8 +7,7 @@ import itertools
 import os
 from collections.abc import Iterable
 
-import numpy as np
-
+from prefix_store.frames.buffer import buffer
 from prefix_store.frames.segments import Bytes
 from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.folder import Folder
@@ -148,4 +147,4 @@ def put_in_place(draft: str, path: str) -> None:
 
 def scratch(frame_bytes: int) -> Bytes:
     """Memory for a frame and one byte more, so that a file that is too long shows."""
-    return np.empty(frame_bytes + 1, np.uint8)
+    return buffer(frame_bytes + 1)

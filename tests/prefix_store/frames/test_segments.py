@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prefix_store.frames.buffer import buffer
 from prefix_store.frames.segments import gather, scatter
 
 
@@ -34,3 +35,12 @@ def test_segments_of_another_size_are_refused() -> None:
     with pytest.raises(ValueError, match="segments have 5 bytes together, expected 6"):
         scatter(np.ones(6, np.uint8), [target])
     assert not target.any()
+
+
+@pytest.mark.parametrize("size", [1, 4_096, 368_769, 2_097_281])
+def test_memory_for_a_frame_begins_at_a_cache_line(size: int) -> None:
+    """Where some processors copy ten times as fast as a few bytes into a page."""
+    memory = buffer(size)
+    assert memory.nbytes == size
+    assert memory.ctypes.data % 64 == 0
+    memory[:] = 7
