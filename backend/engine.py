@@ -421,7 +421,7 @@ class Engine:
         if self._hand_over is None or prefix is None or not self._hand_over.has_room:
             return
         if sequence.num_registered - prefix.kept >= least:
-            self._hand_over.offer(sequence, self.scheduler.registered_keys(sequence), least)
+            self._hand_over.offer(sequence, self.scheduler.registered_keys(sequence))
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason

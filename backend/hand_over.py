@@ -62,19 +62,19 @@ class HandOver:
         """Whether anything can be handed over just now."""
         return self._room > 0 and not self._is_refused
 
-    def offer(self, sequence: Sequence, keys: list[bytes], least: int) -> None:
-        """Hands over what a sequence has filled, as far as there is room, if that is so many blocks.
+    def offer(self, sequence: Sequence, keys: list[bytes]) -> None:
+        """Hands over what a sequence has filled, as far as there is room.
 
         Args:
             keys: of its blocks that others can find.
         """
         prefix = sequence.prefix
-        if prefix is not None and len(keys) - prefix.kept >= max(1, least):
+        if prefix is not None and prefix.kept < len(keys):
             self._give(_grown(sequence, prefix, keys), sequence.blocks[: len(keys)])
 
     def leave(self, sequence: Sequence, keys: list[bytes]) -> None:
         """The same for one that ends: what there is no room for now comes later."""
-        self.offer(sequence, keys, 1)
+        self.offer(sequence, keys)
         if sequence.prefix is not None and sequence.prefix.kept < len(keys):
             self._left.append(_grown(sequence, sequence.prefix, keys))
 

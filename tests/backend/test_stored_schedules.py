@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backend.engine import Engine
-from backend.sequence import FinishReason
+from backend.sequence import FinishReason, Sequence
 from prefix_store.codecs.codec import stored_key
 from prefix_store.codecs.scaled import INT8
 from tests.backend.schedules import Ask, Options, assert_as_alone, play, schedules, stage
@@ -32,6 +32,12 @@ def engine_with(shelf: Shelf, num_blocks: int = 40, max_batch: int = 4, step_tok
         fused(num_blocks), max_batch, step_tokens, prefix_io=shelf, lossy_key=lossy_key if shelf.loss else None
     )
     return shelf.engine
+
+
+def until_ended(engine: Engine, sequence: Sequence) -> None:
+    """Steps; what is asked of the shelf waits."""
+    while sequence.finish_reason is None:
+        engine.step()
 
 
 @pytest.mark.timeout(600)  # a failure is worth the five minutes that hypothesis may take to make it small
@@ -164,8 +170,7 @@ def test_who_leaves_during_a_fetch_has_its_memory_back_at_once() -> None:
     engine.abort(1)
     assert engine.pool.num_free == 5
     other = talk.say(2, [*range(30, 94)], 8, ignore_eos=True)
-    while other.finish_reason is None:
-        engine.step()
+    until_ended(engine, other)
     shelf.turn()
     assert shelf.halted == 1
     assert shelf.fetched == 0
@@ -190,8 +195,7 @@ def test_what_there_is_no_room_for_at_the_end_comes_later() -> None:
     engine = engine_with(shelf, num_blocks=9)
     talk = Talk(engine, shelf)
     sequence = talk.say(0, PROMPT, 1)
-    while sequence.finish_reason is None:
-        engine.step()
+    until_ended(engine, sequence)
     assert engine.pool.num_held == 2
     assert engine.problems() == []
     shelf.finish()
@@ -205,8 +209,7 @@ def test_an_engine_rests_while_what_it_needs_is_being_copied() -> None:
     engine = engine_with(shelf, num_blocks=5)
     talk = Talk(engine, shelf)
     first = talk.say(0, PROMPT, 1)
-    while first.finish_reason is None:
-        engine.step()
+    until_ended(engine, first)
     assert engine.pool.num_held == 1
     other = talk.say(1, [*range(26, 96)], 2, ignore_eos=True)
     engine.step()
@@ -250,11 +253,9 @@ def test_memory_to_copy_through_that_is_full_only_delays(monkeypatch: pytest.Mon
         full.setattr(blocks, "outgoing", lambda some: asked.append(len(some)))
         for number in range(3):
             sequence = talk.say(number, [*range(20 + number, 84 + number)], 1)
-            while sequence.finish_reason is None:
-                engine.step()
+            until_ended(engine, sequence)
         assert len(asked) == 4, "once, and at each end"
     last = talk.say(9, [*range(30, 94)], 1)
-    while last.finish_reason is None:
-        engine.step()
+    until_ended(engine, last)
     shelf.finish()
     assert len(shelf.exact) == 4 * 4
