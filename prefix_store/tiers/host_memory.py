@@ -198,8 +198,7 @@ class HostMemory:
 
     async def close(self) -> None:
         """See `Tier.close`."""
-        for worker in (self._reader, self._writer, self._server):
-            await worker.close()
+        await asyncio.gather(*(worker.close() for worker in (self._reader, self._writer, self._server)))
 
     def _restore(
         self,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import queue
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from prefix_store.tiers.halt import Halt, Halted
 
@@ -19,10 +21,17 @@ _CLOSE_SECONDS = 5.0
 
 
 class Worker:
-    """Runs blocking work, in order where it has one thread."""
+    """Runs blocking work, in order where it has one thread.
+
+    Its threads are daemons, unlike an executor's: one that a dead disk holds must not hold a process that ends.
+    """
 
     def __init__(self, name: str, threads: int = 1) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._is_closed = False
+        self._ends: list[Future[None]] = [Future() for _ in range(threads)]
+        for number, end in enumerate(self._ends):
+            threading.Thread(target=self._work, args=(end,), name=f"{name}-{number}", daemon=True).start()
 
     async def run(self, work: Callable[[Halt], T], halt: Halt | None = None) -> T:
         """What the work returns; raises what it raises. Who cancels this has halted the work (see `Halt`).
@@ -32,6 +41,7 @@ class Worker:
 
         Raises:
             Halted: `halt` has been set, and the work has not returned, which it need not ever do.
+            RuntimeError: the worker has been closed.
         """
         loop = asyncio.get_running_loop()
         own = Halt()
@@ -47,7 +57,7 @@ class Worker:
             return work(own)
 
         with halt.followed_by(give_up) if halt is not None else contextlib.nullcontext():
-            future = loop.run_in_executor(self._executor, begin)
+            future = asyncio.wrap_future(self._take_on(begin))
             try:
                 await asyncio.wait((future, given_up), return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:
@@ -60,13 +70,33 @@ class Worker:
         raise Halted
 
     async def close(self) -> None:
-        """Takes no more work, and waits for what is under way, unless that hangs."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await asyncio.to_thread(self._executor.shutdown)
-        except TimeoutError:
-            return
+        """Takes no more work, cancels what has not begun, and waits for what is under way, unless that hangs."""
+        self._is_closed = True
+        with contextlib.suppress(queue.Empty):
+            while (job := self._jobs.get_nowait()) is not None:
+                job[0].cancel()
+        for _ in self._ends:
+            self._jobs.put(None)
+        await asyncio.wait([asyncio.wrap_future(end) for end in self._ends], timeout=_CLOSE_SECONDS)
+
+    def _take_on(self, work: Callable[[], T]) -> Future[T]:
+        if self._is_closed:
+            raise RuntimeError("this worker has been closed")
+        future: Future[T] = Future()
+        self._jobs.put((future, work))
+        return future
+
+    def _work(self, end: Future[None]) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, work = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - whoever waits for the work has it
+                future.set_exception(error)
+            del job, future, work  # what the work holds is not held until the next one comes
+        end.set_result(None)
 
 
 def _settle(given_up: asyncio.Future[None]) -> None:

@@ -234,8 +234,8 @@ class DiskTier:
 
     async def close(self) -> None:
         """See `Tier.close`. What is on disk stays."""
-        for worker in (self._finder, self._reader, self._writer, self._server, self._overseer):
-            await worker.close()
+        workers = (self._finder, self._reader, self._writer, self._server, self._overseer)
+        await asyncio.gather(*(worker.close() for worker in workers))
         await asyncio.to_thread(self._attendant.close)
 
     def ended(self, access: Access, last: Hashable) -> None:

@@ -20,7 +20,10 @@ _NAMES = {_IDENTITY, "keeper", "blocks", "writing", "journals", "pins", "lost+fo
 
 
 class StoredBlock(NamedTuple):
-    """A file in blocks/: its name, its size in bytes, and when it was written or last used at the end of a chain."""
+    """A file in blocks/: its name, its size in bytes, and when it was written or last used at the end of a chain.
+
+    An empty one, which a power cut may leave, counts as a byte: it is in the books until a reader finds it bad.
+    """
 
     name: BlockName
     size: int
@@ -124,7 +127,7 @@ class Folder:
                     if name := BlockName.of(file.name):
                         with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
                             about = file.stat(follow_symlinks=False)
-                            yield StoredBlock(name, about.st_size, about.st_mtime)
+                            yield StoredBlock(name, max(1, about.st_size), about.st_mtime)
 
     def blocks_in(self, part: str, known: Mapping[BlockName, int]) -> dict[BlockName, int]:
         """Bytes of every block in a subfolder; those that are known are not asked for again. Raises OSError."""

@@ -36,12 +36,13 @@ class Membership:
     def load(self, name: BlockName, into: Bytes) -> int:
         """Reads a file into memory; returns how many bytes it has, at most as many as fit. Raises FileNotFoundError.
 
+        ``into`` is a `scratch`: where only its last byte is left there was no more to read, and nobody asks again.
         By calls that read, and not as mapped memory: who touches that after somebody has cut the file is killed.
         """
         file = os.open(self.folder.block(name), os.O_RDONLY | os.O_CLOEXEC)
         try:
             done = 0
-            while done < len(into) and (read := os.readv(file, [into[done:].data])):
+            while done < len(into) - 1 and (read := os.readv(file, [into[done:].data])):
                 done += read
             return done
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -174,6 +175,21 @@ async def test_a_disk_that_takes_nothing(request: pytest.FixtureRequest, plain: 
         return bool(set(frames(pair.disk)) - before)
 
     await until(is_written, 30.0, 0.1)
+
+
+async def test_a_disk_that_hangs(pair: Pair, launch: Start, secret: Path, plain: EngineProcess) -> None:
+    """Nobody comes back from it: what it has is computed, and the engine that waits for it stops when it is told to."""
+    prompt, files = await pair.written()
+    first = next(file for file in files if file.name.endswith("-first"))
+    first.unlink()
+    os.mkfifo(first)  # who opens it for reading waits for a writer
+    engine = launch("--prefix-disk", str(pair.disk), "--prefix-disk-size", "16MiB", "--prefix-secret-file", str(secret))
+    start_all([engine])
+    answer = await engine.ask(prompt)
+    assert answer.choices == (await plain.ask(prompt)).choices
+    assert answer.restored == 0
+    engine.stop()
+    first.unlink()
 
 
 async def test_a_folder_that_vanishes(pair: Pair, plain: EngineProcess) -> None:

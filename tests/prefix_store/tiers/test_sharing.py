@@ -108,6 +108,25 @@ async def test_a_restart_finds_what_is_there(join: Join, tmp_path: Path) -> None
     assert files_in(tmp_path) <= 128
 
 
+@pytest.mark.parametrize("place", [0, 4, 9])
+async def test_after_a_power_cut_files_may_be_empty(
+    join: Join, tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int
+) -> None:
+    """Names reach some disks before what they name. The books are made all the same, and the file goes."""
+    before = join()
+    blocks = chain("a", 10)
+    await kept(before, blocks)
+    await before.close()
+    empty = next((tmp_path / "kv" / "blocks").glob(f"*/{blocks[place].key.hex()}-*"))
+    empty.write_bytes(b"")
+    after = join()
+    assert await restored(after, blocks) == place
+    await until(lambda: not empty.exists(), "the empty file has gone")
+    assert await kept(after, blocks, 1.0) == 10
+    assert await restored(after, blocks, 2.0) == 10
+    assert "beginning anew" not in caplog.text
+
+
 async def test_a_smaller_capacity_takes_effect_at_the_next_start(join: Join, tmp_path: Path) -> None:
     """What was used last stays, whole chains from their beginning."""
     before = join()

@@ -1,6 +1,8 @@
 """What becomes of work in a thread that nobody waits for any more."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -60,3 +62,56 @@ async def test_work_that_ends_as_it_was_told_to_is_not_mentioned(caplog: pytest.
     go_on.set()
     await worker.close()
     assert caplog.records == []
+
+
+async def test_what_has_not_begun_when_it_closes_is_cancelled_and_what_has_is_waited_for() -> None:
+    """And nothing is taken on any more."""
+    worker, begun, go_on = Worker("test"), threading.Event(), threading.Event()
+
+    def work(halt: Halt) -> str:
+        begun.set()
+        go_on.wait(10)
+        return "done"
+
+    first = asyncio.create_task(worker.run(work))
+    await asyncio.to_thread(begun.wait, 10)
+    second = asyncio.create_task(worker.run(work))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(worker.close())
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert not closing.done()
+    go_on.set()
+    await closing
+    assert await first == "done"
+    with pytest.raises(RuntimeError, match="closed"):
+        await worker.run(work)
+
+
+_HANGS = """
+import asyncio, threading
+from prefix_store.tiers import worker
+
+worker._CLOSE_SECONDS = 0.1
+
+async def main():
+    hanging, begun = worker.Worker("hangs", 2), threading.Event()
+
+    def hang(halt):
+        begun.set()
+        threading.Event().wait()
+
+    working = asyncio.create_task(hanging.run(hang))
+    await asyncio.to_thread(begun.wait, 10)
+    working.cancel()
+    await hanging.close()
+    print("closed")
+
+asyncio.run(main())
+"""
+
+
+def test_a_thread_that_never_returns_holds_no_process_that_ends() -> None:
+    """As one that reads from a disk which has gone; the process would be stopped, and stay."""
+    ended = subprocess.run([sys.executable, "-c", _HANGS], capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "closed\n", "")
