@@ -1,0 +1,1 @@
+"""Quantised weights: schemes, methods, files."""

@@ -1,0 +1,110 @@
+"""What every scheme promises: how far a weight may be off, what it takes, and what it is multiplied to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.quantization.errors import CannotQuantize
+from backend.quantization.int_scheme import IntScheme
+from backend.quantization.nf4_scheme import Nf4Scheme
+from backend.quantization.nibbles import pack_nibbles, unpack_nibbles
+from backend.quantization.quantized_linear import Scheme, reference
+from tests.backend.quantization.schemes import IDS, SCHEMES, weights
+
+every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=IDS)
+
+
+@every_scheme
+@given(weight=weights())
+def test_no_weight_is_further_off_than_the_bound_says(scheme: Scheme, weight: torch.Tensor) -> None:
+    """Of whatever size and shape; and the packed weight has the shape and the bits that it says."""
+    packed = scheme.pack(weight)
+    off = (packed.unpack() - weight).abs()
+    assert bool((off <= scheme.error_bound(weight)).all()), (off - scheme.error_bound(weight)).max()
+    assert packed.shape == tuple(weight.shape)
+    assert packed.nbytes * 8 == pytest.approx(scheme.bits_per_weight(*weight.shape) * weight.numel())
+
+
+@every_scheme
+def test_the_bound_means_something(scheme: Scheme) -> None:
+    """It is not wider than a few times what is lost."""
+    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(1)) * 0.02
+    off = (scheme.pack(weight).unpack() - weight).abs()
+    assert float((scheme.error_bound(weight) / off.amax(dim=1, keepdim=True)).min()) < 3
+
+
+@every_scheme
+@given(weight=weights())
+def test_what_was_rounded_once_stays(scheme: Scheme, weight: torch.Tensor) -> None:
+    """Packing what a packed weight says loses little more: less than the bound of what it says."""
+    once = scheme.pack(weight).unpack()
+    twice = scheme.pack(once).unpack()
+    assert bool(((twice - once).abs() <= scheme.error_bound(once)).all())
+
+
+@every_scheme
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_is_what_its_bits_say(scheme: Scheme, rows: int, dtype: torch.dtype) -> None:
+    """Against plain float64, in the dtype of the activations."""
+    generator = torch.Generator().manual_seed(rows)
+    packed = scheme.pack(torch.randn(48, 256, generator=generator) * 0.05)
+    x = torch.randn(rows, 256, generator=generator).to(dtype)
+    got, expected = packed.matmul(x), reference(packed, x)
+    assert got.dtype == dtype
+    assert float((got.double() - expected).norm() / expected.norm()) < (2e-5 if dtype == torch.float32 else 8e-3)
+
+
+@every_scheme
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_is_refused(scheme: Scheme, wrong: float) -> None:
+    """It would spoil all that share its scale."""
+    weight = torch.ones(2, 128)
+    weight[1, 77] = wrong
+    with pytest.raises(CannotQuantize, match="not a finite number"):
+        scheme.pack(weight)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "columns", "message"),
+    [
+        (IntScheme(4, 128), 576, "int4-g128 needs inputs in multiples of 128, and these are 576"),
+        (Nf4Scheme(), 100, "nf4 needs inputs in multiples of 64, and these are 100"),
+        (IntScheme(4), 7, "int4 needs an even number of inputs, and these are 7"),
+    ],
+)
+def test_a_shape_that_does_not_fit_is_refused(scheme: Scheme, columns: int, message: str) -> None:
+    """With the number that would be right."""
+    with pytest.raises(CannotQuantize, match=message):
+        scheme.pack(torch.ones(2, columns))
+
+
+def test_a_weight_beyond_half_float_scales_is_refused() -> None:
+    """Rather than kept as infinity."""
+    with pytest.raises(CannotQuantize, match="beyond the range"):
+        IntScheme(4, 32).pack(torch.full((1, 32), 1e7))
+
+
+@given(st.lists(st.integers(0, 15), min_size=2, max_size=64).filter(lambda codes: len(codes) % 2 == 0))
+def test_nibbles_come_back(codes: list[int]) -> None:
+    """Two to a byte, the first in the low half."""
+    packed = pack_nibbles(torch.tensor(codes, dtype=torch.uint8))
+    assert unpack_nibbles(packed).tolist() == codes
+    assert packed[0] == codes[0] + 16 * codes[1]
+
+
+@given(weight=weights(), seed=st.integers(0, 100))
+def test_columns_may_be_kept_in_another_order(weight: torch.Tensor, seed: int) -> None:
+    """As GPTQ's act-order does: the weight and the product are those of the inputs as they come."""
+    order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(seed))
+    scheme = IntScheme(4, 32)
+    straight = scheme.pack(weight[:, order])
+    scales, zeros = straight.scales.float(), straight.plain_zeros()
+    shuffled = type(straight).of(scheme, straight.plain_codes(), scales, zeros, order.int())
+    assert torch.equal(shuffled.unpack()[:, order], straight.unpack())
+    x = torch.randn(2, weight.shape[1])
+    largest = float(weight.abs().max()) * weight.shape[1]
+    torch.testing.assert_close(shuffled.matmul(x), straight.matmul(x[:, order]), rtol=1e-4, atol=1e-5 * largest)
