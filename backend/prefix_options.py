@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -103,17 +104,35 @@ def read_prefix_arguments(arguments: argparse.Namespace) -> StoreConfig | None:
     """The configuration that the options are; None: nothing is kept.
 
     Raises:
-        ValueError: they do not go together, or the secret cannot be had.
+        ValueError: they do not go together, or the secret or the folder cannot be had.
     """
     from prefix_store.codecs.registry import codec_named
     from prefix_store.store.config import StoreConfig
+    from prefix_store.tiers.disk.folder import Folder
 
     for place in ("memory", "disk"):
         for what in ("size", "codec"):
             if getattr(arguments, f"prefix_{place}_{what}", None) and not getattr(arguments, f"prefix_{place}"):
                 raise ValueError(f"--prefix-{place}-{what}: nothing is kept there, expected it with --prefix-{place}")
     if not (arguments.prefix_memory or arguments.prefix_disk or arguments.prefix_index):
+        for what in ("secret_file", "name", "address"):
+            if getattr(arguments, f"prefix_{what}"):
+                raise ValueError(
+                    f"--prefix-{what.replace('_', '-')}: nothing is kept, expected it with --prefix-memory, "
+                    "--prefix-disk or --prefix-index"
+                )
         return None
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if (arguments.prefix_memory or 0) > there:
+        raise ValueError(
+            f"--prefix-memory: {arguments.prefix_memory:,} bytes are more than the {there:,} that this machine has"
+        )
+    if arguments.prefix_disk:
+        # Found out before a model is loaded for minutes.
+        try:
+            Folder.open(arguments.prefix_disk)
+        except OSError as error:
+            raise ValueError(f"--prefix-disk {arguments.prefix_disk}: {error.strerror or error}") from error
     try:
         return StoreConfig(
             memory_bytes=arguments.prefix_memory or 0,
@@ -148,8 +167,10 @@ def _secret(path: Path | None) -> str:
         try:
             _make_secret(path)
             given = path.read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{where}: it cannot be read or made ({error})") from error
+        except OSError as error:
+            raise ValueError(f"{where}: it cannot be read or made ({error.strerror})") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{where}: this is no text") from error
     if len(given.encode()) < _SHORTEST_SECRET:
         raise ValueError(f"{where}: the secret has {len(given.encode())} bytes, expected {_SHORTEST_SECRET} or more")
     return given
@@ -159,6 +180,8 @@ def _make_secret(path: Path) -> None:
     """Writes a new secret for the owner's eyes, unless there is one; of processes that begin together one does."""
     if path.exists():
         return
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}")
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_urlsafe(_SECRET_BYTES) + "\n")

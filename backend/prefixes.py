@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from backend.async_engine import NOT_RUNNING
-from backend.config import EngineConfig
 from backend.errors import ModelError, Unavailable
 from backend.fingerprint import fingerprint_of
 from backend.model import ServedModel
@@ -26,13 +25,13 @@ _ENGINE_SECONDS = 60.0
 _SETTLE_SECONDS = 5.0
 
 
-def why_not(model: ServedModel, engine: EngineConfig) -> str | None:
+def why_not(model: ServedModel) -> str | None:
     """Why the model's blocks cannot be kept beyond the engine's memory; None: they can."""
     if model.runner.kv_blocks is None:
         return f"{model.runner.name} does not let its KV memory be read"
     if model.runner.config.sight is not None:
         return "no layer of this model sees the whole context, so the beginnings of its prompts are soon of no use"
-    return None if engine.shares_prefixes else "--no-prefix-sharing"
+    return None
 
 
 @asynccontextmanager
@@ -55,8 +54,10 @@ async def open_prefixes(state: ServerState) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         try:
             opened = await stack.enter_async_context(open_store(config, namespace, kv_blocks.layout))
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             raise ModelError(by_option(str(error))) from error
+        except OSError as error:
+            raise ModelError(f"--prefix-disk {config.disk}: {error.strerror or error}") from error
         state.opened_store = state.metrics.prefixes.opened = opened
         auditor = PrefixAuditor(
             config.audit_every, state.engine, state.reader.maker, lambda prefix: _distrust(state, opened.store, prefix)

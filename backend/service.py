@@ -102,9 +102,14 @@ def _prefix_store(model: ServedModel, engine: EngineConfig, url: str, progress: 
     config = engine.prefix_store
     if config is None:
         return None
-    if reason := why_not(model, engine):
+    if not engine.shares_prefixes:
+        progress("keeping no prefixes: --no-prefix-sharing has every prompt computed whole")
+        return None
+    if reason := why_not(model):
         progress(f"keeping no prefixes beyond the engine's own memory: {reason}")
         return None
+    if config.index and not config.secret:
+        progress("--prefix-index without --prefix-secret-file: this engine neither asks other engines nor serves them")
     name = f"{socket.gethostname()}:{url.rpartition(':')[2]}"
     return dataclasses.replace(config, name=config.name or name, address=config.address or _address(url, name, config))
 

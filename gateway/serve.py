@@ -185,6 +185,8 @@ def _store_in_words(settings: Settings) -> str:
 
 
 def _prefixes_in_words(backend: BackendSettings) -> str:
+    if backend.prefix_sharing is False:
+        return "not shared: every prompt is computed whole"
     places = [f"in {backend.prefix_disk}"] if backend.prefix_disk else []
     if backend.prefix_memory:
         places.insert(0, "in memory")

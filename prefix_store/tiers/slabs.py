@@ -46,7 +46,7 @@ class Slabs:
         self._frame_bytes = frame_bytes
         self.capacity = capacity_bytes // self._slot_bytes
         if not self.capacity:
-            raise ValueError(f"capacity_bytes is {capacity_bytes}, expected room for a frame of {frame_bytes}")
+            raise ValueError(f"{capacity_bytes:,} bytes, expected at least {frame_bytes:,}: one block of this model")
         self._per_slab = max(1, _SLAB_BYTES // self._slot_bytes)
         self._slabs: dict[int, _Slab] = {}
         self._with_room: list[int] = []

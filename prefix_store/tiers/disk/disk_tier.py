@@ -61,7 +61,7 @@ class DiskTier:
     ) -> None:
         if bytes_ahead(capacity_bytes) < frame_format.frame_bytes:
             least = frame_format.frame_bytes * 8 * WRITERS
-            raise ValueError(f"capacity_bytes is {capacity_bytes}, expected at least {least}: 64 frames of this model")
+            raise ValueError(f"{capacity_bytes:,} bytes, expected at least {least:,}: 64 blocks of this model")
         self.format = frame_format
         self.counts = TierCounts()
         self._loop = asyncio.get_running_loop()

@@ -42,7 +42,7 @@ class Folder:
     def open(cls, path: Path) -> Folder:
         """Makes a folder ours if it is empty or not there yet. Raises FolderUnusable, or another OSError."""
         with contextlib.suppress(FileExistsError):
-            path.mkdir(0o700)
+            path.mkdir(0o700, parents=True)
         return cls.find(path)
 
     @classmethod

@@ -295,9 +295,9 @@ async def test_a_slow_place_is_computed_and_the_figures_say_so(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"memory_bytes": 100}, "memory_bytes: capacity_bytes is 100, expected room for a frame of 896"),
+        ({"memory_bytes": 100}, "memory_bytes: 100 bytes, expected at least 896: one block of this model"),
         ({"memory_bytes": -1}, "memory_bytes is -1, expected at least 0"),
-        ({"disk_bytes": 100}, "disk_bytes: capacity_bytes is 100, expected at least 57344: 64 frames of this model"),
+        ({"disk_bytes": 100}, "disk_bytes: 100 bytes, expected at least 57,344: 64 blocks of this model"),
         ({"disk_bytes": -1}, "disk_bytes is -1, expected at least 0"),
         ({"audit_every": -1}, "audit_every is -1, expected at least 0"),
         ({"index": "localhost:6379", "name": "a"}, "index: Redis URL must specify one of the following schemes"),

@@ -66,7 +66,7 @@ def test_a_slot_that_is_used_is_freed_when_nobody_uses_it_any_more() -> None:
 
 def test_a_capacity_below_one_frame_is_refused() -> None:
     """The sentence has both numbers."""
-    with pytest.raises(ValueError, match="capacity_bytes is 999, expected room for a frame of 1000"):
+    with pytest.raises(ValueError, match="999 bytes, expected at least 1,000: one block of this model"):
         Slabs(1000, 999)
 
 
