@@ -9,38 +9,43 @@ import torch
 from torch.nn import functional
 
 from backend.quantization.errors import CannotQuantize
+from backend.quantization.grid import Grid
 from backend.quantization.nibbles import pack_nibbles, unpack_nibbles
 from backend.quantization.quantized_linear import row_scales
 
+Zero = Literal["middle", "integer", "minimum"]
+
 _HALF_MAX = torch.finfo(torch.float16).max
-_EXACT_INPUTS = 512
-"""So many products of two int8 numbers have a sum that float32 holds exactly, and so has every part of it."""
 _HALF_STEP = 2.0**-24
 """The smallest half float: below it a scale is none."""
+_EXACT_INPUTS = 512
+"""So many products of two int8 numbers have a sum that float32 holds exactly, and so has every part of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntScheme:
-    """``weight = scale * (code - zero)``, codes of 4 or 8 bits.
+    """Codes of 4 or 8 bits.
 
     Args:
         bits: of a code.
         group_size: inputs that share a scale; None: all of an output do.
-        symmetric: whether the zero is in the middle, 8 or 128, and not kept.
+        zero: what is kept of where zero is. ``middle``: nothing, it is 8 or 128 (symmetric): ``scale * (code - 8)``.
+            ``integer``: the code of zero (asymmetric): ``scale * (code - zero)``. ``minimum``: what code 0 stands for,
+            as in llama.cpp's Q4_1: ``scale * code + minimum``.
         activation_bits: 8: rows are rounded to int8 with a scale each before they are multiplied (dynamic).
     """
 
     bits: Literal[4, 8]
     group_size: int | None = None
-    symmetric: bool = True
+    zero: Zero = "middle"
     activation_bits: Literal[8, 16] = 16
 
     @property
     def name(self) -> str:
-        """Such as ``int8``, ``int8-dynamic``, ``int4-g128``, ``int4-asym-g64``."""
+        """Such as ``int8``, ``int8-dynamic``, ``int4-g128``, ``int4-asym-g64``, ``int4-min-g32``."""
         parts = [f"int{self.bits}"]
-        if not self.symmetric:
-            parts.append("asym")
+        if self.zero != "middle":
+            parts.append("asym" if self.zero == "integer" else "min")
         if self.group_size is not None:
             parts.append(f"g{self.group_size}")
         if self.activation_bits == 8:
@@ -49,12 +54,12 @@ class IntScheme:
 
     @property
     def levels(self) -> int:
-        """Steps between the lowest code and the highest."""
+        """The highest code; the lowest is 0."""
         return (1 << self.bits) - 1
 
     @property
     def middle(self) -> int:
-        """The zero of symmetric codes."""
+        """The code of zero where it is not kept."""
         return 1 << (self.bits - 1)
 
     def groups(self, in_features: int) -> int:
@@ -64,7 +69,7 @@ class IntScheme:
     def bits_per_weight(self, out_features: int, in_features: int) -> float:
         """See `Scheme.bits_per_weight`."""
         scale = 32 if self.group_size is None else 16
-        zero = 0 if self.symmetric else 8
+        zero = {"middle": 0, "integer": 8, "minimum": scale}[self.zero]
         return self.bits + self.groups(in_features) * (scale + zero) / in_features
 
     def check(self, out_features: int, in_features: int) -> None:
@@ -76,53 +81,56 @@ class IntScheme:
         if in_features % 2:
             raise CannotQuantize(f"{self.name} needs an even number of inputs, and these are {in_features}")
 
-    def grid(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The scales and zeros that round a weight [out, in] to the nearest: [out, groups], float32 and uint8.
-
-        Scales are what the kept ones say, so codes make up for their rounding.
+    def grid(self, weight: torch.Tensor) -> Grid:
+        """The grid that rounds a weight [out, in] to the nearest. Its numbers are as they will be kept.
 
         Raises:
             CannotQuantize: as `pack`.
         """
         self.check(*weight.shape)
-        columns = weight.float().reshape(len(weight), self.groups(weight.shape[1]), -1)
-        low, high = torch.aminmax(columns, dim=-1)
+        low, high = torch.aminmax(weight.float().reshape(len(weight), self.groups(weight.shape[1]), -1), dim=-1)
         if not bool(torch.isfinite(low).all() and torch.isfinite(high).all()):
             raise CannotQuantize("a weight is not a finite number")
-        if self.symmetric:
-            scales = torch.maximum(-low, high) / (self.levels / 2)
-        else:
-            low, high = low.clamp(max=0), high.clamp(min=0)
-            scales = (high - low) / self.levels
-        if self.group_size is not None:
-            if float(scales.max()) > _HALF_MAX:
-                raise CannotQuantize("a weight is beyond the range of half-float scales")
-            scales = scales.to(torch.float16).float()
-        if self.symmetric:
-            zeros = torch.full_like(scales, self.middle)
-        else:
-            zeros = torch.round(-low / torch.where(scales > 0, scales, 1.0)).clamp(0, self.levels)
-        return scales, zeros.to(torch.uint8)
+        return self.grid_of(low, high)
 
-    def encode(self, weight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
-        """The nearest codes of weights, uint8; all three of the same shape, or broadcastable to the weights'."""
-        steps = torch.where(scales > 0, scales, 1.0)
-        codes = torch.round(weight.float() / steps) + zeros.float()
-        return torch.where(scales > 0, codes, zeros.float()).clamp(0, self.levels).to(torch.uint8)
+    def grid_of(self, low: torch.Tensor, high: torch.Tensor) -> Grid:
+        """The grid from the lowest and the highest weight of each group, float32 [out, groups].
+
+        Raises:
+            CannotQuantize: they are beyond the range of the scales.
+        """
+        match self.zero:
+            case "middle":
+                scales = self._kept(torch.maximum(-low, high) / (self.levels / 2))
+                return Grid(scales, -self.middle * scales, self.levels)
+            case "integer":
+                low, high = low.clamp(max=0), high.clamp(min=0)
+                scales = self._kept((high - low) / self.levels)
+                zeros = torch.round(-low / torch.where(scales > 0, scales, 1.0)).clamp(0, self.levels)
+                return Grid(scales, -zeros * scales, self.levels)
+            case "minimum":
+                minima = self._kept(low)
+                return Grid(self._kept((high - minima) / self.levels), minima, self.levels)
+
+    def _kept(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Scales or minima as they are when they have been kept."""
+        if self.group_size is None:
+            return numbers
+        if float(numbers.abs().max()) > _HALF_MAX:
+            raise CannotQuantize("a weight is beyond the range of half-float scales")
+        return numbers.to(torch.float16).float()
 
     def pack(self, weight: torch.Tensor) -> IntLinear:
         """See `Scheme.pack`."""
-        scales, zeros = self.grid(weight)
-        columns = weight.reshape(*scales.shape, -1)
-        codes = self.encode(columns, scales.unsqueeze(-1), zeros.unsqueeze(-1)).flatten(1)
-        return IntLinear.of(self, codes, scales, zeros)
+        grid = self.grid(weight)
+        return IntLinear.of(self, grid.encode(weight), grid)
 
     def error_bound(self, weight: torch.Tensor) -> torch.Tensor:
-        """See `Scheme.error_bound`: half a step of its group, and what the scale's own rounding adds at the ends."""
-        scales, _ = self.grid(weight)
+        """See `Scheme.error_bound`: half a step of its group, and what the rounding of scale and minimum adds."""
+        scales = self.grid(weight).scales
         most = weight.float().reshape(*scales.shape, -1).abs().amax(dim=-1)
-        rounding = 0.0 if self.group_size is None else most * 2.0**-11 + self.levels * _HALF_STEP
-        bound = scales / 2 + rounding + most * 2.0**-22
+        rounding = 0.0 if self.group_size is None else 2 * most * 2.0**-11 + (self.levels + 1) * _HALF_STEP
+        bound = scales / 2 + rounding + most * 2.0**-21
         return bound.repeat_interleave(weight.shape[1] // scales.shape[1], dim=1)
 
 
@@ -133,7 +141,8 @@ class IntLinear:
     Args:
         codes: uint8 [out, in], or [out, in / 2] with two codes of four bits to a byte (see `nibbles`).
         scales: [out, groups]; float16 where there are groups, else float32.
-        zeros: uint8 [out, groups]; None where the scheme is symmetric.
+        zeros: uint8 [out, groups], the codes of zero; None where the scheme keeps none.
+        minima: as ``scales``, what code 0 stands for; None where the scheme keeps none.
         order: int32 [in]: column ``i`` of the codes belongs to input ``order[i]`` (GPTQ's act-order); None: to ``i``.
     """
 
@@ -141,23 +150,20 @@ class IntLinear:
     codes: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None = None
+    minima: torch.Tensor | None = None
     order: torch.Tensor | None = None
 
     @classmethod
-    def of(
-        cls,
-        scheme: IntScheme,
-        codes: torch.Tensor,
-        scales: torch.Tensor,
-        zeros: torch.Tensor,
-        order: torch.Tensor | None = None,
-    ) -> IntLinear:
-        """From codes uint8 [out, in], not packed, and scales and zeros [out, groups]."""
+    def of(cls, scheme: IntScheme, codes: torch.Tensor, grid: Grid, order: torch.Tensor | None = None) -> IntLinear:
+        """From codes uint8 [out, in], not packed, and the grid that they are of."""
+        dtype = torch.float32 if scheme.group_size is None else torch.float16
+        zeros = torch.round(-grid.offsets / torch.where(grid.scales > 0, grid.scales, 1.0))
         return cls(
             scheme,
-            pack_nibbles(codes) if scheme.bits == 4 else codes,
-            scales.to(torch.float32 if scheme.group_size is None else torch.float16).contiguous(),
-            None if scheme.symmetric else zeros.to(torch.uint8).contiguous(),
+            pack_nibbles(codes) if scheme.bits == 4 else codes.contiguous(),
+            grid.scales.to(dtype).contiguous(),
+            zeros.clamp(0, scheme.levels).to(torch.uint8).contiguous() if scheme.zero == "integer" else None,
+            grid.offsets.to(dtype).contiguous() if scheme.zero == "minimum" else None,
             order,
         )
 
@@ -169,23 +175,26 @@ class IntLinear:
     @property
     def nbytes(self) -> int:
         """See `QuantizedLinear.nbytes`."""
-        return sum(part.nbytes for part in (self.codes, self.scales, self.zeros, self.order) if part is not None)
+        parts = (self.codes, self.scales, self.zeros, self.minima, self.order)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    @property
+    def grid(self) -> Grid:
+        """What the codes stand for."""
+        scales = self.scales.float()
+        if self.minima is not None:
+            return Grid(scales, self.minima.float(), self.scheme.levels)
+        zeros = self.scheme.middle if self.zeros is None else self.zeros.float()
+        return Grid(scales, -zeros * scales, self.scheme.levels)
 
     def plain_codes(self) -> torch.Tensor:
         """uint8 [out, in], in the order in which they are kept."""
         return unpack_nibbles(self.codes) if self.scheme.bits == 4 else self.codes
 
-    def plain_zeros(self) -> torch.Tensor:
-        """uint8 [out, groups]."""
-        return torch.full_like(self.scales, self.scheme.middle, dtype=torch.uint8) if self.zeros is None else self.zeros
-
     def unpack(self) -> torch.Tensor:
         """See `QuantizedLinear.unpack`."""
-        codes = self.plain_codes().view(*self.scales.shape, -1).float()
-        weight = (self.scales.float().unsqueeze(-1) * (codes - self.plain_zeros().float().unsqueeze(-1))).flatten(1)
-        if self.order is None:
-            return weight
-        return torch.empty_like(weight).index_copy_(1, self.order.long(), weight)
+        weight = self.grid.decode(self.plain_codes())
+        return weight if self.order is None else torch.empty_like(weight).index_copy_(1, self.order.long(), weight)
 
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
         """See `QuantizedLinear.matmul`."""
@@ -197,13 +206,15 @@ class IntLinear:
         """Exact sums of integers, in floats that hold them: the same in any order, so the same in any batch."""
         if self.order is not None:
             x = x[:, self.order.long()]
-        scales = row_scales(x)
-        rows = torch.round(x.float() / scales)
-        codes = self.plain_codes()
+        of_rows, grid, codes, middle = row_scales(x), self.grid, self.plain_codes(), self.scheme.middle
+        rows = torch.round(x.float() / of_rows)
+        width = x.shape[1] // self.scales.shape[1]
         total = torch.zeros(len(x), len(codes))
-        for group, (scale, zero) in enumerate(zip(self.scales.float().T, self.plain_zeros().float().T, strict=True)):
-            width = x.shape[1] // self.scales.shape[1]
-            for first in range(group * width, (group + 1) * width, _EXACT_INPUTS):
-                part = slice(first, min(first + _EXACT_INPUTS, (group + 1) * width))
-                total += functional.linear(rows[:, part], codes[:, part].float() - zero.unsqueeze(1)) * scale
-        return (total * scales).to(x.dtype)
+        for group, (scales, offsets) in enumerate(zip(grid.scales.T, grid.offsets.T, strict=True)):
+            end = (group + 1) * width
+            for first in range(group * width, end, _EXACT_INPUTS):
+                part = slice(first, min(first + _EXACT_INPUTS, end))
+                products = functional.linear(rows[:, part], codes[:, part].float() - middle)
+                # weight = scale * (code - middle) + (offset + scale * middle)
+                total += products * scales + rows[:, part].sum(1, keepdim=True) * (offsets + scales * middle)
+        return (total * of_rows).to(x.dtype)

@@ -7,16 +7,18 @@ from hypothesis import strategies as st
 
 from backend.quantization.float_scheme import FloatScheme
 from backend.quantization.fp8_scheme import Fp8Scheme
-from backend.quantization.int_scheme import IntScheme
+from backend.quantization.int_scheme import IntScheme, Zero
 from backend.quantization.nf4_scheme import Nf4Scheme
 from backend.quantization.quantized_linear import Scheme
 
+ZEROS: tuple[Zero, ...] = ("middle", "integer", "minimum")
 SCHEMES: tuple[Scheme, ...] = (
     FloatScheme("bfloat16"),
     FloatScheme("float16"),
     IntScheme(8),
     IntScheme(8, activation_bits=8),
-    *(IntScheme(4, group, symmetric) for group in (32, 64, 128) for symmetric in (True, False)),
+    IntScheme(8, 32, "minimum", activation_bits=8),
+    *(IntScheme(4, group, zero) for group in (32, 64, 128) for zero in ZEROS),
     Fp8Scheme("row"),
     Fp8Scheme("tensor"),
     Nf4Scheme(),
