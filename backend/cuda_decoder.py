@@ -18,7 +18,7 @@ from backend.kernels.rotary_write import rotary_write
 from backend.kernels.silu_mul import silu_mul
 from backend.rope import rotations
 from backend.runner import BLOCK_SIZE
-from backend.weights import LayerWeights, Linear, ModelWeights
+from backend.weights import LayerWeights, Linear, ModelWeights, dense
 
 _PROGRAMS_PER_PROCESSOR = 4
 """Decode programs that one multiprocessor should have, to keep enough loads in flight."""
@@ -60,7 +60,7 @@ class CudaDecoder:
         self.device = device
         self._embedding = weights.embedding.to(device, dtype)
         tied = weights.head is weights.embedding
-        self._head = Linear(self._embedding if tied else weights.head.to(device, dtype), None)
+        self._head = Linear(self._embedding if tied else dense(weights.head).to(device, dtype), None)
         self._norm = weights.norm.to(device, torch.float32)
         tables = {config.rope(index) for index in range(config.num_layers)}
         angles = {rope: rotations(rope, config.head_dim, max_context).to(device) for rope in tables if rope is not None}
@@ -176,7 +176,7 @@ class _Layer:
 
 
 def _fused(parts: tuple[Linear, ...], dtype: torch.dtype, device: torch.device) -> Linear:
-    weights = [part.weight.to(device, dtype) for part in parts]
+    weights = [part.dense.to(device, dtype) for part in parts]
     biases = [part.bias.to(device, dtype) for part in parts if part.bias is not None]
     return Linear(
         weights[0] if len(weights) == 1 else torch.cat(weights),

@@ -36,8 +36,8 @@ class FewRows:
     def __call__(self, x: torch.Tensor, linear: Linear) -> torch.Tensor:
         """[T, inputs] to [T, outputs]."""
         if (x.shape[0], *linear.weight.shape) in self.ours:
-            return few_rows_linear(x, linear.weight, linear.bias)
-        return functional.linear(x, linear.weight, linear.bias)
+            return few_rows_linear(x, linear.dense, linear.bias)
+        return functional.linear(x, linear.dense, linear.bias)
 
     @classmethod
     def measured(cls, linears: Sequence[Linear]) -> FewRows:
@@ -57,7 +57,7 @@ class FewRows:
 
 
 def _is_better(group: list[Linear], rows: int, inputs: int) -> bool:
-    first = group[0].weight
+    first = group[0].dense
     x = torch.randn(rows, inputs, device=first.device).to(first.dtype)
     expected = functional.linear(x, first, group[0].bias).float()
     error = (few_rows_linear(x, first, group[0].bias).float() - expected).norm() / expected.norm()
@@ -72,7 +72,7 @@ def _milliseconds(product: Product, x: torch.Tensor, group: list[Linear]) -> flo
     graph = cuda.CUDAGraph()
     with cuda.graph(graph):
         for linear in group:
-            product(x, linear.weight, linear.bias)
+            product(x, linear.dense, linear.bias)
     times = []
     for _ in range(_ROUNDS):
         begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)

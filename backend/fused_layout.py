@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from backend.fused_build import FusedUnavailable
-from backend.weights import LayerWeights, Linear, ModelWeights
+from backend.weights import LayerWeights, Linear, ModelWeights, dense
 
 Precision = Literal["float16", "int8", "int4"]
 KVPrecision = Literal["float16", "int8"]
@@ -101,7 +101,7 @@ def as_kept(weights: ModelWeights, precision: Precision) -> ModelWeights:
     keep = bytes_of if precision == "int8" else nibbles_of
 
     def linear(part: Linear) -> Linear:
-        return replace(part, weight=keep(part.weight))
+        return replace(part, weight=keep(part.dense))
 
     def layer(of: LayerWeights) -> LayerWeights:
         return replace(
@@ -113,7 +113,7 @@ def as_kept(weights: ModelWeights, precision: Precision) -> ModelWeights:
             mlps=tuple(replace(m, gate=linear(m.gate), up=linear(m.up), down=linear(m.down)) for m in of.mlps),
         )
 
-    return replace(weights, layers=tuple(layer(of) for of in weights.layers), head=bytes_of(weights.head))
+    return replace(weights, layers=tuple(layer(of) for of in weights.layers), head=bytes_of(dense(weights.head)))
 
 
 def in_groups(tensor: torch.Tensor, size: int) -> torch.Tensor:

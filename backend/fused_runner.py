@@ -17,7 +17,7 @@ from backend.kv_blocks import HostKvBlocks, KvBlocks
 from backend.rope import rope_table
 from backend.runner import BLOCK_SIZE, CPU_BATCH, CPU_STEP_TOKENS, StepInput, StepOutput
 from backend.thread_choice import ThreadChoice
-from backend.weights import LayerWeights, Linear, ModelWeights
+from backend.weights import LayerWeights, Linear, ModelWeights, dense
 from prefix_store.frames.layout import BlockLayout
 
 _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
@@ -178,7 +178,7 @@ class FusedRunner:
             int(self._kv_precision == "int8"),
         )
         layers = (_PackedLayer * c.num_layers)(*(self._layer(layer) for layer in weights.layers))
-        head = self._linear(weights.head, None, "int8" if self._precision == "int4" else self._precision)
+        head = self._linear(dense(weights.head), None, "int8" if self._precision == "int4" else self._precision)
         create = self._library.fused_create
         create.restype = _POINTER
         handle: int = create(
@@ -199,15 +199,15 @@ class FusedRunner:
             self._keep(layer.post_attention_norm.float()),
             self._keep(None if layer.query_norm is None else layer.query_norm.float()),
             self._keep(None if layer.key_norm is None else layer.key_norm.float()),
-            self._linear(torch.cat([part.weight for part in qkv]), _concatenated(qkv)),
-            self._linear(layer.output.weight, layer.output.bias),
+            self._linear(torch.cat([part.dense for part in qkv]), _concatenated(qkv)),
+            self._linear(layer.output.dense, layer.output.bias),
             self._gate_up(layer.gate, layer.up),
-            self._linear(layer.down.weight, layer.down.bias),
+            self._linear(layer.down.dense, layer.down.bias),
         )
 
     def _gate_up(self, gate: Linear, up: Linear) -> _PackedLinear:
         """Interleaves gate and up by lanes, so that SiLU and product happen while both are in registers."""
-        weight = torch.stack([in_groups(gate.weight, self._lanes), in_groups(up.weight, self._lanes)], dim=1)
+        weight = torch.stack([in_groups(gate.dense, self._lanes), in_groups(up.dense, self._lanes)], dim=1)
         bias = None
         if gate.bias is not None and up.bias is not None:
             bias = torch.stack([in_groups(gate.bias, self._lanes), in_groups(up.bias, self._lanes)], dim=1).flatten()

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
+import torch
 
 from backend.config import ModelConfig
 from backend.runner import BLOCK_SIZE, ModelRunner, StepInput
@@ -37,13 +38,15 @@ def disagreement(
     fraction of a second. The steps cover a prefill that crosses a block's border, its second chunk, and a batch of
     a decode and a prefill, on blocks that are not in order.
     """
-    vocabulary = min(_VOCABULARY, config.vocab_size)
+    head = weights.head
+    # A quantised head cannot be cut.
+    vocabulary = min(_VOCABULARY, config.vocab_size) if isinstance(head, torch.Tensor) else config.vocab_size
     small_config = dataclasses.replace(config, num_layers=min(_LAYERS, config.num_layers), vocab_size=vocabulary)
     small_weights = dataclasses.replace(
         weights,
         embedding=weights.embedding[:vocabulary],
         layers=weights.layers[:_LAYERS],
-        head=weights.head[:vocabulary],
+        head=head[:vocabulary] if isinstance(head, torch.Tensor) else head,
     )
     runner = make_runner(small_config, small_weights, _BLOCKS, _CONTEXT)
     reference = TorchRunner(small_config, as_kept(small_weights), _BLOCKS, _CONTEXT)

@@ -10,6 +10,7 @@ from backend.kv_memory import KvMemory
 from backend.rope import rotations
 from backend.runner import BLOCK_SIZE, CPU_BATCH, CPU_STEP_TOKENS, StepInput, StepOutput
 from backend.torch_attention import StepAttention
+from backend.torch_linear import TorchLinear
 from backend.weights import LayerWeights, Linear, Mlp, ModelWeights
 
 
@@ -46,7 +47,9 @@ class TorchRunner:
         self.kv_bytes_per_token = self.block_bytes(config, dtype, kv_dtype) // BLOCK_SIZE
         self.num_blocks = num_blocks
         self._embedding = weights.embedding.to(dtype)
-        self._head = self._embedding if weights.head is weights.embedding else weights.head.to(dtype)
+        # Tied to the embedding it is not there twice.
+        head = self._embedding if weights.head is weights.embedding else weights.head
+        self._head = TorchLinear([Linear(head, None)], dtype)
         self._norm = weights.norm.float()
         self._layers = [_Layer(config, index, layer, dtype) for index, layer in enumerate(weights.layers)]
         ropes = {layer.rope for layer in self._layers if layer.rope is not None}
@@ -76,7 +79,7 @@ class TorchRunner:
             hidden = layer.add_mlp(hidden)
         wanted = self._last_norm(hidden[torch.from_numpy(step.logits_rows).long()])
         states = self._last_norm(hidden[torch.from_numpy(step.hidden_rows).long()])
-        logits = functional.linear(wanted, self._head).float()
+        logits = self._head(wanted).float()
         cap = self.config.logit_softcap
         return StepOutput(logits if cap is None else cap * torch.tanh(logits / cap), states.float())
 
@@ -94,8 +97,8 @@ class _Layer:
         self._input_norm = weights.input_norm.float()
         self._query_norm = _float(weights.query_norm)
         self._key_norm = _float(weights.key_norm)
-        self._qkv = _fused((weights.query, weights.key, weights.value), dtype)
-        self._output = _fused((weights.output,), dtype)
+        self._qkv = TorchLinear((weights.query, weights.key, weights.value), dtype)
+        self._output = TorchLinear((weights.output,), dtype)
         self._attention_output_norm = _float(weights.attention_output_norm)
         self._mlp_norm = weights.post_attention_norm.float()
         self._mlps = [_Mlp(mlp, config.activation, dtype) for mlp in weights.mlps]
@@ -107,7 +110,7 @@ class _Layer:
         """Query [T, heads, head_dim], key and value [T, kv heads, head_dim], not yet rotated."""
         c = self._config
         normed = _rms_norm(hidden, self._input_norm, c.rms_norm_eps)
-        heads = functional.linear(normed, self._qkv.weight, self._qkv.bias).view(len(hidden), -1, c.head_dim)
+        heads = self._qkv(normed).view(len(hidden), -1, c.head_dim)
         query, key, value = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
         if self._query_norm is not None and self._key_norm is not None:
             query = _rms_norm(query, self._query_norm, c.rms_norm_eps)
@@ -116,7 +119,7 @@ class _Layer:
 
     def add_attention(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
         """Projects what attention mixed and adds it to the residual stream."""
-        added = functional.linear(mixed.flatten(1), self._output.weight, self._output.bias)
+        added = self._output(mixed.flatten(1))
         return hidden + self._normed_output(added, self._attention_output_norm)
 
     def add_mlp(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -136,14 +139,14 @@ class _Mlp:
     """A gated MLP with gate and up as one product."""
 
     def __init__(self, weights: Mlp, activation: Activation, dtype: torch.dtype) -> None:
-        self._gate_up = _fused((weights.gate, weights.up), dtype)
-        self._down = _fused((weights.down,), dtype)
+        self._gate_up = TorchLinear((weights.gate, weights.up), dtype)
+        self._down = TorchLinear((weights.down,), dtype)
         self._activation = activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = functional.linear(x, self._gate_up.weight, self._gate_up.bias).chunk(2, dim=-1)
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
         bent = functional.silu(gate) if self._activation == "silu" else functional.gelu(gate, approximate="tanh")
-        return functional.linear(bent * up, self._down.weight, self._down.bias)
+        return self._down(bent * up)
 
 
 def _mixture(x: torch.Tensor, router: torch.Tensor, mlps: list[_Mlp], experts: Experts) -> torch.Tensor:
@@ -170,19 +173,6 @@ def _rotate(x: torch.Tensor, cosines_sines: torch.Tensor) -> torch.Tensor:
     cosines, sines = cosines_sines.to(x.dtype).chunk(2, dim=-1)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
-
-
-def _fused(parts: tuple[Linear, ...], dtype: torch.dtype) -> Linear:
-    """Projections of one input as one; a single one in the right dtype stays where it is, mapped from its file."""
-    if len(parts) == 1:
-        weight, bias = parts[0].weight.to(dtype), parts[0].bias
-        return Linear(weight, None if bias is None else bias.to(dtype))
-    weight = torch.empty(sum(len(part.weight) for part in parts), parts[0].weight.shape[1], dtype=dtype)
-    rows = torch.split(weight, [len(part.weight) for part in parts])
-    for place, part in zip(rows, parts, strict=True):
-        place.copy_(part.weight)  # straight from the file: no part is ever in memory twice
-    biases = [part.bias.to(dtype) for part in parts if part.bias is not None]
-    return Linear(weight, torch.cat(biases) if biases else None)
 
 
 def _float(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from backend.config import ModelConfig
-from backend.errors import ModelError
 from backend.json_file import read_json_object
+from backend.tensor_store import TensorStore
 
 if TYPE_CHECKING:
     import torch
 
-
-# Floats that mean what they say; eight-bit ones would need a scale from elsewhere.
-_WEIGHT_DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
+    from backend.quantization.quantized_linear import QuantizedLinear
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
     """``y = x · weightᵀ + bias``; weight [out, in], bias [out] or None."""
 
-    weight: torch.Tensor
+    weight: torch.Tensor | QuantizedLinear
     bias: torch.Tensor | None
+
+    @property
+    def dense(self) -> torch.Tensor:
+        """The weight as floats, what its bits say where it is quantised."""
+        return dense(self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,14 @@ class ModelWeights:
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor
-    head: torch.Tensor
+    head: torch.Tensor | QuantizedLinear
+
+
+def dense(weight: torch.Tensor | QuantizedLinear) -> torch.Tensor:
+    """A weight [out, in] as floats."""
+    import torch
+
+    return weight if isinstance(weight, torch.Tensor) else weight.unpack()
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -100,7 +110,7 @@ def load_weights(directory: Path, config: ModelConfig) -> ModelWeights:
     Raises:
         ModelError: no weights, a missing tensor, or one of the wrong shape; names the tensor.
     """
-    store = _TensorStore(directory)
+    store = TensorStore(directory)
     embedding = store.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
     head = embedding
     if not config.tie_word_embeddings:
@@ -108,7 +118,7 @@ def load_weights(directory: Path, config: ModelConfig) -> ModelWeights:
     return ModelWeights(
         embedding=embedding,
         layers=tuple(_LayerReader(store, config, index).read() for index in range(config.num_layers)),
-        norm=store.norm("model.norm", config.hidden_size, config.norm_offset),
+        norm=_norm(store, "model.norm", config.hidden_size, config.norm_offset),
         head=head,
     )
 
@@ -116,7 +126,7 @@ def load_weights(directory: Path, config: ModelConfig) -> ModelWeights:
 class _LayerReader:
     """Takes one layer's tensors out of the files by the names that Hugging Face gives them."""
 
-    def __init__(self, store: _TensorStore, config: ModelConfig, index: int) -> None:
+    def __init__(self, store: TensorStore, config: ModelConfig, index: int) -> None:
         self._store = store
         self._config = config
         self._index = index
@@ -170,52 +180,14 @@ class _LayerReader:
         return Linear(weight, self._store.take(f"{name}.bias", (rows,)) if bias else None)
 
     def _norm(self, name: str) -> torch.Tensor:
-        return self._store.norm(f"{self._at}.{name}", self._config.hidden_size, self._config.norm_offset)
+        return _norm(self._store, f"{self._at}.{name}", self._config.hidden_size, self._config.norm_offset)
 
     def _head_norm(self, name: str) -> torch.Tensor | None:
         c = self._config
-        return self._store.norm(name, c.head_dim, c.norm_offset) if c.qk_norm else None
+        return _norm(self._store, name, c.head_dim, c.norm_offset) if c.qk_norm else None
 
 
-class _TensorStore:
-    """Tensors by name over all safetensors files of a directory."""
-
-    def __init__(self, directory: Path) -> None:
-        from safetensors import SafetensorError, safe_open
-
-        self._directory = directory
-        self._files: dict[str, tuple[Path, Any, str]] = {}
-        paths = sorted(directory.glob("*.safetensors"))
-        if not paths:
-            raise ModelError(f"{directory}: no .safetensors file here")
-        for path in paths:
-            try:
-                file = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{path}: not a readable safetensors file ({error})") from error
-            names: list[str] = list(file.keys())  # type: ignore[no-untyped-call] # safetensors publishes no types for it
-            self._files.update((_decoder_name(name), (path, file, name)) for name in names)
-
-    def has(self, name: str) -> bool:
-        return name in self._files
-
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        if name not in self._files:
-            raise ModelError(f"{self._directory}: tensor {name} is missing in its safetensors files")
-        path, file, stored_name = self._files[name]
-        tensor: torch.Tensor = file.get_tensor(stored_name)
-        if tuple(tensor.shape) != shape:
-            raise ModelError(f"{path}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}")
-        if str(tensor.dtype) not in _WEIGHT_DTYPES:
-            raise ModelError(f"{path}: tensor {name} is {tensor.dtype}, expected one of {', '.join(_WEIGHT_DTYPES)}")
-        return tensor
-
-    def norm(self, name: str, size: int, offset: float) -> torch.Tensor:
-        """A norm's weight [size] with the family's offset added, in float32 where there is one to add."""
-        weight = self.take(f"{name}.weight", (size,))
-        return weight.float() + offset if offset else weight
-
-
-def _decoder_name(name: str) -> str:
-    """A tensor's name in a decoder alone: models that also see have theirs as a part, under one of two names."""
-    return name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)
+def _norm(store: TensorStore, name: str, size: int, offset: float) -> torch.Tensor:
+    """A norm's weight [size] with the family's offset added, in float32 where there is one to add."""
+    weight = store.take(f"{name}.weight", (size,))
+    return weight.float() + offset if offset else weight

@@ -96,9 +96,9 @@ def test_a_gguf_file_becomes_a_directory(tmp_path: Path, cache_home: Path) -> No
     assert (config.num_layers, config.num_kv_heads, config.tie_word_embeddings) == (LAYERS, KV_HEADS, True)
     assert config.rms_norm_eps == 1e-5
     weights = load_weights(found.directory, config)
-    assert torch.equal(weights.layers[1].down.weight, torch.from_numpy(written["blk.1.ffn_down"]))
+    assert torch.equal(weights.layers[1].down.dense, torch.from_numpy(written["blk.1.ffn_down"]))
     paired = torch.from_numpy(written["blk.0.attn_q"]).view(HEADS, 8, 2, HIDDEN)
-    assert torch.equal(weights.layers[0].query.weight, paired.transpose(1, 2).reshape(HIDDEN, HIDDEN))
+    assert torch.equal(weights.layers[0].query.dense, paired.transpose(1, 2).reshape(HIDDEN, HIDDEN))
     tokenizer = Tokenizer.from_file(str(found.directory / "tokenizer.json"))
     assert tokenizer.encode("a12<|end|>").tokens == ["a", "1", "2", "<|end|>"]
 

@@ -19,7 +19,7 @@ from backend.fused_runner import FusedRunner
 from backend.runner import BLOCK_SIZE, ModelRunner
 from backend.sequence import NOBODYS, SamplingParams, Sequence, TokenLogprobs
 from backend.torch_runner import TorchRunner
-from backend.weights import ModelWeights
+from backend.weights import ModelWeights, dense
 from prefix_store.identity.keys import KeyChain
 from prefix_store.identity.salts import tenant_salt
 from tests.backend.conftest import built_library
@@ -60,7 +60,7 @@ def weights() -> ModelWeights:
     """The same random numbers in each run, with a head that makes up its mind."""
     made = random_weights(CONFIG, seed=11)
     made.embedding[POISON] = torch.nan
-    return dataclasses.replace(made, head=4 * made.head)
+    return dataclasses.replace(made, head=4 * dense(made.head))
 
 
 def fused(num_blocks: int, precision: Precision = "float16", kv_precision: KVPrecision = "float16") -> ModelRunner:

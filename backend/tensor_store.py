@@ -1,0 +1,80 @@
+"""Tensors by name over all safetensors files of a directory. The files stay memory-mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backend.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+# Floats that mean what they say; eight-bit ones need a scale from elsewhere.
+_WEIGHT_DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
+
+
+class TensorStore:
+    """Reads tensors when they are asked for.
+
+    Raises:
+        ModelError: there is no safetensors file, or one cannot be read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self.directory = directory
+        self._files: dict[str, tuple[Path, Any, str]] = {}
+        paths = sorted(directory.glob("*.safetensors"))
+        if not paths:
+            raise ModelError(f"{directory}: no .safetensors file here")
+        for path in paths:
+            try:
+                file = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{path}: not a readable safetensors file ({error})") from error
+            names: list[str] = list(file.keys())  # type: ignore[no-untyped-call] # safetensors publishes no types for it
+            self._files.update((_decoder_name(name), (path, file, name)) for name in names)
+
+    def names(self) -> Iterable[str]:
+        """Of all tensors, as a decoder alone has them."""
+        return self._files.keys()
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        return name in self._files
+
+    def path(self, name: str) -> Path:
+        """The file that a tensor is in. Raises ModelError where there is none."""
+        return self._file(name)[0]
+
+    def raw(self, name: str) -> torch.Tensor:
+        """A tensor as it is, of whatever shape and dtype. Raises ModelError where there is none."""
+        _, file, stored_name = self._file(name)
+        tensor: torch.Tensor = file.get_tensor(stored_name)
+        return tensor
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor of floats.
+
+        Raises:
+            ModelError: it is missing, or of another shape or dtype; names it.
+        """
+        tensor, path = self.raw(name), self.path(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelError(f"{path}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}")
+        if str(tensor.dtype) not in _WEIGHT_DTYPES:
+            raise ModelError(f"{path}: tensor {name} is {tensor.dtype}, expected one of {', '.join(_WEIGHT_DTYPES)}")
+        return tensor
+
+    def _file(self, name: str) -> tuple[Path, Any, str]:
+        if name not in self._files:
+            raise ModelError(f"{self.directory}: tensor {name} is missing in its safetensors files")
+        return self._files[name]
+
+
+def _decoder_name(name: str) -> str:
+    """A tensor's name in a decoder alone: models that also see have theirs as a part, under one of two names."""
+    return name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)
