@@ -1,0 +1,67 @@
+"""Windows of tokens out of a text file."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from backend.errors import ModelError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_GZIP = b"\x1f\x8b"
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, which may be compressed with gzip.
+
+    Raises:
+        ModelError: it cannot be read, is not UTF-8, or holds nothing but white space.
+    """
+    try:
+        content = path.read_bytes()
+        if content.startswith(_GZIP):
+            content = gzip.decompress(content)
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path}: not UTF-8 (byte {error.start}); expected a text file, or one in gzip") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise ModelError(f"{path}: cannot be read ({error})") from error
+    if not text.strip():
+        raise ModelError(f"{path}: no text in it")
+    return text
+
+
+def token_windows(tokenizer: Tokenizer, path: Path, windows: int, tokens: int, seed: int = 0) -> torch.Tensor:
+    """Stretches of a text, evenly spread over all of it; none overlaps another.
+
+    Args:
+        path: of the text, see `read_text`.
+        windows: how many.
+        tokens: of a window. Where the tokenizer begins a text with a token of its own, each window begins with it.
+        seed: of where in its share of the text a window begins.
+
+    Returns:
+        Token ids int64 [windows, tokens].
+
+    Raises:
+        ModelError: the file is no text, or too short for so many windows; says how many it has tokens for.
+    """
+    text = read_text(path)
+    begin = tokenizer.encode("").ids[:1]
+    own = tokens - len(begin)
+    ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False).ids, dtype=torch.int64)
+    if len(ids) < windows * own:
+        raise ModelError(
+            f"{path}: {len(ids):,} tokens, and {windows} windows of {tokens} need {windows * own:,}; "
+            f"expected a longer text, or fewer or shorter windows"
+        )
+    share = len(ids) // windows
+    first = torch.randint(share - own + 1, (windows,), generator=torch.Generator().manual_seed(seed))
+    places = (torch.arange(windows) * share + first).unsqueeze(1) + torch.arange(own)
+    return torch.cat([torch.tensor(begin, dtype=torch.int64).expand(windows, -1), ids[places]], dim=1)
