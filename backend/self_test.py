@@ -51,7 +51,7 @@ def disagreement(
     runner = make_runner(small_config, small_weights, _BLOCKS, _CONTEXT)
     reference = TorchRunner(small_config, as_kept(small_weights), _BLOCKS, _CONTEXT)
     worst = 0.0
-    for step in _steps(vocabulary):
+    for step in steps(vocabulary):
         got, expected = runner.run(step), reference.run(step)
         for ours, theirs in ((got.logits, expected.logits), (got.hidden, expected.hidden)):
             error = float((ours.to(theirs.device) - theirs).norm() / theirs.norm())
@@ -59,7 +59,8 @@ def disagreement(
     return worst
 
 
-def _steps(vocabulary: int) -> list[StepInput]:
+def steps(vocabulary: int) -> list[StepInput]:
+    """The steps that are compared, of tokens below ``vocabulary``; all logits and hidden states are wanted."""
     tokens = np.random.default_rng(0).integers(0, vocabulary, 64).tolist()
     first, second = [5, 2, 7], [1, 4]
     return [

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
+from backend.quantization.cpu_product import CpuProduct, ProductTable
+from backend.quantization.float_scheme import FloatLinear, FloatScheme
 from backend.quantization.quantized_linear import QuantizedLinear
 from backend.weights import Linear
 
@@ -18,14 +20,15 @@ class TorchLinear:
         parts: in the order of their outputs. Dense ones become one matrix; a single one in the right dtype stays where
             it is, mapped from its file.
         dtype: of dense weights, biases and activations.
+        table: of how quantised ones are multiplied.
     """
 
-    def __init__(self, parts: Sequence[Linear], dtype: torch.dtype) -> None:
+    def __init__(self, parts: Sequence[Linear], dtype: torch.dtype, table: ProductTable) -> None:
         self._dense: torch.Tensor | None = None
-        self._quantized: list[QuantizedLinear] = []
+        self._products: list[CpuProduct] = []
         dense = [part.weight for part in parts if isinstance(part.weight, torch.Tensor)]
         if len(dense) < len(parts):
-            self._quantized = [_quantized(part, dtype) for part in parts]
+            self._products = [CpuProduct(_quantized(part, dtype), table) for part in parts]
         elif len(dense) == 1:
             self._dense = dense[0].to(dtype)
         else:
@@ -40,7 +43,7 @@ class TorchLinear:
         """[T, in] to [T, out]."""
         if self._dense is not None:
             return functional.linear(x, self._dense, self._bias)
-        y = torch.cat([part.matmul(x) for part in self._quantized], dim=1)
+        y = torch.cat([product(x) for product in self._products], dim=1)
         return y if self._bias is None else y + self._bias
 
 
@@ -48,6 +51,4 @@ def _quantized(part: Linear, dtype: torch.dtype) -> QuantizedLinear:
     """A part of a layer of which others are quantised."""
     if not isinstance(part.weight, torch.Tensor):
         return part.weight
-    from backend.quantization.float_scheme import FloatLinear, FloatScheme
-
     return FloatLinear(FloatScheme(), part.weight.to(dtype))

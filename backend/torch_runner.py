@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from backend.config import Activation, Experts, KvDtype, ModelConfig
 from backend.kv_memory import KvMemory
+from backend.quantization.cpu_product import ProductTable
 from backend.rope import rotations
 from backend.runner import BLOCK_SIZE, CPU_BATCH, CPU_STEP_TOKENS, StepInput, StepOutput
 from backend.torch_attention import StepAttention
@@ -49,9 +50,10 @@ class TorchRunner:
         self._embedding = weights.embedding.to(dtype)
         # Tied to the embedding it is not there twice.
         head = self._embedding if weights.head is weights.embedding else weights.head
-        self._head = TorchLinear([Linear(head, None)], dtype)
+        table = ProductTable()
+        self._head = TorchLinear([Linear(head, None)], dtype, table)
         self._norm = weights.norm.float()
-        self._layers = [_Layer(config, index, layer, dtype) for index, layer in enumerate(weights.layers)]
+        self._layers = [_Layer(config, index, layer, dtype, table) for index, layer in enumerate(weights.layers)]
         ropes = {layer.rope for layer in self._layers if layer.rope is not None}
         self._rotations = {rope: rotations(rope, config.head_dim, max_context) for rope in ropes}
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype)
@@ -90,18 +92,20 @@ class TorchRunner:
 class _Layer:
     """One layer without its attention: projections before it, output and MLP after it. Rows are [T, hidden]."""
 
-    def __init__(self, config: ModelConfig, index: int, weights: LayerWeights, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, index: int, weights: LayerWeights, dtype: torch.dtype, table: ProductTable
+    ) -> None:
         self.index = index
         self.rope = config.rope(index)
         self._config = config
         self._input_norm = weights.input_norm.float()
         self._query_norm = _float(weights.query_norm)
         self._key_norm = _float(weights.key_norm)
-        self._qkv = TorchLinear((weights.query, weights.key, weights.value), dtype)
-        self._output = TorchLinear((weights.output,), dtype)
+        self._qkv = TorchLinear((weights.query, weights.key, weights.value), dtype, table)
+        self._output = TorchLinear((weights.output,), dtype, table)
         self._attention_output_norm = _float(weights.attention_output_norm)
         self._mlp_norm = weights.post_attention_norm.float()
-        self._mlps = [_Mlp(mlp, config.activation, dtype) for mlp in weights.mlps]
+        self._mlps = [_Mlp(mlp, config.activation, dtype, table) for mlp in weights.mlps]
         self._router = None if weights.router is None else weights.router.to(dtype)
         self._experts = config.layer_experts(index)
         self._mlp_output_norm = _float(weights.mlp_output_norm)
@@ -138,9 +142,9 @@ class _Layer:
 class _Mlp:
     """A gated MLP with gate and up as one product."""
 
-    def __init__(self, weights: Mlp, activation: Activation, dtype: torch.dtype) -> None:
-        self._gate_up = TorchLinear((weights.gate, weights.up), dtype)
-        self._down = TorchLinear((weights.down,), dtype)
+    def __init__(self, weights: Mlp, activation: Activation, dtype: torch.dtype, table: ProductTable) -> None:
+        self._gate_up = TorchLinear((weights.gate, weights.up), dtype, table)
+        self._down = TorchLinear((weights.down,), dtype, table)
         self._activation = activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
