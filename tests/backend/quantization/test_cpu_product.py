@@ -11,8 +11,9 @@ from backend.quantization import cpu_product
 from backend.quantization.cpu_product import CpuProduct, ProductTable
 from backend.quantization.cpu_ways import ALWAYS, Product, ways
 from backend.quantization.int_scheme import IntScheme
+from backend.quantization.linears import map_linears
 from backend.quantization.quantized_linear import QuantizedLinear, Scheme, reference
-from backend.quantization.rounding import map_linears, rounded
+from backend.quantization.rounding import rounded
 from backend.self_test import steps
 from backend.torch_runner import TorchRunner
 from backend.weights import dense

@@ -1,0 +1,77 @@
+"""A whole model, rounded: which weights that are, what they take, and what is said where one does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from backend.quantization.errors import CannotQuantize
+from backend.quantization.int_scheme import IntScheme
+from backend.quantization.linears import linears
+from backend.quantization.rounding import rounded
+from backend.quantization.summary import RoundingError, summarise
+from backend.weights import ModelWeights, dense
+from tests.backend.kernels.random_model import random_weights
+from tests.backend.tiny_model import CONFIG
+
+INT4, INT8 = IntScheme(4, 32), IntScheme(8)
+
+
+@pytest.fixture
+def weights() -> ModelWeights:
+    return random_weights(CONFIG, seed=3)
+
+
+def test_every_linear_layer_is_rounded_and_nothing_else(weights: ModelWeights) -> None:
+    """Embedding, norms and biases stay the very same tensors; the head has a scheme of its own."""
+    packed = rounded(weights, INT4, INT8)
+    assert len(linears(packed)) == 7 * CONFIG.num_layers
+    assert linears(packed)["model.layers.1.mlp.down_proj"] is packed.layers[1].down.weight
+    summary = summarise(packed)
+    assert summary is not None
+    assert summary.schemes == {"int4-g32": 7 * CONFIG.num_layers, "int8": 1}
+    assert packed.embedding is weights.embedding
+    assert packed.norm is weights.norm
+    assert all(new.input_norm is old.input_norm for new, old in zip(packed.layers, weights.layers, strict=True))
+
+
+def test_what_is_packed_already_stays(weights: ModelWeights) -> None:
+    """As in a checkpoint that somebody else has made."""
+    once = rounded(weights, INT4)
+    again = rounded(once, INT8, INT8)
+    assert all(new.query.weight is old.query.weight for new, old in zip(again.layers, once.layers, strict=True))
+
+
+def test_the_summary_adds_up(weights: ModelWeights) -> None:
+    """Bytes, bits and the error, from the weights themselves."""
+    error = RoundingError()
+    packed = rounded(weights, INT4, None, error)
+    summary = summarise(packed, error.relative)
+    assert summary is not None
+    before, after = ({name: dense(weight) for name, weight in linears(of).items()} for of in (weights, packed))
+    lost = float(sum((after[name] - before[name]).square().sum() for name in before))
+    whole = float(sum(weight.square().sum() for weight in before.values()))
+    assert summary.relative_error == pytest.approx((lost / whole) ** 0.5, rel=1e-4)
+    assert 0.03 < (lost / whole) ** 0.5 < 0.2
+    head = 2 * weights.embedding.numel()
+    assert summary.weight_bytes == sum(weight.nbytes for weight in linears(packed).values()) + head
+    assert summary.half_bytes == 2 * sum(weight.numel() for weight in before.values()) + head
+    assert summary.bits_per_weight == 16 * summary.weight_bytes / summary.half_bytes
+
+
+def test_a_model_of_floats_has_no_summary(weights: ModelWeights) -> None:
+    """There is nothing to say."""
+    assert summarise(weights) is None
+
+
+def test_a_weight_that_does_not_fit_is_named(weights: ModelWeights) -> None:
+    """By the name that it has in the file."""
+    with pytest.raises(CannotQuantize, match=r"model.layers.0.mlp.down_proj: int4-g128 needs .* and these are 160"):
+        rounded(weights, IntScheme(4, 128))
+    layer = weights.layers[1]
+    broken = dataclasses.replace(layer.key, weight=torch.full_like(layer.key.dense, torch.inf))
+    spoilt = dataclasses.replace(weights, layers=(weights.layers[0], dataclasses.replace(layer, key=broken)))
+    with pytest.raises(CannotQuantize, match=r"model.layers.1.self_attn.k_proj: a weight is not a finite number"):
+        rounded(spoilt, INT4)
