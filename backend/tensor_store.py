@@ -36,7 +36,7 @@ class TensorStore:
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path}: not a readable safetensors file ({error})") from error
             names: list[str] = list(file.keys())  # type: ignore[no-untyped-call] # safetensors publishes no types for it
-            self._files.update((_decoder_name(name), (path, file, name)) for name in names)
+            self._files.update((decoder_name(name), (path, file, name)) for name in names)
 
     def names(self) -> Iterable[str]:
         """Of all tensors, as a decoder alone has them."""
@@ -49,6 +49,10 @@ class TensorStore:
     def path(self, name: str) -> Path:
         """The file that a tensor is in. Raises ModelError where there is none."""
         return self._file(name)[0]
+
+    def stored_name(self, name: str) -> str:
+        """A tensor's name in its file. Raises ModelError where there is none."""
+        return self._file(name)[2]
 
     def raw(self, name: str) -> torch.Tensor:
         """A tensor as it is, of whatever shape and dtype. Raises ModelError where there is none."""
@@ -75,6 +79,6 @@ class TensorStore:
         return self._files[name]
 
 
-def _decoder_name(name: str) -> str:
+def decoder_name(name: str) -> str:
     """A tensor's name in a decoder alone: models that also see have theirs as a part, under one of two names."""
     return name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)

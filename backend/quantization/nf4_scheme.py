@@ -19,7 +19,7 @@ LEVELS = (
     *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
 _WIDEST = max(after - before for before, after in itertools.pairwise(LEVELS))
-_SCALES_PER_BLOCK = 256
+SCALES_PER_BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Nf4Scheme:
     def bits_per_weight(self, out_features: int, in_features: int) -> float:
         """See `Scheme.bits_per_weight`."""
         blocks = out_features * in_features // self.block_size
-        of_scales = 8 * blocks + 32 * -(-blocks // _SCALES_PER_BLOCK) + 32 if self.double else 32 * blocks
+        of_scales = 8 * blocks + 32 * -(-blocks // SCALES_PER_BLOCK) + 32 if self.double else 32 * blocks
         return 4 + of_scales / (out_features * in_features)
 
     def check(self, out_features: int, in_features: int) -> None:
@@ -103,7 +103,7 @@ class BlockScales:
         if not double:
             return cls(scales)
         offset = float(scales.mean())
-        padded = functional.pad(scales - offset, (0, -len(scales) % _SCALES_PER_BLOCK)).view(-1, _SCALES_PER_BLOCK)
+        padded = functional.pad(scales - offset, (0, -len(scales) % SCALES_PER_BLOCK)).view(-1, SCALES_PER_BLOCK)
         most = padded.abs().amax(dim=1)
         table = torch.linspace(-1, 1, 256)
         middles = (table[1:] + table[:-1]) / 2
@@ -119,7 +119,7 @@ class BlockScales:
         """float32 [blocks]."""
         if self.table is None or self.of_scales is None:
             return self.codes
-        each = self.of_scales.repeat_interleave(_SCALES_PER_BLOCK)[: len(self.codes)]
+        each = self.of_scales.repeat_interleave(SCALES_PER_BLOCK)[: len(self.codes)]
         return self.table[self.codes.long()] * each + self.offset
 
 

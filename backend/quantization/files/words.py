@@ -1,0 +1,30 @@
+"""Codes in words of 32 bits, the first in the lowest bits, as GPTQ, AWQ and compressed-tensors keep them."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from backend.quantization.nibbles import pack_nibbles, unpack_nibbles
+
+
+def words_of(count: int, bits: int) -> int:
+    """Words that so many codes take."""
+    return -(-count * bits // 32)
+
+
+def pack_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """uint8 [..., n] to int32 [..., words], filled up with zeros.
+
+    Args:
+        bits: 4 or 8.
+    """
+    padded = functional.pad(codes, (0, -codes.shape[-1] % (32 // bits)))
+    return (pack_nibbles(padded) if bits == 4 else padded).contiguous().view(torch.int32)
+
+
+def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """The inverse of `pack_words`: the first ``count`` codes of each row, uint8 [..., count]."""
+    # The bytes of a word lie lowest first on every machine that this runs on.
+    packed = words.contiguous().view(torch.uint8)
+    return (unpack_nibbles(packed) if bits == 4 else packed)[..., :count]
