@@ -1,0 +1,163 @@
+"""GPTQ (arXiv 2210.17323): columns are rounded one after the other, and each one's error is made up for by the columns
+that are still to come.
+
+The rows of a weight share one Hessian of the squared error of their outputs, ``H = 2/n XᵀX``. When column i has been
+rounded, the best change of the columns after it is ``-(w_i - q_i) / U_ii * U_i,i+1..`` with ``H⁻¹ = UᵀU``, U upper
+triangular. Changes are applied at once within a block of columns, and to all later blocks in one product at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from backend.quantization.calibration.input_statistics import InputStatistics
+from backend.quantization.grid import Grid
+from backend.quantization.int_scheme import IntLinear, IntScheme
+from backend.quantization.methods.rounded import Rounded, round_to_nearest
+from backend.quantization.quantized_linear import Scheme
+
+ActOrder = Literal["none", "weight", "order"]
+"""Whether inputs that see much are rounded first, while many columns are left to make up for them. ``weight``: yes,
+each in the group that it is in anyway, whose scale is fixed beforehand (static groups). ``order``: yes, and groups are
+those of inputs that follow each other in the new order, which is kept with the weight (``IntLinear.order``)."""
+ACT_ORDERS: tuple[ActOrder, ...] = ("none", "weight", "order")
+
+_DAMPING = (0.01, 0.1, 1.0)
+_BLOCK = 128
+_FEWEST_ROWS = 0.25
+"""Rows for each input, below which a Hessian says more about chance than about the inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """See `Rounding`. Schemes other than `IntScheme` have no columns that share a grid: they round to nearest."""
+
+    act_order: ActOrder = "weight"
+
+    def __call__(self, weights: Sequence[torch.Tensor], seen: InputStatistics, scheme: Scheme) -> list[Rounded]:
+        """All weights as one: their rows have nothing to do with each other, and the Hessian is the same."""
+        if not isinstance(scheme, IntScheme):
+            return round_to_nearest(weights, seen, scheme)
+        if seen.rows < _FEWEST_ROWS * weights[0].shape[1]:
+            return _nearest(weights, seen, scheme, f"only {seen.rows} rows of calibration data came here")
+        factor, damping = inverse_factor(seen.hessian, self.act_order)
+        if factor is None:
+            return _nearest(weights, seen, scheme, "the Hessian is not positive definite, however damped")
+        weight = torch.cat([part.float() for part in weights])
+        codes = rounded_codes(weight, factor, scheme, static_groups=self.act_order == "weight")
+        order = factor.order.int() if self.act_order == "order" else None
+        notes = () if damping == _DAMPING[0] else (f"the Hessian needed a damping of {damping:.0%}",)
+        sizes = [len(part) for part in weights]
+        split = (torch.split(part, sizes) for part in (codes.codes, codes.grid.scales, codes.grid.offsets))
+        return [
+            Rounded(IntLinear.of(scheme, rows, Grid(scales, offsets, scheme.levels), order), damping, notes)
+            for rows, scales, offsets in zip(*split, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class InverseFactor:
+    """What GPTQ needs of a Hessian.
+
+    Args:
+        upper: float64 [in, in], upper triangular U with ``H⁻¹ = UᵀU``, inputs in ``order``.
+        order: int64 [in], the inputs in the order in which they are rounded.
+    """
+
+    upper: torch.Tensor
+    order: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Codes uint8 [out, in] and the grid that they are of; groups are of columns that follow each other."""
+
+    codes: torch.Tensor
+    grid: Grid
+
+
+def inverse_factor(hessian: torch.Tensor, act_order: ActOrder) -> tuple[InverseFactor | None, float]:
+    """The factor of a Hessian float64 [in, in], and the damping with which it is positive definite.
+
+    An input that was always zero tells nothing about its column, which is rounded to the nearest.
+
+    Returns:
+        None in place of the factor where no damping helps.
+    """
+    diagonal = hessian.diagonal()
+    size = len(diagonal)
+    order = torch.arange(size) if act_order == "none" else diagonal.argsort(descending=True, stable=True)
+    ordered = hessian[order][:, order].double()
+    dead = ordered.diagonal() == 0
+    mean = ordered.diagonal().mean()
+    for damping in _DAMPING:
+        damped = ordered + torch.diag(torch.where(dead, 1.0, damping * mean))
+        # Cholesky's from the other end: H = R·Rᵀ with R upper triangular, so U = R⁻¹, and H⁻¹ is never formed.
+        lower, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
+        if int(failed) == 0 and bool(torch.isfinite(lower).all()):
+            inverse = torch.linalg.solve_triangular(lower.flip(0, 1), torch.eye(size, dtype=lower.dtype), upper=True)
+            if bool(torch.isfinite(inverse).all()):
+                return InverseFactor(inverse, order), damping
+    return None, _DAMPING[-1]
+
+
+def rounded_codes(weight: torch.Tensor, factor: InverseFactor, scheme: IntScheme, static_groups: bool) -> Codes:
+    """Rounds a weight float32 [out, in].
+
+    Args:
+        static_groups: the grid of a group is that of the weight as it was, and codes come back in the inputs' own
+            order; else a grid is made when its group is reached, and codes are in the factor's order.
+
+    Raises:
+        CannotQuantize: the weight does not fit the scheme.
+    """
+    grid = scheme.grid(weight)
+    size = weight.shape[1]
+    width = size // grid.scales.shape[1]
+    columns = weight.float()[:, factor.order].T.contiguous()
+    group_of = (factor.order if static_groups else torch.arange(size)) // width
+    found: list[Grid] = []
+    groups = group_of.tolist()
+    kept = torch.empty(size, len(weight), dtype=torch.uint8)
+    for first in range(0, size, step := _columns_at_once(width, size)):
+        last = min(first + step, size)
+        upper = factor.upper[first:last].float()
+        errors = torch.empty(last - first, len(weight))
+        for column in range(first, last):
+            group = groups[column]
+            if not static_groups and column % width == 0:
+                found.append(_grid_of_columns(scheme, columns[column : column + width] if width < size else columns))
+            of_group = grid.of_group(group) if static_groups else found[group]
+            value = columns[column]
+            codes = of_group.encode(value.unsqueeze(1))
+            kept[column] = codes.squeeze(1)
+            row = upper[column - first]
+            error = (value - of_group.decode(codes).squeeze(1)) / row[column]
+            columns[column + 1 : last].addr_(row[column + 1 : last], error, alpha=-1)
+            errors[column - first] = error
+        columns[last:].addmm_(upper[:, last:].T, errors, alpha=-1)
+    if static_groups:
+        return Codes(torch.empty_like(kept).index_copy_(0, factor.order, kept).T.contiguous(), grid)
+    scales, offsets = (torch.cat(parts, dim=1) for parts in zip(*((g.scales, g.offsets) for g in found), strict=True))
+    return Codes(kept.T.contiguous(), Grid(scales, offsets, scheme.levels))
+
+
+def _columns_at_once(width: int, size: int) -> int:
+    """A block holds whole groups, so that a grid sees all that was made up for in its columns. A single group has its
+    grid before the first column is rounded: blocks need not hold it.
+    """
+    return _BLOCK if width == size else width * max(_BLOCK // width, 1)
+
+
+def _grid_of_columns(scheme: IntScheme, columns: torch.Tensor) -> Grid:
+    low, high = torch.aminmax(columns, dim=0)
+    return scheme.grid_of(low.unsqueeze(1), high.unsqueeze(1))
+
+
+def _nearest(weights: Sequence[torch.Tensor], seen: InputStatistics, scheme: Scheme, why: str) -> list[Rounded]:
+    note = f"rounded to nearest: {why}"
+    return [Rounded(part.linear, notes=(note,)) for part in round_to_nearest(weights, seen, scheme)]
