@@ -1,0 +1,184 @@
+"""A quantised matrix times many rows: codes are widened in a tile's registers and multiplied by the matrix units.
+
+Outputs are the rows of the units' products and rows of activations their columns, so that few rows waste little. With
+few rows there are also few programs; then each output's inputs are cut into parts, which are added up in their order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from backend.kernels.quantized_codes import offsets_of, plane_values
+from backend.kernels.quantized_weight import DeviceWeight
+
+_LEAST_ROWS, _MOST_ROWS = 16, 64
+"""Of a product of the matrix units."""
+_PROGRAMS = 256
+"""That a launch should have, to keep some hundred and thirty multiprocessors busy; the same on every device, so that
+sums are too."""
+_COLUMNS = 1024
+
+
+@triton.jit
+def _quantized_tiles(
+    x: tl.tensor,
+    words: tl.tensor,
+    scales: tl.tensor,
+    offsets: tl.tensor,
+    levels: tl.tensor,
+    bias: tl.tensor,
+    output: tl.tensor,
+    rows: tl.tensor,
+    outputs: tl.tensor,
+    inputs: tl.tensor,
+    tiles: tl.tensor,
+    part_tiles: tl.tensor,
+    groups: tl.tensor,
+    stride: tl.tensor,
+    FORM: tl.constexpr,
+    PLANES: tl.constexpr,
+    SPAN: tl.constexpr,
+    GROUP: tl.constexpr,
+    RUN: tl.constexpr,
+    OFFSET: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    OPERANDS: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    own = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    part = tl.program_id(2)
+    lane = tl.arange(0, SPAN)
+    known = own < outputs
+    begin = own.to(tl.int64) * (tiles * SPAN)
+    of_scales = own.to(tl.int64) * groups
+    of_rows = row.to(tl.int64) * stride
+    sums = tl.full([OUTPUTS, ROWS], 0.0, tl.float32)
+    first_tile = part * part_tiles
+    for tile in tl.range(first_tile, tl.minimum(first_tile + part_tiles, tiles), num_stages=3):
+        w = tl.load(
+            words + begin[:, None] + tile * SPAN + lane[None, :],
+            mask=known[:, None],
+            other=0,
+            eviction_policy="evict_first",
+        )
+        for first in tl.static_range(0, PLANES, RUN):
+            kept = of_scales + (tile * (PLANES * SPAN) + first * SPAN) // GROUP
+            scale = tl.load(scales + kept, mask=known, other=0.0).to(tl.float32)
+            for plane in tl.static_range(first, first + RUN):
+                column = tile * (PLANES * SPAN) + plane * SPAN + lane
+                v = tl.load(
+                    x + of_rows[None, :] + column[:, None],
+                    mask=(row < rows)[None, :] & (column < inputs)[:, None],
+                    other=0.0,
+                )
+                values = plane_values(w, levels, plane, FORM) * scale[:, None]
+                if OFFSET != "none":
+                    offset = tl.load(offsets + kept, mask=known, other=0.0).to(tl.float32)
+                    values += offsets_of(offset, scale, 1 << (32 // PLANES - 1), OFFSET)[:, None]
+                sums = tl.dot(values.to(OPERANDS), v.to(OPERANDS), sums, input_precision=PRECISION)
+    if BIAS:
+        sums += tl.load(bias + own, mask=known, other=0.0).to(tl.float32)[:, None]
+    at = (part * rows + row).to(tl.int64) * outputs
+    tl.store(
+        output + at[None, :] + own[:, None],
+        sums.to(output.dtype.element_ty),
+        mask=(row < rows)[None, :] & known[:, None],
+    )
+
+
+@triton.jit
+def _sum_parts(
+    partial: tl.tensor,
+    bias: tl.tensor,
+    output: tl.tensor,
+    outputs: tl.tensor,
+    elements: tl.tensor,
+    PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BIAS: tl.constexpr,
+) -> None:
+    at = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = at < elements
+    total = tl.full([COLUMNS], 0.0, tl.float32)
+    for part in tl.static_range(PARTS):
+        total += tl.load(partial + part * elements + at, mask=inside, other=0.0)
+    if BIAS:
+        total += tl.load(bias + at % outputs, mask=inside, other=0.0).to(tl.float32)
+    tl.store(output + at, total.to(output.dtype.element_ty), mask=inside)
+
+
+def quantized_tiles(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """``x @ weight.T + bias``: weights rounded to x's dtype once they are scaled, summed in float32.
+
+    Args:
+        x: [R, in], columns in the weight's order, elements of a row next to each other.
+        bias: [out] or None.
+
+    Returns:
+        [R, out] in x's dtype.
+    """
+    rows, outputs = x.shape[0], weight.outputs
+    tile_rows = min(_MOST_ROWS, max(_LEAST_ROWS, triton.next_power_of_2(rows)))
+    # float32 products run outside the matrix units, from registers.
+    own = 32 if x.dtype == torch.float32 else 128 if tile_rows == _MOST_ROWS else 64
+    grid = triton.cdiv(outputs, own), triton.cdiv(rows, tile_rows)
+    part_tiles, parts = _parts(weight.tiles, grid[0] * grid[1])
+    output = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    partial = torch.empty(parts, rows, outputs, device=x.device) if parts > 1 else output
+    _quantized_tiles[(*grid, parts)](
+        x,
+        weight.words,
+        weight.scales,
+        weight.scales if weight.offsets is None else weight.offsets,
+        weight.scales if weight.levels is None else weight.levels,
+        x if bias is None else bias,
+        partial,
+        rows,
+        outputs,
+        weight.inputs,
+        weight.tiles,
+        part_tiles,
+        weight.scales.shape[1],
+        x.stride(0),
+        FORM=weight.form,
+        PLANES=weight.planes,
+        SPAN=weight.span,
+        GROUP=weight.group,
+        RUN=weight.run,
+        OFFSET=weight.offset,
+        ROWS=tile_rows,
+        OUTPUTS=own,
+        BIAS=bias is not None and parts == 1,
+        OPERANDS=_operands(x),
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=4,
+    )
+    if parts > 1:
+        _sum_parts[(triton.cdiv(rows * outputs, _COLUMNS),)](
+            partial,
+            x if bias is None else bias,
+            output,
+            outputs,
+            rows * outputs,
+            PARTS=parts,
+            COLUMNS=_COLUMNS,
+            BIAS=bias is not None,
+            num_warps=4,
+        )
+    return output
+
+
+def _parts(tiles: int, programs: int) -> tuple[int, int]:
+    """Tiles of a part and the number of parts, none of them empty: from the sizes alone, never from time."""
+    wanted = min(tiles, max(1, _PROGRAMS // programs))
+    each = -(-tiles // wanted)
+    return each, -(-tiles // each)
+
+
+def _operands(x: torch.Tensor) -> tl.dtype:
+    """What the matrix units multiply; the interpreter has no products of bfloat16."""
+    of_device = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+    return tl.float32 if x.dtype == torch.bfloat16 and x.device.type == "cpu" else of_device[x.dtype]
