@@ -14,11 +14,14 @@ STATE = "weight.quant_state.bitsandbytes__nf4"
 """Name of the tensor whose bytes are a JSON object."""
 
 
-def nf4_tensors(linear: Nf4Linear) -> dict[str, torch.Tensor]:
+def nf4_tensors(linear: Nf4Linear, dtype: str) -> dict[str, torch.Tensor]:
     """A weight bit for bit, by the end of the tensors' names.
 
     weight uint8 [out * in / 2, 1], weight.absmax [blocks] (uint8 where scales have scales), weight.quant_map [16],
     weight.nested_absmax [blocks / 256], weight.nested_quant_map [256], and the state: JSON in uint8.
+
+    Args:
+        dtype: what the weight is widened to, such as ``bfloat16``.
     """
     scales = linear.scales
     tensors = {
@@ -29,7 +32,7 @@ def nf4_tensors(linear: Nf4Linear) -> dict[str, torch.Tensor]:
     state: dict[str, Any] = {
         "quant_type": "nf4",
         "blocksize": linear.scheme.block_size,
-        "dtype": "bfloat16",
+        "dtype": dtype,
         "shape": list(linear.shape),
     }
     if scales.of_scales is not None and scales.table is not None:
@@ -40,11 +43,12 @@ def nf4_tensors(linear: Nf4Linear) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def nf4_config(double: bool, left_alone: Sequence[str]) -> dict[str, Any]:
+def nf4_config(double: bool, dtype: str, left_alone: Sequence[str]) -> dict[str, Any]:
     """``quantization_config``.
 
     Args:
         double: whether the scales of any weight are in eight bits themselves.
+        dtype: of the activations, such as ``bfloat16``.
         left_alone: names of modules that are plain.
     """
     return {
@@ -53,7 +57,7 @@ def nf4_config(double: bool, left_alone: Sequence[str]) -> dict[str, Any]:
         "load_in_8bit": False,
         "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_use_double_quant": double,
-        "bnb_4bit_compute_dtype": "bfloat16",
+        "bnb_4bit_compute_dtype": dtype,
         "bnb_4bit_quant_storage": "uint8",
         "llm_int8_skip_modules": list(left_alone),
     }

@@ -104,7 +104,8 @@ def _write(
     shard_bytes: int,
 ) -> None:
     """Weights and config.json."""
-    written, shards = _Quantized(), Shards(work, shard_bytes)
+    dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    written, shards = _Quantized(str(dtype)), Shards(work, shard_bytes)
     for name in store.names():
         module, stored_name = name.removesuffix(".weight"), store.stored_name(name)
         if module == name or module not in layers:
@@ -129,9 +130,14 @@ def _write(
 
 
 class _Quantized:
-    """What has been quantised, as ``quantization_config`` is to say it."""
+    """What has been quantised, as ``quantization_config`` is to say it.
 
-    def __init__(self) -> None:
+    Args:
+        dtype: of the model's activations, as its config names it.
+    """
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
         self.left_alone: list[str] = []
         self._groups: dict[str, tuple[dict[str, Any], list[str]]] = {}  # of compressed-tensors, by their JSON
         self._nf4: list[bool] = []  # of weights in NF4: whether their scales have scales
@@ -145,7 +151,7 @@ class _Quantized:
             return {"weight": linear.weight}
         if isinstance(linear, Nf4Linear):
             self._nf4.append(linear.scheme.double)
-            parts = nf4_tensors(linear)
+            parts = nf4_tensors(linear, self._dtype)
         else:
             try:
                 of_module = compressed(linear)
@@ -160,7 +166,7 @@ class _Quantized:
     def config(self) -> dict[str, Any]:
         """The field of config.json; nothing where all is plain."""
         if self._nf4:
-            return {"quantization_config": nf4_config(any(self._nf4), self.left_alone)}
+            return {"quantization_config": nf4_config(any(self._nf4), self._dtype, self.left_alone)}
         if self._groups:
             return {"quantization_config": compressed_config(list(self._groups.values()), self.left_alone)}
         return {}

@@ -1,0 +1,58 @@
+"""Reads what compressed-tensors writes: integers in words or bytes, and eight-bit floats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backend.config_fields import Fields
+from backend.quantization.files.compressed_tensors_group import WeightGroup
+from backend.quantization.files.module_tensors import ModuleTensors
+from backend.quantization.files.targets import Targets
+from backend.quantization.quantized_linear import QuantizedLinear
+from backend.tensor_store import TensorStore
+
+
+class CompressedTensorsReader:
+    """Groups of modules, by name, pattern or class, each with its own scheme.
+
+    Args:
+        values: ``quantization_config``.
+        source: where that is, for messages.
+
+    Raises:
+        ModelError: a field asks for what is not read here; names it.
+    """
+
+    def __init__(self, values: Mapping[str, Any], store: TensorStore, source: str) -> None:
+        fields = Fields(values, source)
+        self._store = store
+        self._source = source
+        sparsity = values.get("sparsity_config")
+        if sparsity and (not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense"):
+            raise fields.error("sparsity_config", "absent: weights must not be sparse")
+        groups = values.get("config_groups")
+        if not isinstance(groups, dict) or not groups or not all(isinstance(of, dict) for of in groups.values()):
+            raise fields.error("config_groups", "an object of objects")
+        self._groups = [
+            WeightGroup(Fields(of, f"{source}: config_groups.{name}"), values.get("format"))
+            for name, of in groups.items()
+        ]
+        self._ignored = Targets(fields, "ignore")
+
+    def linear(self, name: str, out_features: int, in_features: int) -> QuantizedLinear | None:
+        """See `CheckpointReader.linear`."""
+        module = ModuleTensors(self._store, name, out_features, in_features)
+        group = None if self._ignored.match(name) else self._group(name)
+        if module.is_plain and not module.has("weight_scale"):
+            if group is not None:
+                raise module.error("weight", f"is plain, and {self._source} says that it is {group.form}")
+            return None
+        if group is None:
+            raise module.error("weight", f"is not plain, and {self._source} names no group for it")
+        return group.read(module)
+
+    def _group(self, name: str) -> WeightGroup | None:
+        """The one that names the module most closely: by its name, by a pattern, by its class."""
+        ranks = {group: group.targets.match(name) for group in self._groups}
+        return max((group for group in self._groups if ranks[group]), key=lambda group: ranks[group], default=None)
