@@ -1,0 +1,121 @@
+"""Quantises a decoder one layer after the other, each on what the quantised layers before it give."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from backend.quantization.calibration.decoder_layer import GROUPS, DecoderLayer, Group
+from backend.quantization.calibration.input_statistics import InputStatistics, relative_output_error
+from backend.quantization.calibration.stages import stages
+from backend.quantization.errors import CannotQuantize
+from backend.quantization.methods.report import LayerReport, MatrixReport
+from backend.quantization.methods.rounded import Rounded, Rounding
+from backend.quantization.quantized_linear import QuantizedLinear, Scheme
+
+Schemes = Callable[[int, Group, int, int], tuple[Scheme, str | None]]
+"""(layer, group, outputs, inputs) to the scheme of a matrix, and in words why it is not the one that was asked for."""
+
+
+@dataclass(slots=True)
+class Windows:
+    """Calibration windows in front of a layer: float32 [windows, T, hidden]."""
+
+    hidden: torch.Tensor
+    """As the quantised layers before it give them."""
+    reference: torch.Tensor
+    """The first few as the unquantised layers do."""
+
+    @property
+    def drift(self) -> float:
+        """How far the two are apart, relative to the second."""
+        apart = self.hidden[: len(self.reference)] - self.reference
+        return float(apart.norm() / self.reference.norm())
+
+
+@dataclass(slots=True)
+class QuantizedLayer:
+    """What is kept of a layer."""
+
+    report: LayerReport
+    linears: dict[str, QuantizedLinear]
+    """By names within the layer."""
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What else has changed, by names within the layer, as it is to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerQuantizer:
+    """Quantises one layer at a time.
+
+    Args:
+        rounding: chooses the codes.
+        schemes: says what each matrix is kept in.
+    """
+
+    rounding: Rounding
+    schemes: Schemes
+
+    def calibrated(self, layer: DecoderLayer, windows: Windows) -> QuantizedLayer:
+        """Quantises a layer, and takes the windows through it.
+
+        Raises:
+            CannotQuantize: a weight cannot be kept in its scheme; names it.
+        """
+        started, linears, reports = time.monotonic(), {}, []
+        for batch in torch.split(windows.reference, 1):
+            batch.copy_(layer(batch))
+        for group, seen in stages(layer, windows.hidden):
+            for names, statistics in seen.items():
+                for name, rounded, report in self._rounded(layer, group, names, statistics):
+                    layer.linears[name].weight = rounded.linear.unpack()
+                    linears[name] = rounded.linear
+                    reports.append(report)
+        seconds = time.monotonic() - started
+        return QuantizedLayer(LayerReport(layer.index, seconds, windows.drift, tuple(reports)), linears)
+
+    def uncalibrated(self, layer: DecoderLayer) -> QuantizedLayer:
+        """Quantises a layer with a rounding that looks at nothing but the weights. Raises as `calibrated`."""
+        started, linears, reports = time.monotonic(), {}, []
+        for group in GROUPS:
+            for names in layer.group(group):
+                for name, rounded, report in self._rounded(layer, group, names, None):
+                    linears[name] = rounded.linear
+                    reports.append(report)
+        return QuantizedLayer(LayerReport(layer.index, time.monotonic() - started, None, tuple(reports)), linears)
+
+    def _rounded(
+        self, layer: DecoderLayer, group: Group, names: tuple[str, ...], seen: InputStatistics | None
+    ) -> list[tuple[str, Rounded, MatrixReport]]:
+        weights = [layer.linears[name].weight for name in names]
+        size = weights[0].shape[1]
+        scheme, note = self.schemes(layer.index, group, sum(map(len, weights)), size)
+        try:
+            rounded = self.rounding(weights, seen or InputStatistics(size), scheme)
+        except CannotQuantize as error:
+            raise CannotQuantize(f"model.layers.{layer.index}.{names[0]}: {error}") from error
+        hessian = None if seen is None else seen.hessian
+        reports = [
+            _report(f"model.layers.{layer.index}.{name}", weight, part, hessian, note)
+            for name, weight, part in zip(names, weights, rounded, strict=True)
+        ]
+        return list(zip(names, rounded, reports, strict=True))
+
+
+def _report(
+    name: str, weight: torch.Tensor, rounded: Rounded, hessian: torch.Tensor | None, note: str | None
+) -> MatrixReport:
+    kept = rounded.linear.unpack()
+    return MatrixReport(
+        name=name,
+        scheme=rounded.linear.scheme.name,
+        weights=weight.numel(),
+        nbytes=rounded.linear.nbytes,
+        weight_error=float((kept - weight).norm() / weight.norm().clamp(min=1e-30)),
+        output_error=None if hessian is None else relative_output_error(weight, kept, hessian),
+        damping=rounded.damping,
+        notes=(*((note,) if note else ()), *rounded.notes),
+    )
