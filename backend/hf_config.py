@@ -65,12 +65,8 @@ def read_hf_config(values: Mapping[str, Any], source: str) -> ModelConfig:
         raise Fields(values, source).error("model_type", f"one of {', '.join(SUPPORTED_MODEL_TYPES)}")
     fields = Fields({**_DEFAULTS[model_type], **values}, source)
     gemma = model_type.startswith("gemma")
-    for refused, expected in (
-        ("quantization_config", "absent: weights must be plain float tensors"),
-        ("use_bidirectional_attention", "false: an answer is written from left to right"),
-    ):
-        if fields.values.get(refused):
-            raise fields.error(refused, expected)
+    if fields.values.get("use_bidirectional_attention"):
+        raise fields.error("use_bidirectional_attention", "false: an answer is written from left to right")
     hidden_size = fields.count("hidden_size")
     num_layers = fields.count("num_hidden_layers")
     num_heads = fields.count("num_attention_heads")

@@ -13,6 +13,7 @@ from backend.tensor_store import TensorStore
 if TYPE_CHECKING:
     import torch
 
+    from backend.quantization.files.reader import CheckpointReader
     from backend.quantization.quantized_linear import QuantizedLinear
 
 
@@ -105,29 +106,43 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def load_weights(directory: Path, config: ModelConfig) -> ModelWeights:
-    """Maps ``*.safetensors`` of a directory and hands out its tensors.
+    """Maps ``*.safetensors`` of a directory and hands out its tensors, quantised as they are there.
 
     Raises:
-        ModelError: no weights, a missing tensor, or one of the wrong shape; names the tensor.
+        ModelError: no weights, a missing tensor, one of the wrong shape, or weights quantised in a way that is not
+            known; names the tensor.
     """
+    from backend.quantization.files.checkpoint_reader import checkpoint_reader, quantization_config
+
     store = TensorStore(directory)
-    embedding = store.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
-    head = embedding
-    if not config.tie_word_embeddings:
-        head = store.take("lm_head.weight", (config.vocab_size, config.hidden_size))
+    path = directory / "config.json"
+    quantization = quantization_config(read_json_object(path))
+    reader = None if quantization is None else checkpoint_reader(quantization, store, f"{path}: quantization_config")
+    shape = (config.vocab_size, config.hidden_size)
+    embedding = store.take("model.embed_tokens.weight", shape)
+    tied = config.tie_word_embeddings
     return ModelWeights(
         embedding=embedding,
-        layers=tuple(_LayerReader(store, config, index).read() for index in range(config.num_layers)),
+        layers=tuple(_LayerReader(store, reader, config, index).read() for index in range(config.num_layers)),
         norm=_norm(store, "model.norm", config.hidden_size, config.norm_offset),
-        head=head,
+        head=embedding if tied else _weight(store, reader, "lm_head", *shape),
     )
+
+
+def _weight(
+    store: TensorStore, reader: CheckpointReader | None, name: str, rows: int, columns: int
+) -> torch.Tensor | QuantizedLinear:
+    """A module's weight as the files have it: quantised, or plain."""
+    packed = None if reader is None else reader.linear(name, rows, columns)
+    return store.take(f"{name}.weight", (rows, columns)) if packed is None else packed
 
 
 class _LayerReader:
     """Takes one layer's tensors out of the files by the names that Hugging Face gives them."""
 
-    def __init__(self, store: TensorStore, config: ModelConfig, index: int) -> None:
+    def __init__(self, store: TensorStore, reader: CheckpointReader | None, config: ModelConfig, index: int) -> None:
         self._store = store
+        self._reader = reader
         self._config = config
         self._index = index
         self._at = f"model.layers.{index}"
@@ -176,7 +191,7 @@ class _LayerReader:
         )
 
     def _linear(self, name: str, rows: int, columns: int, bias: bool) -> Linear:
-        weight = self._store.take(f"{name}.weight", (rows, columns))
+        weight = _weight(self._store, self._reader, name, rows, columns)
         return Linear(weight, self._store.take(f"{name}.bias", (rows,)) if bias else None)
 
     def _norm(self, name: str) -> torch.Tensor:

@@ -139,7 +139,6 @@ def test_a_window_that_no_context_outgrows_is_none() -> None:
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3, expected a divisor"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu' or 'gelu_pytorch_tanh'"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type is 'yarn', expected 'default', 'linear' or 'llama3'"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"eos_token_id": "end"}, "eos_token_id"),
         (
             {"eos_token_id": [1, 10**6]},
