@@ -8,7 +8,8 @@ triangular. Changes are applied at once within a block of columns, and to all la
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,7 +49,8 @@ class Gptq:
         if factor is None:
             return _nearest(weights, seen, scheme, "the Hessian is not positive definite, however damped")
         weight = torch.cat([part.float() for part in weights])
-        codes = rounded_codes(weight, factor, scheme, static_groups=self.act_order == "weight")
+        with _one_thread():
+            codes = rounded_codes(weight, factor, scheme, static_groups=self.act_order == "weight")
         order = factor.order.int() if self.act_order == "order" else None
         notes = () if damping == _DAMPING[0] else (f"the Hessian needed a damping of {damping:.0%}",)
         sizes = [len(part) for part in weights]
@@ -144,6 +146,17 @@ def rounded_codes(weight: torch.Tensor, factor: InverseFactor, scheme: IntScheme
         return Codes(torch.empty_like(kept).index_copy_(0, factor.order, kept).T.contiguous(), grid)
     scales, offsets = (torch.cat(parts, dim=1) for parts in zip(*((g.scales, g.offsets) for g in found), strict=True))
     return Codes(kept.T.contiguous(), Grid(scales, offsets, scheme.levels))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A column is too little work for several threads, which would spend their time on waiting for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _columns_at_once(width: int, size: int) -> int:

@@ -1,0 +1,148 @@
+"""Quantises a model directory into another one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from backend.config import ModelConfig
+from backend.errors import ModelError
+from backend.quantization.calibration.decoder_layer import DecoderLayer, ExpertNames
+from backend.quantization.calibration.divergence import Predictions
+from backend.quantization.files.writer import write_checkpoint
+from backend.quantization.methods.layerwise import LayerQuantizer, Windows
+from backend.quantization.methods.partial import KeptLinears, PartialFolder
+from backend.quantization.methods.recipe import Recipe
+from backend.quantization.methods.report import Divergence, QuantizationReport
+from backend.tensor_store import TensorStore
+from backend.weights import ModelWeights, load_weights, read_config
+
+Progress = Callable[[str], None]
+
+REPORT_FILE = "quantization_report.json"
+_REFERENCE_WINDOWS = 4
+"""Windows that are also taken through the unquantised model, to say how far the quantised one is from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """A model on its way into fewer bits.
+
+    Args:
+        source: a directory with the model, its weights plain.
+        out: the directory to be made.
+        recipe: what is done.
+        tokens: calibration windows int64 [windows, T]; None: nothing is run, which is enough to round to nearest.
+    """
+
+    source: Path
+    out: Path
+    recipe: Recipe
+    tokens: torch.Tensor | None
+
+    @torch.inference_mode()
+    def run(self, progress: Progress) -> QuantizationReport:
+        """Makes the directory, with a report in it. It appears when it is complete.
+
+        Killed half way and run again with the same arguments, it goes on from the last layer that was finished, which
+        is kept in ``OUT.partial`` until then.
+
+        Raises:
+            ModelError: the model cannot be read or quantised, or something cannot be written; one line.
+        """
+        check_new(self.out)
+        config = read_config(self.source)
+        weights = load_weights(self.source, config)
+        if any(not isinstance(layer.query.weight, torch.Tensor) for layer in weights.layers):
+            raise ModelError(f"{self.source}: is quantised already; expected the model that it was made of")
+        folder = PartialFolder(self.out.with_name(f"{self.out.name}.partial"), self._made_of())
+        with folder.locked():
+            model = _Model(config, weights, ExpertNames.of(TensorStore(self.source)))
+            windows = self._layers(model, folder, progress)
+            return self._written(model, folder, windows, progress)
+
+    def _layers(self, model: _Model, folder: PartialFolder, progress: Progress) -> Windows | None:
+        """Every layer that is not finished yet; gives the windows behind the last one."""
+        first, count = folder.finished_layers(self.tokens is not None), model.config.num_layers
+        windows = None
+        if self.tokens is not None:
+            windows = folder.windows(first) if first else model.embedded(self.tokens)
+        quantizer = LayerQuantizer(self.recipe.rounding, self.recipe.schemes)
+        if first:
+            progress(f"{first} of {count} layers are there from before")
+        for index in range(first, count):
+            layer = model.layer(index)
+            kept = quantizer.uncalibrated(layer) if windows is None else quantizer.calibrated(layer, windows)
+            folder.keep(index, kept, windows)
+            drift = "" if kept.report.drift is None else f", drift {kept.report.drift:.4f}"
+            progress(f"layer {index + 1} of {count}: {kept.report.seconds:.1f} s{drift}")
+        return windows
+
+    def _written(
+        self, model: _Model, folder: PartialFolder, windows: Windows | None, progress: Progress
+    ) -> QuantizationReport:
+        kept = KeptLinears(folder, model.config.num_layers)
+        divergence = None if windows is None else model.divergence(windows)
+        report = QuantizationReport(self._made_of(), tuple(kept.reports), divergence)
+        progress(f"writing {self.out}")
+        checkpoint = folder.path / "checkpoint"
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        write_checkpoint(checkpoint, self.source, kept, kept.tensors)
+        try:
+            (checkpoint / REPORT_FILE).write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+            os.rename(checkpoint, self.out)
+        except OSError as error:
+            shutil.rmtree(checkpoint, ignore_errors=True)
+            raise ModelError(f"{self.out}: cannot be written ({error})") from error
+        shutil.rmtree(folder.path, ignore_errors=True)
+        return report
+
+    def _made_of(self) -> dict[str, Any]:
+        calibration = None
+        if self.tokens is not None:
+            digest = xxhash.xxh3_128_hexdigest(self.tokens.contiguous().numpy().tobytes())
+            calibration = {"windows": len(self.tokens), "window_tokens": self.tokens.shape[1], "digest": digest}
+        return {"model": _identity(self.source), **self.recipe.made_of(), "calibration": calibration}
+
+
+def check_new(out: Path) -> None:
+    """Raises ModelError unless there is nothing at ``out``, or an empty directory."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ModelError(f"{out}: is there already; expected a new directory")
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    config: ModelConfig
+    weights: ModelWeights
+    names: ExpertNames
+
+    def layer(self, index: int) -> DecoderLayer:
+        return DecoderLayer(self.config, index, self.weights.layers[index], self.names)
+
+    def embedded(self, tokens: torch.Tensor) -> Windows:
+        hidden = self.weights.embedding[tokens].float() * self.config.embedding_scale
+        return Windows(hidden, hidden[:_REFERENCE_WINDOWS].clone())
+
+    def divergence(self, windows: Windows) -> Divergence:
+        """Of what came out of the last layer."""
+        expected, got = windows.reference, windows.hidden[: len(windows.reference)]
+        kl, top1 = Predictions(self.config, self.weights).divergence(expected, got)
+        return Divergence(expected.shape[:2].numel(), kl, top1)
+
+
+def _identity(source: Path) -> Mapping[str, Any]:
+    """Enough to tell that the weights are the same files as before."""
+    files = {path.name: path.stat() for path in sorted(source.glob("*.safetensors"))}
+    return {
+        "path": str(source.resolve()),
+        "files": {name: [about.st_size, about.st_mtime_ns] for name, about in files.items()},
+    }
