@@ -10,14 +10,15 @@ import torch
 
 from backend.quantization.calibration.decoder_layer import GROUPS, DecoderLayer, Group
 from backend.quantization.calibration.input_statistics import InputStatistics, relative_output_error
-from backend.quantization.calibration.stages import stages
+from backend.quantization.calibration.stages import Seen, stages
 from backend.quantization.errors import CannotQuantize
+from backend.quantization.methods.fitting import Schemes
 from backend.quantization.methods.report import LayerReport, MatrixReport
 from backend.quantization.methods.rounded import Rounded, Rounding
-from backend.quantization.quantized_linear import QuantizedLinear, Scheme
+from backend.quantization.quantized_linear import QuantizedLinear
 
-Schemes = Callable[[int, Group, int, int], tuple[Scheme, str | None]]
-"""(layer, group, outputs, inputs) to the scheme of a matrix, and in words why it is not the one that was asked for."""
+Fold = Callable[[DecoderLayer, Seen], dict[str, torch.Tensor]]
+"""Changes a layer, by what its groups were given, into one that computes the same; see `Folding`."""
 
 
 @dataclass(slots=True)
@@ -54,10 +55,12 @@ class LayerQuantizer:
     Args:
         rounding: chooses the codes.
         schemes: says what each matrix is kept in.
+        fold: done to each layer first; None: nothing is.
     """
 
     rounding: Rounding
     schemes: Schemes
+    fold: Fold | None = None
 
     def calibrated(self, layer: DecoderLayer, windows: Windows) -> QuantizedLayer:
         """Quantises a layer, and takes the windows through it.
@@ -68,6 +71,12 @@ class LayerQuantizer:
         started, linears, reports = time.monotonic(), {}, []
         for batch in torch.split(windows.reference, 1):
             batch.copy_(layer(batch))
+        tensors: dict[str, torch.Tensor] = {}
+        if self.fold is not None:
+            seen_whole: Seen = {}
+            for _, of_group in stages(layer, windows.hidden.clone()):
+                seen_whole |= of_group
+            tensors = self.fold(layer, seen_whole)
         for group, seen in stages(layer, windows.hidden):
             for names, statistics in seen.items():
                 for name, rounded, report in self._rounded(layer, group, names, statistics):
@@ -75,7 +84,7 @@ class LayerQuantizer:
                     linears[name] = rounded.linear
                     reports.append(report)
         seconds = time.monotonic() - started
-        return QuantizedLayer(LayerReport(layer.index, seconds, windows.drift, tuple(reports)), linears)
+        return QuantizedLayer(LayerReport(layer.index, seconds, windows.drift, tuple(reports)), linears, tensors)
 
     def uncalibrated(self, layer: DecoderLayer) -> QuantizedLayer:
         """Quantises a layer with a rounding that looks at nothing but the weights. Raises as `calibrated`."""

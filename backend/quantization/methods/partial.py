@@ -3,19 +3,20 @@
     made-of.json          model, method and options; another set of them may not go on here
     layer-00007.pt        what is kept of a layer
     windows-00008.pt      calibration windows in front of the next layer, where there are any
-    choice.json           the schemes that mixed precision chose
+    sensitivities.json    what mixed precision chooses by
 
 Each file is written beside and renamed: it is whole, or not there.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import io
 import json
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from backend.quantization.fp8_scheme import Fp8Linear, Fp8Scheme
 from backend.quantization.int_scheme import IntLinear, IntScheme
 from backend.quantization.methods.layerwise import QuantizedLayer, Windows
 from backend.quantization.methods.report import LayerReport, MatrixReport
+from backend.quantization.methods.sensitivity import Sensitivity
 from backend.quantization.nf4_scheme import BlockScales, Nf4Linear, Nf4Scheme
 from backend.quantization.quantized_linear import QuantizedLinear
 
@@ -37,7 +39,7 @@ _CLASSES: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     *(QuantizedLayer, LayerReport, MatrixReport, Windows),
 ]
 _Kept = TypeVar("_Kept")
-_MADE_OF, _CHOICE = "made-of.json", "choice.json"
+_MADE_OF, _MEASURED = "made-of.json", "sensitivities.json"
 
 
 class PartialFolder:
@@ -106,15 +108,20 @@ class PartialFolder:
         """The windows in front of a layer. Raises ModelError where their file is damaged or gone."""
         return self._read(_windows_file(before), Windows)
 
-    @property
-    def choice(self) -> dict[str, Any] | None:
-        """What `keep_choice` was given; None: nothing yet."""
-        path = self.path / _CHOICE
-        return read_json_object(path) if path.is_file() else None
+    def measured(self) -> list[Sensitivity] | None:
+        """What `keep_measured` was given; None: nothing yet. Raises ModelError where its file is damaged."""
+        path = self.path / _MEASURED
+        if not path.is_file():
+            return None
+        try:
+            return [Sensitivity(**values) for values in read_json_object(path)["groups"]]
+        except (KeyError, TypeError) as error:
+            raise ModelError(f"{path}: holds no sensitivities; expected {self.path} to be deleted") from error
 
-    def keep_choice(self, choice: Mapping[str, Any]) -> None:
-        """JSON values by name: which schemes were chosen, and from what."""
-        self._write_text(_CHOICE, json.dumps(choice))
+    def keep_measured(self, sensitivities: Sequence[Sensitivity]) -> None:
+        """What mixed precision chooses by."""
+        groups = [dataclasses.asdict(sensitivity) for sensitivity in sensitivities]
+        self._write_text(_MEASURED, json.dumps({"groups": groups}))
 
     def _write(self, name: str, what: QuantizedLayer | Windows) -> None:
         buffer = io.BytesIO()

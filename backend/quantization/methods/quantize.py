@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,16 +19,23 @@ from backend.errors import ModelError
 from backend.quantization.calibration.decoder_layer import DecoderLayer, ExpertNames
 from backend.quantization.calibration.divergence import Predictions
 from backend.quantization.files.writer import write_checkpoint
+from backend.quantization.linears import linears
+from backend.quantization.methods.awq import Folding
 from backend.quantization.methods.layerwise import LayerQuantizer, Windows
 from backend.quantization.methods.partial import KeptLinears, PartialFolder
-from backend.quantization.methods.recipe import Recipe
+from backend.quantization.methods.recipe import Bits, Recipe
 from backend.quantization.methods.report import Divergence, QuantizationReport
+from backend.quantization.methods.sensitivity import Probe, Sensitivity
 from backend.tensor_store import TensorStore
 from backend.weights import ModelWeights, load_weights, read_config
 
 Progress = Callable[[str], None]
 
 REPORT_FILE = "quantization_report.json"
+_SENSITIVITY_WINDOWS = 32
+"""Of the calibration windows, for the choice of mixed precision."""
+_PROBED_WINDOWS = 2
+"""Of these, taken on to the predictions once for every group of matrices."""
 _REFERENCE_WINDOWS = 4
 """Windows that are also taken through the unquantised model, to say how far the quantised one is from it."""
 
@@ -66,16 +74,32 @@ class Quantization:
         folder = PartialFolder(self.out.with_name(f"{self.out.name}.partial"), self._made_of())
         with folder.locked():
             model = _Model(config, weights, ExpertNames.of(TensorStore(self.source)))
-            windows = self._layers(model, folder, progress)
-            return self._written(model, folder, windows, progress)
+            bits, sensitivities = self._chosen(model, folder, progress)
+            windows = self._layers(model, folder, bits, progress)
+            return self._written(model, folder, windows, sensitivities, progress)
 
-    def _layers(self, model: _Model, folder: PartialFolder, progress: Progress) -> Windows | None:
+    def _chosen(
+        self, model: _Model, folder: PartialFolder, progress: Progress
+    ) -> tuple[Bits | None, tuple[Sensitivity, ...]]:
+        """What mixed precision gives each group, and from what it chose; None for other methods."""
+        if self.recipe.method != "mixed" or self.tokens is None:
+            return None, ()
+        measured = folder.measured()
+        if measured is None:
+            predictions = Predictions(model.config, model.weights)
+            probe = Probe(self.recipe.rounding, self.recipe.forms, predictions, model.layer, model.config.num_layers)
+            spread = torch.linspace(0, len(self.tokens) - 1, min(len(self.tokens), _SENSITIVITY_WINDOWS)).long()
+            measured = probe.measure(model.embedded(self.tokens[spread]).hidden, _PROBED_WINDOWS, progress)
+            folder.keep_measured(measured)
+        return self.recipe.choose(measured, model.matrix_weights), tuple(measured)
+
+    def _layers(self, model: _Model, folder: PartialFolder, bits: Bits | None, progress: Progress) -> Windows | None:
         """Every layer that is not finished yet; gives the windows behind the last one."""
         first, count = folder.finished_layers(self.tokens is not None), model.config.num_layers
         windows = None
         if self.tokens is not None:
             windows = folder.windows(first) if first else model.embedded(self.tokens)
-        quantizer = LayerQuantizer(self.recipe.rounding, self.recipe.schemes)
+        quantizer = LayerQuantizer(self.recipe.rounding, self.recipe.schemes(bits), self._fold(model))
         if first:
             progress(f"{first} of {count} layers are there from before")
         for index in range(first, count):
@@ -86,12 +110,22 @@ class Quantization:
             progress(f"layer {index + 1} of {count}: {kept.report.seconds:.1f} s{drift}")
         return windows
 
+    def _fold(self, model: _Model) -> Folding | None:
+        if self.recipe.method != "awq":
+            return None
+        return Folding(model.config, self.recipe.scheme, model.names, model.weights.embedding.dtype)
+
     def _written(
-        self, model: _Model, folder: PartialFolder, windows: Windows | None, progress: Progress
+        self,
+        model: _Model,
+        folder: PartialFolder,
+        windows: Windows | None,
+        sensitivities: tuple[Sensitivity, ...],
+        progress: Progress,
     ) -> QuantizationReport:
         kept = KeptLinears(folder, model.config.num_layers)
         divergence = None if windows is None else model.divergence(windows)
-        report = QuantizationReport(self._made_of(), tuple(kept.reports), divergence)
+        report = QuantizationReport(self._made_of(), tuple(kept.reports), divergence, sensitivities)
         progress(f"writing {self.out}")
         checkpoint = folder.path / "checkpoint"
         shutil.rmtree(checkpoint, ignore_errors=True)
@@ -127,6 +161,11 @@ class _Model:
 
     def layer(self, index: int) -> DecoderLayer:
         return DecoderLayer(self.config, index, self.weights.layers[index], self.names)
+
+    @property
+    def matrix_weights(self) -> int:
+        """Weights of all linear layers but the head."""
+        return sum(math.prod(weight.shape) for weight in linears(self.weights).values())
 
     def embedded(self, tokens: torch.Tensor) -> Windows:
         hidden = self.weights.embedding[tokens].float() * self.config.embedding_scale

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from backend.quantization.methods.sensitivity import Sensitivity
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixReport:
@@ -55,6 +57,8 @@ class QuantizationReport:
     """Model, method and options."""
     layers: tuple[LayerReport, ...]
     divergence: Divergence | None
+    sensitivities: tuple[Sensitivity, ...] = ()
+    """What mixed precision chose by."""
 
     @property
     def bits_per_weight(self) -> float:

@@ -1,0 +1,83 @@
+"""Gives each of many parts one of several forms, within a budget: the multiple-choice knapsack problem, exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from backend.quantization.errors import CannotQuantize
+
+_MOST_UNITS = 100_000
+"""Of a budget. Sizes that have no common measure that large are rounded up to one, and a budget is still held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A form that a part may have."""
+
+    size: int
+    """In bits, or whatever the budget is in; not negative."""
+    loss: float
+
+
+def least_loss(parts: Sequence[Sequence[Choice]], budget: int) -> list[int]:
+    """The choices with the least sum of losses whose sizes add up to the budget at most: an index for each part.
+
+    Raises:
+        CannotQuantize: the smallest choices are over the budget.
+    """
+    smallest = sum(min(choice.size for choice in choices) for choices in parts)
+    if smallest > budget:
+        raise CannotQuantize(f"the smallest forms take {smallest:,} bits together, and the budget is {budget:,}")
+    table = _Table(parts, budget - smallest)
+    return table.choices(table.units)
+
+
+def least_size(parts: Sequence[Sequence[Choice]], budget: float) -> list[int]:
+    """The choices with the least sum of sizes whose losses add up to the budget at most: an index for each part.
+
+    Raises:
+        CannotQuantize: the choices that lose least are over the budget.
+    """
+    table = _Table(parts, sum(max(c.size for c in choices) - min(c.size for c in choices) for choices in parts))
+    enough = np.flatnonzero(table.least <= budget)
+    if not len(enough):
+        raise CannotQuantize(f"the best forms lose {table.least[-1]:.4g} together, and the budget is {budget:.4g}")
+    return table.choices(int(enough[0]))
+
+
+class _Table:
+    """Least losses for every budget up to a largest one, beyond what the smallest choices take.
+
+    Args:
+        spare: the largest budget beyond.
+    """
+
+    def __init__(self, parts: Sequence[Sequence[Choice]], spare: int) -> None:
+        smallest = [min(choice.size for choice in choices) for choices in parts]
+        beyond = [[choice.size - least for choice in choices] for choices, least in zip(parts, smallest, strict=True)]
+        unit = max(math.gcd(*(size for sizes in beyond for size in sizes)), 1)
+        if spare // unit > _MOST_UNITS:
+            unit = -(-spare // _MOST_UNITS)
+        self._sizes = [[-(-size // unit) for size in sizes] for sizes in beyond]
+        self.units = min(spare // unit, sum(max(sizes) for sizes in self._sizes))
+        self.least = np.zeros(self.units + 1)
+        self._chosen: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+        for choices, sizes in zip(parts, self._sizes, strict=True):
+            losses = np.full((len(choices), self.units + 1), np.inf)
+            for index, (choice, size) in enumerate(zip(choices, sizes, strict=True)):
+                if size <= self.units:
+                    losses[index, size:] = self.least[: self.units + 1 - size] + choice.loss
+            self._chosen.append(losses.argmin(axis=0))
+            self.least = losses.min(axis=0)
+
+    def choices(self, units: int) -> list[int]:
+        """Of the least loss within so many units."""
+        indices = []
+        for chosen, sizes in zip(reversed(self._chosen), reversed(self._sizes), strict=True):
+            indices.append(int(chosen[units]))
+            units -= sizes[indices[-1]]
+        return indices[::-1]

@@ -1,0 +1,154 @@
+"""AWQ (arXiv 2306.00978): inputs that see much get finer weights, by a scale that the layer before takes back.
+
+``(W · diag(s)) · (diag(s)⁻¹ · x)`` is ``W · x``; rounding ``W · diag(s)`` instead of ``W`` moves error from inputs with
+a large ``s`` to those with a small one. ``s = mean|x| ** alpha``, alpha searched. ``diag(s)⁻¹`` goes into what makes x:
+a norm's weight, the rows of the value projection, the rows of ``up``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from backend.config import ModelConfig
+from backend.quantization.calibration.decoder_layer import DecoderLayer, DenseLinear, ExpertNames, O, V
+from backend.quantization.calibration.input_statistics import InputStatistics, output_loss
+from backend.quantization.calibration.stages import Seen
+from backend.quantization.float_scheme import FloatScheme
+from backend.quantization.grid import Grid
+from backend.quantization.int_scheme import IntLinear, IntScheme
+from backend.quantization.methods.fitting import fitting
+from backend.quantization.methods.rounded import Rounded, round_to_nearest
+from backend.quantization.quantized_linear import Scheme
+
+_ALPHAS = [step / 20 for step in range(20)]
+_SHRINKS = [1 - step / 20 for step in range(11)]
+_SMALLEST = 1e-4
+"""Of a mean magnitude: an input that sees nothing gets no weights without bounds."""
+
+
+def round_clipped(weights: Sequence[torch.Tensor], seen: InputStatistics, scheme: Scheme) -> list[Rounded]:
+    """Rounds to nearest with the range of each group shrunk as far as the outputs gain by it; see `Rounding`.
+
+    The loss of a group is that of its inputs alone, by its part of the Hessian. Schemes other than `IntScheme` have
+    ranges of their own: they round to nearest.
+    """
+    if not isinstance(scheme, IntScheme):
+        return round_to_nearest(weights, seen, scheme)
+    return [Rounded(_clipped(weight.float(), seen.hessian.float(), scheme)) for weight in weights]
+
+
+def _clipped(weight: torch.Tensor, hessian: torch.Tensor, scheme: IntScheme) -> IntLinear:
+    best = scheme.grid(weight)
+    groups = best.scales.shape[1]
+    parts = weight.view(len(weight), groups, -1)
+    places = torch.arange(weight.shape[1]).view(groups, -1)
+    of_groups = hessian[places.unsqueeze(2), places.unsqueeze(1)]  # [groups, width, width]
+    low, high = torch.aminmax(parts, dim=-1)
+    least = torch.full_like(low, torch.inf)
+    for shrink in _SHRINKS:
+        grid = scheme.grid_of(low * shrink, high * shrink)
+        off = (grid.decode(grid.encode(weight)) - weight).view_as(parts)
+        loss = (torch.einsum("ogi,gij->ogj", off, of_groups) * off).sum(-1)
+        better = loss < least
+        least = torch.where(better, loss, least)
+        scales = torch.where(better, grid.scales, best.scales)
+        best = Grid(scales, torch.where(better, grid.offsets, best.offsets), scheme.levels)
+    return IntLinear.of(scheme, best.encode(weight), best)
+
+
+@dataclass(frozen=True, slots=True)
+class Folding:
+    """Scales the inputs of a layer's matrices, and what makes these inputs the other way.
+
+    Args:
+        scheme: that the matrices will be in.
+        names: of experts.
+        dtype: of the tensors in the model's files.
+    """
+
+    config: ModelConfig
+    scheme: Scheme
+    names: ExpertNames
+    dtype: torch.dtype
+
+    def __call__(self, layer: DecoderLayer, seen: Seen) -> dict[str, torch.Tensor]:
+        """Changes a layer into one that computes the same and loses less when its matrices are rounded.
+
+        Args:
+            seen: what each group of the layer, as it is, was given.
+
+        Returns:
+            What has changed beside the matrices: tensors by their names within the layer, as they are to be written.
+        """
+        # All scales are searched on the layer as it was, and only then applied.
+        found = {names: self._scales(layer, [names], seen) for names in layer.group("qkv") + layer.group("down")}
+        before_mlp = self._scales(layer, layer.group("gate_up"), seen)
+        changed: dict[str, torch.Tensor] = {}
+        if not layer.shares_heads:  # else one value would have to be scaled for several outputs
+            changed |= self._into_rows(layer, V, [O], self._scales(layer, [(O,)], seen))
+        for mlp in layer.mlps:
+            changed |= self._into_rows(layer, mlp.up, [mlp.down], found[(mlp.down,)])
+        (qkv,) = layer.group("qkv")
+        changed |= self._into_norm(layer, "input", qkv, found[qkv])
+        gates_ups = [name for names in layer.group("gate_up") for name in names]
+        return changed | self._into_norm(layer, "mlp", gates_ups, before_mlp)
+
+    def _scales(self, layer: DecoderLayer, groups: Sequence[tuple[str, ...]], seen: Seen) -> torch.Tensor:
+        """float32 [in], for matrices that all get their inputs from one place."""
+        magnitude = sum((seen[names].mean_magnitude * seen[names].rows for names in groups), torch.zeros(()))
+        magnitude = (magnitude / max(sum(seen[names].rows for names in groups), 1)).float().clamp(min=_SMALLEST)
+        pairs = [
+            (torch.cat([layer.linears[name].weight for name in names]), seen[names].hessian.float() * seen[names].rows)
+            for names in groups
+        ]
+        out_features, in_features = pairs[0][0].shape
+        scheme, _ = fitting(self.scheme, out_features, in_features, FloatScheme())
+        best, least = torch.ones_like(magnitude), torch.inf
+        for alpha in _ALPHAS:
+            scales = magnitude**alpha
+            scales /= (scales.max() * scales.min()).sqrt()
+            lost = 0.0
+            for weight, hessian in pairs:
+                kept = scheme.pack(weight * scales).unpack() / scales
+                lost += float(output_loss(weight - kept, hessian).sum())
+            if lost < least:
+                best, least = scales, lost
+        return best
+
+    def _into_norm(
+        self, layer: DecoderLayer, norm: str, names: Sequence[str], scales: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """The scales are bent to what the norm's weight, rounded as it is written, takes back exactly."""
+        weight, offset = layer.norms[norm], self.config.norm_offset
+        written = (weight / scales - offset).to(self.dtype)
+        taken = written.float() + offset
+        exact = torch.where(taken != 0, weight / taken, 0.0)
+        keep = (exact <= 0) | ~torch.isfinite(exact)
+        written, exact = torch.where(keep, (weight - offset).to(self.dtype), written), torch.where(keep, 1.0, exact)
+        layer.norms[norm] = torch.where(keep, weight, taken)
+        for name in names:
+            layer.linears[name].weight = layer.linears[name].weight * exact
+        changed = {f"{self._norm_name(norm)}.weight": written}
+        if norm == "mlp" and layer.router is not None:
+            router = (layer.router * exact).to(self.dtype)
+            layer.router = router.float()
+            changed[f"{self.names.router}.weight"] = router
+        return changed
+
+    def _into_rows(
+        self, layer: DecoderLayer, before: str, names: Sequence[str], scales: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        maker = layer.linears[before]
+        bias = None if maker.bias is None else (maker.bias / scales).to(self.dtype)
+        layer.linears[before] = DenseLinear(maker.weight / scales.unsqueeze(1), None if bias is None else bias.float())
+        for name in names:
+            layer.linears[name].weight = layer.linears[name].weight * scales
+        return {} if bias is None else {f"{before}.bias": bias}
+
+    def _norm_name(self, norm: str) -> str:
+        if norm == "input":
+            return "input_layernorm"
+        return "pre_feedforward_layernorm" if self.config.output_norms else "post_attention_layernorm"

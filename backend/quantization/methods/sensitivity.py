@@ -1,0 +1,146 @@
+"""What each group of matrices loses at how many bits, while everything else is left as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from backend.quantization.calibration.decoder_layer import DecoderLayer, Group
+from backend.quantization.calibration.divergence import Predictions
+from backend.quantization.calibration.input_statistics import InputStatistics, output_loss
+from backend.quantization.calibration.stages import stages
+from backend.quantization.methods.fitting import Schemes
+from backend.quantization.methods.rounded import Rounding
+from backend.quantization.quantized_linear import QuantizedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """One group of one layer, at one number of bits."""
+
+    layer: int
+    group: Group
+    bits: int
+    size: int
+    """Bits of all that is kept, scales included."""
+    output_error: float
+    """Of the group's outputs, relative, on the calibration data."""
+    kl: float
+    """KL(unquantised ‖ with this group quantised) of the predictions, nats a token. Measured at the fewest bits, and
+    scaled from there as the squared error of the outputs is: for small errors the KL is proportional to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Measures one group after the other in a single sweep over the layers.
+
+    Behind each layer the probe windows go on in one more copy for each group that it has, quantised in the fewest
+    bits; the copies of earlier layers go through it as it is. So a layer is in memory once, and each copy shows in the
+    end what its group alone does to the predictions.
+
+    Args:
+        rounding: as it will be used.
+        forms: the schemes to try, by bits, fewest first. The last one is what a matrix loses nothing in.
+        predictions: the end of the model.
+        layers: gives a layer.
+        num_layers: of the model.
+    """
+
+    rounding: Rounding
+    forms: dict[int, Schemes]
+    predictions: Predictions
+    layers: Callable[[int], DecoderLayer]
+    num_layers: int
+
+    def measure(self, hidden: torch.Tensor, probed: int, progress: Callable[[str], None]) -> list[Sensitivity]:
+        """Takes calibration windows through the unquantised model.
+
+        Args:
+            hidden: float32 [windows, T, hidden], in front of the first layer; it is overwritten.
+            probed: how many of them measure predictions; the first ones.
+        """
+        copies: list[torch.Tensor] = []
+        groups: list[_Measured] = []
+        for index in range(self.num_layers):
+            layer = self.layers(index)
+            before = hidden[:probed].clone()
+            measured = [self._group(layer, group, seen) for group, seen in stages(layer, hidden)]
+            for copy in copies:
+                copy.copy_(self._through(layer, copy))
+            for of_group in measured:
+                with _replaced(layer, of_group.fewest):
+                    copies.append(self._through(layer, before))
+            groups += measured
+            progress(f"sensitivity of layer {index + 1} of {self.num_layers}")
+        progress("sensitivity: comparing predictions")
+        reference = hidden[:probed]
+        kls = [max(self.predictions.divergence(reference, copy)[0], 0.0) for copy in copies]
+        return [part for kl, of_group in zip(kls, groups, strict=True) for part in of_group.sensitivities(kl)]
+
+    @staticmethod
+    def _through(layer: DecoderLayer, windows: torch.Tensor) -> torch.Tensor:
+        return torch.cat([layer(window) for window in torch.split(windows, 1)])
+
+    def _group(self, layer: DecoderLayer, group: Group, seen: dict[tuple[str, ...], InputStatistics]) -> _Measured:
+        forms: list[_Form] = []
+        fewest: dict[str, QuantizedLinear] = {}
+        for bits, schemes in self.forms.items():
+            size, lost, whole = 0, 0.0, 0.0
+            for names, statistics in seen.items():
+                weights = [layer.linears[name].weight for name in names]
+                scheme, _ = schemes(layer.index, group, sum(map(len, weights)), weights[0].shape[1])
+                rounded = self.rounding(weights, statistics, scheme)
+                hessian = statistics.hessian * statistics.rows
+                for name, weight, part in zip(names, weights, rounded, strict=True):
+                    if not forms:
+                        fewest[name] = part.linear
+                    size += 8 * part.linear.nbytes
+                    lost += max(float(output_loss(weight - part.linear.unpack(), hessian).sum()), 0.0)
+                    whole += float(output_loss(weight, hessian).sum())
+            forms.append(_Form(bits, size, lost, whole))
+        return _Measured(layer.index, group, forms, fewest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    bits: int
+    size: int
+    lost: float
+    whole: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    layer: int
+    group: Group
+    forms: list[_Form]
+    fewest: dict[str, QuantizedLinear]
+
+    def sensitivities(self, kl: float) -> Iterator[Sensitivity]:
+        """Of all forms, from the KL of the first."""
+        most = self.forms[0].lost
+        for form in self.forms:
+            yield Sensitivity(
+                layer=self.layer,
+                group=self.group,
+                bits=form.bits,
+                size=form.size,
+                output_error=(form.lost / form.whole) ** 0.5 if form.whole > 0 else 0.0,
+                kl=kl * form.lost / most if most > 0 else 0.0,
+            )
+
+
+@contextmanager
+def _replaced(layer: DecoderLayer, linears: dict[str, QuantizedLinear]) -> Iterator[None]:
+    """A layer with some matrices quantised, for a while."""
+    before = {name: layer.linears[name].weight for name in linears}
+    for name, linear in linears.items():
+        layer.linears[name].weight = linear.unpack()
+    try:
+        yield
+    finally:
+        for name, weight in before.items():
+            layer.linears[name].weight = weight
