@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from backend.config import EngineConfig, ModelConfig
 from backend.gguf_file import Progress
+from backend.quantization.errors import CannotQuantize
+from backend.quantization.linears import Weight, map_linears
 from backend.runner import ModelRunner
 from backend.self_test import disagreement
-from backend.weights import ModelWeights
+from backend.weights import ModelWeights, dense
 
 if TYPE_CHECKING:
     from backend.cuda_runner import CudaRunner
@@ -35,14 +38,14 @@ def choose_cuda(
 ) -> ModelRunner:
     """Tests the kernels on the model's first layers, then loads all of it and records its decode steps.
 
+    Weights are served as they are kept, quantised or not.
+
     Raises:
         CudaUnavailable: the CUDA runner cannot serve this model as it is asked for, or is wrong here.
         ModelError: the device has not the memory that ``--kv-memory`` asks for.
     """
     if engine.kv_dtype != "auto":
         raise CudaUnavailable(f"the CUDA kernels do not keep keys and values in {engine.kv_dtype}")
-    if engine.quantization != "none":
-        raise CudaUnavailable(f"the CUDA kernels do not compute with {engine.quantization} weights")
     try:
         from triton.runtime.errors import TritonError
 
@@ -57,7 +60,7 @@ def choose_cuda(
         return runner
 
     try:
-        distance = disagreement(config, weights, make)
+        distance = disagreement(config, weights, make, as_kept)
         if distance > _MOST_DISAGREEMENT[dtype]:
             raise CudaUnavailable(f"the kernels failed their self-test (relative error {distance:.3g})")
         runner = CudaRunner(
@@ -72,7 +75,19 @@ def choose_cuda(
         )
         runner.record(progress)
         return runner
+    except CannotQuantize as error:
+        raise CudaUnavailable(str(error)) from error
     except torch.cuda.OutOfMemoryError as error:
         raise CudaUnavailable("the device has too little memory for the weights") from error
     except (TritonError, RuntimeError) as error:  # what a compiler, a driver or cuBLAS raises
         raise CudaUnavailable(f"the kernels do not run: {error}") from error
+
+
+def as_kept(weights: ModelWeights) -> ModelWeights:
+    """What the bits of quantised weights say, as floats. Where activations are rounded too, weights stay."""
+
+    def plain(weight: Weight) -> Weight:
+        rounds_rows = not isinstance(weight, torch.Tensor) and weight.scheme.activation_bits < 16
+        return weight if rounds_rows else dense(weight)
+
+    return replace(map_linears(weights, lambda name, weight: plain(weight)), head=plain(weights.head))

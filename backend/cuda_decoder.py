@@ -1,8 +1,8 @@
-"""The llama-family decoder on a device: cuBLAS for most matrix products, Triton for everything between them."""
+"""The llama-family decoder on a device: cuBLAS for most dense products, Triton for all others and between them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional
@@ -14,11 +14,18 @@ from backend.few_rows import FewRows
 from backend.kernels.add_rms_norm import add_rms_norm
 from backend.kernels.paged_decode import AttentionShape, paged_decode
 from backend.kernels.paged_prefill import paged_prefill, prefill_tile_rows
+from backend.kernels.quantized_fp8 import multiplies_fp8
+from backend.kernels.quantized_product import QuantizedProduct
+from backend.kernels.quantized_weight import DeviceWeight, on_device, side_by_side
 from backend.kernels.rotary_write import rotary_write
 from backend.kernels.silu_mul import silu_mul
+from backend.quantization.float_scheme import FloatLinear
 from backend.rope import rotations
 from backend.runner import BLOCK_SIZE
-from backend.weights import LayerWeights, Linear, ModelWeights, dense
+from backend.weights import LayerWeights, Linear, ModelWeights
+
+Products = tuple[Linear | QuantizedProduct, ...]
+"""What one input is multiplied with, outputs side by side: a single matrix wherever its parts are kept alike."""
 
 _PROGRAMS_PER_PROCESSOR = 4
 """Decode programs that one multiprocessor should have, to keep enough loads in flight."""
@@ -60,7 +67,8 @@ class CudaDecoder:
         self.device = device
         self._embedding = weights.embedding.to(device, dtype)
         tied = weights.head is weights.embedding
-        self._head = Linear(self._embedding if tied else dense(weights.head).to(device, dtype), None)
+        head = Linear(self._embedding if tied else weights.head, None)
+        self._head: Products = (head,) if tied else _fused((head,), dtype, device)
         self._norm = weights.norm.to(device, torch.float32)
         tables = {config.rope(index) for index in range(config.num_layers)}
         angles = {rope: rotations(rope, config.head_dim, max_context).to(device) for rope in tables if rope is not None}
@@ -77,9 +85,9 @@ class CudaDecoder:
         )
 
     def linears(self) -> list[Linear]:
-        """Every matrix that a step multiplies with."""
-        layers = [(layer.qkv, layer.output, layer.gate_up, layer.down) for layer in self._layers]
-        return [self._head, *(linear for each in layers for linear in each)]
+        """Every dense matrix that a step multiplies with."""
+        layers = [layer.qkv + layer.output + layer.gate_up + layer.down for layer in self._layers]
+        return [part for products in (self._head, *layers) for part in products if isinstance(part, Linear)]
 
     def block_bytes(self) -> int:
         """Bytes of one KV block over all layers."""
@@ -106,15 +114,22 @@ class CudaDecoder:
         for index, layer in enumerate(self._layers):
             keys, values = self.memory[index]
             normed = add_rms_norm(residual, delta, layer.input_norm, layer.eps)
-            qkv = self.product(normed, layer.qkv)
+            qkv = self._multiply(normed, layer.qkv)
             if wait is not None:
                 wait(index)
             mixed = layer.attend(qkv, step, keys, values, splits)
-            delta = self.product(mixed, layer.output)
+            delta = self._multiply(mixed, layer.output)
             normed = add_rms_norm(residual, delta, layer.mlp_norm, layer.eps)
-            delta = self.product(silu_mul(self.product(normed, layer.gate_up)), layer.down)
-        logits = self.product(self._last_norm(residual, delta, step.logits_rows), self._head)
+            delta = self._multiply(silu_mul(self._multiply(normed, layer.gate_up)), layer.down)
+        logits = self._multiply(self._last_norm(residual, delta, step.logits_rows), self._head)
         return logits.float(), self._last_norm(residual, delta, step.hidden_rows).float()
+
+    def _multiply(self, x: torch.Tensor, products: Products) -> torch.Tensor:
+        """[T, in] to [T, out]."""
+        if not x.shape[0]:
+            return x.new_empty(0, sum(_outputs(part) for part in products))
+        done = [self.product(x, part) if isinstance(part, Linear) else part(x) for part in products]
+        return done[0] if len(done) == 1 else torch.cat(done, dim=1)
 
     def _last_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
         if not rows.shape[0]:
@@ -175,10 +190,43 @@ class _Layer:
         return mixed
 
 
-def _fused(parts: tuple[Linear, ...], dtype: torch.dtype, device: torch.device) -> Linear:
-    weights = [part.dense.to(device, dtype) for part in parts]
-    biases = [part.bias.to(device, dtype) for part in parts if part.bias is not None]
-    return Linear(
-        weights[0] if len(weights) == 1 else torch.cat(weights),
-        torch.cat(biases) if biases else None,
-    )
+def _fused(parts: Sequence[Linear], dtype: torch.dtype, device: torch.device) -> Products:
+    """Parts with one input: as one matrix those that follow each other and are kept alike, dense or quantised.
+
+    Raises:
+        CannotQuantize: the kernels do not compute with a part's scheme.
+    """
+    products: list[Linear | QuantizedProduct] = []
+    for part in parts:
+        product = _on_device(part, dtype, device)
+        joined = _joined(products[-1], product) if products else None
+        if joined is None:
+            products.append(product)
+        else:
+            products[-1] = joined
+    return tuple(products)
+
+
+def _on_device(part: Linear, dtype: torch.dtype, device: torch.device) -> Linear | QuantizedProduct:
+    bias = None if part.bias is None else part.bias.to(device, dtype)
+    if isinstance(part.weight, torch.Tensor | FloatLinear):
+        return Linear(part.dense.to(device, dtype), bias)
+    weight = on_device(part.weight, device)
+    return QuantizedProduct(weight, bias, scaled=weight.form == "fp8" and multiplies_fp8(device))
+
+
+def _joined(one: Linear | QuantizedProduct, other: Linear | QuantizedProduct) -> Linear | QuantizedProduct | None:
+    """Both as one; None: they are not kept alike."""
+    if (one.bias is None) != (other.bias is None):
+        return None
+    bias = None if one.bias is None or other.bias is None else torch.cat((one.bias, other.bias))
+    if isinstance(one.weight, DeviceWeight) and isinstance(other.weight, DeviceWeight):
+        weight = side_by_side((one.weight, other.weight))
+        return None if weight is None else QuantizedProduct(weight, bias, one.scaled)
+    if isinstance(one, Linear) and isinstance(other, Linear):
+        return Linear(torch.cat((one.dense, other.dense)), bias)
+    return None
+
+
+def _outputs(part: Linear | QuantizedProduct) -> int:
+    return part.weight.outputs if isinstance(part, QuantizedProduct) else part.weight.shape[0]

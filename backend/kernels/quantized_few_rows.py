@@ -8,11 +8,10 @@ import torch
 import triton
 import triton.language as tl
 
-from backend.kernels.quantized_codes import offsets_of, plane_values
+from backend.kernels.quantized_codes import ONES, offsets_of, plane_values
 from backend.kernels.quantized_weight import DeviceWeight
 
 MOST_ROWS = 4
-_OUTPUTS = 16
 _TILES = 4
 
 
@@ -23,13 +22,14 @@ def _quantized_few_rows(
     scales: tl.tensor,
     offsets: tl.tensor,
     levels: tl.tensor,
+    ones: tl.tensor,
     bias: tl.tensor,
     output: tl.tensor,
     rows: tl.tensor,
     outputs: tl.tensor,
     inputs: tl.tensor,
     tiles: tl.tensor,
-    groups: tl.tensor,
+    scale_stride: tl.tensor,
     stride: tl.tensor,
     FORM: tl.constexpr,
     PLANES: tl.constexpr,
@@ -47,7 +47,6 @@ def _quantized_few_rows(
     lane = tl.arange(0, SPAN)
     known = own < outputs
     begin = own.to(tl.int64) * (tiles * SPAN)
-    of_scales = own.to(tl.int64) * groups
     sums = tl.full([ROWS, OUTPUTS, TILES, SPAN], 0.0, tl.float32)
     for start in tl.range(0, tiles, TILES, num_stages=4):
         tile = start + tl.arange(0, TILES)
@@ -60,7 +59,7 @@ def _quantized_few_rows(
         )
         for first in tl.static_range(0, PLANES, RUN):
             group = (tile * (PLANES * SPAN) + first * SPAN) // GROUP
-            kept = of_scales[:, None] + group[None, :]
+            kept = own[:, None] + group[None, :] * scale_stride
             scaled = known[:, None] & there[None, :]
             scale = tl.load(scales + kept, mask=scaled, other=0.0).to(tl.float32)
             products = tl.full([ROWS, OUTPUTS, TILES, SPAN], 0.0, tl.float32)
@@ -72,15 +71,15 @@ def _quantized_few_rows(
                     mask=(row < rows)[:, None, None] & (column < inputs)[None, :, :],
                     other=0.0,
                 ).to(tl.float32)
-                products += v[:, None, :, :] * plane_values(w, levels, plane, FORM)[None, :, :, :]
+                products += v[:, None, :, :] * plane_values(w, levels, ones, plane, FORM)[None, :, :, :]
                 if OFFSET != "none":
                     total += v
             sums += products * scale[None, :, :, None]
             if OFFSET != "none":
                 offset = tl.load(offsets + kept, mask=scaled, other=0.0).to(tl.float32)
-                sums += total[:, None, :, :] * offsets_of(offset, scale, 1 << (32 // PLANES - 1), OFFSET)[
-                    None, :, :, None
-                ]
+                sums += (
+                    total[:, None, :, :] * offsets_of(offset, scale, 1 << (32 // PLANES - 1), OFFSET)[None, :, :, None]
+                )
     result = tl.sum(tl.sum(sums, 3), 2)
     if BIAS:
         result += tl.load(bias + own, mask=known, other=0.0).to(tl.float32)[None, :]
@@ -102,20 +101,22 @@ def quantized_few_rows(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor
         [R, out] in x's dtype.
     """
     rows = x.shape[0]
+    own = 16 if rows <= 2 else 8  # as many sums as registers hold
     output = torch.empty(rows, weight.outputs, dtype=x.dtype, device=x.device)
-    _quantized_few_rows[(triton.cdiv(weight.outputs, _OUTPUTS),)](
+    _quantized_few_rows[(triton.cdiv(weight.outputs, own),)](
         x,
         weight.words,
         weight.scales,
         weight.scales if weight.offsets is None else weight.offsets,
         weight.scales if weight.levels is None else weight.levels,
+        ONES,
         x if bias is None else bias,
         output,
         rows,
         weight.outputs,
         weight.inputs,
         weight.tiles,
-        weight.scales.shape[1],
+        weight.scales.stride(0),
         x.stride(0),
         FORM=weight.form,
         PLANES=weight.planes,
@@ -124,7 +125,7 @@ def quantized_few_rows(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor
         RUN=weight.run,
         OFFSET=weight.offset,
         ROWS=triton.next_power_of_2(rows),
-        OUTPUTS=_OUTPUTS,
+        OUTPUTS=own,
         TILES=_TILES,
         BIAS=bias is not None,
         num_warps=4,

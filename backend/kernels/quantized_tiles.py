@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from backend.kernels.quantized_codes import offsets_of, plane_values
+from backend.kernels.quantized_codes import ONES, offsets_of, plane_values
 from backend.kernels.quantized_weight import DeviceWeight
 
 _LEAST_ROWS, _MOST_ROWS = 16, 64
@@ -26,6 +26,7 @@ def _quantized_tiles(
     scales: tl.tensor,
     offsets: tl.tensor,
     levels: tl.tensor,
+    ones: tl.tensor,
     bias: tl.tensor,
     output: tl.tensor,
     rows: tl.tensor,
@@ -33,7 +34,7 @@ def _quantized_tiles(
     inputs: tl.tensor,
     tiles: tl.tensor,
     part_tiles: tl.tensor,
-    groups: tl.tensor,
+    scale_stride: tl.tensor,
     stride: tl.tensor,
     FORM: tl.constexpr,
     PLANES: tl.constexpr,
@@ -46,6 +47,7 @@ def _quantized_tiles(
     BIAS: tl.constexpr,
     OPERANDS: tl.constexpr,
     PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
     own = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -53,11 +55,10 @@ def _quantized_tiles(
     lane = tl.arange(0, SPAN)
     known = own < outputs
     begin = own.to(tl.int64) * (tiles * SPAN)
-    of_scales = own.to(tl.int64) * groups
     of_rows = row.to(tl.int64) * stride
     sums = tl.full([OUTPUTS, ROWS], 0.0, tl.float32)
     first_tile = part * part_tiles
-    for tile in tl.range(first_tile, tl.minimum(first_tile + part_tiles, tiles), num_stages=3):
+    for tile in tl.range(first_tile, tl.minimum(first_tile + part_tiles, tiles), num_stages=STAGES):
         w = tl.load(
             words + begin[:, None] + tile * SPAN + lane[None, :],
             mask=known[:, None],
@@ -65,7 +66,7 @@ def _quantized_tiles(
             eviction_policy="evict_first",
         )
         for first in tl.static_range(0, PLANES, RUN):
-            kept = of_scales + (tile * (PLANES * SPAN) + first * SPAN) // GROUP
+            kept = own + (tile * (PLANES * SPAN) + first * SPAN) // GROUP * scale_stride
             scale = tl.load(scales + kept, mask=known, other=0.0).to(tl.float32)
             for plane in tl.static_range(first, first + RUN):
                 column = tile * (PLANES * SPAN) + plane * SPAN + lane
@@ -74,7 +75,7 @@ def _quantized_tiles(
                     mask=(row < rows)[None, :] & (column < inputs)[:, None],
                     other=0.0,
                 )
-                values = plane_values(w, levels, plane, FORM) * scale[:, None]
+                values = plane_values(w, levels, ones, plane, FORM) * scale[:, None]
                 if OFFSET != "none":
                     offset = tl.load(offsets + kept, mask=known, other=0.0).to(tl.float32)
                     values += offsets_of(offset, scale, 1 << (32 // PLANES - 1), OFFSET)[:, None]
@@ -134,6 +135,7 @@ def quantized_tiles(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | 
         weight.scales,
         weight.scales if weight.offsets is None else weight.offsets,
         weight.scales if weight.levels is None else weight.levels,
+        ONES,
         x if bias is None else bias,
         partial,
         rows,
@@ -141,7 +143,7 @@ def quantized_tiles(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | 
         weight.inputs,
         weight.tiles,
         part_tiles,
-        weight.scales.shape[1],
+        weight.scales.stride(0),
         x.stride(0),
         FORM=weight.form,
         PLANES=weight.planes,
@@ -152,9 +154,10 @@ def quantized_tiles(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | 
         ROWS=tile_rows,
         OUTPUTS=own,
         BIAS=bias is not None and parts == 1,
-        OPERANDS=_operands(x),
+        OPERANDS=_operands(x.dtype),
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        num_warps=4,
+        STAGES=2 if tile_rows == _MOST_ROWS else 4,  # as many as two programs have shared memory for
+        num_warps=8 if own == 128 else 4,
     )
     if parts > 1:
         _sum_parts[(triton.cdiv(rows * outputs, _COLUMNS),)](
@@ -178,7 +181,8 @@ def _parts(tiles: int, programs: int) -> tuple[int, int]:
     return each, -(-tiles // each)
 
 
-def _operands(x: torch.Tensor) -> tl.dtype:
+def _operands(dtype: torch.dtype) -> tl.dtype:
     """What the matrix units multiply; the interpreter has no products of bfloat16."""
     of_device = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
-    return tl.float32 if x.dtype == torch.bfloat16 and x.device.type == "cpu" else of_device[x.dtype]
+    compiled = isinstance(_quantized_tiles, triton.JITFunction)
+    return of_device[dtype] if compiled or dtype != torch.bfloat16 else tl.float32

@@ -43,10 +43,11 @@ class DeviceWeight:
 
     Args:
         words: int32 [out, tiles * span], see the module.
-        scales: float16 or float32 [out, groups], with groups for the filled-up inputs.
+        scales: float16 or float32 [groups, out], with groups for the filled-up inputs: those of neighbouring outputs
+            are read together.
         offsets: as ``scales``. ``zeros``: the middle less the code of zero, in steps of the scale. ``minima``: what
             code 0 stands for.
-        levels: float32 [16], the values of NF4's codes; None for other forms.
+        levels: float16 [16], the values of NF4's codes; None for other forms.
         inputs: columns of the weight.
         group: inputs that share a scale; all of the filled-up ones where an output has one.
         order: int64 [in]: column ``i`` is for input ``order[i]``; None: for ``i``.
@@ -96,8 +97,8 @@ class DeviceWeight:
 
     def rows(self, first: int, last: int) -> DeviceWeight:
         """Some of the outputs, without a copy."""
-        offsets = None if self.offsets is None else self.offsets[first:last]
-        return replace(self, words=self.words[first:last], scales=self.scales[first:last], offsets=offsets)
+        offsets = None if self.offsets is None else self.offsets[:, first:last]
+        return replace(self, words=self.words[first:last], scales=self.scales[:, first:last], offsets=offsets)
 
 
 def on_device(linear: QuantizedLinear, device: torch.device) -> DeviceWeight:
@@ -112,7 +113,7 @@ def on_device(linear: QuantizedLinear, device: torch.device) -> DeviceWeight:
         outputs, inputs = linear.shape
         blocks = linear.scales.unpack().to(device).view(outputs, -1)
         codes = unpack_nibbles(linear.codes.to(device))
-        levels = torch.tensor(LEVELS, dtype=torch.float32, device=device)
+        levels = torch.tensor(LEVELS, dtype=torch.float16, device=device)
         weight = _packed("nf4", codes, _short(blocks), inputs // blocks.shape[1], linear.scheme.name)
         return replace(weight, levels=levels)
     if isinstance(linear, Fp8Linear):
@@ -140,7 +141,7 @@ def _of_integers(linear: IntLinear, device: torch.device) -> DeviceWeight:
     return replace(
         weight,
         offset=offset,
-        offsets=None if offsets is None else _filled_up(offsets, weight.scales.shape[1]),
+        offsets=None if offsets is None else _filled_up(offsets, len(weight.scales)),
         order=None if linear.order is None else linear.order.to(device, torch.int64),
         rounds_rows=scheme.activation_bits == 8,
     )
@@ -167,7 +168,8 @@ def _packed(form: Form, codes: torch.Tensor, scales: torch.Tensor, group: int | 
 
 
 def _filled_up(scales: torch.Tensor, groups: int) -> torch.Tensor:
-    return functional.pad(scales, (0, groups - scales.shape[1])).contiguous()
+    """[out, some groups] to [groups, out]."""
+    return functional.pad(scales, (0, groups - scales.shape[1])).T.contiguous()
 
 
 def _short(scales: torch.Tensor) -> torch.Tensor:
@@ -187,8 +189,8 @@ def side_by_side(weights: Sequence[DeviceWeight]) -> DeviceWeight | None:
     return replace(
         first,
         words=torch.cat([weight.words for weight in weights]),
-        scales=torch.cat(scales),  # in float32 if some are
-        offsets=torch.cat(offsets) if offsets else None,
+        scales=torch.cat(scales, dim=1),  # in float32 if some are
+        offsets=torch.cat(offsets, dim=1) if offsets else None,
     )
 
 

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from backend.kernels.quantized_codes import offsets_of, plane_values
+from backend.kernels.quantized_codes import ONES, offsets_of, plane_values
 from backend.kernels.quantized_weight import DeviceWeight
 
 _OUTPUTS = 32
@@ -16,11 +16,12 @@ def _quantized_widen(
     scales: tl.tensor,
     offsets: tl.tensor,
     levels: tl.tensor,
+    ones: tl.tensor,
     output: tl.tensor,
     outputs: tl.tensor,
     inputs: tl.tensor,
     tiles: tl.tensor,
-    groups: tl.tensor,
+    scale_stride: tl.tensor,
     FORM: tl.constexpr,
     PLANES: tl.constexpr,
     SPAN: tl.constexpr,
@@ -36,11 +37,11 @@ def _quantized_widen(
     wide = own.to(tl.int64)
     w = tl.load(words + wide[:, None] * (tiles * SPAN) + tile * SPAN + lane[None, :], mask=known[:, None], other=0)
     for first in tl.static_range(0, PLANES, RUN):
-        kept = wide * groups + (tile * (PLANES * SPAN) + first * SPAN) // GROUP
+        kept = own + (tile * (PLANES * SPAN) + first * SPAN) // GROUP * scale_stride
         scale = tl.load(scales + kept, mask=known, other=0.0).to(tl.float32)
         for plane in tl.static_range(first, first + RUN):
             column = tile * (PLANES * SPAN) + plane * SPAN + lane
-            values = plane_values(w, levels, plane, FORM) * scale[:, None]
+            values = plane_values(w, levels, ones, plane, FORM) * scale[:, None]
             if OFFSET != "none":
                 offset = tl.load(offsets + kept, mask=known, other=0.0).to(tl.float32)
                 values += offsets_of(offset, scale, 1 << (32 // PLANES - 1), OFFSET)[:, None]
@@ -59,11 +60,12 @@ def quantized_widen(weight: DeviceWeight, dtype: torch.dtype) -> torch.Tensor:
         weight.scales,
         weight.scales if weight.offsets is None else weight.offsets,
         weight.scales if weight.levels is None else weight.levels,
+        ONES,
         output,
         weight.outputs,
         weight.inputs,
         weight.tiles,
-        weight.scales.shape[1],
+        weight.scales.stride(0),
         FORM=weight.form,
         PLANES=weight.planes,
         SPAN=weight.span,
