@@ -2,118 +2,120 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Literal
 
 import torch
 
 from backend.fused_build import FusedUnavailable
-from backend.weights import LayerWeights, Linear, ModelWeights, dense
+from backend.quantization.float_scheme import FloatLinear
+from backend.quantization.fp8_scheme import Fp8Linear
+from backend.quantization.int_scheme import IntLinear
+from backend.quantization.linears import Weight, map_linears
+from backend.quantization.nf4_scheme import Nf4Linear
+from backend.quantization.nibbles import unpack_nibbles
+from backend.weights import ModelWeights, dense
 
-Precision = Literal["float16", "int8", "int4"]
 KVPrecision = Literal["float16", "int8"]
 
 GROUP = 32
-"""Inputs that share a scale and a minimum where weights have four bits."""
+"""Inputs of a row that are rounded with one scale where weights are integers or levels."""
 
-# What is left of a weight does not depend on the width of the vectors.
-_ANY_LANES = 8
 _HALF_MAX = torch.finfo(torch.float16).max
+_NOT_A_NUMBER = 0x7F
+"""The bits of E4M3's one number that is none, without the sign."""
+_SMALL_FLOATS_SCALE = 256
+"""How many times smaller the kernel reads E4M3."""
 
 
-def pack_halves(weight: torch.Tensor, lanes: int) -> tuple[torch.Tensor, None]:
-    """[out, in] to float16 [panels, in, 2 * lanes].
+class Format(IntEnum):
+    """What a panel holds; the numbers are those of ``fused_step.cpp``."""
+
+    HALVES = 0
+    BYTES = 1
+    NIBBLES = 2
+    SMALL_FLOATS = 3
+    LEVELS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A matrix in one of the layouts.
+
+    Args:
+        scales: float32, of the columns; None where there are none, or where they are in the panels.
+        group: inputs that share a scale in the panels; 0 where none do.
+        kept_as: name of the weight's scheme, which says so where this layout is not its own.
+    """
+
+    format: Format
+    panels: torch.Tensor
+    scales: torch.Tensor | None
+    group: int
+    kept_as: str
+
+    @property
+    def nbytes(self) -> int:
+        """Of everything, padding included."""
+        return self.panels.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+
+def lay_out(weight: Weight, lanes: int, order: torch.Tensor | None = None) -> Panels:
+    """A weight [out, in] in the layout of its scheme, or as half floats where its scheme, shape or order has none.
+
+    Nothing is lost but what scales and minima lose as half floats, and the levels of NF4 as 127ths.
+
+    Args:
+        lanes: floats of a vector; a panel has twice as many columns.
+        order: in which the rows that it is multiplied with are rounded, as in `IntLinear`; None: in their own.
 
     Raises:
-        FusedUnavailable: a weight is beyond the range of half floats.
+        FusedUnavailable: a weight or a scale is beyond the range of half floats, or no number.
     """
-    low, high = torch.aminmax(weight)
-    if not -_HALF_MAX <= float(low) <= float(high) <= _HALF_MAX:
-        raise FusedUnavailable("a weight is beyond the range of half floats")
-    return in_groups(weight.to(torch.float16), 2 * lanes).transpose(1, 2).contiguous(), None
+    if isinstance(weight, torch.Tensor):
+        return _halves(weight, lanes, "float16")
+    name, inputs = weight.scheme.name, weight.shape[1]
+    match weight:
+        case FloatLinear():
+            return _halves(weight.weight, lanes, "float16")
+        case IntLinear() if _has_nibbles(weight) and _same(weight.order, order):
+            return _nibbles(weight, lanes)
+        case IntLinear() if _has_bytes(weight):
+            return _bytes(weight, lanes, order)
+        case Fp8Linear() if inputs % 2 == 0:
+            return _small_floats(weight, lanes)
+        case Nf4Linear() if weight.scheme.block_size % GROUP == 0 and order is None:
+            return _levels(weight, lanes)
+    return _halves(weight.unpack(), lanes, f"{name}-as-float16")
 
 
-def pack_bytes(weight: torch.Tensor, lanes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[out, in] to uint8 [panels, in / 4, 2 * lanes, 4], and the columns' scales, float32 [panels * 2 * lanes].
+def common_order(weights: Sequence[Weight]) -> torch.Tensor | None:
+    """The order in which rows should be rounded for weights that multiply the same ones: int32 [in], or None.
 
-    A column's weights are ``scale * (byte - 128)``, which is within half a scale of what they were.
+    It is that of the first weight that has to have one. A scale for each output goes with any order.
+
+    Raises:
+        FusedUnavailable: it does not name each input once.
     """
-    columns = in_groups(weight.float(), 2 * lanes)
-    scales = columns.abs().amax(dim=-1, keepdim=True) / 127
-    whole = torch.round(columns / torch.where(scales > 0, scales, 1.0)) + 128
-    panels, width, inputs = columns.shape
-    words = whole.to(torch.uint8).view(panels, width, inputs // 4, 4).transpose(1, 2)
-    return words.contiguous(), scales.flatten().contiguous()
+    for weight in weights:
+        if isinstance(weight, IntLinear) and _has_nibbles(weight) and weight.order is not None:
+            order = weight.order.to(torch.int32)
+            if not torch.equal(order.sort().values, torch.arange(weight.shape[1], dtype=torch.int32)):
+                raise FusedUnavailable("the order of a weight's inputs does not name each of them once")
+            return order
+    return None
 
 
-def pack_nibbles(weight: torch.Tensor, lanes: int) -> tuple[torch.Tensor, None]:
-    """[out, in] to uint8 [panels, in / GROUP, bytes]: nibbles, then float16 scales and minima of the panel's columns.
-
-    A weight is ``scale * nibble + minimum`` of its column's group (Q4_1 of llama.cpp), within half a scale, give or
-    take the rounding of scale and minimum, of what it was.
-    """
-    columns = in_groups(weight.float(), 2 * lanes)
-    panels, width, inputs = columns.shape
-    groups = columns.view(panels, width, inputs // GROUP, GROUP)
-    low, high = torch.aminmax(groups, dim=-1)
-    minima = low.to(torch.float16)
-    scales = ((high - minima.float()) / 15).to(torch.float16)
-    # As the kernel will see them: the nibbles make up for their rounding.
-    steps = torch.where(scales > 0, scales, 1.0).float().unsqueeze(-1)
-    nibbles = torch.round((groups - minima.float().unsqueeze(-1)) / steps).clamp(0, 15).to(torch.uint8)
-    words = nibbles.view(panels, 2, lanes, inputs // GROUP, GROUP // 4, 4).permute(0, 3, 1, 4, 2, 5)
-    first, second = words.chunk(2, dim=3)
-    both = (first | second << 4).reshape(panels, inputs // GROUP, -1)
-    of_columns = torch.stack((scales, minima), dim=1).permute(0, 3, 1, 2).contiguous()  # [panel, group, 2, column]
-    return torch.cat((both, of_columns.view(panels, inputs // GROUP, -1).view(torch.uint8)), dim=-1).contiguous(), None
+def rounds_rows(weight: Weight) -> bool:
+    """Whether rows are rounded to int8 before they are multiplied with it, where its scheme has a layout."""
+    return isinstance(weight, IntLinear | Nf4Linear)
 
 
-def unpack_bytes(panels: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The inverse of ``pack_bytes``: float32 [columns, in], padding included."""
-    columns = panels.transpose(1, 2).flatten(0, 1).flatten(1)
-    return (columns.float() - 128) * scales.unsqueeze(1)
-
-
-def unpack_nibbles(packed: torch.Tensor, lanes: int) -> torch.Tensor:
-    """The inverse of ``pack_nibbles``: float32 [columns, in], padding included."""
-    columns, groups = 2 * lanes, packed.shape[1]
-    size = GROUP // 2 * columns
-    both = packed[..., :size].reshape(-1, groups, 2, GROUP // 8, lanes, 4)
-    words = torch.cat((both & 15, both >> 4), dim=3).permute(0, 2, 4, 1, 3, 5)
-    nibbles = words.reshape(-1, groups, GROUP).float()
-    numbers = packed[..., size:].contiguous().view(torch.float16).view(-1, groups, 2, columns).permute(2, 0, 3, 1)
-    scales, minima = numbers.reshape(2, -1, groups, 1).float()
-    columns_of_floats: torch.Tensor = (nibbles * scales + minima).flatten(1)
-    return columns_of_floats
-
-
-def as_kept(weights: ModelWeights, precision: Precision) -> ModelWeights:
-    """The weights with what the precision does to them, as floats: what the reference needs for a comparison."""
-    if precision == "float16":
-        return weights
-
-    def bytes_of(weight: torch.Tensor) -> torch.Tensor:
-        return unpack_bytes(*pack_bytes(weight, _ANY_LANES))[: weight.shape[0]]
-
-    def nibbles_of(weight: torch.Tensor) -> torch.Tensor:
-        return unpack_nibbles(pack_nibbles(weight, _ANY_LANES)[0], _ANY_LANES)[: weight.shape[0]]
-
-    keep = bytes_of if precision == "int8" else nibbles_of
-
-    def linear(part: Linear) -> Linear:
-        return replace(part, weight=keep(part.dense))
-
-    def layer(of: LayerWeights) -> LayerWeights:
-        return replace(
-            of,
-            query=linear(of.query),
-            key=linear(of.key),
-            value=linear(of.value),
-            output=linear(of.output),
-            mlps=tuple(replace(m, gate=linear(m.gate), up=linear(m.up), down=linear(m.down)) for m in of.mlps),
-        )
-
-    return replace(weights, layers=tuple(layer(of) for of in weights.layers), head=bytes_of(dense(weights.head)))
+def as_kept(weights: ModelWeights) -> ModelWeights:
+    """The same model with every weight as floats, which is what the reference needs for a comparison."""
+    return replace(map_linears(weights, lambda _, weight: dense(weight)), head=dense(weights.head))
 
 
 def in_groups(tensor: torch.Tensor, size: int) -> torch.Tensor:
@@ -122,3 +124,86 @@ def in_groups(tensor: torch.Tensor, size: int) -> torch.Tensor:
     if missing:
         tensor = torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
     return tensor.view(-1, size, *tensor.shape[1:])
+
+
+def _has_nibbles(weight: IntLinear) -> bool:
+    return weight.scheme.bits == 4 and weight.shape[1] // weight.scales.shape[1] % GROUP == 0
+
+
+def _has_bytes(weight: IntLinear) -> bool:
+    scheme = weight.scheme
+    return (scheme.bits, scheme.group_size, scheme.zero) == (8, None, "middle") and weight.shape[1] % GROUP == 0
+
+
+def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
+
+
+def _as_halves(numbers: torch.Tensor, what: str) -> torch.Tensor:
+    low, high = torch.aminmax(numbers)
+    if not -_HALF_MAX <= float(low) <= float(high) <= _HALF_MAX:
+        raise FusedUnavailable(f"{what} is beyond the range of half floats")
+    return numbers.to(torch.float16)
+
+
+def _halves(weight: torch.Tensor, lanes: int, name: str) -> Panels:
+    """float16 [panels, in, columns]."""
+    panels = in_groups(_as_halves(weight, "a weight"), 2 * lanes).transpose(1, 2)
+    return Panels(Format.HALVES, panels.contiguous(), None, 0, name)
+
+
+def _bytes(weight: IntLinear, lanes: int, order: torch.Tensor | None) -> Panels:
+    """uint8 [panels, in / 4, columns, 4]."""
+    codes = weight.codes
+    if not _same(weight.order, order):
+        if weight.order is not None:
+            codes = torch.empty_like(codes).index_copy_(1, weight.order.long(), codes)
+        codes = codes if order is None else codes[:, order.long()]
+    scales = in_groups(weight.scales.squeeze(1), 2 * lanes).flatten()
+    return Panels(Format.BYTES, _words(codes, 4, lanes), scales, 0, weight.scheme.name)
+
+
+def _small_floats(weight: Fp8Linear, lanes: int) -> Panels:
+    """uint8 [panels, in / 2, columns, 2], the second of two inputs first."""
+    codes = weight.codes.view(torch.uint8)
+    if bool(((codes & 0x7F) == _NOT_A_NUMBER).any()):
+        raise FusedUnavailable("a weight is not a number")
+    scales = (weight.scales * _SMALL_FLOATS_SCALE).squeeze(1).expand(weight.shape[0])
+    pairs = _words(codes, 2, lanes).flip(-1)
+    return Panels(Format.SMALL_FLOATS, pairs, in_groups(scales, 2 * lanes).flatten(), 0, weight.scheme.name)
+
+
+def _nibbles(weight: IntLinear, lanes: int) -> Panels:
+    """uint8 [panels, in / group, bytes]: nibbles, scales and minima."""
+    grid, group = weight.grid, weight.shape[1] // weight.scales.shape[1]
+    numbers = torch.stack((_as_halves(grid.scales, "a scale"), _as_halves(grid.offsets, "a minimum")))
+    panels = _groups(weight.plain_codes(), numbers, lanes)
+    return Panels(Format.NIBBLES, panels, None, group, weight.scheme.name)
+
+
+def _levels(weight: Nf4Linear, lanes: int) -> Panels:
+    """uint8 [panels, in / block, bytes]: nibbles and scales."""
+    scales = _as_halves(weight.scales.unpack().view(1, weight.shape[0], -1), "a scale")
+    panels = _groups(unpack_nibbles(weight.codes), scales, lanes)
+    return Panels(Format.LEVELS, panels, None, weight.scheme.block_size, weight.scheme.name)
+
+
+def _words(codes: torch.Tensor, size: int, lanes: int) -> torch.Tensor:
+    """[out, in] to [panels, in / size, columns, size]."""
+    columns = in_groups(codes, 2 * lanes)
+    return columns.view(*columns.shape[:2], -1, size).transpose(1, 2).contiguous()
+
+
+def _groups(codes: torch.Tensor, numbers: torch.Tensor, lanes: int) -> torch.Tensor:
+    """Codes of four bits, uint8 [out, in], and some float16 [some, out, groups] to uint8 [panels, groups, bytes].
+
+    Two codes are a byte: those of one word of GROUP inputs in the low halves of a vector, those of the word four words
+    later in the high halves.
+    """
+    columns, groups = in_groups(codes, 2 * lanes), numbers.shape[2]
+    panels, inputs = columns.shape[0], columns.shape[2]
+    words = columns.view(panels, 2, lanes, inputs // GROUP, GROUP // 4, 4).permute(0, 3, 1, 4, 2, 5)
+    first, second = words.chunk(2, dim=3)
+    both = (first | second << 4).reshape(panels, groups, -1)
+    of_columns = in_groups(numbers.transpose(0, 1), 2 * lanes).permute(0, 3, 2, 1).contiguous()
+    return torch.cat([both, of_columns.view(panels, groups, -1).view(torch.uint8)], dim=-1)

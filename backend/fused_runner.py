@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+import xxhash
 
 from backend.config import ModelConfig
 from backend.fused_build import FusedUnavailable, source_digest
-from backend.fused_layout import GROUP, KVPrecision, Precision, in_groups, pack_bytes, pack_halves, pack_nibbles
+from backend.fused_layout import KVPrecision, common_order, in_groups, lay_out
 from backend.huge_pages import Arena, zeros
 from backend.kv_blocks import HostKvBlocks, KvBlocks
 from backend.rope import rope_table
 from backend.runner import BLOCK_SIZE, CPU_BATCH, CPU_STEP_TOKENS, StepInput, StepOutput
 from backend.thread_choice import ThreadChoice
-from backend.weights import LayerWeights, Linear, ModelWeights, dense
+from backend.weights import LayerWeights, Linear, ModelWeights
 from prefix_store.frames.layout import BlockLayout
 
 _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
@@ -33,12 +34,9 @@ _STEP_ARGUMENTS = (
     _INT32,
 )
 
-# In the order of the formats of fused_step.cpp.
-_PACKERS: dict[Precision, Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor | None]]] = {
-    "float16": pack_halves,
-    "int8": pack_bytes,
-    "int4": pack_nibbles,
-}
+_INT4 = ("int4-min-g32", "int8")
+"""What ``int4`` alone means: the schemes of the layers and of the head."""
+_MOST_PARTS = 3
 
 
 class _Shape(ctypes.Structure):
@@ -51,11 +49,15 @@ class _Shape(ctypes.Structure):
     )
 
 
-class _PackedLinear(ctypes.Structure):
+class _PackedPart(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("panels", "scales", "bias")),
-        *((name, _INT32) for name in ("in_", "out", "format")),
+        *((name, _INT32) for name in ("out", "format", "group")),
     )
+
+
+class _PackedLinear(ctypes.Structure):
+    _fields_ = (("parts", _PackedPart * _MOST_PARTS), ("order", _POINTER), ("count", _INT32), ("in_", _INT32))
 
 
 class _PackedLayer(ctypes.Structure):
@@ -69,16 +71,14 @@ class FusedRunner:
     """Runs a step as one call: half-float KV, float sums, bitwise the same for any batch.
 
     Half floats keep 11 bits of mantissa, so weights released in bfloat16 lose nothing (values below 6e-5 excepted,
-    which lose at most 3e-8) and float32 ones less than in bfloat16.
+    which lose at most 3e-8) and float32 ones less than in bfloat16. Quantised weights stay as they are, each matrix in
+    the layout of its own scheme (`fused_layout.lay_out`); norms, biases and the embedding are floats.
 
     Args:
-        precision: of the weights. With ``int8`` each column has a scale; with ``int4`` each 32 inputs of a column have
-            a scale and a minimum, and the head, where four bits would cost most, has int8. Norms, biases and the
-            embedding stay floats.
         kv_precision: of keys and values. With ``int8`` each token has a scale for each head.
 
     Raises:
-        FusedUnavailable: the model's shape is not one that the kernels cover.
+        FusedUnavailable: the model's shape is not one that the kernels cover, or a weight is beyond half floats.
     """
 
     deterministic = True
@@ -92,15 +92,10 @@ class FusedRunner:
         num_blocks: int,
         max_context: int,
         threads: int,
-        precision: Precision = "float16",
         kv_precision: KVPrecision = "float16",
     ) -> None:
         check_shape(config)
-        check_precision(config, precision)
         self.config = config
-        self.name = f"fused-{precision}" + ("" if kv_precision == "float16" else f"-kv-{kv_precision}")
-        self._precision: Precision = precision
-        self.weights_precision: str = precision
         self.kv_precision: str = kv_precision
         self.kv_bytes_per_token = self.block_bytes(config, kv_precision) // BLOCK_SIZE
         self.num_blocks = num_blocks
@@ -116,7 +111,12 @@ class FusedRunner:
         self._kv = zeros(num_blocks * self.block_bytes(config, kv_precision))
         self.kv_blocks = self._blocks()
         self._logits = torch.empty(0)
+        self._kept_as: list[str] = []
+        self.weight_bytes: dict[str, int] = {}
+        """Bytes of the matrices with their scales, by how they are kept."""
         self._model = self._create(weights, max_context)
+        self.weights_precision = _name_of(self._kept_as[:-1], self._kept_as[-1])
+        self.name = f"fused-{self.weights_precision}" + ("" if kv_precision == "float16" else f"-kv-{kv_precision}")
 
     @staticmethod
     def block_bytes(config: ModelConfig, kv_precision: KVPrecision = "float16") -> int:
@@ -178,7 +178,7 @@ class FusedRunner:
             int(self._kv_precision == "int8"),
         )
         layers = (_PackedLayer * c.num_layers)(*(self._layer(layer) for layer in weights.layers))
-        head = self._linear(dense(weights.head), None, "int8" if self._precision == "int4" else self._precision)
+        head = self._linear(Linear(weights.head, None))
         create = self._library.fused_create
         create.restype = _POINTER
         handle: int = create(
@@ -193,41 +193,39 @@ class FusedRunner:
         return handle
 
     def _layer(self, layer: LayerWeights) -> _PackedLayer:
-        qkv = (layer.query, layer.key, layer.value)
         return _PackedLayer(
             self._keep(layer.input_norm.float()),
             self._keep(layer.post_attention_norm.float()),
             self._keep(None if layer.query_norm is None else layer.query_norm.float()),
             self._keep(None if layer.key_norm is None else layer.key_norm.float()),
-            self._linear(torch.cat([part.dense for part in qkv]), _concatenated(qkv)),
-            self._linear(layer.output.dense, layer.output.bias),
-            self._gate_up(layer.gate, layer.up),
-            self._linear(layer.down.dense, layer.down.bias),
+            self._linear(layer.query, layer.key, layer.value),
+            self._linear(layer.output),
+            self._linear(layer.gate, layer.up),
+            self._linear(layer.down),
         )
 
-    def _gate_up(self, gate: Linear, up: Linear) -> _PackedLinear:
-        """Interleaves gate and up by lanes, so that SiLU and product happen while both are in registers."""
-        weight = torch.stack([in_groups(gate.dense, self._lanes), in_groups(up.dense, self._lanes)], dim=1)
-        bias = None
-        if gate.bias is not None and up.bias is not None:
-            bias = torch.stack([in_groups(gate.bias, self._lanes), in_groups(up.bias, self._lanes)], dim=1).flatten()
-        return self._linear(weight.flatten(0, 2), bias)
-
-    def _linear(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision | None = None
-    ) -> _PackedLinear:
-        """Lays a [out, in] weight out in panels of columns, padded with zeros at the end; see ``fused_step.cpp``."""
-        precision = precision or self._precision
-        columns = 2 * self._lanes
-        padded_bias = None if bias is None else in_groups(bias.float(), columns).contiguous()
-        panels, scales = _PACKERS[precision](weight, self._lanes)
+    def _linear(self, *parts: Linear) -> _PackedLinear:
+        """Lays out matrices that multiply the same rows."""
+        order = common_order([part.weight for part in parts])
         return _PackedLinear(
-            self._keep(panels),
-            self._keep(scales),
-            self._keep(padded_bias),
-            weight.shape[1],
-            weight.shape[0],
-            list(_PACKERS).index(precision),
+            (_PackedPart * _MOST_PARTS)(*(self._part(part, order) for part in parts)),
+            self._keep(order),
+            len(parts),
+            parts[0].weight.shape[1],
+        )
+
+    def _part(self, part: Linear, order: torch.Tensor | None) -> _PackedPart:
+        laid = lay_out(part.weight, self._lanes, order)
+        self._kept_as.append(laid.kept_as)
+        self.weight_bytes[laid.kept_as] = self.weight_bytes.get(laid.kept_as, 0) + laid.nbytes
+        bias = None if part.bias is None else in_groups(part.bias.float(), 2 * self._lanes).contiguous()
+        return _PackedPart(
+            self._keep(laid.panels),
+            self._keep(laid.scales),
+            self._keep(bias),
+            part.weight.shape[0],
+            laid.format,
+            laid.group,
         )
 
     def _keep(self, tensor: torch.Tensor | None) -> ctypes.c_void_p:
@@ -248,19 +246,11 @@ def check_shape(config: ModelConfig) -> None:
             raise FusedUnavailable(f"{field} is {value}, not a multiple of {multiple}")
 
 
-def _concatenated(parts: tuple[Linear, ...]) -> torch.Tensor | None:
-    biases = [part.bias for part in parts if part.bias is not None]
-    return torch.cat(biases) if biases else None
-
-
-def check_precision(config: ModelConfig, precision: Precision) -> None:
-    """Says whether this model's weights can be kept so.
-
-    Raises:
-        FusedUnavailable: a size is not a multiple of what a group needs.
-    """
-    if precision == "float16":
-        return
-    widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
-    if wrong := [width for width in widths if width % GROUP]:
-        raise FusedUnavailable(f"{precision} weights need inputs in multiples of {GROUP}, and one has {wrong[0]}")
+def _name_of(layers: Sequence[str], head: str) -> str:
+    """Of the schemes of all matrices: no two models that compute differently for them have the same."""
+    kinds = set(layers)
+    if (kind := "+".join(kinds), head) == _INT4:
+        return "int4"
+    digest = xxhash.xxh3_64_hexdigest("\n".join(layers).encode())[:8]
+    name = kind if len(kinds) == 1 else f"mixed-{digest}"
+    return name if name == head else f"{name}-head-{head}"

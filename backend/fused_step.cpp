@@ -4,18 +4,20 @@
 // than in them. Here the whole step is one OpenMP region; what is shared between threads is separated by the barrier
 // at the end of each `omp for`.
 //
-// Numbers: weights are half floats (11 bits of mantissa, half the traffic of float), bytes or nibbles; KV are half
-// floats, or bytes with a scale for each token and head; activations and every sum are float. Where weights are
-// integers, a row of activations is rounded to int8 in groups of GROUP with a scale each, and products within a group
-// are summed as integers. Each sum runs in an order that depends on nothing but its own row's position, so a row's
-// result is bitwise the same alone, in any batch, in any chunk of a prefill and with any number of threads.
+// Numbers: weights are half floats (11 bits of mantissa, half the traffic of float) or what quantisation made of them;
+// KV are half floats, or bytes with a scale for each token and head; activations and every sum are float. Where weights
+// are integers or levels, a row of activations is rounded to int8 in groups of GROUP with a scale each, and products
+// within a group are summed as integers. Each sum runs in an order that depends on nothing but its own row's position,
+// so a row's result is bitwise the same alone, in any batch, in any chunk of a prefill and with any number of threads.
 //
-// Layouts of a weight matrix: panels of PANEL output columns, so that a kernel reads one stream
-//   half floats [panel][in][PANEL]
-//   bytes       [panel][in / 4][PANEL][4], weight = scale of the column * (byte - 128)
-//   nibbles     [panel][in / GROUP]{ [2][4][LANES][4] bytes, scales [PANEL], minima [PANEL] }, weight = scale * nibble
-//               + minimum; byte i of a vector holds word i of the group in its low half and word i + 4 in its high half
-//   gate and up one matrix whose panels hold LANES gate columns, then the LANES up columns that belong to them
+// Layouts of a weight matrix: panels of PANEL output columns, so that a kernel reads one stream. A group is as many
+// inputs as share a scale, a multiple of GROUP; "words" are [group / GROUP][2][4][LANES][4] bytes, of which byte i of a
+// vector holds word i of GROUP inputs in its low half and word i + 4 in its high half
+//   half floats   [panel][in][PANEL]
+//   bytes         [panel][in / 4][PANEL][4], weight = scale of the column * (byte - 128)
+//   nibbles       [panel][in / group]{ words, scales [PANEL], minima [PANEL] }, weight = scale * nibble + minimum
+//   small floats  [panel][in / 2][PANEL]{ second, first }, weight = scale of the column * E4M3 (arXiv 2209.05433) / 256
+//   levels        [panel][in / group]{ words, scales [PANEL] }, weight = scale * LEVELS[nibble] / 127
 // Other layouts
 //   KV          [layer][block][kv head]{ keys [head_dim][BLOCK], values [BLOCK][head_dim] } and, where they are bytes,
 //               { scales of the keys [BLOCK], scales of the values [BLOCK] }; keys are transposed so that one vector
@@ -33,6 +35,11 @@ namespace {
 using half = uint16_t;
 
 // ---------------------------------------------------------------- vectors: the only part that knows the instructions
+
+// NormalFloat's levels (QLoRA, arXiv 2305.14314) in 127ths, rounded.
+alignas(16) constexpr int8_t LEVELS[16] = {-127, -88, -67, -50, -36, -23, -12, 0, 10, 20, 31, 43, 56, 71, 92, 127};
+inline __m128i levels() { return _mm_load_si128((const __m128i*)LEVELS); }
+inline __m128i shifted_levels() { return _mm_xor_si128(levels(), _mm_set1_epi8(-128)); }
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 #define WIDE
@@ -65,14 +72,25 @@ inline void store_int8(int8_t* p, Vector v) {
 inline Integers low_nibbles(Integers v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 inline Integers high_nibbles(Integers v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15)); }
 inline Integers add(Integers a, Integers b) { return _mm512_add_epi32(a, b); }
+inline Integers first_halves(Integers v) {
+  return _mm512_and_si512(_mm512_srai_epi16(v, 1), _mm512_set1_epi16((short)0xbf80));
+}
+inline Integers second_halves(Integers v) { return first_halves(_mm512_slli_epi16(v, 8)); }
+inline Vector low_floats(Integers halves) { return _mm512_cvtph_ps(_mm512_castsi512_si256(halves)); }
+inline Vector high_floats(Integers halves) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)); }
+using Factors = Integers;  // unsigned bytes, 128 above what they stand for
+inline Factors of_bytes(Integers bytes) { return bytes; }
+inline Factors of_levels(Integers nibbles) {
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(shifted_levels()), nibbles);
+}
 inline Integers begin_dot(int32_t shift) { return broadcast_word(shift); }
 #if defined(__AVX512VNNI__)
-inline Integers dot4(Integers total, Integers bytes, Integers word) { return _mm512_dpbusd_epi32(total, bytes, word); }
+inline Integers dot4(Integers total, Factors bytes, Integers word) { return _mm512_dpbusd_epi32(total, bytes, word); }
 inline Integers dot4_small(Integers total, Integers nibbles, Integers word) { return dot4(total, nibbles, word); }
 inline Integers total_of_small(Integers total) { return total; }
 #else
 inline Integers even(Integers s) { return _mm512_srai_epi16(_mm512_slli_epi16(s, 8), 8); }
-inline Integers dot4(Integers total, Integers bytes, Integers word) {
+inline Integers dot4(Integers total, Factors bytes, Integers word) {
   const Integers evens = _mm512_madd_epi16(_mm512_and_si512(bytes, _mm512_set1_epi16(255)), even(word));
   const Integers odds = _mm512_madd_epi16(_mm512_srli_epi16(bytes, 8), _mm512_srai_epi16(word, 8));
   return add(total, add(evens, odds));
@@ -125,19 +143,37 @@ inline void store_int8(int8_t* p, Vector v) {
 inline Integers low_nibbles(Integers v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
 inline Integers high_nibbles(Integers v) { return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15)); }
 inline Integers add(Integers a, Integers b) { return _mm256_add_epi32(a, b); }
+inline Integers first_halves(Integers v) {
+  return _mm256_and_si256(_mm256_srai_epi16(v, 1), _mm256_set1_epi16((short)0xbf80));
+}
+inline Integers second_halves(Integers v) { return first_halves(_mm256_slli_epi16(v, 8)); }
+inline Vector low_floats(Integers halves) { return _mm256_cvtph_ps(_mm256_castsi256_si128(halves)); }
+inline Vector high_floats(Integers halves) { return _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)); }
+inline Integers shuffle(__m128i table, Integers v) {
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), v);
+}
 #if defined(__AVXVNNI__)
+using Factors = Integers;  // unsigned bytes, 128 above what they stand for
+inline Factors of_bytes(Integers bytes) { return bytes; }
+inline Factors of_levels(Integers nibbles) { return shuffle(shifted_levels(), nibbles); }
 inline Integers begin_dot(int32_t shift) { return broadcast_word(shift); }
-inline Integers dot4(Integers total, Integers bytes, Integers word) {
+inline Integers dot4(Integers total, Factors bytes, Integers word) {
   return _mm256_dpbusd_avx_epi32(total, bytes, word);
 }
 inline Integers dot4_small(Integers total, Integers nibbles, Integers word) { return dot4(total, nibbles, word); }
 inline Integers total_of_small(Integers total) { return total; }
 #else
+// The instruction multiplies an unsigned byte with a signed one: the weights' signs move over to the word, which, unlike
+// the weights, never has a -128 that would stay what it is. Two products of 128 * 127 fit 16 bits.
+struct Factors {
+  Integers weights, magnitudes;
+};
+inline Factors of_signed(Integers weights) { return {weights, _mm256_abs_epi8(weights)}; }
+inline Factors of_bytes(Integers bytes) { return of_signed(_mm256_xor_si256(bytes, _mm256_set1_epi8(-128))); }
+inline Factors of_levels(Integers nibbles) { return of_signed(shuffle(levels(), nibbles)); }
 inline Integers begin_dot(int32_t) { return _mm256_setzero_si256(); }
-inline Integers dot4(Integers total, Integers bytes, Integers word) {
-  // The instruction multiplies an unsigned byte with a signed one: the word's signs move over to the weights.
-  const Integers weights = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
-  const Integers pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(word), _mm256_sign_epi8(weights, word));
+inline Integers dot4(Integers total, Factors f, Integers word) {
+  const Integers pairs = _mm256_maddubs_epi16(f.magnitudes, _mm256_sign_epi8(word, f.weights));
   return add(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 inline Integers dot4_small(Integers total, Integers nibbles, Integers word) {
@@ -148,8 +184,10 @@ inline Integers total_of_small(Integers total) { return _mm256_madd_epi16(total,
 #else
 #error "needs AVX-512 F and BW, or AVX2 with FMA and F16C"
 #endif
-// begin_dot, dot4: what was begun + the sum of four products of (byte - 128) with a signed byte, in every 32-bit lane,
-// exactly. `shift` is -128 times the sum of all signed bytes that will follow, none of which is -128.
+// first_halves, second_halves: E4M3 in the high or the low byte of 16 bits to half floats 256 times smaller, subnormal
+// ones included; junk in the other byte is nothing.
+// begin_dot, dot4: what was begun + the sum of four products of (byte - 128), or a level, with a signed byte, in every
+// 32-bit lane, exactly. `shift` is -128 times the sum of all signed bytes that will follow, none of which is -128.
 // dot4_small: total + the sum of four products of a nibble with a signed byte, for the words of one GROUP;
 // total_of_small gives their total. Without VNNI the products of a group fit 16 bits, which saves a widening a word.
 
@@ -187,26 +225,43 @@ inline Vector silu(Vector x) {
 
 // ---------------------------------------------------------------- the model
 
-enum Format { HALVES, BYTES, NIBBLES };
+enum Format { HALVES, BYTES, NIBBLES, SMALL_FLOATS, LEVEL_NIBBLES };
 
-struct Linear {
-  const uint8_t* panels = nullptr;
-  const float* scales = nullptr;  // of the columns, for BYTES
-  const float* bias = nullptr;    // in the order of the panels' columns, padded like them; or null
-  int in = 0;
-  int out = 0;  // columns that mean something; the last panel may be padded
-  Format format = HALVES;
+// Some outputs of a matrix, in panels of one format.
+struct Part {
+  const uint8_t* panels;
+  const float* scales;  // of the columns, for BYTES and SMALL_FLOATS
+  const float* bias;    // padded like the columns; or null
+  int out;              // columns that mean something; the last panel may be padded
+  Format format;
+  int group;            // inputs that share a scale, for NIBBLES and LEVEL_NIBBLES
 
-  size_t panel_bytes() const {
+  int count() const { return (out + PANEL - 1) / PANEL; }
+  bool wants_integers() const { return format == BYTES || format == NIBBLES || format == LEVEL_NIBBLES; }
+  size_t panel_bytes(int in) const {
     switch (format) {
       case HALVES: return (size_t)in * PANEL * sizeof(half);
-      case BYTES: return (size_t)in * PANEL;
-      default: return (size_t)in / GROUP * (GROUP / 2 + 2 * sizeof(half)) * PANEL;
+      case NIBBLES: return (size_t)in / group * (group / 2 + 2 * sizeof(half)) * PANEL;
+      case LEVEL_NIBBLES: return (size_t)in / group * (group / 2 + sizeof(half)) * PANEL;
+      default: return (size_t)in * PANEL;
     }
   }
 };
 
-// Rows that a matrix is multiplied with: floats and, for integer weights, their rounded form.
+// A matrix of one to three parts that multiply the same rows: query, key and value, or gate and up. Only the last part's
+// last panel may be padded where their outputs follow each other.
+struct Linear {
+  Part parts[3];
+  int count;
+  int in;
+  const int32_t* order;  // input order[i] comes i-th where rows are rounded; null: they keep their order
+
+  bool wants_integers() const {
+    return std::any_of(parts, parts + count, [](const Part& part) { return part.wants_integers(); });
+  }
+};
+
+// Rows that a matrix is multiplied with: floats and, for integer weights, their rounded form in the matrix's order.
 struct Rows {
   std::vector<float> floats;
   std::vector<int8_t> rounded;  // [row][in]
@@ -251,7 +306,7 @@ struct Model {
 
   int qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
   int widest() const { return std::max({hidden, heads * head_dim, padded_intermediate()}); }
-  int padded_intermediate() const { return (intermediate + LANES - 1) / LANES * LANES; }
+  int padded_intermediate() const { return (intermediate + PANEL - 1) / PANEL * PANEL; }
   size_t head_bytes() const {  // of one block and kv head
     const size_t numbers = 2UL * BLOCK * head_dim;
     return kv_is_bytes ? numbers + 2 * BLOCK * sizeof(float) : numbers * sizeof(half);
@@ -294,6 +349,11 @@ struct Step {
 // A kernel multiplies ROWS rows with one panel: out[r][c] = sum over k of x[r][k] * weight[k][c], k ascending.
 // Separate functions with a plain buffer as their only output keep the accumulators in registers; the pragmas unroll
 // the loops that index them.
+struct Columns {
+  const uint8_t* panel;
+  const float* scales;
+  int in, group;
+};
 struct Operand {
   const float* x;
   long stride;
@@ -301,12 +361,12 @@ struct Operand {
   const float *scales, *sums;
   const int32_t* shifts;
 };
-using PanelKernel = void (*)(const uint8_t* panel, const float* column_scales, int in, const Operand& rows, float* out);
+using PanelKernel = void (*)(const Columns& columns, const Operand& rows, float* out);
 
 template <int ROWS>
-__attribute__((noinline)) void multiply_halves(
-    const uint8_t* bytes, const float*, int in, const Operand& rows, float* out) {
-  const half* panel = (const half*)bytes;
+__attribute__((noinline)) void multiply_halves(const Columns& columns, const Operand& rows, float* out) {
+  const half* panel = (const half*)columns.panel;
+  const int in = columns.in;
   const float* x = rows.x;
   const long stride = rows.stride;
   Vector acc[ROWS][2];
@@ -328,6 +388,36 @@ __attribute__((noinline)) void multiply_halves(
   }
 }
 
+template <int ROWS>
+__attribute__((noinline)) void multiply_small_floats(const Columns& columns, const Operand& rows, float* out) {
+  const uint8_t* panel = columns.panel;
+  const int in = columns.in;
+  const float* x = rows.x;
+  const long stride = rows.stride;
+  Vector acc[ROWS][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = broadcast(0.f);
+  for (int k = 0; k < in; k += 2, panel += 2 * PANEL, x += 2) {
+    const Integers both = load_bytes(panel);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      const Integers halves = i == 0 ? first_halves(both) : second_halves(both);
+      const Vector w0 = low_floats(halves), w1 = high_floats(halves);
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; r++) {
+        const Vector v = broadcast(x[r * stride + i]);
+        acc[r][0] = fma(v, w0, acc[r][0]);
+        acc[r][1] = fma(v, w1, acc[r][1]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++) {
+    store(out + r * PANEL, acc[r][0] * load(columns.scales));
+    store(out + r * PANEL + LANES, acc[r][1] * load(columns.scales + LANES));
+  }
+}
+
 inline Integers word_of(const int8_t* p) {
   int32_t word;
   std::memcpy(&word, p, sizeof word);
@@ -335,10 +425,10 @@ inline Integers word_of(const int8_t* p) {
 }
 
 template <int ROWS>
-__attribute__((noinline)) void multiply_bytes(
-    const uint8_t* panel, const float* column_scales, int in, const Operand& rows, float* out) {
+__attribute__((noinline)) void multiply_bytes(const Columns& columns, const Operand& rows, float* out) {
+  const uint8_t* panel = columns.panel;
+  const int in = columns.in, groups = in / GROUP;
   const int8_t* x = rows.rounded;
-  const int groups = in / GROUP;
   Vector total[ROWS][2];
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++) total[r][0] = total[r][1] = broadcast(0.f);
@@ -348,7 +438,7 @@ __attribute__((noinline)) void multiply_bytes(
     for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = begin_dot(rows.shifts[r * groups + g]);
 #pragma GCC unroll 8
     for (int i = 0; i < GROUP / 4; i++, panel += 4 * PANEL) {
-      const Integers w0 = load_bytes(panel), w1 = load_bytes(panel + 4 * LANES);
+      const Factors w0 = of_bytes(load_bytes(panel)), w1 = of_bytes(load_bytes(panel + 4 * LANES));
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++) {
         const Integers v = word_of(x + (long)r * in + g * GROUP + 4 * i);
@@ -365,52 +455,96 @@ __attribute__((noinline)) void multiply_bytes(
   }
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++) {
-    store(out + r * PANEL, total[r][0] * load(column_scales));
-    store(out + r * PANEL + LANES, total[r][1] * load(column_scales + LANES));
+    store(out + r * PANEL, total[r][0] * load(columns.scales));
+    store(out + r * PANEL + LANES, total[r][1] * load(columns.scales + LANES));
   }
 }
 
 // Rows follow each other within a group, whose weights stay in registers: a word of a row is read once for both halves
 // of the panel, and the weights are unpacked once for all rows.
 template <int ROWS>
-__attribute__((noinline)) void multiply_nibbles(
-    const uint8_t* panel, const float*, int in, const Operand& rows, float* out) {
+__attribute__((noinline)) void multiply_nibbles(const Columns& columns, const Operand& rows, float* out) {
   constexpr int WORDS = GROUP / 4;
-  constexpr size_t GROUP_BYTES = (GROUP / 2 + 2 * sizeof(half)) * PANEL;
-  const int groups = in / GROUP;
+  const uint8_t* panel = columns.panel;
+  const int in = columns.in, groups = in / GROUP, together = columns.group / GROUP;
   Vector total[ROWS][2];
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++) total[r][0] = total[r][1] = broadcast(0.f);
-  for (int g = 0; g < groups; g++, panel += GROUP_BYTES) {
-    Integers w[2][WORDS];
-#pragma GCC unroll 2
-    for (int part = 0; part < 2; part++)
-#pragma GCC unroll 4
-      for (int i = 0; i < WORDS / 2; i++) {
-        const Integers both = load_bytes(panel + (part * (GROUP / 2) + i * 4) * LANES);
-        w[part][i] = low_nibbles(both);
-        w[part][i + WORDS / 2] = high_nibbles(both);
-      }
-    const half* numbers = (const half*)(panel + (GROUP / 2) * PANEL);
+  for (int end = together; end <= groups; end += together) {
+    const half* numbers = (const half*)(panel + together * (GROUP / 2) * PANEL);
     const Vector scale[2] = {load_half(numbers), load_half(numbers + LANES)};
     const Vector minimum[2] = {load_half(numbers + PANEL), load_half(numbers + PANEL + LANES)};
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) {
-      const int8_t* x = rows.rounded + (long)r * in + g * GROUP;
-      Integers acc[2] = {broadcast_word(0), broadcast_word(0)};
-#pragma GCC unroll 8
-      for (int i = 0; i < WORDS; i++) {
-        const Integers v = word_of(x + 4 * i);
-        acc[0] = dot4_small(acc[0], w[0][i], v);
-        acc[1] = dot4_small(acc[1], w[1][i], v);
-      }
-      const Vector row_scale = broadcast(rows.scales[r * groups + g]), sum = broadcast(rows.sums[r * groups + g]);
+    for (int g = end - together; g < end; g++, panel += (GROUP / 2) * PANEL) {
+      Integers w[2][WORDS];
 #pragma GCC unroll 2
-      for (int part = 0; part < 2; part++) {
-        total[r][part] = fma(scale[part] * row_scale, to_float(total_of_small(acc[part])), total[r][part]);
-        total[r][part] = fma(minimum[part], sum, total[r][part]);
+      for (int part = 0; part < 2; part++)
+#pragma GCC unroll 4
+        for (int i = 0; i < WORDS / 2; i++) {
+          const Integers both = load_bytes(panel + (part * (GROUP / 2) + i * 4) * LANES);
+          w[part][i] = low_nibbles(both);
+          w[part][i + WORDS / 2] = high_nibbles(both);
+        }
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; r++) {
+        const int8_t* x = rows.rounded + (long)r * in + g * GROUP;
+        Integers acc[2] = {broadcast_word(0), broadcast_word(0)};
+#pragma GCC unroll 8
+        for (int i = 0; i < WORDS; i++) {
+          const Integers v = word_of(x + 4 * i);
+          acc[0] = dot4_small(acc[0], w[0][i], v);
+          acc[1] = dot4_small(acc[1], w[1][i], v);
+        }
+        const Vector row_scale = broadcast(rows.scales[r * groups + g]), sum = broadcast(rows.sums[r * groups + g]);
+#pragma GCC unroll 2
+        for (int part = 0; part < 2; part++) {
+          total[r][part] = fma(scale[part] * row_scale, to_float(total_of_small(acc[part])), total[r][part]);
+          total[r][part] = fma(minimum[part], sum, total[r][part]);
+        }
       }
     }
+    panel += 2 * PANEL * sizeof(half);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; r++) {
+    store(out + r * PANEL, total[r][0]);
+    store(out + r * PANEL + LANES, total[r][1]);
+  }
+}
+
+template <int ROWS>
+__attribute__((noinline)) void multiply_levels(const Columns& columns, const Operand& rows, float* out) {
+  constexpr int WORDS = GROUP / 4;
+  const uint8_t* panel = columns.panel;
+  const int in = columns.in, groups = in / GROUP, together = columns.group / GROUP;
+  Vector total[ROWS][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; r++) total[r][0] = total[r][1] = broadcast(0.f);
+  for (int end = together; end <= groups; end += together) {
+    const half* numbers = (const half*)(panel + together * (GROUP / 2) * PANEL);
+    for (int g = end - together; g < end; g++, panel += (GROUP / 2) * PANEL) {
+#pragma GCC unroll 2
+      for (int part = 0; part < 2; part++) {
+        Integers acc[ROWS];
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) acc[r] = begin_dot(rows.shifts[r * groups + g]);
+#pragma GCC unroll 4
+        for (int i = 0; i < WORDS / 2; i++) {
+          const Integers both = load_bytes(panel + (part * (GROUP / 2) + i * 4) * LANES);
+          const Factors low = of_levels(low_nibbles(both)), high = of_levels(high_nibbles(both));
+#pragma GCC unroll 8
+          for (int r = 0; r < ROWS; r++) {
+            const int8_t* x = rows.rounded + (long)r * in + g * GROUP + 4 * i;
+            acc[r] = dot4(acc[r], low, word_of(x));
+            acc[r] = dot4(acc[r], high, word_of(x + GROUP / 2));
+          }
+        }
+        const Vector scale = load_half(numbers + part * LANES) * broadcast(1 / 127.f);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++)
+          total[r][part] = fma(scale * broadcast(rows.scales[r * groups + g]), to_float(acc[r]), total[r][part]);
+      }
+    }
+    panel += PANEL * sizeof(half);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++) {
@@ -423,44 +557,57 @@ struct Kernels {
   int tile;  // rows that one call takes at most
   PanelKernel of[13];
 };
-constexpr Kernels KERNELS[] = {
-    {ROW_TILE,
-     {nullptr, multiply_halves<1>, multiply_halves<2>, multiply_halves<3>, multiply_halves<4>, multiply_halves<5>,
-      multiply_halves<6>,
 #ifdef WIDE
-      multiply_halves<7>, multiply_halves<8>, multiply_halves<9>, multiply_halves<10>, multiply_halves<11>,
-      multiply_halves<12>
-#endif
-     }},
-    {INTEGER_ROW_TILE,
-     {nullptr, multiply_bytes<1>, multiply_bytes<2>, multiply_bytes<3>,
-#ifdef WIDE
-      multiply_bytes<4>, multiply_bytes<5>, multiply_bytes<6>
-#endif
-     }},
-    {INTEGER_ROW_TILE,
-     {nullptr, multiply_nibbles<1>, multiply_nibbles<2>, multiply_nibbles<3>,
-#ifdef WIDE
-      multiply_nibbles<4>, multiply_nibbles<5>, multiply_nibbles<6>
-#endif
-     }},
+#define TO_SIX(kernel) {nullptr, kernel<1>, kernel<2>, kernel<3>, kernel<4>, kernel<5>, kernel<6>}
+#define TO_TWELVE(kernel) \
+  {nullptr, kernel<1>, kernel<2>, kernel<3>, kernel<4>, kernel<5>, kernel<6>, \
+   kernel<7>, kernel<8>, kernel<9>, kernel<10>, kernel<11>, kernel<12>}
+constexpr Kernels KERNELS[] = {  // by format
+    {ROW_TILE, TO_TWELVE(multiply_halves)},        {INTEGER_ROW_TILE, TO_SIX(multiply_bytes)},
+    {INTEGER_ROW_TILE, TO_SIX(multiply_nibbles)},  {ROW_TILE, TO_TWELVE(multiply_small_floats)},
+    {INTEGER_ROW_TILE, TO_SIX(multiply_levels)},
 };
+#else
+#define TO_THREE(kernel) {nullptr, kernel<1>, kernel<2>, kernel<3>}
+#define TO_SIX(kernel) {nullptr, kernel<1>, kernel<2>, kernel<3>, kernel<4>, kernel<5>, kernel<6>}
+constexpr Kernels KERNELS[] = {  // by format
+    {ROW_TILE, TO_SIX(multiply_halves)},            {INTEGER_ROW_TILE, TO_THREE(multiply_bytes)},
+    {INTEGER_ROW_TILE, TO_THREE(multiply_nibbles)}, {ROW_TILE, TO_SIX(multiply_small_floats)},
+    {INTEGER_ROW_TILE, TO_THREE(multiply_levels)},
+};
+#endif
 
 enum class Then { store, add, silu_times };
 
-// y = x · weights + bias, added to y or gated where asked for. Work is shared out by panels; ends with a barrier.
+// Some rows times one panel, and its bias: out [rows][PANEL].
+inline void multiply_panel(const Part& part, int p, int in, const Operand& rows, int count, float* out) {
+  const float* scales = part.scales ? part.scales + p * PANEL : nullptr;
+  KERNELS[part.format].of[count]({part.panels + p * part.panel_bytes(in), scales, in, part.group}, rows, out);
+  if (!part.bias) return;
+  for (int i = 0; i < count * PANEL; i += LANES)
+    store(out + i, load(out + i) + load(part.bias + p * PANEL + i % PANEL));
+}
+
+// y = x · weights + bias, added to y or the first part gating the second where asked for. Work is shared out by panels;
+// ends with a barrier.
 template <Then THEN>
 void linear(
     const Linear& weights, const Rows& input, const float* x, long x_stride, int rows, float* y, long y_stride) {
-  const Kernels& kernels = KERNELS[weights.format];
-  const int panels = (weights.out + PANEL - 1) / PANEL;
-  const int tiles = (rows + kernels.tile - 1) / kernels.tile;
+  constexpr bool GATES = THEN == Then::silu_times;  // then a piece of work is a panel of each part
+  int pieces = 0, tile = ROW_TILE;
+  for (int i = 0; i < weights.count; i++) {
+    pieces = GATES ? weights.parts[i].count() : pieces + weights.parts[i].count();
+    tile = std::min(tile, KERNELS[weights.parts[i].format].tile);
+  }
+  const int tiles = (rows + tile - 1) / tile;
   const int groups = weights.in / GROUP;
-#pragma omp for schedule(dynamic, 2)
-  for (int p = 0; p < panels; p++) {
-    const uint8_t* panel = weights.panels + p * weights.panel_bytes();
-    const float* scales = weights.scales ? weights.scales + p * PANEL : nullptr;
-    const int columns = std::min(PANEL, weights.out - p * PANEL);
+#pragma omp for schedule(dynamic, GATES ? 1 : 2)
+  for (int piece = 0; piece < pieces; piece++) {
+    const Part* part = weights.parts;
+    int p = piece;
+    if (!GATES)
+      while (p >= part->count()) p -= part++->count();
+    const int left = part == weights.parts + weights.count - 1 ? part->out - p * PANEL : PANEL;
     for (int t = 0; t < tiles; t++) {
       const int first = (long)rows * t / tiles, count = (long)rows * (t + 1) / tiles - first;
       const long first_group = (long)first * groups;
@@ -470,32 +617,20 @@ void linear(
                             input.scales.data() + first_group,
                             input.sums.data() + first_group,
                             input.shifts.data() + first_group};
-      alignas(64) float out[ROW_TILE * PANEL];
-      kernels.of[count](panel, scales, weights.in, operand, out);
-      for (int r = 0; r < count; r++) {
-        Vector low = load(out + r * PANEL), high = load(out + r * PANEL + LANES);
-        if (weights.bias) {
-          low = low + load(weights.bias + p * PANEL);
-          high = high + load(weights.bias + p * PANEL + LANES);
+      float* target = y + first * y_stride + piece * PANEL;
+      alignas(64) float out[ROW_TILE * PANEL], gated[ROW_TILE * PANEL];
+      multiply_panel(*part, p, weights.in, operand, count, out);
+      if constexpr (GATES) multiply_panel(part[1], p, weights.in, operand, count, gated);
+      for (int r = 0; r < count; r++, target += y_stride) {
+        if (!GATES && left < PANEL) {  // the padded panel at the end
+          for (int c = 0; c < left; c++) target[c] = (THEN == Then::add ? target[c] : 0.f) + out[r * PANEL + c];
+          continue;
         }
-        float* target = y + (first + r) * y_stride;
-        if constexpr (THEN == Then::silu_times) {
-          store(target + p * LANES, silu(low) * high);
-        } else {
-          target += p * PANEL;
-          if (columns < PANEL) {  // the padded panel at the end
-            alignas(64) float tail[PANEL];
-            store(tail, low);
-            store(tail + LANES, high);
-            for (int c = 0; c < columns; c++) target[c] = THEN == Then::add ? target[c] + tail[c] : tail[c];
-            continue;
-          }
-          if constexpr (THEN == Then::add) {
-            low = load(target) + low;
-            high = load(target + LANES) + high;
-          }
-          store(target, low);
-          store(target + LANES, high);
+        for (int i = 0; i < PANEL; i += LANES) {
+          Vector v = load(out + r * PANEL + i);
+          if constexpr (THEN == Then::add) v = load(target + i) + v;
+          if constexpr (GATES) v = silu(v) * load(gated + r * PANEL + i);
+          store(target + i, v);
         }
       }
     }
@@ -513,13 +648,18 @@ void each_row(int rows, Do&& work) {
   for (int row = 0; row < rows; row++) work(row);
 }
 
-// Rounds a row to int8 with a scale for each group.
-void round_row(const float* x, int in, int row, Rows& to) {
+// Rounds a row to int8 with a scale for each group, in the order of the weights that it will be multiplied with.
+void round_row(const float* all, const Linear& weights, int row, Rows& to) {
+  const int in = weights.in;
   int8_t* rounded = to.rounded.data() + (long)row * in;
   float* scales = to.scales.data() + (long)row * (in / GROUP);
   float* sums = to.sums.data() + (long)row * (in / GROUP);
   int32_t* shifts = to.shifts.data() + (long)row * (in / GROUP);
-  for (int g = 0; g < in / GROUP; g++, x += GROUP, rounded += GROUP) {
+  for (int g = 0; g < in / GROUP; g++, rounded += GROUP) {
+    alignas(64) float gathered[GROUP];
+    if (weights.order)
+      for (int i = 0; i < GROUP; i++) gathered[i] = all[weights.order[g * GROUP + i]];
+    const float* x = weights.order ? gathered : all + g * GROUP;
     Vector top = broadcast(0.f), nothing = broadcast(0.f);
     for (int i = 0; i < GROUP; i += LANES) {
       const Vector v = load(x + i);
@@ -786,14 +926,14 @@ void norm_rows(const Model& m, const float* x, const float* norm, int rows, cons
   each_row(rows, [&](int row) {
     float* normed = to.floats.data() + (long)row * m.hidden;
     rms_norm(x + (long)(which ? which[row] : row) * m.hidden, norm, m.hidden, m.eps, normed);
-    if (weights.format != HALVES) round_row(normed, m.hidden, row, to);
+    if (weights.wants_integers()) round_row(normed, weights, row, to);
   });
 }
 
 // Rows that are floats already, ready for a product with `weights`.
 void round_rows(const float* x, long stride, int rows, const Linear& weights, Rows& to) {
-  if (weights.format == HALVES) return;
-  each_row(rows, [&](int row) { round_row(x + row * stride, weights.in, row, to); });
+  if (!weights.wants_integers()) return;
+  each_row(rows, [&](int row) { round_row(x + row * stride, weights, row, to); });
 }
 
 void run_layer(Model& m, int index, const Step& step, const std::vector<RowGroup>& groups, int thread) {
@@ -830,10 +970,16 @@ struct FusedShape {
   int32_t kv_is_bytes;
 };
 
-struct FusedLinear {
+struct FusedPart {
   const uint8_t* panels;
   const float *scales, *bias;
-  int32_t in, out, format;
+  int32_t out, format, group;
+};
+
+struct FusedLinear {
+  FusedPart parts[3];
+  const int32_t* order;
+  int32_t count, in;
 };
 
 struct FusedLayer {
@@ -845,7 +991,12 @@ struct FusedLayer {
 void* fused_create(const FusedShape* shape, const FusedLayer* layers, const FusedLinear* head, const half* embedding,
                    const float* norm, const float* rope, uint8_t* kv) {
   auto convert = [](const FusedLinear& l) {
-    return Linear{l.panels, l.scales, l.bias, l.in, l.out, static_cast<Format>(l.format)};
+    Linear linear{{}, l.count, l.in, l.order};
+    for (int i = 0; i < l.count; i++) {
+      const FusedPart& part = l.parts[i];
+      linear.parts[i] = {part.panels, part.scales, part.bias, part.out, static_cast<Format>(part.format), part.group};
+    }
+    return linear;
   };
   Model* m = new Model{};
   m->layers = shape->layers, m->hidden = shape->hidden, m->heads = shape->heads, m->kv_heads = shape->kv_heads;

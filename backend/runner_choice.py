@@ -10,9 +10,13 @@ from backend.config import EngineConfig, KvDtype, ModelConfig
 from backend.cuda_choice import CudaUnavailable, choose_cuda
 from backend.errors import ModelError
 from backend.fused_build import FusedUnavailable, load_fused_library
-from backend.fused_layout import KVPrecision, Precision, as_kept
-from backend.fused_runner import FusedRunner, check_precision, check_shape
+from backend.fused_layout import KVPrecision, as_kept, rounds_rows
+from backend.fused_runner import FusedRunner, check_shape
 from backend.gguf_file import Progress
+from backend.quantization.int_scheme import IntScheme
+from backend.quantization.linears import linears
+from backend.quantization.quantized_linear import Scheme
+from backend.quantization.rounding import rounded
 from backend.runner import ModelRunner
 from backend.self_test import disagreement
 from backend.torch_runner import TorchRunner
@@ -25,6 +29,11 @@ _TORCH_DTYPES = {
     "float16": torch.float16,
 }
 _CPU_KV_MEMORY = 512 * 2**20
+# Of the layers and of the head, where four bits would cost most.
+_SCHEMES: dict[str, tuple[Scheme, Scheme]] = {
+    "int8": (IntScheme(8), IntScheme(8)),
+    "int4": (IntScheme(4, 32, "minimum"), IntScheme(8)),
+}
 _FUSED_KV: dict[KvDtype, KVPrecision] = {"auto": "float16", "int8": "int8"}
 
 MOST_DISAGREEMENT = 0.01
@@ -72,17 +81,18 @@ def _fused(
         raise FusedUnavailable(f"the fused step does not compute in {engine.dtype}")
     if engine.kv_dtype not in _FUSED_KV:
         raise FusedUnavailable(f"the fused step does not keep keys and values in {engine.kv_dtype}")
-    precision: Precision = "float16" if engine.quantization == "none" else engine.quantization
     kv_precision = _FUSED_KV[engine.kv_dtype]
     check_shape(config)
-    check_precision(config, precision)
     library = load_fused_library(progress)
+    if engine.quantization in _SCHEMES:
+        weights = rounded(weights, *_SCHEMES[engine.quantization])
 
-    def make(model: ModelConfig, its_weights: ModelWeights, num_blocks: int, context: int) -> FusedRunner:
-        return FusedRunner(library, model, its_weights, num_blocks, context, engine.threads, precision, kv_precision)
+    def make(model: ModelConfig, some: ModelWeights, num_blocks: int, context: int) -> FusedRunner:
+        return FusedRunner(library, model, some, num_blocks, context, engine.threads, kv_precision)
 
-    error = disagreement(config, weights, make, lambda some: as_kept(some, precision))
-    most = MOST_DISAGREEMENT if precision == kv_precision == "float16" else _MOST_WITH_INTEGERS
+    error = disagreement(config, weights, make, as_kept)
+    integers = kv_precision == "int8" or any(map(rounds_rows, [*linears(weights).values(), weights.head]))
+    most = _MOST_WITH_INTEGERS if integers else MOST_DISAGREEMENT
     if error > most:
         raise FusedUnavailable(f"the fused step failed its self-test (relative error {error:.3g})")
     num_blocks = _num_blocks(engine, FusedRunner.block_bytes(config, kv_precision))

@@ -111,7 +111,7 @@ def _runner() -> tuple[ModelRunner, Tokenizer]:
     try:
         library = load_fused_library(lambda _: None)
         blocks = _WINDOW // BLOCK_SIZE
-        runner = FusedRunner(library, config, weights, blocks, _WINDOW, len(cores().all), "float16", "float16")
+        runner = FusedRunner(library, config, weights, blocks, _WINDOW, len(cores().all))
     except FusedUnavailable as reason:
         raise CannotMeasure(f"The fused step is not available: {reason}") from reason
     return runner, Tokenizer.from_file(str(source.directory / "tokenizer.json"))

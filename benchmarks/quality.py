@@ -12,9 +12,11 @@ from tokenizers import Tokenizer
 
 from backend.config import ModelConfig
 from backend.fused_build import FusedUnavailable, load_fused_library
-from backend.fused_layout import KVPrecision, Precision
+from backend.fused_layout import KVPrecision
 from backend.fused_runner import FusedRunner
 from backend.model_source import resolve_model
+from backend.quantization.int_scheme import IntScheme
+from backend.quantization.rounding import rounded
 from backend.runner import BLOCK_SIZE, ModelRunner
 from backend.torch_runner import TorchRunner
 from backend.warm_up import single_sequence_step
@@ -24,7 +26,8 @@ from benchmarks.processes import CannotMeasure, cores
 
 _TEXT = Path(__file__).parent / "data" / "wikitext-2" / "test.txt.gz"
 _WINDOW = 512
-_FORMATS: tuple[tuple[Precision, KVPrecision], ...] = tuple(
+_SCHEMES = {"int8": (IntScheme(8), IntScheme(8)), "int4": (IntScheme(4, 32, "minimum"), IntScheme(8))}
+_FORMATS: tuple[tuple[str, KVPrecision], ...] = tuple(
     itertools.product(("float16", "int8", "int4"), ("float16", "int8"))
 )
 _METHOD = """\
@@ -84,10 +87,11 @@ def _blocks() -> int:
     return _WINDOW // BLOCK_SIZE
 
 
-def _fused(config: ModelConfig, weights: ModelWeights, precision: Precision, kv: KVPrecision) -> ModelRunner:
+def _fused(config: ModelConfig, weights: ModelWeights, precision: str, kv: KVPrecision) -> ModelRunner:
     try:
         library = load_fused_library(lambda _: None)
-        return FusedRunner(library, config, weights, _blocks(), _WINDOW, len(cores().all), precision, kv)
+        some = weights if precision == "float16" else rounded(weights, *_SCHEMES[precision])
+        return FusedRunner(library, config, some, _blocks(), _WINDOW, len(cores().all), kv)
     except FusedUnavailable as reason:
         raise CannotMeasure(f"The fused step is not available: {reason}") from reason
 

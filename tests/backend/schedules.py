@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from backend.engine import Engine
-from backend.fused_layout import KVPrecision, Precision
+from backend.fused_layout import KVPrecision
 from backend.runner import ModelRunner
 from tests.backend.shelf import Shelf
 from tests.backend.tiny_model import Said, Talk, alone, fused
@@ -76,7 +76,7 @@ class Stage:
 
 
 @functools.cache
-def stage(precision: Precision = "float16", kv_precision: KVPrecision = "float16") -> Stage:
+def stage(precision: str = "float16", kv_precision: KVPrecision = "float16") -> Stage:
     """The one stage for weights, and for keys and values, of such precisions."""
     return Stage(fused(NUM_BLOCKS, precision, kv_precision), fused(NUM_BLOCKS, precision, kv_precision))
 

@@ -24,7 +24,7 @@ from backend.batching import Batching, BatchingMode
 from backend.detokenizer import Detokenizer
 from backend.engine import Engine
 from backend.errors import QueueFull
-from backend.fused_layout import KVPrecision, Precision
+from backend.fused_layout import KVPrecision
 from backend.runner import ModelRunner
 from backend.sequence import FinishReason, SamplingParams, Sequence
 from tests.backend.tiny_model import POISON, fused, keys_of, token_bytes
@@ -36,7 +36,13 @@ MOST_IN_FLIGHT = 24
 
 
 # Weights, and keys and values.
-PRECISIONS: tuple[tuple[Precision, KVPrecision], ...] = (("float16", "float16"), ("int8", "int8"), ("int4", "float16"))
+PRECISIONS: tuple[tuple[str, KVPrecision], ...] = (
+    ("float16", "float16"),
+    ("int8", "int8"),
+    ("int4", "float16"),
+    ("nf4", "int8"),
+    ("mixed", "float16"),
+)
 CHOICES: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.0},
@@ -63,7 +69,7 @@ class Tally:
     engine: Engine | None = None
 
 
-async def soak(seconds: float, seed: int, make: Callable[[int, Precision, KVPrecision], ModelRunner] = fused) -> Tally:
+async def soak(seconds: float, seed: int, make: Callable[[int, str, KVPrecision], ModelRunner] = fused) -> Tally:
     """Runs one round; raises AssertionError when an answer or the books are wrong.
 
     Args:
@@ -88,7 +94,7 @@ async def soak(seconds: float, seed: int, make: Callable[[int, Precision, KVPrec
     return tally
 
 
-def _engine(rng: random.Random, make: Callable[[int, Precision, KVPrecision], ModelRunner]) -> Engine:
+def _engine(rng: random.Random, make: Callable[[int, str, KVPrecision], ModelRunner]) -> Engine:
     precision, kv_precision = rng.choice(PRECISIONS)
     batching = Batching(rng.choice([BatchingMode.CONTINUOUS, *BatchingMode]), max_wait=0.01)
     return Engine(make(NUM_BLOCKS, precision, kv_precision), rng.randint(2, 6), rng.randint(5, 60), batching)

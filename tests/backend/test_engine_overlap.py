@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from backend.batching import Batching, BatchingMode
 from backend.engine import Engine
-from backend.fused_layout import KVPrecision, Precision
+from backend.fused_layout import KVPrecision
 from backend.runner import ModelRunner, StepInput, StepOutput
 from backend.sequence import FinishReason
 from backend.torch_runner import TorchRunner
@@ -338,7 +338,7 @@ async def test_random_requests_with_random_ends() -> None:
     """Clients that come and leave as they like, in front of the engine's own thread: see ``soak``."""
     devices: list[Device] = []
 
-    def make(num_blocks: int, precision: Precision, kv_precision: KVPrecision) -> Device:
+    def make(num_blocks: int, precision: str, kv_precision: KVPrecision) -> Device:
         devices.append(Device(fused(num_blocks, precision, kv_precision)))
         return devices[0]
 

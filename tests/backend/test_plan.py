@@ -16,13 +16,13 @@ import torch
 from safetensors import safe_open
 
 from backend.config import ComputeDtype, EngineConfig, KvDtype, ModelConfig
-from backend.fused_layout import Precision as KeptPrecision
 from backend.fused_runner import FusedRunner
 from backend.huge_pages import Arena
 from backend.model_source import ModelSource
 from backend.plan import Precision, as_text, count_parameters, kv_bytes_per_token, make_plan, weight_bytes
 from backend.runner_choice import choose_runner
 from backend.weights import ModelWeights
+from tests.backend import fused_schemes
 from tests.backend.conftest import built_library, quiet
 
 _LLAMA2 = {
@@ -146,7 +146,7 @@ def test_quantised_weights() -> None:
 def test_the_weights_are_what_the_runner_keeps(
     config: ModelConfig,
     weights: ModelWeights,
-    precision: KeptPrecision,
+    precision: str,
     planned: Precision,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -160,7 +160,7 @@ def test_the_weights_are_what_the_runner_keeps(
         return keep(arena, tensor)
 
     monkeypatch.setattr(Arena, "keep", counted)
-    FusedRunner(built_library(), config, weights, 4, 64, 1, precision)
+    FusedRunner(built_library(), config, fused_schemes.kept(weights, precision), 4, 64, 1)
     plan = make_plan("m", config, 2**30)
     twice = plan.head_twice if precision == "float16" else 0
     assert twice is not None

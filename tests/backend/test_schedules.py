@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from backend.batching import Batching, BatchingMode
 from backend.engine import Engine
-from backend.fused_layout import KVPrecision, Precision
+from backend.fused_layout import KVPrecision
 from backend.runner import ModelRunner
 from backend.sequence import FinishReason
 from tests.backend.schedules import Ask, Options, Stage, assert_as_alone, play, schedules, stage
@@ -20,10 +20,14 @@ OPTIONS: st.SearchStrategy[Options] = st.fixed_dictionaries(
     {"tenant": st.sampled_from(["", "", "tenant"]), "pooled": st.sampled_from([False, False, False, True])}
 )
 # Weights, and keys and values.
-PRECISIONS: tuple[tuple[Precision, KVPrecision], ...] = (
+PRECISIONS: tuple[tuple[str, KVPrecision], ...] = (
     ("float16", "float16"),
     ("int8", "int8"),
     ("int4", "float16"),
+    ("fp8", "float16"),
+    ("nf4", "float16"),
+    ("mixed", "int8"),
+    ("act-order", "float16"),
 )
 
 

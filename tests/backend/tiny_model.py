@@ -14,7 +14,7 @@ import torch
 from backend.config import ModelConfig
 from backend.detokenizer import Detokenizer, TokenBytes
 from backend.engine import Engine, Output
-from backend.fused_layout import KVPrecision, Precision
+from backend.fused_layout import KVPrecision
 from backend.fused_runner import FusedRunner
 from backend.runner import BLOCK_SIZE, ModelRunner
 from backend.sequence import NOBODYS, SamplingParams, Sequence, TokenLogprobs
@@ -23,6 +23,7 @@ from backend.weights import ModelWeights, dense
 from prefix_store.identity.keys import KeyChain
 from prefix_store.identity.salts import tenant_salt
 from tests.backend.conftest import built_library
+from tests.backend.fused_schemes import kept
 from tests.backend.kernels.random_model import random_weights
 from tests.backend.shelf import Shelf
 
@@ -63,9 +64,9 @@ def weights() -> ModelWeights:
     return dataclasses.replace(made, head=4 * dense(made.head))
 
 
-def fused(num_blocks: int, precision: Precision = "float16", kv_precision: KVPrecision = "float16") -> ModelRunner:
-    """The runner that promises the same bits in any schedule."""
-    return FusedRunner(built_library(), CONFIG, weights(), num_blocks, CONTEXT, 1, precision, kv_precision)
+def fused(num_blocks: int, precision: str = "float16", kv_precision: KVPrecision = "float16") -> ModelRunner:
+    """The runner that promises the same bits in any schedule, with weights in such schemes (`fused_schemes.NAMES`)."""
+    return FusedRunner(built_library(), CONFIG, kept(weights(), precision), num_blocks, CONTEXT, 1, kv_precision)
 
 
 def reference(num_blocks: int) -> ModelRunner:
