@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from backend.quantization.files.module_tensors import ModuleTensors
@@ -25,9 +27,10 @@ def fp8_linear(module: ModuleTensors, scale: str, block: tuple[int, int] | None 
     if bool((codes.view(torch.uint8) & 127 == 127).any()):
         raise module.error("weight", "holds a value that is not a number")
     if block is None:
-        scales = module.scales(scale, (module.out_features, 1), (module.out_features,), (), (1,), (1, 1)).float()
-        by_row = scales.numel() == module.out_features and scales.numel() > 1
-        return Fp8Linear(Fp8Scheme("row" if by_row else "tensor"), codes, scales.reshape(-1, 1).contiguous())
+        of_rows = (module.out_features, 1)
+        scales = module.scales(scale, of_rows, (module.out_features,), (), (1,), (1, 1)).float()
+        scaled: Literal["row", "tensor"] = "row" if scales.shape == of_rows or scales.numel() > 1 else "tensor"
+        return Fp8Linear(Fp8Scheme(scaled), codes, scales.reshape(-1, 1).contiguous())
     rows, columns = block
     scales = module.scales(scale, (-(-module.out_features // rows), -(-module.in_features // columns))).float()
     each = scales.repeat_interleave(rows, 0)[: module.out_features].repeat_interleave(columns, 1)

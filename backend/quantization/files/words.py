@@ -20,11 +20,16 @@ def pack_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
         bits: 4 or 8.
     """
     padded = functional.pad(codes, (0, -codes.shape[-1] % (32 // bits)))
-    return (pack_nibbles(padded) if bits == 4 else padded).contiguous().view(torch.int32)
+    return _rows(pack_nibbles(padded) if bits == 4 else padded).view(torch.int32)
 
 
 def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     """The inverse of `pack_words`: the first ``count`` codes of each row, uint8 [..., count]."""
     # The bytes of a word lie lowest first on every machine that this runs on.
-    packed = words.contiguous().view(torch.uint8)
+    packed = _rows(words).view(torch.uint8)
     return (unpack_nibbles(packed) if bits == 4 else packed)[..., :count]
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """In memory row after row. What has one column counts as contiguous whatever its strides, so it is copied."""
+    return tensor.clone(memory_format=torch.contiguous_format)

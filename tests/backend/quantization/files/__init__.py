@@ -1,0 +1,1 @@
+"""Checkpoints with quantised weights: others' files, our own, and files that lie."""
