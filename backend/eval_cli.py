@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         "a .gguf file, or a hub id",
     )
     parser.add_argument(
-        "--text", type=Path, required=True, metavar="FILE", help="UTF-8 text, packed where it ends in .gz"
+        "--text", type=Path, required=True, metavar="FILE", help="text in UTF-8, plain or packed with gzip"
     )
     parser.add_argument(
         "--quantization",

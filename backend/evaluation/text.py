@@ -8,9 +8,12 @@ from pathlib import Path
 
 from backend.errors import ModelError
 
+_GZIP = b"\x1f\x8b"
+"""How a file begins that gzip has made; no UTF-8 text does."""
+
 
 def read_text(path: Path) -> str:
-    """Contents of a UTF-8 file, unpacked where its name ends in ``.gz``.
+    """Contents of a UTF-8 file, unpacked where it is one of gzip.
 
     Raises:
         ModelError: the file is not there, cannot be read, is not UTF-8 or has nothing but space in it.
@@ -19,7 +22,7 @@ def read_text(path: Path) -> str:
         content = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if path.suffix == ".gz":
+    if content.startswith(_GZIP):
         try:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
