@@ -1,0 +1,353 @@
+"""A whole model becomes a directory in fewer bits; what stops half way goes on, or leaves nothing but what it had."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from backend.errors import ModelError
+from backend.quantization.fp8_scheme import Fp8Scheme
+from backend.quantization.int_scheme import IntScheme
+from backend.quantization.linears import linears
+from backend.quantization.methods.gptq import ActOrder
+from backend.quantization.methods.quantize import REPORT_FILE, Quantization
+from backend.quantization.methods.recipe import METHODS, Recipe
+from backend.quantization.methods.report import QuantizationReport
+from backend.quantization.nf4_scheme import Nf4Scheme
+from backend.torch_runner import TorchRunner
+from backend.weights import dense, load_weights, read_config
+from tests.backend.quantization.methods.small_model import save_small_model
+from tests.backend.random_models import KINDS, chunked, random_tokens, relative_error
+
+INT4, INT8 = IntScheme(4, 32), IntScheme(8)
+RECIPES = {
+    "rtn": Recipe("rtn", INT4),
+    "gptq": Recipe("gptq", INT4),
+    "awq": Recipe("awq", INT4),
+    "mixed": Recipe("mixed", INT4, average_bits=7.0),
+}
+
+
+class Killed(BaseException):
+    """In the place of a signal that ends the process."""
+
+
+def quiet(sentence: str) -> None:
+    """Progress that nobody reads."""
+
+
+def calibration(windows: int = 8, tokens: int = 48) -> torch.Tensor:
+    """Token ids of the small vocabulary."""
+    return torch.from_numpy(random_tokens(windows * tokens)).long().view(windows, tokens)
+
+
+def quantization(source: Path, out: Path, recipe: Recipe) -> Quantization:
+    """With calibration data."""
+    return Quantization(source, out, recipe, calibration())
+
+
+def logits(directory: Path) -> torch.Tensor:
+    """Of the runner that serves a directory."""
+    config = read_config(directory)
+    runner = TorchRunner(config, load_weights(directory, config), num_blocks=8, max_context=128)
+    return chunked(runner, random_tokens(90, seed=9), 90)
+
+
+def files(directory: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a directory."""
+    return {name: tensor for path in directory.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def stop_after_a_layer(source: Path, out: Path) -> None:
+    """Leaves a partial folder of GPTQ."""
+
+    def progress(sentence: str) -> None:
+        if sentence.startswith("layer 1"):
+            raise Killed
+
+    with pytest.raises(Killed):
+        quantization(source, out, RECIPES["gptq"]).run(progress)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model like SmolLM2, with inputs of 96 and 144."""
+    directory = tmp_path_factory.mktemp("model")
+    save_small_model(directory)
+    return directory
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_makes_a_directory_that_is_served(method: str, source: Path, tmp_path: Path) -> None:
+    """Its report says what was lost, of every matrix; the logits are those of the report's weights."""
+    out = tmp_path / "out"
+    report = quantization(source, out, RECIPES[method]).run(quiet)
+    kept = json.loads((out / REPORT_FILE).read_text())
+    assert kept == json.loads(json.dumps(report.as_json()))
+    assert [layer.layer for layer in report.layers] == [0, 1, 2, 3]
+    matrices = [matrix for layer in report.layers for matrix in layer.matrices]
+    config = read_config(out)
+    weights = load_weights(out, config)
+    in_file = linears(weights)
+    assert sorted(matrix.name for matrix in matrices) == sorted(in_file)
+    original = linears(load_weights(source, config))
+    for matrix in matrices:
+        weight, packed = original[matrix.name], in_file[matrix.name]
+        if method != "awq":  # whose weights are scaled before they are rounded
+            error = (dense(packed).float() - dense(weight)).norm() / dense(weight).norm()
+            assert matrix.weight_error == pytest.approx(float(error), rel=1e-4, abs=1e-7)
+        assert matrix.output_error is not None
+        assert 0 < matrix.output_error < 0.3
+        if "down_proj" in matrix.name and matrix.scheme.startswith("int4"):
+            assert matrix.scheme == "int4"
+            assert "in place of int4-g32, whose groups do not divide 144 inputs" in matrix.notes[0]
+    assert report.divergence is not None
+    assert 0 < report.divergence.kl < 1
+    assert relative_error(logits(out), logits(source)) < 0.7
+    assert not out.with_name("out.partial").exists()
+    assert "bits a weight" in report.as_table()
+
+
+def test_methods_lose_less_than_rounding_to_nearest(source: Path, tmp_path: Path) -> None:
+    """Of the predictions on calibration data, in that order of bits."""
+
+    def kl(recipe: Recipe, name: str) -> float:
+        divergence = quantization(source, tmp_path / name, recipe).run(quiet).divergence
+        assert divergence is not None
+        return divergence.kl
+
+    nearest = kl(RECIPES["rtn"], "rtn")
+    assert kl(RECIPES["gptq"], "gptq") < 0.8 * nearest
+    assert kl(RECIPES["mixed"], "mixed") < 0.5 * nearest
+    assert kl(Recipe("rtn", INT8), "int8") < 0.05 * nearest
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral", "qwen3-moe-mixed", "gemma2"])
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_families_are_quantised_whole(method: str, kind: str, tmp_path: Path) -> None:
+    """In eight bits little is lost, and most of that where an expert is chosen that almost was before: every tensor
+    that changed was written, and with the rest it fits.
+    """
+    save_small_model(tmp_path / "model", KINDS[kind])
+    recipe = dataclasses.replace(RECIPES[method], scheme=IntScheme(8, 32))
+    report = quantization(tmp_path / "model", tmp_path / "out", recipe).run(quiet)
+    assert report.divergence is not None
+    assert report.divergence.kl < 2e-2
+    assert relative_error(logits(tmp_path / "out"), logits(tmp_path / "model")) < 0.15
+
+
+def test_an_expert_that_few_tokens_chose_is_rounded_to_nearest(tmp_path: Path) -> None:
+    """And its report says so."""
+    save_small_model(tmp_path / "model", KINDS["qwen3-moe"])
+    tokens = calibration(windows=1, tokens=24)
+    report = Quantization(tmp_path / "model", tmp_path / "out", RECIPES["gptq"], tokens).run(quiet)
+    notes = [note for layer in report.layers for matrix in layer.matrices for note in matrix.notes]
+    assert any(note.startswith("rounded to nearest: only ") for note in notes)
+
+
+@pytest.mark.parametrize("scheme", [INT8, Fp8Scheme(), Nf4Scheme(32), IntScheme(4, 32, "integer")])
+def test_round_to_nearest_needs_no_text(
+    scheme: IntScheme | Fp8Scheme | Nf4Scheme, source: Path, tmp_path: Path
+) -> None:
+    """Nothing is run, and nothing is said of outputs."""
+    report = Quantization(source, tmp_path / "out", Recipe("rtn", scheme), None).run(quiet)
+    assert report.divergence is None
+    assert {matrix.output_error for layer in report.layers for matrix in layer.matrices} == {None}
+    assert relative_error(logits(tmp_path / "out"), logits(source)) < 0.5
+
+
+@pytest.mark.parametrize(("method", "calibrated"), [("rtn", False), *((method, True) for method in METHODS)])
+def test_what_was_killed_goes_on(method: str, calibrated: bool, source: Path, tmp_path: Path) -> None:
+    """From the last layer that was finished; the files are the same to the last bit."""
+    tokens = calibration() if calibrated else None
+    Quantization(source, tmp_path / "whole", RECIPES[method], tokens).run(quiet)
+
+    said: list[str] = []
+
+    def killed_after(beginning: str) -> None:
+        def progress(sentence: str) -> None:
+            said.append(sentence)
+            if sentence.startswith(beginning):
+                raise Killed
+
+        with pytest.raises(Killed):
+            Quantization(source, tmp_path / "out", RECIPES[method], tokens).run(progress)
+        assert not (tmp_path / "out").exists()
+
+    for beginning in ("layer 1 of 4", "layer 3 of 4", "layer 4 of 4", "writing"):
+        killed_after(beginning)
+    assert [sentence[:12] for sentence in said if sentence.startswith("layer")] == [
+        f"layer {layer} of 4" for layer in (1, 2, 3, 4)
+    ]
+    assert "3 of 4 layers are there from before" in said
+    Quantization(source, tmp_path / "out", RECIPES[method], tokens).run(quiet)
+    assert not (tmp_path / "out.partial").exists()
+    whole, resumed = files(tmp_path / "whole"), files(tmp_path / "out")
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"scheme": INT8}, "scheme int4-g32, and not int8"),
+        ({"act_order": "none"}, "act_order weight, and not none"),
+        ({"method": "awq"}, "method gptq, and not awq"),
+    ],
+)
+def test_other_options_do_not_go_on(changes: dict[str, ActOrder], field: str, source: Path, tmp_path: Path) -> None:
+    """One line says which differ, and what was finished stays."""
+    stop_after_a_layer(source, tmp_path / "out")
+    other = dataclasses.replace(RECIPES["gptq"], **changes)  # type: ignore[arg-type] # each has its own type
+    before = sorted((tmp_path / "out.partial").iterdir())
+    with pytest.raises(ModelError, match=f"out.partial: was begun with {field}; expected the same options"):
+        quantization(source, tmp_path / "out", other).run(quiet)
+    assert sorted((tmp_path / "out.partial").iterdir()) == before
+
+
+def test_other_calibration_data_or_another_model_does_not_go_on(source: Path, tmp_path: Path) -> None:
+    """Nor does the same directory with other weights in it."""
+    stop_after_a_layer(source, tmp_path / "out")
+    with pytest.raises(ModelError, match="was begun with calibration"):
+        Quantization(source, tmp_path / "out", RECIPES["gptq"], calibration() + 1).run(quiet)
+    save_small_model(tmp_path / "other")
+    with pytest.raises(ModelError, match="was begun with model"):
+        quantization(tmp_path / "other", tmp_path / "out", RECIPES["gptq"]).run(quiet)
+
+
+def test_a_damaged_file_is_no_layer(source: Path, tmp_path: Path) -> None:
+    """Cut off, or of something else that pickle would run."""
+    stop_after_a_layer(source, tmp_path / "out")
+    layer = tmp_path / "out.partial" / "layer-00000.pt"
+    content = layer.read_bytes()
+    for damaged in (content[: len(content) // 2], b"", b"cos\nsystem\n(S'true'\ntR."):
+        layer.write_bytes(damaged)
+        with pytest.raises(ModelError, match=r"layer-00000.pt: cannot be read; expected .*out.partial to be deleted"):
+            quantization(source, tmp_path / "out", RECIPES["gptq"]).run(quiet)
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("fails_at", range(5))
+def test_a_full_disk_leaves_whole_files_only(
+    fails_at: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was being written; with room again it goes on."""
+    writes = 0
+    write_bytes = Path.write_bytes
+
+    def full(self: Path, content: bytes | memoryview) -> int:
+        nonlocal writes
+        writes += 1
+        if writes > 2 * fails_at:
+            write_bytes(self, bytes(content)[: len(content) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device", str(self))
+        return write_bytes(self, content)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(ModelError, match=r"cannot be written .*No space left"):
+            quantization(source, out, RECIPES["gptq"]).run(quiet)
+    assert not out.exists()
+    assert all(not path.name.startswith(".") for path in (tmp_path / "out.partial").iterdir())
+    report = quantization(source, out, RECIPES["gptq"]).run(quiet)
+    assert isinstance(report, QuantizationReport)
+
+
+def test_two_processes_do_not_work_in_one_folder(source: Path, tmp_path: Path) -> None:
+    """The second says so and leaves the first alone."""
+    refused: list[str] = []
+
+    def progress(sentence: str) -> None:
+        if sentence.startswith("layer 1"):
+            with pytest.raises(ModelError, match="another process is working here") as error:
+                quantization(source, tmp_path / "out", RECIPES["gptq"]).run(quiet)
+            refused.append(str(error.value))
+
+    quantization(source, tmp_path / "out", RECIPES["gptq"]).run(progress)
+    assert len(refused) == 1
+    assert (tmp_path / "out" / REPORT_FILE).is_file()
+
+
+def test_a_directory_that_is_there_is_left_alone(source: Path, tmp_path: Path) -> None:
+    """As is a folder of that name with something else in it."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine").write_text("mine")
+    with pytest.raises(ModelError, match="out: is there already; expected a new directory"):
+        quantization(source, out, RECIPES["gptq"]).run(quiet)
+    assert [path.name for path in out.iterdir()] == ["mine"]
+    other = tmp_path / "other.partial"
+    other.mkdir()
+    (other / "mine").write_text("mine")
+    with pytest.raises(ModelError, match=r"other.partial: holds something else"):
+        quantization(source, tmp_path / "other", RECIPES["gptq"]).run(quiet)
+    assert [path.name for path in other.iterdir()] == ["mine"]
+
+
+def test_a_weight_that_is_no_number_is_named(source: Path, tmp_path: Path) -> None:
+    """Rather than spread over what shares its scale."""
+    model = tmp_path / "model"
+    save_small_model(model)
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.2.mlp.up_proj.weight"][3, 5] = float("nan")
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    for tokens in (None, calibration()):
+        with pytest.raises(ModelError, match=r"model\.layers\.2\.mlp.*: a weight is not a finite number"):
+            Quantization(model, tmp_path / f"out-{tokens is None}", Recipe("rtn", INT4), tokens).run(quiet)
+
+
+def test_what_is_quantised_already_is_refused(source: Path, tmp_path: Path) -> None:
+    """What it was made of would lose less."""
+    Quantization(source, tmp_path / "out", Recipe("rtn", INT8), None).run(quiet)
+    with pytest.raises(ModelError, match="is quantised already"):
+        Quantization(tmp_path / "out", tmp_path / "again", Recipe("rtn", INT4), None).run(quiet)
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("average", [4.6, 9.0])
+def test_mixed_precision_holds_its_budget_and_beats_one_scheme(average: float, source: Path, tmp_path: Path) -> None:
+    """Bits of scales count; what it chose by is in the report."""
+    recipe = dataclasses.replace(RECIPES["mixed"], average_bits=average)
+    report = quantization(source, tmp_path / "out", recipe).run(quiet)
+    assert report.bits_per_weight <= average
+    assert len(report.sensitivities) == 4 * 4 * 3
+    of = {(part.layer, part.group, part.bits): part for part in report.sensitivities}
+    for layer in range(4):
+        for group in ("qkv", "o", "gate_up", "down"):
+            four, eight, sixteen = (of[layer, group, bits] for bits in (4, 8, 16))
+            assert four.kl > eight.kl >= sixteen.kl >= 0
+            assert four.output_error > eight.output_error > sixteen.output_error
+            assert four.size < eight.size < sixteen.size
+    names = {"qkv": "self_attn.q_proj", "o": "self_attn.o_proj", "gate_up": "mlp.up_proj", "down": "mlp.down_proj"}
+    schemes = {matrix.name: matrix.scheme for layer in report.layers for matrix in layer.matrices}
+    bits = {"int4": 4, "int4-g32": 4, "int8": 8, "bfloat16": 16}
+    chosen = [
+        of[layer, group, bits[schemes[f"model.layers.{layer}.{name}"]]]  # type: ignore[index] # a group's name
+        for layer in range(4)
+        for group, name in names.items()
+    ]
+    assert sum(part.size for part in chosen) == pytest.approx(
+        report.bits_per_weight * sum(matrix.weights for layer in report.layers for matrix in layer.matrices)
+    )
+    for uniform in (4, 8, 16):
+        of_uniform = [part for part in report.sensitivities if part.bits == uniform]
+        if sum(part.size for part in of_uniform) <= sum(part.size for part in chosen):
+            assert sum(part.kl for part in chosen) <= sum(part.kl for part in of_uniform)
+
+
+def test_mixed_precision_may_be_given_a_loss(source: Path, tmp_path: Path) -> None:
+    """Then it takes as few bits as it can."""
+    few, many = (
+        quantization(source, tmp_path / str(most), Recipe("mixed", INT4, max_kl=most)).run(quiet)
+        for most in (0.1, 0.002)
+    )
+    assert few.bits_per_weight < many.bits_per_weight
+    with pytest.raises(ModelError, match="the smallest forms take"):
+        quantization(source, tmp_path / "none", dataclasses.replace(RECIPES["mixed"], average_bits=4.0)).run(quiet)
