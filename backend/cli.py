@@ -10,11 +10,12 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 from backend.errors import ModelError
 from backend.options import context, memory_size, milliseconds, port, positive, seconds, threads
 from backend.prefix_options import add_prefix_arguments, read_prefix_arguments
+from backend.quantization.names import Quantization
 from backend.threads import limit_spinning
 
 
@@ -74,10 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--quantization",
-        choices=["none", "int8", "int4"],
+        choices=get_args(Quantization),
         default="none",
-        help="round the weights, which makes decoding faster and answers a little different; docs/benchmarks.md says "
-        "by how much (default: %(default)s)",
+        help="keep the weights in fewer bits, which makes decoding faster and answers a little different; "
+        "docs/benchmarks.md says by how much. int8, int4, fp8 and nf4 round to the nearest; gptq-int4, awq-int4 and "
+        "mixed are made once, which takes minutes, and kept; auto measures what is fastest here and loses next to "
+        "nothing (default: %(default)s)",
     )
     parser.add_argument(
         "--kv-dtype",

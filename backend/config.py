@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backend.batching import Batching, BatchingMode
+from backend.quantization.names import Quantization
 from prefix_store.store.config import StoreConfig
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -188,8 +189,8 @@ class EngineConfig:
     threads: int = 1
     kv_dtype: KvDtype = "auto"
     """How keys and values are stored; auto: as they are computed."""
-    quantization: Literal["none", "int8", "int4"] = "none"
-    """What the weights are rounded to: int8 with a scale for each column, int4 with one for each 32 inputs of it."""
+    quantization: Quantization = "none"
+    """In what the weights are kept; none: as they are in the model's files."""
     dtype: ComputeDtype = "auto"
     """What is computed in; auto: the runner's own choice."""
     device: Device = "auto"

@@ -27,7 +27,7 @@ async def fingerprint_of(model: ServedModel, layout: BlockLayout) -> Fingerprint
     return Fingerprint(
         weights=await digest_of_files(sorted(directory.glob("*.safetensors"))),
         tokenizer=await digest_of_files([directory / "tokenizer.json"]),
-        quantisation=runner.weights_precision,
+        quantisation=_quantisation(model),
         rope=[_rope(config, layer) for layer in range(config.num_layers)],
         geometry={
             "model_type": config.model_type,
@@ -43,6 +43,12 @@ async def fingerprint_of(model: ServedModel, layout: BlockLayout) -> Fingerprint
         layout=_LAYOUT,
         block_size=BLOCK_SIZE,
     )
+
+
+def _quantisation(model: ServedModel) -> str:
+    """What the weights are computed with, and of quantised ones how many are kept in what."""
+    schemes = {} if model.quantization is None else model.quantization.schemes
+    return ", ".join([model.runner.weights_precision, *(f"{name}: {count}" for name, count in sorted(schemes.items()))])
 
 
 def _rope(config: ModelConfig, layer: int) -> Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +13,19 @@ from backend.detokenizer import TokenBytes
 from backend.errors import ModelError
 from backend.gguf_file import Progress
 from backend.model_source import ModelSource
+from backend.quantization.names import WITH_A_TEXT, Quantization
 from backend.runner import BLOCK_SIZE, ModelRunner
 from backend.sequence_blocks import blocks_at_most
-from backend.weights import load_weights, read_config
+from backend.weights import ModelWeights, load_weights, read_config
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from backend.quantization.summary import Summary
+
+_NEARLY_LOSSLESS: tuple[Quantization, ...] = ("none", "int8", "fp8")
+_MEASURED_BATCHES = (1, 8)
+_MEASURED_KV_BYTES, _MEASURED_CONTEXT = 64 * 2**20, 64
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,8 @@ class ServedModel:
     config: ModelConfig
     text: TextSide
     runner: ModelRunner
+    quantization: Summary | None
+    """In what its weights are kept; None: they are floats."""
     max_context: int
     """Longest prompt plus answer, in tokens."""
     directory: Path
@@ -72,18 +81,47 @@ def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) ->
     Raises:
         ModelError: the model cannot be served, or the KV memory is too small for it.
     """
+    if engine.quantization in WITH_A_TEXT:
+        from backend.quantization.prepared import prepared
+
+        source = prepared(source, engine.quantization, progress)
     progress(f"loading {source.name}")
     config = read_config(source.directory)
     text = TextSide.load(source.directory, config, source.chat_template)
     weights = load_weights(source.directory, config)
+    from backend.quantization.choice import quantised
     from backend.runner_choice import choose_runner
 
+    if engine.quantization == "auto":
+        engine = replace(engine, quantization=_fastest(config, weights, engine, progress))
+    weights, quantization = quantised(weights, engine.quantization)
     wanted = min(engine.max_context or config.max_position_embeddings, config.max_position_embeddings)
     runner = choose_runner(config, weights, engine, wanted, progress)
     longest = _longest_context(runner, engine, wanted)
     if longest < wanted:
         progress(f"the KV memory holds {longest} tokens, so that is the longest context")
-    return ServedModel(source.name, config, text, runner, longest, source.directory)
+    return ServedModel(source.name, config, text, runner, quantization, longest, source.directory)
+
+
+def _fastest(config: ModelConfig, weights: ModelWeights, engine: EngineConfig, progress: Progress) -> Quantization:
+    """Of those that lose next to nothing the fastest here; what the model's files have, where that is quantised."""
+    from backend.quantization.automatic import fastest
+    from backend.quantization.choice import quantised
+    from backend.quantization.summary import summarise
+    from backend.runner_choice import choose_runner
+
+    if summarise(weights) is not None:
+        return "none"
+    few = replace(engine, kv_memory=_MEASURED_KV_BYTES, max_context=_MEASURED_CONTEXT)
+
+    def make(name: Quantization, some: ModelConfig, its: ModelWeights) -> ModelRunner:
+        packed, _ = quantised(its, name)
+        return choose_runner(some, packed, replace(few, quantization=name), _MEASURED_CONTEXT, lambda sentence: None)
+
+    name, shares = fastest(config, weights, _NEARLY_LOSSLESS, _MEASURED_BATCHES, make)
+    said = ", ".join(f"{candidate} {share:.2f}" for candidate, share in shares.items())
+    progress(f"--quantization auto: {name}, for steps take ({said})")
+    return name
 
 
 def _longest_context(runner: ModelRunner, engine: EngineConfig, wanted: int) -> int:

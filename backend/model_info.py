@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from backend.engine_stats import EngineStats
@@ -31,6 +32,7 @@ def describe(model: ServedModel, stats: EngineStats, lossy_codec: str | None) ->
         "deterministic": runner.deterministic and lossy_codec is None,
         "deterministic_because": _promise(runner, lossy_codec),
         "weights_precision": runner.weights_precision,
+        "quantization": None if model.quantization is None else dataclasses.asdict(model.quantization),
         "kv_precision": runner.kv_precision,
         "kv_bytes_per_token": runner.kv_bytes_per_token,
         "kv_bytes_per_token_out_of_sight": _out_of_sight(runner),

@@ -13,10 +13,7 @@ from backend.fused_build import FusedUnavailable, load_fused_library
 from backend.fused_layout import KVPrecision, as_kept, rounds_rows
 from backend.fused_runner import FusedRunner, check_shape
 from backend.gguf_file import Progress
-from backend.quantization.int_scheme import IntScheme
 from backend.quantization.linears import linears
-from backend.quantization.quantized_linear import Scheme
-from backend.quantization.rounding import rounded
 from backend.runner import ModelRunner
 from backend.self_test import disagreement
 from backend.torch_runner import TorchRunner
@@ -29,11 +26,6 @@ _TORCH_DTYPES = {
     "float16": torch.float16,
 }
 _CPU_KV_MEMORY = 512 * 2**20
-# Of the layers and of the head, where four bits would cost most.
-_SCHEMES: dict[str, tuple[Scheme, Scheme]] = {
-    "int8": (IntScheme(8), IntScheme(8)),
-    "int4": (IntScheme(4, 32, "minimum"), IntScheme(8)),
-}
 _FUSED_KV: dict[KvDtype, KVPrecision] = {"auto": "float16", "int8": "int8"}
 
 MOST_DISAGREEMENT = 0.01
@@ -48,9 +40,11 @@ def choose_runner(
     """Builds the runner and gives it as many KV blocks as fit the configured memory: what sequences leave of them keeps
     beginnings that others may have in common.
 
+    Args:
+        weights: served as they are kept, quantised or not.
+
     Raises:
-        ModelError: the KV memory does not hold a single block, the weights cannot be quantised as asked for, or the
-            device that was asked for cannot serve.
+        ModelError: the KV memory does not hold a single block, or the device that was asked for cannot serve.
     """
     torch.set_num_threads(engine.threads)
     config = config.served_up_to(max_context)
@@ -66,8 +60,6 @@ def choose_runner(
     try:
         return _fused(config, weights, engine, max_context, progress)
     except FusedUnavailable as reason:
-        if engine.quantization != "none":
-            raise ModelError(f"--quantization {engine.quantization}: {reason}; expected none") from reason
         progress(f"serving with torch, which is slower: {reason}")
     dtype = _TORCH_DTYPES[engine.dtype]
     num_blocks = _num_blocks(engine, TorchRunner.block_bytes(config, dtype, engine.kv_dtype))
@@ -84,8 +76,6 @@ def _fused(
     kv_precision = _FUSED_KV[engine.kv_dtype]
     check_shape(config)
     library = load_fused_library(progress)
-    if engine.quantization in _SCHEMES:
-        weights = rounded(weights, *_SCHEMES[engine.quantization])
 
     def make(model: ModelConfig, some: ModelWeights, num_blocks: int, context: int) -> FusedRunner:
         return FusedRunner(library, model, some, num_blocks, context, engine.threads, kv_precision)

@@ -24,10 +24,20 @@ examples:
   keepgate serve --upstream mock:                  a scripted upstream, to try an app without a model
   keepgate backend --model ./Llama-3.2-1B          the decode engine alone
   keepgate plan ./Llama-3.2-1B --memory 24GB       what fits a device: weights, KV memory, batch
+  keepgate quantize ./Llama-3.2-1B --method gptq --bits 4 --calibration text.txt --out ./Llama-3.2-1B-int4
+  keepgate eval ./Llama-3.2-1B-int4 --text test.txt --reference ./Llama-3.2-1B     what that has lost
   keepgate eval-pairs pairs.csv                    what a semantic cache would do on labelled pairs of prompts
   keepgate replay trace.jsonl --capacity 5000      what a prefix store of that many blocks would have found
 
 `keepgate serve --help` lists the options."""
+
+_BACKEND_MODULES = {
+    "backend": "backend",
+    "plan": "backend.plan",
+    "quantize": "backend.quantize_cli",
+    "eval": "backend.eval_cli",
+}
+"""Commands of the backend, and what runs them."""
 
 _SERVE_DESCRIPTION = """\
 Run the gateway until Ctrl-C. Apps use http://HOST:PORT/v1 as their base URL.
@@ -61,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Whoever reads the output may stop reading (`keepgate --help | head -1`): end quietly then, as commands do.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] in (["backend"], ["plan"]):
+    if words and words[0] in _BACKEND_MODULES:
         return _run_backend(words[0], words[1:])
     if words[:1] == ["eval-pairs"]:
         return _run_evaluation(words[1:])
@@ -138,7 +148,10 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         "--model", metavar="PATH_OR_ID", help="a folder, a .gguf file or a hub id (SmolLM2-135M-Instruct)"
     )
     engine.add_argument(
-        "--quantization", metavar="FORM", dest="backend.quantization", help="of weights: none, int8 or int4 (none)"
+        "--quantization",
+        metavar="FORM",
+        dest="backend.quantization",
+        help="of weights: none, auto, int8, int4, fp8, nf4, gptq-int4, awq-int4 or mixed (none)",
     )
     engine.add_argument(
         "--kv-memory",
@@ -166,13 +179,27 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     )
     backend = commands.add_parser("backend", help="run the decode engine alone; see `keepgate backend --help`")
     plan = commands.add_parser("plan", help="print what of a model fits a device's memory; see `keepgate plan --help`")
+    quantize = commands.add_parser(
+        "quantize", help="make a model with weights in fewer bits; see `keepgate quantize --help`"
+    )
+    evaluate = commands.add_parser(
+        "eval", help="show how well a model predicts a text, and what fewer bits lose; see `keepgate eval --help`"
+    )
     pairs = commands.add_parser(
         "eval-pairs", help="show what a semantic cache would do on labelled pairs; see `keepgate eval-pairs --help`"
     )
     replay = commands.add_parser(
         "replay", help="show what a prefix store would have found of recorded traffic; see `keepgate replay --help`"
     )
-    return parser, {"serve": serve, "backend": backend, "plan": plan, "eval-pairs": pairs, "replay": replay}
+    return parser, {
+        "serve": serve,
+        "backend": backend,
+        "plan": plan,
+        "quantize": quantize,
+        "eval": evaluate,
+        "eval-pairs": pairs,
+        "replay": replay,
+    }
 
 
 def _refuse(parser: argparse.ArgumentParser, word: str) -> NoReturn:
@@ -218,8 +245,7 @@ def _run_backend(command: str, words: list[str]) -> int:
         print(f"keepgate {command}: not installed; install the extra: pip install 'keepgate[backend]'", file=sys.stderr)
         return 1
     sys.stdout.flush()
-    module = "backend" if command == "backend" else f"backend.{command}"
-    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *words])  # noqa: S606  # no shell is wanted
+    os.execv(sys.executable, [sys.executable, "-P", "-m", _BACKEND_MODULES[command], *words])  # noqa: S606  # no shell is wanted
     return 1
 
 

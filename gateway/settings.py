@@ -212,9 +212,10 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         Literal["auto", "float32", "bfloat16", "float16"] | None,
         Meta(description="one of auto, float32, bfloat16 and float16"),
     ] = None
-    quantization: Annotated[Literal["none", "int8", "int4"] | None, Meta(description="one of none, int8 and int4")] = (
-        None
-    )
+    quantization: Annotated[
+        Literal["none", "auto", "int8", "int4", "fp8", "nf4", "gptq-int4", "awq-int4", "mixed"] | None,
+        Meta(description="one of none, auto, int8, int4, fp8, nf4, gptq-int4, awq-int4 and mixed"),
+    ] = None
     kv_dtype: Annotated[Literal["auto", "int8", "fp8"] | None, Meta(description="one of auto, int8 and fp8")] = None
     kv_memory: Annotated[PositiveSize | None, Meta(description="a size such as 512MiB, at least 1KiB")] = None
     max_batch: Count = None

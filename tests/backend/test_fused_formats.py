@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,10 +13,10 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from backend.config import KvDtype, ModelConfig
-from backend.errors import ModelError
 from backend.fused_build import FusedUnavailable
 from backend.fused_layout import GROUP, KVPrecision, as_kept, common_order, lay_out, rounds_rows
 from backend.fused_runner import FusedRunner
+from backend.quantization.choice import quantised
 from backend.quantization.fp8_scheme import Fp8Linear, Fp8Scheme
 from backend.quantization.int_scheme import IntLinear, IntScheme, Zero
 from backend.quantization.linears import Weight, linears
@@ -284,15 +283,19 @@ def test_two_mixtures_have_two_names() -> None:
 
 
 @pytest.mark.parametrize("kv", ["auto", "int8"])
-@pytest.mark.parametrize("name", ["none", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("name", "kept_as"),
+    [("none", "float16"), ("int8", "int8"), ("int4", "int4"), ("fp8", "fp8"), ("nf4", "nf4-head-int8")],
+)
 def test_every_format_can_be_asked_for(
-    config: ModelConfig, weights: ModelWeights, name: Literal["none", "int8", "int4"], kv: KvDtype
+    config: ModelConfig, weights: ModelWeights, name: str, kept_as: str, kv: KvDtype
 ) -> None:
     """It passes its self-test against the reference on the same weights, and says what it is."""
     built_library()
-    engine = dataclasses.replace(ENGINE, quantization=name, kv_dtype=kv)
-    runner = choose_runner(*small(config, weights), engine, 128, quiet)
-    assert runner.name == f"fused-{'float16' if name == 'none' else name}" + ("-kv-int8" if kv == "int8" else "")
+    small_config, small_weights = small(config, weights)
+    packed, _ = quantised(small_weights, name)
+    runner = choose_runner(small_config, packed, dataclasses.replace(ENGINE, kv_dtype=kv), 128, quiet)
+    assert runner.name == f"fused-{kept_as}" + ("-kv-int8" if kv == "int8" else "")
 
 
 @pytest.mark.parametrize("name", ["fp8", "nf4", "mixed", "act-order"])
@@ -306,12 +309,14 @@ def test_weights_that_are_quantised_already_are_served_as_they_are(
     assert runner.name.startswith(f"fused-{'mixed' if name == 'act-order' else name}")
 
 
-def test_weights_that_cannot_be_quantised_are_refused(config: ModelConfig, weights: ModelWeights) -> None:
-    """Rather than served in a format that nobody asked for."""
+def test_quantised_weights_are_served_by_torch_where_the_fused_step_cannot(
+    config: ModelConfig, weights: ModelWeights
+) -> None:
+    """As they are, and not as floats."""
     small_config, small_weights = small(config, weights)
-    engine = dataclasses.replace(ENGINE, quantization="int4", dtype="float32")
-    with pytest.raises(ModelError, match=r"--quantization int4: .*float32"):
-        choose_runner(small_config, small_weights, engine, 128, quiet)
+    packed, _ = quantised(small_weights, "int4")
+    runner = choose_runner(small_config, packed, dataclasses.replace(ENGINE, dtype="float32"), 128, quiet)
+    assert runner.name.startswith("torch-float32")
 
 
 def test_integer_kv_takes_a_little_more_than_half(config: ModelConfig) -> None:

@@ -138,7 +138,8 @@ except SystemExit:
         ),
         (
             ["serve", "--quantization", "int3"],
-            "keepgate: command line: --quantization: expected one of none, int8 and int4, got 'int3'",
+            "keepgate: command line: --quantization: expected one of none, auto, int8, int4, fp8, nf4, gptq-int4, "
+            "awq-int4 and mixed, got 'int3'",
         ),
         (
             ["serve", "--quantisation", "int4"],

@@ -344,7 +344,7 @@ def test_options_of_a_backend_that_does_not_run_are_a_warning(tmp_path: Path) ->
     [
         ("device", ["auto", "cpu", "cuda"]),
         ("dtype", ["auto", "float32", "bfloat16", "float16"]),
-        ("quantization", ["none", "int8", "int4"]),
+        ("quantization", ["none", "auto", "int8", "int4", "fp8", "nf4", "gptq-int4", "awq-int4", "mixed"]),
         ("kv_dtype", ["auto", "int8", "fp8"]),
         ("batching", ["continuous", "dynamic", "static"]),
         ("kv_memory", ["4KiB", "1.5GiB", "1048576"]),
