@@ -2,11 +2,13 @@
 
 Needs torch, Triton, transformers and numpy, nothing else. The model has the shape of an 8B Llama and random weights,
 which both sides share. Shares are of what this device did in the same run: a copy of gigabytes, and a large product.
+Products with quantised weights are those of one of its layers, against the same in bf16.
 The table is printed last, and written to results/gpu.json as the other figures are.
 """
 
 import argparse
 import dataclasses
+import functools
 import inspect
 import json
 import platform
@@ -14,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,14 @@ from backend.config import ModelConfig
 from backend.cuda_runner import CudaRunner
 from backend.detokenizer import Detokenizer, TokenBytes
 from backend.engine import Engine
+from backend.few_rows import FewRows
+from backend.kernels.quantized_fp8 import multiplies_fp8
+from backend.kernels.quantized_product import QuantizedProduct
+from backend.kernels.quantized_weight import DeviceWeight, on_device
+from backend.quantization.fp8_scheme import Fp8Scheme
+from backend.quantization.int_scheme import IntScheme
+from backend.quantization.nf4_scheme import Nf4Scheme
+from backend.quantization.quantized_linear import Scheme
 from backend.runner import BLOCK_SIZE, StepInput
 from backend.sequence import SamplingParams, Sequence
 from backend.weights import LayerWeights, Linear, Mlp, ModelWeights
@@ -57,6 +67,12 @@ PROMPT, ANSWER = 128, 128
 BATCHES = (32, 256)
 PREFIX, QUESTION = 4096, 64
 ROUNDS = 3
+PRODUCT_ROWS = (1, 8, 32, 64, 256)
+SCHEMES: tuple[Scheme, ...] = (IntScheme(4, 128), IntScheme(8), Nf4Scheme(), Fp8Scheme())
+TIMES_BF16 = {("int4-g128", 1): 2.5, ("int4-g128", 64): 1.0, ("fp8", 256): 1.2}
+"""What must be reached, by scheme and rows."""
+COPIES = 4
+"""Of a layer: 4 bits of them are several times what an H200 caches."""
 _NO_TEXT = json.dumps({"model": {"vocab": {}}, "decoder": {"type": "ByteLevel"}, "added_tokens": []})
 
 
@@ -79,10 +95,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=LLAMA_8B.num_layers, help="fewer layers, to try the script out")
     parser.add_argument("--alone", action="store_true", help="leave transformers' part out")
+    parser.add_argument("--products", action="store_true", help="only the products with quantised weights")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("benchmarks.gpu: there is no CUDA device here", file=sys.stderr)
         return 1
+    if options.products:
+        print_table(quantised_products())
+        return 0
     began = time.monotonic()
     config = dataclasses.replace(LLAMA_8B, num_layers=options.layers)
     rows = measure(config, with_transformers=not options.alone)
@@ -96,6 +116,7 @@ def measure(config: ModelConfig, with_transformers: bool) -> list[Row]:
     """All figures, in the order of the table."""
     bandwidth, rate = copy_bandwidth(), matmul_rate()
     say(f"copy {bandwidth / 1e12:.2f} TB/s, product {rate / 1e12:.0f} TFLOP/s")
+    products = quantised_products()
     torch.manual_seed(0)
     peer = peer_model(config)
     say("model made")
@@ -120,7 +141,7 @@ def measure(config: ModelConfig, with_transformers: bool) -> list[Row]:
             median = statistics.median(theirs[batch])
             rows.append(Row(f"{batch} sequences: transformers, continuous batching", "tokens/s", theirs[batch]))
             rows.append(Row(f"{batch} sequences: Keepgate over transformers", "ratio", [r / median for r in ours], 3.0))
-    return rows + times_to_first_token(runner)
+    return rows + times_to_first_token(runner) + products
 
 
 def copy_bandwidth() -> float:
@@ -153,6 +174,65 @@ def device_seconds(work: Callable[[], object], repetitions: int) -> float:
         last.synchronize()
         times.append(first.elapsed_time(last) / 1e3)
     return float(statistics.median(times))
+
+
+@torch.inference_mode()
+def quantised_products() -> list[Row]:
+    """Times of all matrices of one layer, from recordings over several copies in turn, and how much less than bf16."""
+    c = LLAMA_8B
+    attention, kept = c.num_heads * c.head_dim, 2 * c.num_kv_heads * c.head_dim
+    shapes = (
+        (attention + kept, c.hidden_size),
+        (c.hidden_size, attention),
+        (2 * c.intermediate_size, c.hidden_size),
+        (c.hidden_size, c.intermediate_size),
+    )
+    weights = [torch.randn(shape) * 0.02 for shape in shapes]
+    layers = [[Linear(weight.cuda().bfloat16(), None) for weight in weights] for _ in range(COPIES)]
+    dense = [linear for layer in layers for linear in layer]
+    best = FewRows.measured(dense)
+    plain = {
+        rows: layer_microseconds([functools.partial(best, linear=each) for each in dense], rows)
+        for rows in PRODUCT_ROWS
+    }
+    table = [Row(f"layer's products, bf16, {rows} rows", "us", plain[rows]) for rows in PRODUCT_ROWS]
+    del layers, dense
+    for scheme in SCHEMES:
+        scaled = isinstance(scheme, Fp8Scheme) and multiplies_fp8(torch.device("cuda"))
+        one = [on_device(scheme.pack(weight), torch.device("cuda")) for weight in weights]
+        products = [QuantizedProduct(copied(each), None, scaled) for _ in range(COPIES) for each in one]
+        for rows in PRODUCT_ROWS:
+            times = layer_microseconds(products, rows)
+            median = statistics.median(plain[rows])
+            table.append(Row(f"layer's products, {scheme.name}, {rows} rows", "us", times))
+            ratios, least = [median / each for each in times], TIMES_BF16.get((scheme.name, rows))
+            table.append(Row(f"{scheme.name} over bf16, {rows} rows", "ratio", ratios, least))
+            say(f"{scheme.name}, {rows} rows: {statistics.median(times):.1f} us, bf16 {median:.1f} us")
+    return table
+
+
+def copied(weight: DeviceWeight) -> DeviceWeight:
+    """The same in other memory."""
+    return dataclasses.replace(weight, words=weight.words.clone(), scales=weight.scales.clone())
+
+
+def layer_microseconds(products: Iterable[Callable[[torch.Tensor], torch.Tensor]], rows: int) -> list[float]:
+    """Of one layer, in some rounds: products of some copies of it are recorded and replayed together."""
+    cuda: Any = torch.cuda  # its graphs have no types
+    inputs = {LLAMA_8B.hidden_size, LLAMA_8B.intermediate_size}
+    x = {width: torch.randn(rows, width, device="cuda", dtype=torch.bfloat16) for width in inputs}
+    widths = [LLAMA_8B.hidden_size] * 3 + [LLAMA_8B.intermediate_size]
+
+    def multiply() -> None:
+        for index, product in enumerate(products):
+            product(x[widths[index % len(widths)]])
+
+    multiply()
+    torch.cuda.synchronize()
+    graph = cuda.CUDAGraph()
+    with cuda.graph(graph):
+        multiply()
+    return [1e6 * device_seconds(graph.replay, 20) / COPIES for _ in range(ROUNDS)]
 
 
 def peer_model(config: ModelConfig) -> Any:
