@@ -1,0 +1,144 @@
+"""`keepgate quantize` as a process: what it prints, how it ends, and that a kill costs no finished layer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backend.quantize_cli import run
+from tests.backend.quantization.methods.small_model import save_small_model, save_text
+
+SMALL = ["--windows", "4", "--window-tokens", "48", "--threads", "1", "--group-size", "32"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model."""
+    directory = tmp_path_factory.mktemp("model")
+    save_small_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text of some 10,000 tokens."""
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    save_text(path)
+    return path
+
+
+def command(*words: str) -> list[str]:
+    """The process that runs it."""
+    return [sys.executable, "-m", "backend.quantize_cli", *words]
+
+
+def test_a_killed_process_goes_on(model: Path, text: Path, tmp_path: Path) -> None:
+    """With SIGKILL, after its first layer; the second process computes the other three and prints the report."""
+    words = [str(model), "--method", "gptq", "--calibration", str(text), "--out", str(tmp_path / "out"), *SMALL]
+    with subprocess.Popen(command(*words), stderr=subprocess.PIPE, text=True) as first:
+        assert first.stderr is not None
+        for line in first.stderr:
+            if "layer 1 of 4" in line:
+                first.send_signal(signal.SIGKILL)
+                break
+    assert first.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    second = subprocess.run(command(*words, "--json"), capture_output=True, text=True, check=False)
+    assert second.returncode == 0, second.stderr
+    assert "layers are there from before" in second.stderr
+    assert "layer 1 of 4" not in second.stderr
+    report = json.loads(second.stdout)
+    assert len(report["layers"]) == 4
+    assert report == json.loads((tmp_path / "out" / "quantization_report.json").read_text())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_importing_it_loads_no_torch() -> None:
+    """`keepgate --help` answers at once."""
+    loaded = "import sys, backend.quantize_cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
+
+
+def test_the_table_says_what_was_lost(
+    model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line for each layer, what did not go as asked, and the whole; groups of 128 do not divide 96 inputs."""
+    words = [str(model), "--method", "awq", "--calibration", str(text), "--out", str(tmp_path / "out")]
+    assert run([*words, "--windows", "4", "--window-tokens", "48", "--threads", "1"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].split() == ["layer", "seconds", "weight", "error", "output", "error", "drift", "schemes"]
+    assert [line.split()[0] for line in out[1:5]] == ["0", "1", "2", "3"]
+    note = "int4-g32 in place of int4-g128, whose groups do not divide 96 inputs"
+    assert f"model.layers.3.self_attn.o_proj: {note}" in out
+    assert "bits a weight in the layers, scales included" in out[-2]
+    assert "KL to the unquantised model" in out[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--method", "gtpq"], "invalid choice: 'gtpq'"),
+        (["--method", "gptq"], "--method gptq needs a text: --calibration FILE"),
+        (["--method", "mixed", "--calibration", "x"], "needs one of --average-bits and --max-kl"),
+        (["--average-bits", "5"], "--average-bits is for --method mixed"),
+        (["--average-bits", "3"], "'3' is out of range, expected 4 to 16"),
+        (["--max-kl", "nan"], "'nan' is out of range"),
+        (["--bits", "3"], "invalid choice: 3"),
+        (["--scheme", "fp8", "--bits", "8"], "--bits is for integers, and not for --scheme fp8"),
+        (["--scheme", "nf4", "--method", "gptq", "--calibration", "x"], "--method gptq is for integers"),
+        (["--group-size", "0"], "'0' is out of range, expected 1 or more"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is loaded, in one line."""
+    with pytest.raises(SystemExit) as ended:
+        run(["default", "--out", str(tmp_path / "out"), *words])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert len(said.splitlines()) == 1
+
+
+def test_what_cannot_be_done_is_said_in_one_line(
+    model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And leaves nothing behind."""
+    short, out = tmp_path / "short.txt", tmp_path / "out"
+    short.write_text("too short")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").touch()
+    empty = tmp_path / "no-model"
+    empty.mkdir()
+    before = sorted(tmp_path.iterdir())
+    for words, message in (
+        ([str(model), "--calibration", str(short)], "short.txt: 9 tokens, and 128 windows of 512 need 65,536"),
+        ([str(model), "--calibration", str(tmp_path / "absent")], "absent: cannot be read"),
+        ([str(empty)], "no config.json here"),
+        (["no-such-model"], "expected 'default', a directory"),
+        ([str(model), "--out", str(tmp_path / "there")], "there: is there already; expected a new directory"),
+        ([str(model), "--out", "/proc/here"], "/proc/here.partial: cannot be made"),
+    ):
+        assert run(["--out", str(out), *words, "--threads", "1"]) == 1
+        said = capsys.readouterr().err.splitlines()
+        assert said[-1].startswith("keepgate quantize: ")
+        assert message in said[-1]
+        assert len(said) == 1
+        assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="no device that is always full")
+def test_a_reader_that_went_away_costs_nothing(model: Path, tmp_path: Path) -> None:
+    """The table cannot be printed; the directory is complete all the same."""
+    words = command(str(model), "--bits", "8", "--out", str(tmp_path / "out"), "--threads", "1")
+    with open("/dev/full", "w") as full:
+        subprocess.run(words, stdout=full, stderr=subprocess.DEVNULL, check=False)
+    assert (tmp_path / "out" / "quantization_report.json").is_file()
+    assert not (tmp_path / "out.partial").exists()
