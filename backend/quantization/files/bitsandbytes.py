@@ -17,6 +17,9 @@ from backend.quantization.int_scheme import IntLinear, IntScheme
 from backend.quantization.nf4_scheme import LEVELS, SCALES_PER_BLOCK, BlockScales, Nf4Linear, Nf4Scheme
 from backend.tensor_store import TensorStore
 
+_MOST = 2.0**64
+"""How far from zero a scale may be."""
+
 
 class BitsAndBytesReader:
     """Four bits that index quantiles, or int8 with a scale for each output.
@@ -51,6 +54,8 @@ class BitsAndBytesReader:
 
 def _int8(module: ModuleTensors) -> IntLinear:
     """weight int8 [out, in] times SCB [out] / 127."""
+    if module.has("weight_format") and (layout := int(module.take("weight_format", (torch.uint8,), ()))) != 0:
+        raise module.error("weight_format", f"is {layout}, expected 0: row after row")
     codes = module.take("weight", (torch.int8,), module.shape)
     scales = module.scales("SCB", (module.out_features,)).float() / 127
     return int_linear(module, IntScheme(8), (codes.to(torch.int16) + 128).to(torch.uint8), scales.unsqueeze(1))
@@ -94,11 +99,11 @@ def _block_scales(module: ModuleTensors, state: Fields, blocks: int) -> BlockSca
     if state.count("nested_blocksize") != SCALES_PER_BLOCK:
         raise state.error("nested_blocksize", f"{SCALES_PER_BLOCK}")
     offset = state.values.get("nested_offset")
-    if isinstance(offset, bool) or not isinstance(offset, int | float) or not abs(offset) < float("inf"):
-        raise state.error("nested_offset", "a finite number")
+    if isinstance(offset, bool) or not isinstance(offset, int | float) or not abs(offset) <= _MOST:
+        raise state.error("nested_offset", f"a number no further from zero than {_MOST:g}")
     return BlockScales(
         module.take("weight.absmax", (torch.uint8,), (blocks,)),
-        module.scales("weight.nested_quant_map", (256,)).float(),
+        module.scales("weight.nested_quant_map", (256,), most=1).float(),
         module.scales("weight.nested_absmax", (-(-blocks // SCALES_PER_BLOCK),)).float(),
         float(offset),
     )

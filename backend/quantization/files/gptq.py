@@ -76,7 +76,7 @@ class _Settings:
         form = fields.values.get("checkpoint_format") or fields.values.get("format") or "gptq"
         if form not in ("gptq", "gptq_v2"):
             raise fields.error(
-                "checkpoint_format" if "checkpoint_format" in fields.values else "format", "gptq, gptq_v2"
+                "checkpoint_format" if "checkpoint_format" in fields.values else "format", "gptq or gptq_v2"
             )
         self._less_one = form == "gptq"
         if fields.values.get("pack_dtype", "int32") != "int32":

@@ -68,15 +68,20 @@ class ModuleTensors:
             raise self.error(part, f"has shape {list(tensor.shape)}, expected {expected}")
         return tensor
 
-    def scales(self, part: str, *shapes: tuple[int, ...]) -> torch.Tensor:
-        """Finite numbers of one of the shapes, as they are kept.
+    def scales(self, part: str, *shapes: tuple[int, ...], most: float = 2.0**64) -> torch.Tensor:
+        """Numbers of one of the shapes, as they are kept.
+
+        Args:
+            most: how far from zero they may be; with the default no product with a code is beyond float32.
 
         Raises:
-            ModelError: as `take`; or one is not a finite number.
+            ModelError: as `take`; or one is not a finite number, or beyond ``most``.
         """
         tensor = self.take(part, FLOATS, *shapes)
         if not bool(torch.isfinite(tensor).all()):
             raise self.error(part, "holds a value that is not a finite number")
+        if bool((tensor.float().abs() > most).any()):
+            raise self.error(part, f"holds a value further from zero than {most:g}")
         return tensor
 
     def error(self, part: str, problem: str) -> ModelError:
