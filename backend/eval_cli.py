@@ -10,13 +10,14 @@ import time
 from collections.abc import Sequence
 from math import exp
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import get_args
 
 from backend.cli import Parser, end_with_the_reader, outlive_readers
 from backend.config import Device, EngineConfig
 from backend.errors import ModelError
 from backend.evaluation.text import read_text
 from backend.options import context, positive, threads
+from backend.quantization.names import Quantization
 from backend.threads import limit_spinning
 
 _DESCRIPTION = """\
@@ -29,7 +30,7 @@ Every token but the first is scored once, in the first window that it is in, aft
   perplexity       exponential of the mean negative log-likelihood of the tokens
   KL               Kullback-Leibler divergence from the reference's next-token distribution to the model's, in nats
   top-1 agreement  how often both have the same first choice
-  bits per weight  of the linear layers, scales included; embedding and head are not in it
+  bits             of the layers' matrices and the head, scales included; the embedding is not in it
 
 examples:
   keepgate eval default --text wikitext-2-test.txt.gz --quantization int8
@@ -101,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--quantization",
-        choices=get_args(get_type_hints(EngineConfig)["quantization"]),
+        choices=get_args(Quantization),
         default="none",
         help="as of `keepgate backend` (default: %(default)s)",
     )

@@ -13,13 +13,12 @@ from backend.config import EngineConfig
 from backend.errors import ModelError
 from backend.evaluation.evaluation import Scored, evaluate
 from backend.evaluation.report import Report
-from backend.evaluation.weight_size import size_of
 from backend.model import ServedModel, load_model
 from backend.model_source import ModelSource, resolve_model
-from backend.plan import kv_bytes_per_token
+from backend.plan import count_parameters, kv_bytes_per_token
 from backend.runner import BLOCK_SIZE
 from backend.token_ids import token_ids
-from backend.weights import load_weights, read_config
+from backend.weights import read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,7 @@ def evaluate_model(question: Question, progress: Callable[[str], None], scored: 
     evaluation = evaluate(
         tokens, model.runner, None if reference is None else reference.runner, question.window, question.stride, scored
     )
+    bits_per_weight, weight_bytes = _size(model)
     return Report(
         model=model.name,
         text=question.text_name,
@@ -68,8 +68,19 @@ def evaluate_model(question: Question, progress: Callable[[str], None], scored: 
         window=question.window,
         stride=question.stride,
         evaluation=evaluation,
-        size=size_of(load_weights(source.directory, model.config), model.runner.weights_precision),
+        schemes={} if model.quantization is None else model.quantization.schemes,
+        bits_per_weight=bits_per_weight,
+        weight_bytes=weight_bytes,
     )
+
+
+def _size(model: ServedModel) -> tuple[float, int]:
+    """Bits for each weight of the layers' matrices and the head, and bytes of all of them."""
+    if model.quantization is not None:
+        return model.quantization.bits_per_weight, model.quantization.weight_bytes
+    parameters = count_parameters(model.config)
+    size = 4 if model.runner.weights_precision == "float32" else 2
+    return 8.0 * size, size * (parameters.layers + parameters.words)
 
 
 def _reference(question: Question, source: ModelSource, progress: Callable[[str], None]) -> ModelSource | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from backend.evaluation.evaluation import Evaluation
-from backend.evaluation.weight_size import WeightSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +16,18 @@ class Report:
     model: str
     text: str
     scheme: str
+    """As it was asked for."""
     runner: str
-    """By name, as all of these."""
     reference: str | None
     reference_runner: str | None
     window: int
     stride: int
     evaluation: Evaluation
-    size: WeightSize
+    schemes: Mapping[str, int]
+    """How many matrices are in each; empty: all are floats."""
+    bits_per_weight: float
+    weight_bytes: int
+    """Of the matrices of the layers and the head, as these are."""
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -44,17 +48,19 @@ def as_json(report: Report) -> dict[str, Any]:
         "kl_mean": None if loss is None else loss.kl_mean,
         "kl_p99": None if loss is None else loss.kl_p99,
         "top1_agreement": None if loss is None else loss.top1_agreement,
-        "bits_per_weight": report.size.bits_per_weight,
-        "weight_bytes": report.size.nbytes,
+        "schemes": dict(report.schemes),
+        "bits_per_weight": report.bits_per_weight,
+        "weight_bytes": report.weight_bytes,
         "seconds": evaluation.seconds,
     }
 
 
 def as_text(report: Report) -> str:
     """A short table."""
-    evaluation, size = report.evaluation, report.size
+    evaluation = report.evaluation
     rows = [
-        ("weights", f"{report.scheme}, {size.bits_per_weight:.2f} bits, {size.nbytes / 1e6:,.1f} MB in linear layers"),
+        ("weights", ", ".join(f"{count} in {name}" for name, count in report.schemes.items()) or "all in floats"),
+        ("", f"{report.bits_per_weight:.2f} bits each, {report.weight_bytes / 1e6:,.1f} MB"),
         ("runner", report.runner),
         ("perplexity", f"{evaluation.perplexity:.4f}"),
         *_comparison(report),

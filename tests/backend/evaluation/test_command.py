@@ -18,7 +18,6 @@ from backend.errors import ModelError
 from backend.evaluation.evaluation import Evaluation, Loss
 from backend.evaluation.model_evaluation import Question, evaluate_model
 from backend.evaluation.report import Report, as_json, as_text
-from backend.evaluation.weight_size import WeightSize
 from tests.backend.conftest import built_library, quiet
 from tests.backend.random_models import KINDS, VOCABULARY, of_vectors, save
 
@@ -81,6 +80,7 @@ async def test_a_model_in_int8(model: Path, tmp_path: Path) -> None:
     assert 0 < figures["kl_mean"] < figures["kl_p99"] < 0.1
     assert 0.7 < figures["top1_agreement"] <= 1
     assert figures["perplexity"] == pytest.approx(figures["reference_perplexity"], rel=0.05)
+    assert figures["schemes"] == {"int8": 4 * 7 + 1}
     assert 8 < figures["bits_per_weight"] < 8.5
 
 
@@ -90,6 +90,7 @@ def test_a_model_that_is_not_quantised_has_nothing_to_be_compared_with(model: Pa
     figures = as_json(report)
     assert figures["tokens"] == len(TEXT.split()) - 1
     assert figures["reference"] is figures["kl_mean"] is figures["reference_perplexity"] is None
+    assert figures["bits_per_weight"] == 16 if "fused" in figures["runner"] else 32
     assert "compared with     nothing" in as_text(report)
 
 
@@ -159,7 +160,7 @@ def test_the_table_states_what_was_measured() -> None:
     report = Report(
         *("Model", "text.txt", "int8", "fused-int8", "Model", "fused-float16", 512, 256),
         Evaluation(2000, 20.2, Loss(20.0, 0.00612, 0.027, 0.956), 28.9),
-        WeightSize(1_000_000, 1_006_000),
+        *({"int8": 211}, 8.05, 1_006_000),
     )
     text = as_text(report)
     assert "Model on text.txt: 2,000 tokens in windows of 512, stride 256" in text
@@ -167,4 +168,5 @@ def test_the_table_states_what_was_measured() -> None:
     assert "20.0000, so +1.000%" in text
     assert "0.00612 nats per token, p99 0.02700" in text
     assert "95.60%" in text
-    assert "8.05 bits, 1.0 MB" in text
+    assert "weights           211 in int8" in text
+    assert "8.05 bits each, 1.0 MB" in text
