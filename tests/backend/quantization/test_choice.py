@@ -1,0 +1,67 @@
+"""What ``--quantization`` makes of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from backend.quantization.choice import ROUNDINGS, quantised
+from backend.quantization.errors import CannotQuantize
+from backend.quantization.linears import linears
+from backend.quantization.names import WITH_A_TEXT
+from backend.quantization.prepared import RECIPES
+from backend.weights import ModelWeights
+from tests.backend.kernels.random_model import random_weights
+from tests.backend.tiny_model import CONFIG
+
+WIDE = dataclasses.replace(CONFIG, intermediate_size=256)
+
+
+@pytest.fixture
+def weights() -> ModelWeights:
+    return random_weights(WIDE, seed=2)
+
+
+@pytest.mark.parametrize("name", ROUNDINGS)
+def test_layers_and_head_are_kept_as_the_name_says(weights: ModelWeights, name: str) -> None:
+    """With a summary that says what was lost."""
+    layers, head = ROUNDINGS[name]
+    packed, summary = quantised(weights, name)
+    assert {weight.scheme for weight in linears(packed).values() if not isinstance(weight, torch.Tensor)} == {layers}
+    assert not isinstance(packed.head, torch.Tensor)
+    assert packed.head.scheme == head
+    assert summary is not None
+    assert sum(summary.schemes.values()) == 7 * WIDE.num_layers + 1
+    assert summary.relative_error is not None
+    assert 0.001 < summary.relative_error < 0.15
+
+
+def test_none_leaves_a_model_as_it_is(weights: ModelWeights) -> None:
+    """Floats as floats, and what is quantised as that, with its summary."""
+    assert quantised(weights, "none") == (weights, None)
+    packed, summary = quantised(weights, "int4")
+    again, same = quantised(packed, "none")
+    assert again is packed
+    assert summary is not None
+    assert same == dataclasses.replace(summary, relative_error=None)
+
+
+def test_what_is_quantised_is_not_rounded_again(weights: ModelWeights) -> None:
+    """It would lose twice, and nobody can have meant it."""
+    packed, _ = quantised(weights, "nf4")
+    with pytest.raises(CannotQuantize, match=r"--quantization int8: .* quantised already \(nf4, int8\); expected none"):
+        quantised(packed, "int8")
+
+
+def test_a_model_that_does_not_fit_is_refused_by_name() -> None:
+    """With the option, the matrix, and what it would need."""
+    odd = random_weights(CONFIG, seed=2)
+    with pytest.raises(CannotQuantize, match=r"--quantization nf4: model.layers.0.mlp.down_proj: nf4 needs .* are 160"):
+        quantised(odd, "nf4")
+
+
+def test_every_name_with_a_text_has_its_recipe() -> None:
+    """Three of them, and no other."""
+    assert set(RECIPES) == WITH_A_TEXT
