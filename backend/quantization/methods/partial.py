@@ -40,6 +40,8 @@ _CLASSES: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
 ]
 _Kept = TypeVar("_Kept")
 _MADE_OF, _MEASURED = "made-of.json", "sensitivities.json"
+_NOTHING_YET = ("lock", f".{_MADE_OF}")
+"""What a folder may hold that was killed before it said what it is of."""
 
 
 class PartialFolder:
@@ -68,7 +70,7 @@ class PartialFolder:
                         f"{path}: was begun with {name} {before.get(name)}, and not {made_of.get(name)}; "
                         "expected the same options, or that folder to be deleted"
                     )
-        elif any(child for child in path.iterdir() if child.name != "lock"):
+        elif any(child.name not in _NOTHING_YET for child in path.iterdir()):
             raise ModelError(f"{path}: holds something else than a quantisation that was begun; expected it to be gone")
         else:
             self._write_text(_MADE_OF, json.dumps(made_of, indent=2))

@@ -128,7 +128,8 @@ class Quantization:
         report = QuantizationReport(self._made_of(), tuple(kept.reports), divergence, sensitivities)
         progress(f"writing {self.out}")
         checkpoint = folder.path / "checkpoint"
-        shutil.rmtree(checkpoint, ignore_errors=True)
+        for unfinished in (checkpoint, *folder.path.glob(f".{checkpoint.name}-*")):
+            shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed while it wrote
         write_checkpoint(checkpoint, self.source, kept, kept.tensors)
         try:
             (checkpoint / REPORT_FILE).write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")

@@ -233,6 +233,16 @@ def test_a_damaged_file_is_no_layer(source: Path, tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists()
 
 
+def test_a_process_killed_before_its_first_word_is_no_obstacle(source: Path, tmp_path: Path) -> None:
+    """All that it left is a lock, and a file that it had not finished."""
+    partial = tmp_path / "out.partial"
+    partial.mkdir()
+    (partial / "lock").touch()
+    (partial / ".made-of.json").write_text("{")
+    Quantization(source, tmp_path / "out", Recipe("rtn", INT8), None).run(quiet)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
 @pytest.mark.parametrize("fails_at", range(5))
 def test_a_full_disk_leaves_whole_files_only(
     fails_at: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
