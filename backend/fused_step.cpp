@@ -522,26 +522,30 @@ __attribute__((noinline)) void multiply_levels(const Columns& columns, const Ope
   for (int end = together; end <= groups; end += together) {
     const half* numbers = (const half*)(panel + together * (GROUP / 2) * PANEL);
     for (int g = end - together; g < end; g++, panel += (GROUP / 2) * PANEL) {
+      Integers acc[ROWS][2];
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = begin_dot(rows.shifts[r * groups + g]);
+#pragma GCC unroll 8
+      for (int i = 0; i < WORDS; i++) {
+        Factors w[2];
+#pragma GCC unroll 2
+        for (int part = 0; part < 2; part++) {
+          const Integers both = load_bytes(panel + (part * (GROUP / 2) + i % (WORDS / 2) * 4) * LANES);
+          w[part] = of_levels(i < WORDS / 2 ? low_nibbles(both) : high_nibbles(both));
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+          const Integers v = word_of(rows.rounded + (long)r * in + g * GROUP + 4 * i);
+          acc[r][0] = dot4(acc[r][0], w[0], v);
+          acc[r][1] = dot4(acc[r][1], w[1], v);
+        }
+      }
 #pragma GCC unroll 2
       for (int part = 0; part < 2; part++) {
-        Integers acc[ROWS];
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) acc[r] = begin_dot(rows.shifts[r * groups + g]);
-#pragma GCC unroll 4
-        for (int i = 0; i < WORDS / 2; i++) {
-          const Integers both = load_bytes(panel + (part * (GROUP / 2) + i * 4) * LANES);
-          const Factors low = of_levels(low_nibbles(both)), high = of_levels(high_nibbles(both));
-#pragma GCC unroll 8
-          for (int r = 0; r < ROWS; r++) {
-            const int8_t* x = rows.rounded + (long)r * in + g * GROUP + 4 * i;
-            acc[r] = dot4(acc[r], low, word_of(x));
-            acc[r] = dot4(acc[r], high, word_of(x + GROUP / 2));
-          }
-        }
         const Vector scale = load_half(numbers + part * LANES) * broadcast(1 / 127.f);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++)
-          total[r][part] = fma(scale * broadcast(rows.scales[r * groups + g]), to_float(acc[r]), total[r][part]);
+          total[r][part] = fma(scale * broadcast(rows.scales[r * groups + g]), to_float(acc[r][part]), total[r][part]);
       }
     }
     panel += PANEL * sizeof(half);
