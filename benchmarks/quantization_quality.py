@@ -4,28 +4,32 @@ import asyncio
 import gzip
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
-from backend.config import ModelConfig
+from backend.config import EngineConfig, ModelConfig
 from backend.evaluation.evaluation import Loss, perplexity
 from backend.evaluation.scores import Scores, score
 from backend.evaluation.windows import windows
 from backend.fused_build import FusedUnavailable, load_fused_library
 from backend.fused_runner import FusedRunner
-from backend.model_source import resolve_model
+from backend.model import load_model
+from backend.model_source import ModelSource, resolve_model
 from backend.quantization.float_scheme import FloatScheme
 from backend.quantization.fp8_scheme import Fp8Scheme
 from backend.quantization.int_scheme import IntScheme
 from backend.quantization.linears import Weight, linears, map_linears
 from backend.quantization.methods.fitting import fitting
+from backend.quantization.names import Quantization
 from backend.quantization.nf4_scheme import Nf4Scheme
+from backend.quantization.prepared import RECIPES, prepared
 from backend.quantization.quantized_linear import Scheme
 from backend.runner import BLOCK_SIZE, ModelRunner
 from backend.torch_runner import TorchRunner
@@ -35,7 +39,8 @@ from benchmarks.processes import CannotMeasure, cores
 
 _TEXT = Path(__file__).parent / "data" / "wikitext-2" / "test.txt.gz"
 _WINDOW, _STRIDE = 512, 256
-_TOKENS, _QUICK_TOKENS = 16_384, 512
+_TOKENS, _QUICK_TOKENS = 8_192, 512
+_KV_MEMORY = 64 * 2**20
 _BF16 = FloatScheme("bfloat16")
 _SCHEMES: tuple[Scheme, ...] = (
     IntScheme(8),
@@ -48,40 +53,54 @@ _SCHEMES: tuple[Scheme, ...] = (
     Nf4Scheme(),
     Nf4Scheme(double=False),
 )
-_MOST_RISE = {"int8": Target("most", 0.3)}
+# Beside a method, rounding to the nearest in the scheme that it fills.
+_SAME_SCHEME = {"gptq-int4": "int4-g128", "awq-int4": "int4-asym-g128"}
+_MOST_RISE = {
+    "int8": Target("most", 0.3),
+    "--quantization int8": Target("most", 0.3),
+    "mixed": Target("most", 2.0, aim=1.0),
+}
+_MOST_OF_ROUNDING = {"gptq-int4": Target("most", 0.5)}
 _MOST_MEMORY = {
     "int8": Target("most", 0.53),
     "int4-g64": Target("most", 0.29),
     "int4-g128": Target("most", 0.29),
+    "gptq-int4": Target("most", 0.29),
+    "awq-int4": Target("most", 0.29),
+    "mixed": Target("most", 5.5 / 16),
     "nf4": Target("most", 0.27),
 }
 _METHOD = """\
 SmolLM2-135M-Instruct on the first {tokens:,} tokens of WikiText-2's test split, in windows of {window} with a stride of
 {stride}: each token is scored once, after at least {least} others. Everything is compared with the same weights in
 bfloat16, whose perplexity is {reference:.3f}, over the same tokens. The matrices of the layers are rounded to the
-nearest by each scheme, embedding and head stay as they are, and what the bits say is multiplied in half floats; in
-int8-dynamic activations are rounded as well. Groups of 128 are 64 where 128 does not divide the inputs. KL is the
-mean Kullback-Leibler divergence from the next-token distribution of the reference, in nats, and top-1 how often both
-have the same first choice. Memory is that of the rounded matrices with their scales, in units of bfloat16. The
-checkpoint was made from 4-bit weights with a scale and a minimum for groups of 32 (Q4_1): int4-min-g32 finds these
-again and loses next to nothing here, as it would on no other model."""
+nearest by each scheme; gptq-int4, awq-int4 and mixed are what `keepgate backend` makes under these names, with 128
+windows of 512 tokens of the validation split. Embedding and head stay as they are, and what the bits say is multiplied
+in half floats; in int8-dynamic activations are rounded as well. Groups of 128 are 64 where 128 does not divide the
+inputs. Rows with --quantization are what is served under that name on this machine: the head is rounded too, and the
+kernels may round activations. KL is the mean Kullback-Leibler divergence from the next-token distribution of the
+reference, in nats, and top-1 how often both have the same first choice. Memory is that of the rounded matrices with
+their scales, in units of bfloat16. The checkpoint was made from 4-bit weights with a scale and a minimum for groups of
+32 (Q4_1): int4-min-g32, which --quantization int4 is, finds these again and loses next to nothing, as it would on no
+other model."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
     name: str
     runner: ModelRunner
-    bits: float
-    """For each weight in the matrices of the layers."""
+    bits: float | None = None
+    """For each weight in the matrices of the layers; None: that of the same name has it."""
 
 
 async def measure(quick: bool) -> Figure:
-    return await asyncio.to_thread(_measure, _QUICK_TOKENS if quick else _TOKENS)
+    return await asyncio.to_thread(_measure, quick)
 
 
-def _measure(count: int) -> Figure:
+def _measure(quick: bool) -> Figure:
     os.sched_setaffinity(0, cores().all)  # of this thread, and of those that the runners start from it
     torch.set_num_threads(len(cores().all))
+    count = _QUICK_TOKENS if quick else _TOKENS
     source = resolve_model("default", lambda _: None)
     config = read_config(source.directory)
     weights = load_weights(source.directory, config)
@@ -89,26 +108,43 @@ def _measure(count: int) -> Figure:
     text = gzip.decompress(_TEXT.read_bytes()).decode()
     tokens = np.array(tokenizer.encode(text).ids[: count + 1], dtype=np.int32)
     reference = _runner(config, _rounded(weights, _BF16))
-    subjects = list(_subjects(config, weights))
+    subjects = list(_subjects(source, config, weights, quick))
     of_reference, *of_subjects = _scores(tokens, reference, [subject.runner for subject in subjects])
-    rows = [
-        row
-        for subject, scores in zip(subjects, of_subjects, strict=True)
-        for row in _rows(subject, scores, of_reference)
-    ]
+    scored = {subject.name: scores for subject, scores in zip(subjects, of_subjects, strict=True)}
+    rows = [row for subject in subjects for row in _rows(subject, scored, of_reference)]
     method = _METHOD.format(
         tokens=count, window=_WINDOW, stride=_STRIDE, least=_WINDOW - _STRIDE, reference=perplexity(of_reference)
     )
     return Figure(figure="quantization_quality", title="What quantised weights lose", method=method, rows=tuple(rows))
 
 
-def _subjects(config: ModelConfig, weights: ModelWeights) -> Iterator[_Subject]:
+def _subjects(source: ModelSource, config: ModelConfig, weights: ModelWeights, quick: bool) -> Iterator[_Subject]:
+    """Everything but the reference. What takes minutes to be made is left out in a quick run."""
     for scheme in _SCHEMES:
         packed = _rounded(weights, scheme)
-        matrices = list(linears(packed).values())
-        taken = sum(matrix.nbytes for matrix in matrices)
-        bits = 8 * taken / sum(math.prod(matrix.shape) for matrix in matrices)
-        yield _Subject(scheme.name, _runner(config, packed, rounds_activations=scheme.activation_bits < 16), bits)
+        runner = _runner(config, packed, rounds_activations=scheme.activation_bits < 16)
+        yield _Subject(scheme.name, runner, _bits(packed))
+    for name in () if quick else RECIPES:
+        packed = load_weights(prepared(source, name, lambda _: None).directory, config)
+        yield _Subject(name, _runner(config, packed), _bits(packed))
+    for name in get_args(Quantization):
+        if name not in ("none", "auto") and not (quick and name in RECIPES):
+            engine = EngineConfig(
+                kv_memory=_KV_MEMORY,
+                max_batch=1,
+                max_context=_WINDOW,
+                threads=len(cores().all),
+                quantization=name,
+                device="cpu",
+            )
+            yield _Subject(f"--quantization {name}", load_model(source, engine, lambda _: None).runner)
+
+
+def _bits(packed: ModelWeights) -> float:
+    """For each weight in the matrices of the layers; floats are those that a method has left in bfloat16."""
+    matrices = list(linears(packed).values())
+    taken = sum(2 * m.numel() if isinstance(m, torch.Tensor) else m.nbytes for m in matrices)
+    return 8 * taken / sum(math.prod(matrix.shape) for matrix in matrices)
 
 
 def _rounded(weights: ModelWeights, scheme: Scheme) -> ModelWeights:
@@ -139,29 +175,37 @@ def _scores(tokens: npt.NDArray[np.int32], reference: ModelRunner, others: list[
     return [Scores.joined(of_one) for of_one in zip(*parts, strict=True)]
 
 
-def _rows(subject: _Subject, scores: Scores, reference: Scores) -> list[Row]:
+def _rows(subject: _Subject, scored: Mapping[str, Scores], reference: Scores) -> Iterator[Row]:
+    name, scores = subject.name, scored[subject.name]
     loss = Loss.of(scores, reference)
     apart = scores.surprise.astype(np.float64) - reference.surprise
-    beside = {
+    beside: dict[str, float | str] = {
         "perplexity": perplexity(scores),
         "standard error of the rise in %": 100 * float(apart.std() / math.sqrt(len(apart))),
         "KL": loss.kl_mean,
         "KL of the worst hundredth": loss.kl_p99,
         "top-1": loss.top1_agreement,
-        "bits per weight": subject.bits,
     }
-    return [
-        Row(
-            what=f"{subject.name}: rise of the perplexity",
-            unit="%",
-            rounds=(100 * math.expm1(float(apart.mean())),),
-            target=_MOST_RISE.get(subject.name),
-            beside=(beside,),
-        ),
-        Row(
-            what=f"{subject.name}: memory",
+    if subject.bits is not None:
+        beside["bits per weight"] = subject.bits
+    yield Row(
+        what=f"{name}: rise of the perplexity",
+        unit="%",
+        rounds=(_rise(scores, reference),),
+        target=_MOST_RISE.get(name),
+        beside=(beside,),
+    )
+    if subject.bits is not None:
+        yield Row(what=f"{name}: memory", unit=RATIO, rounds=(subject.bits / 16,), target=_MOST_MEMORY.get(name))
+    if name in _SAME_SCHEME:
+        yield Row(
+            what=f"{name}: rise, against that of {_SAME_SCHEME[name]}",
             unit=RATIO,
-            rounds=(subject.bits / 16,),
-            target=_MOST_MEMORY.get(subject.name),
-        ),
-    ]
+            rounds=(_rise(scores, reference) / _rise(scored[_SAME_SCHEME[name]], reference),),
+            target=_MOST_OF_ROUNDING.get(name),
+        )
+
+
+def _rise(scores: Scores, reference: Scores) -> float:
+    """Of the perplexity over that of the reference, in %."""
+    return 100 * (perplexity(scores) / perplexity(reference) - 1)
