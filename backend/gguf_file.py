@@ -2,7 +2,7 @@
 
 GGUF is llama.cpp's file format. Its quantised tensors are expanded to float32: every value of a quantised block is
 a short product and sum of half floats that float32 holds, so the conversion adds no error of its own and each runner
-chooses its serving precision from the same numbers.
+chooses its serving precision from the same numbers. Or they stay as they are, where a scheme holds their blocks.
 """
 
 from __future__ import annotations
@@ -10,14 +10,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
 
 from backend.errors import ModelError
 from backend.gguf_config import GgufMetadata, hf_config
 from backend.gguf_tokenizer import write_tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+    from backend.quantization.files.quantized_modules import QuantizedModules
 
 _TENSORS = {
     "attn_norm": "input_layernorm",
@@ -51,24 +57,28 @@ _MIXTRAL_TENSORS = {
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
 _TOP_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_NOT_LINEAR = ("token_embd", "ffn_gate_inp")
+"""Matrices that are wanted as floats: the embedding, and what chooses experts."""
 _ROPE_DIVISORS = "rope_freqs.weight"
 _SHARD_BYTES = 2**30
-"""Expanded weights that are held in memory before they are written out."""
+"""Weights that are held in memory before they are written out."""
 
 Progress = Callable[[str], None]
 Array = npt.NDArray[np.float32]
 
 
-def convert_gguf(source: Path, target: Path, progress: Progress) -> None:
-    """Writes ``config.json``, ``model*.safetensors`` (float32), ``tokenizer.json`` and ``tokenizer_config.json``.
+def convert_gguf(source: Path, target: Path, progress: Progress, packed: bool = False) -> None:
+    """Writes ``config.json``, ``model*.safetensors``, ``tokenizer.json`` and ``tokenizer_config.json``.
 
     Args:
         source: the ``.gguf`` file.
         target: an existing, empty directory.
         progress: gets one short sentence for each step.
+        packed: whether linear layers in Q4_0, Q4_1 and Q8_0 stay as they are, bit for bit; all else is float32.
 
     Raises:
-        ModelError: the file is not GGUF, or holds an architecture or a tokenizer that is not supported.
+        ModelError: the file is not GGUF, or holds an architecture or a tokenizer that is not supported; or the
+            directory cannot be written.
     """
     from gguf import GGUFReader
 
@@ -82,48 +92,34 @@ def convert_gguf(source: Path, target: Path, progress: Progress) -> None:
     metadata = GgufMetadata(fields, tensors.keys(), str(source))
     divisors = tensors.pop(_ROPE_DIVISORS, None)
     config = hf_config(metadata, None if divisors is None else _expanded(divisors))
-    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     write_tokenizer(metadata, target)
-    _write_weights(list(tensors.values()), metadata, config, target, progress)
+    try:
+        of_weights = _write_weights(list(tensors.values()), metadata, config, target, progress, packed)
+        (target / "config.json").write_text(json.dumps(config | of_weights, indent=2) + "\n", encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{target}: cannot be written ({error})") from error
 
 
 def _write_weights(
-    tensors: list[Any], metadata: GgufMetadata, config: dict[str, Any], target: Path, progress: Progress
-) -> None:
-    """One file after the other, so that memory holds little more than one of them; named as transformers wants it."""
-    from safetensors.numpy import save_file
+    tensors: list[Any],
+    metadata: GgufMetadata,
+    config: dict[str, Any],
+    target: Path,
+    progress: Progress,
+    packed: bool,
+) -> dict[str, Any]:
+    """Gives back what config.json is to say of them."""
+    from backend.quantization.files.quantized_modules import QuantizedModules
+    from backend.quantization.files.shards import Shards
 
-    shard: dict[str, Array] = {}
-    names: list[list[str]] = []  # of the tensors of each file
-    sizes = 0
-
-    def write() -> None:
-        nonlocal sizes
-        progress("writing safetensors")
-        save_file(shard, target / f"{len(names)}.safetensors", metadata={"format": "pt"})
-        names.append(list(shard))
-        sizes += sum(array.nbytes for array in shard.values())
-        shard.clear()
-
+    shards, kept = Shards(target, _SHARD_BYTES), QuantizedModules("float32")
     for index, tensor in enumerate(tensors):
         if index % 60 == 0:
-            progress(f"expanding weights to float32: {100 * index // len(tensors)} %")
-        shard.update(_hf_tensors(tensor, metadata, config))
-        if sum(array.nbytes for array in shard.values()) >= _SHARD_BYTES:
-            write()
-    if shard:
-        write()
-    if len(names) == 1:
-        (target / "0.safetensors").rename(target / "model.safetensors")
-        return
-    files = {number: f"model-{number + 1:05}-of-{len(names):05}.safetensors" for number in range(len(names))}
-    for number, file in files.items():
-        (target / f"{number}.safetensors").rename(target / file)
-    contents = {
-        "metadata": {"total_size": sizes},
-        "weight_map": {name: files[number] for number, of in enumerate(names) for name in of},
-    }
-    (target / "model.safetensors.index.json").write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+            progress(f"writing weights as safetensors: {100 * index // len(tensors)} %")
+        for name, weight in _hf_tensors(tensor, metadata, config, kept if packed else None):
+            shards.add(name, weight)
+    shards.close()
+    return kept.config()
 
 
 def _expanded(tensor: Any) -> Array:
@@ -132,21 +128,41 @@ def _expanded(tensor: Any) -> Array:
     return np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
 
 
-def _hf_tensors(tensor: Any, metadata: GgufMetadata, config: dict[str, Any]) -> Iterator[tuple[str, Array]]:
-    """What Hugging Face's files hold for one tensor: its name there and its values; of experts, one for each."""
-    name, weight = _hf_name(tensor.name, metadata), _expanded(tensor)
+def _hf_tensors(
+    tensor: Any, metadata: GgufMetadata, config: dict[str, Any], kept: QuantizedModules | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """What Hugging Face's files hold for one tensor: names there and values; of experts, each its own.
+
+    Args:
+        kept: takes linear layers that stay as they are; None: there are none.
+    """
+    import torch
+
+    from backend.quantization.files.gguf_blocks import KINDS, blocks_linear
+
+    name = _hf_name(tensor.name, metadata)
     kind = tensor.name.split(".")[-2]
+    rows = None
     if metadata.rotates_neighbours and kind in ("attn_q", "attn_k"):
-        weight = _rotate_half_order(
-            weight, config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"]
-        )
+        heads = config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"]
+        rows = _rotate_half_order(np.arange(tensor.data.shape[0]), heads)
+    is_linear = kept is not None and name.endswith(".weight") and len(tensor.shape) > 1 and kind not in _NOT_LINEAR
+    stay = is_linear and tensor.tensor_type.name in KINDS
+    values = tensor.data if stay else _expanded(tensor)
     if metadata.is_gemma and kind.endswith("norm"):
-        weight = weight - 1
-    if "{}" not in name:
-        yield name, np.ascontiguousarray(weight)
-        return
-    for expert, part in enumerate(weight):
-        yield name.format(expert), np.ascontiguousarray(part)
+        values = values - 1
+    if rows is not None:
+        values = values[rows]
+    for number, part in enumerate(values if "{}" in name else [values]):
+        full_name = name.format(number)
+        module = full_name.removesuffix(".weight")
+        if kept is not None and stay:
+            linear = blocks_linear(tensor.tensor_type.name, part)
+            yield from ((f"{module}.{end}", of_module) for end, of_module in kept.parts(module, linear).items())
+            continue
+        if kept is not None and is_linear:
+            kept.left_alone.append(module)
+        yield full_name, torch.from_numpy(np.array(part))
 
 
 def _hf_name(name: str, metadata: GgufMetadata) -> str:
@@ -164,8 +180,6 @@ def _hf_name(name: str, metadata: GgufMetadata) -> str:
     raise ModelError(f"{metadata.source}: tensor {name} has no place in a {metadata.architecture} decoder")
 
 
-def _rotate_half_order(weight: Array, heads: int) -> Array:
+def _rotate_half_order(rows: npt.NDArray[np.int64], heads: int) -> npt.NDArray[np.int64]:
     """Undoes llama.cpp's reordering of rotary pairs: it rotates neighbours (2i, 2i+1), Hugging Face (i, i + d/2)."""
-    rows = weight.shape[0]
-    paired = weight.reshape(heads, rows // heads // 2, 2, *weight.shape[1:])
-    return paired.swapaxes(1, 2).reshape(weight.shape)
+    return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
+from gguf.quants import quantize
 from safetensors.numpy import load_file
 
 from tests.backend.random_models import VOCABULARY, Kind, save
@@ -35,8 +36,12 @@ _NAMES = {
 Array = npt.NDArray[np.float32]
 
 
-def write_model(kind: Kind, path: Path) -> Any:
-    """Writes a kind of model with random weights to ``path`` and returns transformers' own."""
+def write_model(kind: Kind, path: Path, quantised: GGMLQuantizationType | None = None) -> Any:
+    """Writes a kind of model with random weights to ``path`` and returns transformers' own.
+
+    Args:
+        quantised: what linear layers, the embedding too, are rounded to.
+    """
     directory = path.parent / f"{path.stem}-reference"
     reference = save(kind, directory)
     architecture = ARCHITECTURES[kind.family]
@@ -49,7 +54,11 @@ def write_model(kind: Kind, path: Path) -> Any:
     names = get_tensor_name_map(architecture, reference.config.num_hidden_layers)
     for name, weight in _stacked_experts(load_file(directory / "model.safetensors")).items():
         stored = _as_llama_cpp_stores(name, weight, reference.config, architecture)
-        writer.add_tensor(str(names.get_name(name, try_suffixes=(".weight", ".bias"))), stored)
+        gguf_name = str(names.get_name(name, try_suffixes=(".weight", ".bias")))
+        if quantised is None or stored.ndim == 1:
+            writer.add_tensor(gguf_name, stored)
+        else:
+            writer.add_tensor(gguf_name, quantize(stored, quantised), raw_dtype=quantised)
     if "llama3" in str(reference.config.rope_parameters):
         writer.add_tensor("rope_freqs.weight", _llama3_divisors(reference))
     writer.write_header_to_file()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from tokenizers import Tokenizer
 
 from backend import gguf_file
@@ -16,6 +17,7 @@ from backend.errors import ModelError
 from backend.gguf_config import GgufMetadata
 from backend.gguf_file import convert_gguf
 from backend.gguf_tokenizer import write_tokenizer
+from backend.quantization.int_scheme import IntLinear
 from backend.torch_runner import TorchRunner
 from backend.weights import load_weights, read_config
 from tests.backend.conftest import quiet
@@ -67,6 +69,40 @@ def test_logits_survive_the_conversion(name: str, tmp_path: Path, monkeypatch: p
         expected = reference(torch.from_numpy(tokens).long()[None]).logits[0]
     runner = TorchRunner(config, load_weights(tmp_path / "converted", config), num_blocks=6, max_context=96)
     assert relative_error(runner.run(step_of([(Paged(tokens, [4, 2, 0, 5, 1, 3]), 83)])).logits, expected) < 1e-4
+
+
+def in_blocks(kind: Kind) -> Kind:
+    """A kind of model whose rows are whole blocks of 32."""
+    return Kind(kind.family, {**kind.changes, "intermediate_size": 160})
+
+
+@pytest.mark.parametrize("name", ["llama-linear", "mixtral", "gemma2"])
+@pytest.mark.parametrize("blocks", [GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0])
+def test_blocks_may_stay_as_they_are(name: str, blocks: GGMLQuantizationType, tmp_path: Path) -> None:
+    """Linear layers are then kept in integers, and say the same to the bit as what they are expanded to."""
+    write_model(in_blocks(WRITTEN[name]), tmp_path / "model.gguf", blocks)
+    weights = []
+    for packed in (False, True):
+        directory = tmp_path / f"{packed}"
+        directory.mkdir()
+        convert_gguf(tmp_path / "model.gguf", directory, quiet, packed=packed)
+        weights.append(load_weights(directory, read_config(directory)))
+    for expanded, kept in zip(weights[0].layers, weights[1].layers, strict=True):
+        for part in ("query", "key", "value", "output", "gate", "up", "down"):
+            weight = getattr(kept, part).weight
+            assert isinstance(weight, IntLinear)
+            assert weight.scheme.group_size == 32
+            torch.testing.assert_close(weight.unpack(), getattr(expanded, part).weight, rtol=0, atol=0)
+    assert torch.equal(weights[0].embedding, weights[1].embedding)
+
+
+def test_blocks_that_no_scheme_holds_are_expanded(tmp_path: Path) -> None:
+    """Five bits are none of its; nothing is then said of quantised weights."""
+    write_model(in_blocks(WRITTEN["qwen3"]), tmp_path / "model.gguf", GGMLQuantizationType.Q5_0)
+    convert_gguf(tmp_path / "model.gguf", tmp_path, quiet, packed=True)
+    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
+    weights = load_weights(tmp_path, read_config(tmp_path))
+    assert isinstance(weights.layers[0].query.weight, torch.Tensor)
 
 
 def test_scaled_frequencies_are_recognised(tmp_path: Path) -> None:

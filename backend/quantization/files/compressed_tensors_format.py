@@ -33,15 +33,16 @@ class Compressed:
 def compressed(linear: QuantizedLinear) -> Compressed:
     """A weight in integers or eight-bit floats as the format keeps it, bit for bit.
 
+    What code 0 stands for, where a scheme keeps that, has no place in the format: it is in ``weight_minimum`` [out,
+    groups], with ``minimum`` true in the group, and is read here only.
+
     Raises:
         CannotQuantize: the format cannot hold its scheme.
     """
     if isinstance(linear, Fp8Linear):
         return _compressed_floats(linear)
-    if not isinstance(linear, IntLinear) or linear.minima is not None:
-        raise CannotQuantize(
-            f"compressed-tensors cannot hold {linear.scheme.name}, expected integers with or without a zero, or fp8"
-        )
+    if not isinstance(linear, IntLinear):
+        raise CannotQuantize(f"compressed-tensors cannot hold {linear.scheme.name}, expected integers or fp8")
     in_words = linear.scheme.bits == 4 or linear.scheme.group_size is not None
     return _compressed_words(linear) if in_words else _compressed_bytes(linear)
 
@@ -84,6 +85,8 @@ def _compressed_words(linear: IntLinear) -> Compressed:
     }
     if linear.zeros is not None:
         tensors["weight_zero_point"] = pack_words(linear.zeros.T.contiguous(), bits).T.contiguous()
+    if linear.minima is not None:
+        tensors["weight_minimum"] = linear.minima
     if order is not None:
         of_columns = torch.arange(len(order), dtype=torch.int32) // (len(order) // linear.scales.shape[1])
         tensors["weight_g_idx"] = torch.empty_like(of_columns).index_copy_(0, order.long(), of_columns)
@@ -96,6 +99,8 @@ def _compressed_bytes(linear: IntLinear) -> Compressed:
     tensors = {"weight": _signed(linear.codes, middle), "weight_scale": linear.scales}
     if linear.zeros is not None:
         tensors["weight_zero_point"] = _signed(linear.zeros, middle)
+    if linear.minima is not None:
+        tensors["weight_minimum"] = linear.minima
     return Compressed(tensors, _group(linear, INTEGERS))
 
 
@@ -108,11 +113,13 @@ def _group(linear: IntLinear, form: str) -> dict[str, Any]:
     weights = {
         "num_bits": scheme.bits,
         "type": "int",
-        "symmetric": linear.zeros is None,
+        "symmetric": scheme.zero == "middle",
         "strategy": "channel" if scheme.group_size is None else "group",
         "group_size": scheme.group_size,
         "dynamic": False,
     }
+    if scheme.zero == "minimum":
+        weights["minimum"] = True
     if linear.order is not None:
         weights["actorder"] = "group"
     rows = None

@@ -81,12 +81,14 @@ class _Integers:
         size = weights.count("group_size") if self._strategy == "group" else None
         self._scheme = IntScheme(cast(Literal[4, 8], bits), size, activation_bits=activation_bits)
         self._symmetric = weights.flag("symmetric") if "symmetric" in weights.values else True
+        self._minimum = weights.flag("minimum")
         self._in_words = in_words
 
     def read(self, module: ModuleTensors) -> IntLinear:
-        """weight_packed int32 [out, in in words] or weight int8 [out, in]; weight_scale; perhaps weight_zero_point.
+        """weight_packed int32 [out, in in words] or weight int8 [out, in]; weight_scale.
 
-        With weight_g_idx int32 [in], the group of each input, groups are not side by side.
+        Perhaps weight_zero_point, or weight_minimum (see `compressed_tensors_format.compressed`). Groups are not side
+        by side where there is weight_g_idx int32 [in], the group of each input.
         """
         check_shape(module, self._scheme)
         rows, groups = module.out_features, self._scheme.groups(module.in_features)
@@ -96,13 +98,15 @@ class _Integers:
         if self._strategy != "group":
             shapes = ((rows, 1), (rows,)) if self._strategy == "channel" else ((), (1,), (1, 1))
         scales = module.scales("weight_scale", *shapes)
-        zeros = None if self._symmetric else self._zeros(module, shapes)
+        zeros = None if self._symmetric or self._minimum else self._zeros(module, shapes)
+        minima = module.scales("weight_minimum", *shapes) if self._minimum else None
         return int_linear(
             module,
             self._scheme,
             codes if order is None else codes[:, order.long()],
             scales.reshape(-1, groups).expand(rows, groups),
             None if zeros is None else zeros.reshape(-1, groups).expand(rows, groups),
+            None if minima is None else minima.reshape(-1, groups).expand(rows, groups),
             order,
         )
 

@@ -100,5 +100,5 @@ class _Settings:
             codes if order is None else codes[:, order.long()],
             module.scales("scales", (groups, out_features)).T,
             zeros.T,
-            order,
+            order=order,
         )

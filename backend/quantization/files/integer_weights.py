@@ -6,7 +6,7 @@ import torch
 
 from backend.quantization.errors import CannotQuantize
 from backend.quantization.files.module_tensors import ModuleTensors
-from backend.quantization.int_scheme import IntLinear, IntScheme
+from backend.quantization.int_scheme import IntLinear, IntScheme, Zero
 from backend.quantization.nibbles import pack_nibbles
 
 
@@ -16,6 +16,7 @@ def int_linear(
     codes: torch.Tensor,
     scales: torch.Tensor,
     zeros: torch.Tensor | None = None,
+    minima: torch.Tensor | None = None,
     order: torch.Tensor | None = None,
 ) -> IntLinear:
     """Packs codes; scales become what `IntLinear` keeps, zeros that are all in the middle are left out.
@@ -24,26 +25,34 @@ def int_linear(
         scheme: its ``zero`` is not looked at.
         codes: uint8 [out, in], groups side by side.
         scales: [out, groups], finite.
-        zeros: the codes of zero, uint8 [out, groups]; None: they are in the middle.
+        zeros: the codes of zero, uint8 [out, groups]; None: they are in the middle, or there are minima.
+        minima: as ``scales``, what code 0 stands for.
         order: int32 [in], see `IntLinear`.
 
     Raises:
-        ModelError: the shape does not fit the scheme, or a scale is beyond half floats where those are kept.
+        ModelError: the shape does not fit the scheme, or a scale is or minimum beyond half floats where those are kept.
     """
     if zeros is not None and bool((zeros == scheme.middle).all()):
         zeros = None
-    scheme = IntScheme(scheme.bits, scheme.group_size, "middle" if zeros is None else "integer", scheme.activation_bits)
+    zero: Zero = "integer" if zeros is not None else "middle" if minima is None else "minimum"
+    scheme = IntScheme(scheme.bits, scheme.group_size, zero, scheme.activation_bits)
     check_shape(module, scheme)
-    kept = scales.to(torch.float32 if scheme.group_size is None else torch.float16)
-    if not bool(torch.isfinite(kept).all()):
-        raise CannotQuantize(f"{module.store.directory}: {module.name} has a scale beyond the range of half floats")
     return IntLinear(
         scheme,
         pack_nibbles(codes) if scheme.bits == 4 else codes.contiguous(),
-        kept.contiguous(),
+        _kept(module, scheme, scales),
         None if zeros is None else zeros.contiguous(),
-        order=order,
+        None if minima is None else _kept(module, scheme, minima),
+        order,
     )
+
+
+def _kept(module: ModuleTensors, scheme: IntScheme, numbers: torch.Tensor) -> torch.Tensor:
+    """Scales or minima in the dtype that `IntLinear` has them in."""
+    kept = numbers.to(torch.float32 if scheme.group_size is None else torch.float16).contiguous()
+    if not bool(torch.isfinite(kept).all()):
+        raise CannotQuantize(f"{module.store.directory}: {module.name} has a scale beyond the range of half floats")
+    return kept
 
 
 def check_shape(module: ModuleTensors, scheme: IntScheme) -> None:

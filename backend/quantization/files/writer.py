@@ -15,11 +15,9 @@ from safetensors import SafetensorError
 from backend.errors import ModelError
 from backend.json_file import read_json_object
 from backend.quantization.errors import CannotQuantize
-from backend.quantization.files.bitsandbytes_format import nf4_config, nf4_tensors
-from backend.quantization.files.compressed_tensors_format import compressed, compressed_config
+from backend.quantization.files.quantized_modules import QuantizedModules
 from backend.quantization.files.shards import Shards
-from backend.quantization.float_scheme import FloatLinear
-from backend.quantization.nf4_scheme import Nf4Linear
+from backend.quantization.int_scheme import IntLinear
 from backend.quantization.quantized_linear import QuantizedLinear
 from backend.tensor_store import TensorStore
 
@@ -105,7 +103,7 @@ def _write(
 ) -> None:
     """Weights and config.json."""
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-    written, shards = _Quantized(str(dtype)), Shards(work, shard_bytes)
+    written, shards = QuantizedModules(str(dtype)), Shards(work, shard_bytes)
     for name in store.names():
         module, stored_name = name.removesuffix(".weight"), store.stored_name(name)
         if module == name or module not in layers:
@@ -115,12 +113,12 @@ def _write(
                 written.left_alone.append(stored_name.removesuffix(".weight"))
             continue
         shape, stored_module = tuple(store.raw(name).shape), stored_name.removesuffix(".weight")
-        for part, tensor in written.parts(stored_module, layers[module], shape).items():
+        for part, tensor in written.parts(stored_module, _fitting(module, layers[module], shape)).items():
             shards.add(f"{stored_module}.{part}", tensor)
     if not store.has(f"{_HEAD}.weight"):
         if _HEAD in layers:
             shape = tuple(store.raw(f"{_EMBEDDING}.weight").shape)
-            for part, tensor in written.parts(_HEAD, layers[_HEAD], shape).items():
+            for part, tensor in written.parts(_HEAD, _fitting(_HEAD, layers[_HEAD], shape)).items():
                 shards.add(f"{_HEAD}.{part}", tensor)
             config = {**config, "tie_word_embeddings": False}
         else:
@@ -129,47 +127,13 @@ def _write(
     (work / "config.json").write_text(json.dumps({**config, **written.config()}, indent=2) + "\n", encoding="utf-8")
 
 
-class _Quantized:
-    """What has been quantised, as ``quantization_config`` is to say it.
-
-    Args:
-        dtype: of the model's activations, as its config names it.
-    """
-
-    def __init__(self, dtype: str) -> None:
-        self._dtype = dtype
-        self.left_alone: list[str] = []
-        self._groups: dict[str, tuple[dict[str, Any], list[str]]] = {}  # of compressed-tensors, by their JSON
-        self._nf4: list[bool] = []  # of weights in NF4: whether their scales have scales
-
-    def parts(self, module: str, linear: QuantizedLinear, shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
-        """The tensors of a module, by the end of their names. Raises CannotQuantize, which names it."""
-        if linear.shape != shape:
-            raise CannotQuantize(f"{module} is {list(linear.shape)}, and {list(shape)} in the source")
-        if isinstance(linear, FloatLinear):
-            self.left_alone.append(module)
-            return {"weight": linear.weight}
-        if isinstance(linear, Nf4Linear):
-            self._nf4.append(linear.scheme.double)
-            parts = nf4_tensors(linear, self._dtype)
-        else:
-            try:
-                of_module = compressed(linear)
-            except CannotQuantize as error:
-                raise CannotQuantize(f"{module}: {error}") from error
-            self._groups.setdefault(json.dumps(of_module.group), (of_module.group, []))[1].append(module)
-            parts = of_module.tensors
-        if self._nf4 and self._groups:
-            raise CannotQuantize(f"{module}: {linear.scheme.name} needs another format than the weights before it")
-        return parts
-
-    def config(self) -> dict[str, Any]:
-        """The field of config.json; nothing where all is plain."""
-        if self._nf4:
-            return {"quantization_config": nf4_config(any(self._nf4), self._dtype, self.left_alone)}
-        if self._groups:
-            return {"quantization_config": compressed_config(list(self._groups.values()), self.left_alone)}
-        return {}
+def _fitting(module: str, linear: QuantizedLinear, shape: tuple[int, ...]) -> QuantizedLinear:
+    """A weight that can be written in the place of one of this shape. Raises CannotQuantize where it cannot."""
+    if linear.shape != shape:
+        raise CannotQuantize(f"{module} is {list(linear.shape)}, and {list(shape)} in the source")
+    if isinstance(linear, IntLinear) and linear.minima is not None:
+        raise CannotQuantize(f"{module}: no public format holds {linear.scheme.name}, expected a zero or none")
+    return linear
 
 
 def _take_over(source: Path, work: Path) -> None:
