@@ -17,14 +17,13 @@ from backend.quantization.calibration.decoder_layer import DecoderLayer, DenseLi
 from backend.quantization.calibration.input_statistics import InputStatistics, output_loss
 from backend.quantization.calibration.stages import Seen
 from backend.quantization.float_scheme import FloatScheme
-from backend.quantization.grid import Grid
 from backend.quantization.int_scheme import IntLinear, IntScheme
 from backend.quantization.methods.fitting import fitting
+from backend.quantization.methods.ranges import by_hessian, searched_grid
 from backend.quantization.methods.rounded import Rounded, round_to_nearest
 from backend.quantization.quantized_linear import Scheme
 
 _ALPHAS = [step / 20 for step in range(20)]
-_SHRINKS = [1 - step / 20 for step in range(11)]
 _SMALLEST = 1e-4
 """Of a mean magnitude: an input that sees nothing gets no weights without bounds."""
 
@@ -37,26 +36,12 @@ def round_clipped(weights: Sequence[torch.Tensor], seen: InputStatistics, scheme
     """
     if not isinstance(scheme, IntScheme):
         return round_to_nearest(weights, seen, scheme)
-    return [Rounded(_clipped(weight.float(), seen.hessian.float(), scheme)) for weight in weights]
-
-
-def _clipped(weight: torch.Tensor, hessian: torch.Tensor, scheme: IntScheme) -> IntLinear:
-    best = scheme.grid(weight)
-    groups = best.scales.shape[1]
-    parts = weight.view(len(weight), groups, -1)
-    places = torch.arange(weight.shape[1]).view(groups, -1)
-    of_groups = hessian[places.unsqueeze(2), places.unsqueeze(1)]  # [groups, width, width]
-    low, high = torch.aminmax(parts, dim=-1)
-    least = torch.full_like(low, torch.inf)
-    for shrink in _SHRINKS:
-        grid = scheme.grid_of(low * shrink, high * shrink)
-        off = (grid.decode(grid.encode(weight)) - weight).view_as(parts)
-        loss = (torch.einsum("ogi,gij->ogj", off, of_groups) * off).sum(-1)
-        better = loss < least
-        least = torch.where(better, loss, least)
-        scales = torch.where(better, grid.scales, best.scales)
-        best = Grid(scales, torch.where(better, grid.offsets, best.offsets), scheme.levels)
-    return IntLinear.of(scheme, best.encode(weight), best)
+    rounded = []
+    for weight in weights:
+        loss = by_hessian(seen.hessian.float(), scheme.groups(weight.shape[1]))
+        grid = searched_grid(weight.float(), scheme, loss)
+        rounded.append(Rounded(IntLinear.of(scheme, grid.encode(weight), grid)))
+    return rounded
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import torch
 from backend.quantization.calibration.input_statistics import InputStatistics
 from backend.quantization.grid import Grid
 from backend.quantization.int_scheme import IntLinear, IntScheme
+from backend.quantization.methods.ranges import by_inputs, searched_grid
 from backend.quantization.methods.rounded import Rounded, round_to_nearest
 from backend.quantization.quantized_linear import Scheme
 
@@ -50,7 +51,7 @@ class Gptq:
             return _nearest(weights, seen, scheme, "the Hessian is not positive definite, however damped")
         weight = torch.cat([part.float() for part in weights])
         with _one_thread():
-            codes = rounded_codes(weight, factor, scheme, static_groups=self.act_order == "weight")
+            codes = rounded_codes(weight, factor, scheme, self.act_order == "weight", _importance(seen))
         order = factor.order.int() if self.act_order == "order" else None
         notes = () if damping == _DAMPING[0] else (f"the Hessian needed a damping of {damping:.0%}",)
         sizes = [len(part) for part in weights]
@@ -107,19 +108,28 @@ def inverse_factor(hessian: torch.Tensor, act_order: ActOrder) -> tuple[InverseF
     return None, _DAMPING[-1]
 
 
-def rounded_codes(weight: torch.Tensor, factor: InverseFactor, scheme: IntScheme, static_groups: bool) -> Codes:
+def rounded_codes(
+    weight: torch.Tensor,
+    factor: InverseFactor,
+    scheme: IntScheme,
+    static_groups: bool,
+    importance: torch.Tensor | None = None,
+) -> Codes:
     """Rounds a weight float32 [out, in].
 
     Args:
         static_groups: the grid of a group is that of the weight as it was, and codes come back in the inputs' own
             order; else a grid is made when its group is reached, and codes are in the factor's order.
+        importance: float32 [in]: the range of a group is the one that loses least of its weights, weighed by it;
+            None: the range of its weights.
 
     Raises:
         CannotQuantize: the weight does not fit the scheme.
     """
-    grid = scheme.grid(weight)
+    grid = _grid(scheme, weight, importance)
     size = weight.shape[1]
     width = size // grid.scales.shape[1]
+    in_order = None if importance is None else importance[factor.order]
     columns = weight.float()[:, factor.order].T.contiguous()
     group_of = (factor.order if static_groups else torch.arange(size)) // width
     found: list[Grid] = []
@@ -132,7 +142,8 @@ def rounded_codes(weight: torch.Tensor, factor: InverseFactor, scheme: IntScheme
         for column in range(first, last):
             group = groups[column]
             if not static_groups and column % width == 0:
-                found.append(_grid_of_columns(scheme, columns[column : column + width] if width < size else columns))
+                part = slice(column, column + width)
+                found.append(_grid(scheme, columns[part].T.contiguous(), None if in_order is None else in_order[part]))
             of_group = grid.of_group(group) if static_groups else found[group]
             value = columns[column]
             codes = of_group.encode(value.unsqueeze(1))
@@ -166,9 +177,14 @@ def _columns_at_once(width: int, size: int) -> int:
     return _BLOCK if width == size else width * max(_BLOCK // width, 1)
 
 
-def _grid_of_columns(scheme: IntScheme, columns: torch.Tensor) -> Grid:
-    low, high = torch.aminmax(columns, dim=0)
-    return scheme.grid_of(low.unsqueeze(1), high.unsqueeze(1))
+def _importance(seen: InputStatistics) -> torch.Tensor:
+    """Of inputs, float32 [in]; one of which nothing is known counts as much as others do."""
+    diagonal = seen.hessian.diagonal().float()
+    return torch.where(diagonal > 0, diagonal, diagonal.mean())
+
+
+def _grid(scheme: IntScheme, weight: torch.Tensor, importance: torch.Tensor | None) -> Grid:
+    return scheme.grid(weight) if importance is None else searched_grid(weight.float(), scheme, by_inputs(importance))
 
 
 def _nearest(weights: Sequence[torch.Tensor], seen: InputStatistics, scheme: Scheme, why: str) -> list[Rounded]:

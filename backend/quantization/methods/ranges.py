@@ -1,0 +1,55 @@
+"""The range of each group's grid: not to be as wide as the group's weights makes the steps smaller for most of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from backend.quantization.grid import Grid
+from backend.quantization.int_scheme import IntScheme
+
+GroupLoss = Callable[[torch.Tensor], torch.Tensor]
+"""What weights that are off by [out, groups, width] lose: [out, groups]."""
+
+_SHRINKS = [1 - step / 20 for step in range(11)]
+
+
+def searched_grid(weight: torch.Tensor, scheme: IntScheme, loss: GroupLoss) -> Grid:
+    """The grid of a weight float32 [out, in] with the range of each group that loses least; its full one among them.
+
+    Raises:
+        CannotQuantize: the weight does not fit the scheme.
+    """
+    best = scheme.grid(weight)
+    parts = weight.view(*best.scales.shape, -1)
+    low, high = torch.aminmax(parts, dim=-1)
+    least = torch.full_like(low, torch.inf)
+    for shrink in _SHRINKS:
+        grid = scheme.grid_of(low * shrink, high * shrink)
+        lost = loss((grid.decode(grid.encode(weight)) - weight).view_as(parts))
+        better = lost < least
+        least = torch.where(better, lost, least)
+        scales = torch.where(better, grid.scales, best.scales)
+        best = Grid(scales, torch.where(better, grid.offsets, best.offsets), scheme.levels)
+    return best
+
+
+def by_inputs(importance: torch.Tensor) -> GroupLoss:
+    """The loss of weights each by itself: squares, times the importance of their inputs, [groups * width]."""
+
+    def loss(off: torch.Tensor) -> torch.Tensor:
+        return (off.square() * importance.view(off.shape[1:])).sum(-1)
+
+    return loss
+
+
+def by_hessian(hessian: torch.Tensor, groups: int) -> GroupLoss:
+    """The loss of a group's outputs, by its inputs' part of the Hessian float32 [in, in]."""
+    places = torch.arange(len(hessian)).view(groups, -1)
+    of_groups = hessian[places.unsqueeze(2), places.unsqueeze(1)]  # [groups, width, width]
+
+    def loss(off: torch.Tensor) -> torch.Tensor:
+        return (torch.einsum("ogi,gij->ogj", off, of_groups) * off).sum(-1)
+
+    return loss
