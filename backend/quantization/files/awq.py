@@ -50,6 +50,8 @@ class AwqReader:
             return None
         scheme = IntScheme(4, self._group_size)
         check_shape(module, scheme)
+        if out_features % 8:
+            raise module.error("qweight", f"cannot be of {out_features} outputs, expected a multiple of 8")
         groups, words = scheme.groups(in_features), out_features // 8
         codes = module.take("qweight", (torch.int32,), (in_features, words))
         zeros = module.take("qzeros", (torch.int32,), (groups, words))

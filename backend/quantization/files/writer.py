@@ -39,7 +39,7 @@ def write_checkpoint(
     Integers and eight-bit floats are written in the format of compressed-tensors, NF4 in that of bitsandbytes, sixteen
     bits as they are; all of them bit for bit. The directory appears when it is complete, by a rename.
 
-    compressed-tensors has read no act-order (`IntLinear.order`) since its version 0.18; vLLM does.
+    A kept act-order (`IntLinear.order`) is what compressed-tensors reads up to its version 0.18, and refuses since.
 
     Args:
         directory: where to; it may exist if it is empty.

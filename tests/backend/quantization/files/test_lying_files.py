@@ -161,6 +161,12 @@ def test_a_group_that_says_something_else_is_refused(
         read_linear(directory, KEY, *SHAPES[KEY])
 
 
+def test_words_of_whole_outputs_only(tmp_path: Path) -> None:
+    """AWQ has eight outputs in a word."""
+    with pytest.raises(ModelError, match=r"k_proj\.qweight cannot be of 30 outputs, expected a multiple of 8"):
+        read_linear(changed(tmp_path / "model", AWQ), KEY, 30, 64)
+
+
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(-2, 300), st.floats(), st.text(max_size=5),
     st.lists(st.integers(), max_size=3), st.dictionaries(st.text(max_size=5), st.integers(), max_size=2),

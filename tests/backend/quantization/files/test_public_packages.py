@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from backend.quantization.int_scheme import IntLinear
 from backend.quantization.quantized_linear import reference
 from tests.backend.quantization.files.directories import read_linear
 
@@ -63,6 +65,25 @@ def test_what_was_read_multiplies(folder: str) -> None:
 def test_act_order_is_kept() -> None:
     """Inputs are in the order of their groups, which is not the order that they come in."""
     linear = read_linear(DATA / "gptqmodel-gptq-order", DOWN, *SHAPES[DOWN])
-    order = getattr(linear, "order", None)
-    assert isinstance(order, torch.Tensor)
-    assert sorted(order.tolist()) == list(range(128)) != order.tolist()
+    assert isinstance(linear, IntLinear)
+    assert linear.order is not None
+    assert sorted(linear.order.tolist()) == list(range(128)) != linear.order.tolist()
+
+
+def test_zeros_of_the_first_format_that_borrow(tmp_path: Path) -> None:
+    """GPTQModel takes one off each zero in whole words, so that a zero of 0 takes one more from its neighbour."""
+    first, second = tmp_path / "gptq", tmp_path / "gptq_v2"
+    for directory in (first, second):
+        shutil.copytree(DATA / "gptqmodel-gptq-v2", directory)
+    tensors = load_file(second / "model.safetensors")
+    zeros = torch.randint(-(2**31), 2**31, (2, 4), generator=torch.Generator().manual_seed(1)).int()
+    save_file(tensors | {f"{KEY}.qzeros": zeros}, second / "model.safetensors")
+    save_file(tensors | {f"{KEY}.qzeros": zeros - 0x11111111}, first / "model.safetensors")
+    config = (first / "config.json").read_text(encoding="utf-8")
+    (first / "config.json").write_text(config.replace('"gptq_v2"', '"gptq"'), encoding="utf-8")
+    one, two = (read_linear(directory, KEY, *SHAPES[KEY]) for directory in (first, second))
+    assert isinstance(one, IntLinear)
+    assert isinstance(two, IntLinear)
+    assert two.zeros is not None
+    assert 0 in two.zeros.flatten().tolist()
+    assert torch.equal(one.unpack(), two.unpack())
