@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,16 +31,20 @@ class Predictions:
             logits = c.logit_softcap * torch.tanh(logits / c.logit_softcap)
         return logits.log_softmax(-1)
 
-    def divergence(self, expected: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
-        """Of what two models' last layers gave for the same tokens, float32 [..., hidden].
+    def divergences(self, expected: torch.Tensor, got: Sequence[torch.Tensor]) -> list[tuple[float, float]]:
+        """Of what models' last layers gave for the same tokens, float32 [..., hidden] each, from what one gave.
 
         Returns:
-            Mean of KL(expected ‖ got) in nats, and the share of tokens with the same most likely next one.
+            For each the mean of KL(expected ‖ got) in nats, and the share of tokens with the same most likely next one.
         """
-        kl, same = 0.0, 0
-        rows = zip(*(torch.split(side.flatten(0, -2), _TOKENS) for side in (expected, got)), strict=True)
-        for ours, theirs in ((self(left), self(right)) for left, right in rows):
-            kl += float((ours.exp() * (ours - theirs)).sum())
-            same += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
         count = expected.shape[:-1].numel()
-        return kl / count, same / count
+        sums = [[0.0, 0] for _ in got]
+        for first in range(0, count, _TOKENS):
+            part = slice(first, first + _TOKENS)
+            ours = self(expected.flatten(0, -2)[part])
+            likely, best = ours.exp(), ours.argmax(-1)
+            for total, rows in zip(sums, got, strict=True):
+                theirs = self(rows.flatten(0, -2)[part])
+                total[0] += float((likely * (ours - theirs)).sum())
+                total[1] += int((best == theirs.argmax(-1)).sum())
+        return [(kl / count, same / count) for kl, same in sums]

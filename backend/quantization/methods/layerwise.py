@@ -103,7 +103,7 @@ class LayerQuantizer:
         size = weights[0].shape[1]
         scheme, note = self.schemes(layer.index, group, sum(map(len, weights)), size)
         try:
-            rounded = self.rounding(weights, seen or InputStatistics(size), scheme)
+            rounded = self.rounding(weights, seen or InputStatistics(0), scheme)
         except CannotQuantize as error:
             raise CannotQuantize(f"model.layers.{layer.index}.{names[0]}: {error}") from error
         hessian = None if seen is None else seen.hessian

@@ -175,7 +175,7 @@ class _Model:
     def divergence(self, windows: Windows) -> Divergence:
         """Of what came out of the last layer."""
         expected, got = windows.reference, windows.hidden[: len(windows.reference)]
-        kl, top1 = Predictions(self.config, self.weights).divergence(expected, got)
+        ((kl, top1),) = Predictions(self.config, self.weights).divergences(expected, [got])
         return Divergence(expected.shape[:2].numel(), kl, top1)
 
 

@@ -76,8 +76,7 @@ class Probe:
             groups += measured
             progress(f"sensitivity of layer {index + 1} of {self.num_layers}")
         progress("sensitivity: comparing predictions")
-        reference = hidden[:probed]
-        kls = [max(self.predictions.divergence(reference, copy)[0], 0.0) for copy in copies]
+        kls = [max(kl, 0.0) for kl, _ in self.predictions.divergences(hidden[:probed], copies)]
         return [part for kl, of_group in zip(kls, groups, strict=True) for part in of_group.sensitivities(kl)]
 
     @staticmethod
