@@ -71,7 +71,7 @@ def _quantized_few_rows(
                     mask=(row < rows)[:, None, None] & (column < inputs)[None, :, :],
                     other=0.0,
                 ).to(tl.float32)
-                products += v[:, None, :, :] * plane_values(w, levels, ones, plane, FORM)[None, :, :, :]
+                products += v[:, None, :, :] * plane_values(w[None, :, :, :], levels, ones, plane, FORM)
                 if OFFSET != "none":
                     total += v
             sums += products * scale[None, :, :, None]

@@ -7,7 +7,7 @@ import triton.language as tl
 from backend.kernels.quantized_codes import ONES, offsets_of, plane_values
 from backend.kernels.quantized_weight import DeviceWeight
 
-_OUTPUTS = 32
+_OUTPUTS = 16
 
 
 @triton.jit
