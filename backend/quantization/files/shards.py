@@ -50,7 +50,9 @@ class Shards:
         index.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
 
     def _write(self) -> None:
-        save_file(self._waiting, self._path(len(self._names)), metadata={"format": "pt"})
+        path = self._path(len(self._names))
+        save_file(self._waiting, path, metadata={"format": "pt"})
+        path.chmod(0o644)  # safetensors lets nobody else read what it writes
         self._names.append(list(self._waiting))
         self._bytes += self._waiting_bytes
         self._waiting, self._waiting_bytes = {}, 0

@@ -38,6 +38,7 @@ def test_what_is_not_quantised_is_taken_over(source: Path, tmp_path: Path) -> No
     assert sorted(path.name for path in (tmp_path / "written").iterdir()) == [
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
     ]  # fmt: skip
+    assert (tmp_path / "written/model.safetensors").stat().st_mode & 0o777 == 0o644
     before, after = load_file(source / "model.safetensors"), load_file(tmp_path / "written/model.safetensors")
     assert f"{NAME}.weight" not in after
     for name in before.keys() - {f"{NAME}.weight"}:
