@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ import xxhash
 
 from backend.config import ModelConfig
 from backend.fused_build import FusedUnavailable, source_digest
-from backend.fused_layout import KVPrecision, common_order, in_groups, lay_out
+from backend.fused_layout import KVPrecision, Panels, common_order, in_groups, lay_out
 from backend.huge_pages import Arena, zeros
 from backend.kv_blocks import HostKvBlocks, KvBlocks
 from backend.rope import rope_table
@@ -52,7 +53,7 @@ class _Shape(ctypes.Structure):
 class _PackedPart(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("panels", "scales", "bias")),
-        *((name, _INT32) for name in ("out", "format", "group")),
+        *((name, _INT32) for name in ("out", "format", "group", "stride")),
     )
 
 
@@ -200,32 +201,45 @@ class FusedRunner:
             self._keep(None if layer.key_norm is None else layer.key_norm.float()),
             self._linear(layer.query, layer.key, layer.value),
             self._linear(layer.output),
-            self._linear(layer.gate, layer.up),
+            self._linear(layer.gate, layer.up, in_turn=True),
             self._linear(layer.down),
         )
 
-    def _linear(self, *parts: Linear) -> _PackedLinear:
-        """Lays out matrices that multiply the same rows."""
+    def _linear(self, *parts: Linear, in_turn: bool = False) -> _PackedLinear:
+        """Lays out matrices that multiply the same rows; ``in_turn``: a panel of each after the other, one stream."""
         order = common_order([part.weight for part in parts])
+        laid = [self._lay_out(part, order) for part in parts]
+        panels = [part.panels.flatten(1).view(torch.uint8) for part in laid]
+        widths = [part.shape[1] for part in panels]
+        if in_turn:
+            first = self._arena.keep(torch.cat(panels, dim=1))
+            addresses, strides = (
+                [first + before for before in accumulate(widths[:-1], initial=0)],
+                [sum(widths)] * len(parts),
+            )
+        else:
+            addresses, strides = [self._arena.keep(part) for part in panels], widths
+        packed = map(self._part, parts, laid, addresses, strides)
         return _PackedLinear(
-            (_PackedPart * _MOST_PARTS)(*(self._part(part, order) for part in parts)),
-            self._keep(order),
-            len(parts),
-            parts[0].weight.shape[1],
+            (_PackedPart * _MOST_PARTS)(*packed), self._keep(order), len(parts), parts[0].weight.shape[1]
         )
 
-    def _part(self, part: Linear, order: torch.Tensor | None) -> _PackedPart:
+    def _lay_out(self, part: Linear, order: torch.Tensor | None) -> Panels:
         laid = lay_out(part.weight, self._lanes, order)
         self._kept_as.append(laid.kept_as)
         self.weight_bytes[laid.kept_as] = self.weight_bytes.get(laid.kept_as, 0) + laid.nbytes
+        return laid
+
+    def _part(self, part: Linear, laid: Panels, address: int, stride: int) -> _PackedPart:
         bias = None if part.bias is None else in_groups(part.bias.float(), 2 * self._lanes).contiguous()
         return _PackedPart(
-            self._keep(laid.panels),
+            _POINTER(address),
             self._keep(laid.scales),
             self._keep(bias),
             part.weight.shape[0],
             laid.format,
             laid.group,
+            stride,
         )
 
     def _keep(self, tensor: torch.Tensor | None) -> ctypes.c_void_p:

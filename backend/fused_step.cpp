@@ -18,6 +18,7 @@
 //   nibbles       [panel][in / group]{ words, scales [PANEL], minima [PANEL] }, weight = scale * nibble + minimum
 //   small floats  [panel][in / 2][PANEL]{ second, first }, weight = scale of the column * E4M3 (arXiv 2209.05433) / 256
 //   levels        [panel][in / group]{ words, scales [PANEL] }, weight = scale * LEVELS[nibble] / 127
+// A panel of gate columns is followed by the panel of up columns that belong to them, which may be of another format.
 // Other layouts
 //   KV          [layer][block][kv head]{ keys [head_dim][BLOCK], values [BLOCK][head_dim] } and, where they are bytes,
 //               { scales of the keys [BLOCK], scales of the values [BLOCK] }; keys are transposed so that one vector
@@ -234,18 +235,11 @@ struct Part {
   const float* bias;    // padded like the columns; or null
   int out;              // columns that mean something; the last panel may be padded
   Format format;
-  int group;            // inputs that share a scale, for NIBBLES and LEVEL_NIBBLES
+  int group;    // inputs that share a scale, for NIBBLES and LEVEL_NIBBLES
+  long stride;  // bytes from one panel to the next
 
   int count() const { return (out + PANEL - 1) / PANEL; }
   bool wants_integers() const { return format == BYTES || format == NIBBLES || format == LEVEL_NIBBLES; }
-  size_t panel_bytes(int in) const {
-    switch (format) {
-      case HALVES: return (size_t)in * PANEL * sizeof(half);
-      case NIBBLES: return (size_t)in / group * (group / 2 + 2 * sizeof(half)) * PANEL;
-      case LEVEL_NIBBLES: return (size_t)in / group * (group / 2 + sizeof(half)) * PANEL;
-      default: return (size_t)in * PANEL;
-    }
-  }
 };
 
 // A matrix of one to three parts that multiply the same rows: query, key and value, or gate and up. Only the last part's
@@ -586,7 +580,7 @@ enum class Then { store, add, silu_times };
 // Some rows times one panel, and its bias: out [rows][PANEL].
 inline void multiply_panel(const Part& part, int p, int in, const Operand& rows, int count, float* out) {
   const float* scales = part.scales ? part.scales + p * PANEL : nullptr;
-  KERNELS[part.format].of[count]({part.panels + p * part.panel_bytes(in), scales, in, part.group}, rows, out);
+  KERNELS[part.format].of[count]({part.panels + p * part.stride, scales, in, part.group}, rows, out);
   if (!part.bias) return;
   for (int i = 0; i < count * PANEL; i += LANES)
     store(out + i, load(out + i) + load(part.bias + p * PANEL + i % PANEL));
@@ -977,7 +971,7 @@ struct FusedShape {
 struct FusedPart {
   const uint8_t* panels;
   const float *scales, *bias;
-  int32_t out, format, group;
+  int32_t out, format, group, stride;
 };
 
 struct FusedLinear {
@@ -998,7 +992,8 @@ void* fused_create(const FusedShape* shape, const FusedLayer* layers, const Fuse
     Linear linear{{}, l.count, l.in, l.order};
     for (int i = 0; i < l.count; i++) {
       const FusedPart& part = l.parts[i];
-      linear.parts[i] = {part.panels, part.scales, part.bias, part.out, static_cast<Format>(part.format), part.group};
+      linear.parts[i] = {part.panels, part.scales,  part.bias, part.out, static_cast<Format>(part.format),
+                         part.group,  part.stride};
     }
     return linear;
   };
