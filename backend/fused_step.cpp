@@ -164,8 +164,8 @@ inline Integers dot4(Integers total, Factors bytes, Integers word) {
 inline Integers dot4_small(Integers total, Integers nibbles, Integers word) { return dot4(total, nibbles, word); }
 inline Integers total_of_small(Integers total) { return total; }
 #else
-// The instruction multiplies an unsigned byte with a signed one: the weights' signs move over to the word, which, unlike
-// the weights, never has a -128 that would stay what it is. Two products of 128 * 127 fit 16 bits.
+// The instruction multiplies an unsigned byte with a signed one: the weights' signs move over to the word, which never
+// has a -128, as weights may, that would stay what it is. Two products of 128 * 127 fit 16 bits.
 struct Factors {
   Integers weights, magnitudes;
 };
@@ -242,8 +242,8 @@ struct Part {
   bool wants_integers() const { return format == BYTES || format == NIBBLES || format == LEVEL_NIBBLES; }
 };
 
-// A matrix of one to three parts that multiply the same rows: query, key and value, or gate and up. Only the last part's
-// last panel may be padded where their outputs follow each other.
+// A matrix of one to three parts that multiply the same rows: query, key and value, or gate and up. Only the last panel
+// of the last part may be padded where their outputs follow each other.
 struct Linear {
   Part parts[3];
   int count;
