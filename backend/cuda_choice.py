@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,10 +9,9 @@ import torch
 from backend.config import EngineConfig, ModelConfig
 from backend.gguf_file import Progress
 from backend.quantization.errors import CannotQuantize
-from backend.quantization.linears import Weight, map_linears
 from backend.runner import ModelRunner
 from backend.self_test import disagreement
-from backend.weights import ModelWeights, dense
+from backend.weights import ModelWeights
 
 if TYPE_CHECKING:
     from backend.cuda_runner import CudaRunner
@@ -60,7 +58,7 @@ def choose_cuda(
         return runner
 
     try:
-        distance = disagreement(config, weights, make, as_kept)
+        distance = disagreement(config, weights, make)
         if distance > _MOST_DISAGREEMENT[dtype]:
             raise CudaUnavailable(f"the kernels failed their self-test (relative error {distance:.3g})")
         runner = CudaRunner(
@@ -81,13 +79,3 @@ def choose_cuda(
         raise CudaUnavailable("the device has too little memory for the weights") from error
     except (TritonError, RuntimeError) as error:  # what a compiler, a driver or cuBLAS raises
         raise CudaUnavailable(f"the kernels do not run: {error}") from error
-
-
-def as_kept(weights: ModelWeights) -> ModelWeights:
-    """What the bits of quantised weights say, as floats. Where activations are rounded too, weights stay."""
-
-    def plain(weight: Weight) -> Weight:
-        rounds_rows = not isinstance(weight, torch.Tensor) and weight.scheme.activation_bits < 16
-        return weight if rounds_rows else dense(weight)
-
-    return replace(map_linears(weights, lambda name, weight: plain(weight)), head=plain(weights.head))

@@ -15,9 +15,9 @@ from typing import get_args
 from backend.cli import Parser, end_with_the_reader, outlive_readers
 from backend.config import Device, EngineConfig
 from backend.errors import ModelError
-from backend.evaluation.text import read_text
 from backend.options import context, positive, threads
 from backend.quantization.names import Quantization
+from backend.text_file import read_text
 from backend.threads import limit_spinning
 
 _DESCRIPTION = """\

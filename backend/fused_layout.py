@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
@@ -13,10 +13,9 @@ from backend.fused_build import FusedUnavailable
 from backend.quantization.float_scheme import FloatLinear
 from backend.quantization.fp8_scheme import Fp8Linear
 from backend.quantization.int_scheme import IntLinear
-from backend.quantization.linears import Weight, map_linears
+from backend.quantization.linears import Weight
 from backend.quantization.nf4_scheme import Nf4Linear
 from backend.quantization.nibbles import unpack_nibbles
-from backend.weights import ModelWeights, dense
 
 KVPrecision = Literal["float16", "int8"]
 
@@ -111,11 +110,6 @@ def common_order(weights: Sequence[Weight]) -> torch.Tensor | None:
 def rounds_rows(weight: Weight) -> bool:
     """Whether rows are rounded to int8 before they are multiplied with it, where its scheme has a layout."""
     return isinstance(weight, IntLinear | Nf4Linear)
-
-
-def as_kept(weights: ModelWeights) -> ModelWeights:
-    """The same model with every weight as floats, which is what the reference needs for a comparison."""
-    return replace(map_linears(weights, lambda _, weight: dense(weight)), head=dense(weights.head))
 
 
 def in_groups(tensor: torch.Tensor, size: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from backend.config import EngineConfig, KvDtype, ModelConfig
 from backend.cuda_choice import CudaUnavailable, choose_cuda
 from backend.errors import ModelError
 from backend.fused_build import FusedUnavailable, load_fused_library
-from backend.fused_layout import KVPrecision, as_kept, rounds_rows
+from backend.fused_layout import KVPrecision, rounds_rows
 from backend.fused_runner import FusedRunner, check_shape
 from backend.gguf_file import Progress
 from backend.quantization.linears import linears
@@ -80,7 +80,7 @@ def _fused(
     def make(model: ModelConfig, some: ModelWeights, num_blocks: int, context: int) -> FusedRunner:
         return FusedRunner(library, model, some, num_blocks, context, engine.threads, kv_precision)
 
-    error = disagreement(config, weights, make, as_kept)
+    error = disagreement(config, weights, make)
     integers = kv_precision == "int8" or any(map(rounds_rows, [*linears(weights).values(), weights.head]))
     most = _MOST_WITH_INTEGERS if integers else MOST_DISAGREEMENT
     if error > most:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from backend.config import ModelConfig
+from backend.quantization.linears import as_floats
 from backend.runner import BLOCK_SIZE, ModelRunner, StepInput
 from backend.step_input import SequenceRows, pack
 from backend.torch_runner import TorchRunner
@@ -23,16 +24,11 @@ _BLOCKS = 8
 _CONTEXT = 4 * BLOCK_SIZE
 
 
-def disagreement(
-    config: ModelConfig,
-    weights: ModelWeights,
-    make_runner: RunnerMaker,
-    as_kept: Callable[[ModelWeights], ModelWeights] = lambda weights: weights,
-) -> float:
+def disagreement(config: ModelConfig, weights: ModelWeights, make_runner: RunnerMaker) -> float:
     """Largest relative error of logits and hidden states of a short mixed batch, against the float32 reference.
 
-    ``as_kept`` gives the reference the weights as the runner keeps them: how much quantisation loses is not the
-    question here, but whether the runner computes what its weights say.
+    The reference has what the bits of quantised weights say: how much they have lost is not the question here, but
+    whether the runner computes that.
 
     The first layers and tokens of the real weights are enough to catch a wrong kernel, layout or build, and take a
     fraction of a second. The steps cover a prefill that crosses a block's border, its second chunk, and a batch of
@@ -49,7 +45,7 @@ def disagreement(
         head=head[:vocabulary] if isinstance(head, torch.Tensor) else head,
     )
     runner = make_runner(small_config, small_weights, _BLOCKS, _CONTEXT)
-    reference = TorchRunner(small_config, as_kept(small_weights), _BLOCKS, _CONTEXT)
+    reference = TorchRunner(small_config, as_floats(small_weights), _BLOCKS, _CONTEXT)
     worst = 0.0
     for step in steps(vocabulary):
         got, expected = runner.run(step), reference.run(step)

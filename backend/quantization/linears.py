@@ -8,9 +8,19 @@ from dataclasses import replace
 import torch
 
 from backend.quantization.quantized_linear import QuantizedLinear
-from backend.weights import LayerWeights, Linear, Mlp, ModelWeights
+from backend.weights import LayerWeights, Linear, Mlp, ModelWeights, dense
 
 Weight = torch.Tensor | QuantizedLinear
+
+
+def as_floats(weights: ModelWeights) -> ModelWeights:
+    """What the bits of quantised weights say, as floats. Where a scheme rounds activations too, weights stay."""
+
+    def plain(weight: Weight) -> Weight:
+        rounds_rows = not isinstance(weight, torch.Tensor) and weight.scheme.activation_bits < 16
+        return weight if rounds_rows else dense(weight)
+
+    return replace(map_linears(weights, lambda name, weight: plain(weight)), head=plain(weights.head))
 
 
 def linears(weights: ModelWeights) -> dict[str, Weight]:

@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from backend.config import KvDtype, ModelConfig
 from backend.fused_build import FusedUnavailable
-from backend.fused_layout import GROUP, KVPrecision, as_kept, common_order, lay_out, rounds_rows
+from backend.fused_layout import GROUP, KVPrecision, common_order, lay_out, rounds_rows
 from backend.fused_runner import FusedRunner
 from backend.quantization.choice import quantised
 from backend.quantization.fp8_scheme import Fp8Linear, Fp8Scheme
 from backend.quantization.int_scheme import IntLinear, IntScheme, Zero
-from backend.quantization.linears import Weight, linears
+from backend.quantization.linears import Weight, as_floats, linears
 from backend.quantization.nf4_scheme import LEVELS, Nf4Linear, Nf4Scheme
 from backend.quantization.nibbles import unpack_nibbles
 from backend.quantization.quantized_linear import Scheme
@@ -186,7 +186,7 @@ def test_a_step_computes_what_its_weights_say(
     small_config, small_weights = cut(config, weights)
     some = kept(small_weights, name)
     fused = FusedRunner(built_library(), small_config, some, 8, 128, 2, kv)
-    reference = TorchRunner(small_config, as_kept(some), 8, 128)
+    reference = TorchRunner(small_config, as_floats(some), 8, 128)
     floats = name in ("float16", "int8-g32") or name.startswith("fp8")
     allowed = (0.001 if floats else 0.02) + (0.02 if kv == "int8" else 0)
     assert relative_error(chunked(fused, TOKENS, 90), chunked(reference, TOKENS, 90)) < allowed

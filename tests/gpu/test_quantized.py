@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from backend.config import EngineConfig
-from backend.cuda_choice import as_kept, choose_cuda
+from backend.cuda_choice import choose_cuda
 from backend.cuda_runner import CudaRunner
 from backend.kernels.quantized_fp8 import multiplies_fp8, round_rows, scaled_product
 from backend.kernels.quantized_product import WIDENED_ROWS, QuantizedProduct
@@ -16,7 +16,7 @@ from backend.kernels.quantized_weight import on_device
 from backend.quantization.float_scheme import FloatScheme
 from backend.quantization.fp8_scheme import Fp8Scheme
 from backend.quantization.int_scheme import IntLinear, IntScheme
-from backend.quantization.linears import map_linears
+from backend.quantization.linears import as_floats, map_linears
 from backend.quantization.nf4_scheme import Nf4Scheme
 from backend.quantization.quantized_linear import Scheme
 from backend.runner import BLOCK_SIZE
@@ -129,7 +129,7 @@ def test_recorded_steps_compute_what_the_bits_say(scheme: Scheme, dtype: torch.d
     said: list[str] = []
     runner.record(said.append)
     assert "recorded decode steps" in said[-1]
-    reference = TorchRunner(WIDE, as_kept(weights), 8, 64)
+    reference = TorchRunner(WIDE, as_floats(weights), 8, 64)
     for step in (*STEPS, *STEPS[3:]):
         assert relative_error(runner.run(step).logits.cpu(), reference.run(step).logits) < limit
 

@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from backend.errors import ModelError
+from backend.text_file import read_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-_GZIP = b"\x1f\x8b"
-
-
-def read_text(path: Path) -> str:
-    """The text of a file, which may be compressed with gzip.
-
-    Raises:
-        ModelError: it cannot be read, is not UTF-8, or holds nothing but white space.
-    """
-    try:
-        content = path.read_bytes()
-        if content.startswith(_GZIP):
-            content = gzip.decompress(content)
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{path}: not UTF-8 (byte {error.start}); expected a text file, or one in gzip") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise ModelError(f"{path}: cannot be read ({error})") from error
-    if not text.strip():
-        raise ModelError(f"{path}: no text in it")
-    return text
 
 
 def token_windows(tokenizer: Tokenizer, path: Path, windows: int, tokens: int, seed: int = 0) -> torch.Tensor:

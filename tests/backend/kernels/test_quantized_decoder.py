@@ -8,13 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from backend.cuda_choice import as_kept
 from backend.cuda_runner import CudaRunner
 from backend.quantization.errors import CannotQuantize
 from backend.quantization.float_scheme import FloatScheme
 from backend.quantization.fp8_scheme import Fp8Scheme
 from backend.quantization.int_scheme import IntLinear, IntScheme
-from backend.quantization.linears import Weight, map_linears
+from backend.quantization.linears import Weight, as_floats, map_linears
 from backend.quantization.nf4_scheme import Nf4Scheme
 from backend.quantization.quantized_linear import Scheme
 from backend.torch_runner import TorchRunner
@@ -53,7 +52,7 @@ def mixed(name: str) -> Scheme | None:
 def runs_as_its_bits_say(weights: ModelWeights, limit: float, dtype: torch.dtype = torch.float32) -> CudaRunner:
     """Over a prefill and the decode of one row: its few rows and its many are products of two kernels."""
     runner = CudaRunner(SMALL, weights, 8, 64, 4, dtype, "cpu")
-    reference = TorchRunner(SMALL, as_kept(weights), 8, 64)
+    reference = TorchRunner(SMALL, as_floats(weights), 8, 64)
     for step in (STEPS[0], STEPS[4]):
         got, expected = runner.run(step), reference.run(step)
         assert relative_error(got.logits, expected.logits) < limit

@@ -70,28 +70,3 @@ def test_a_text_may_be_just_long_enough(text: Path) -> None:
     assert token_windows(tokenizer(), text, 4, WORDS // 4).shape == (4, WORDS // 4)
     with pytest.raises(ModelError, match=r"2,000 tokens, and 4 windows of 501 need 2,004"):
         token_windows(tokenizer(), text, 4, WORDS // 4 + 1)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "no text in it"),
-        (b" \n\t ", "no text in it"),
-        (b"caf\xe9 " * 100, r"not UTF-8 \(byte 3\)"),
-        (gzip.compress(b"some text" * 1000)[:-40], "cannot be read"),
-        (b"\x1f\x8b but no gzip", "cannot be read"),
-    ],
-)
-def test_a_file_that_is_no_text_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
-    """The line names the file."""
-    path = tmp_path / "wrong.txt"
-    path.write_bytes(content)
-    with pytest.raises(ModelError, match=f"wrong.txt: {message}"):
-        token_windows(tokenizer(), path, 1, 8)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """As is a folder."""
-    for path in (tmp_path / "absent.txt", tmp_path):
-        with pytest.raises(ModelError, match="cannot be read"):
-            token_windows(tokenizer(), path, 1, 8)

@@ -1,4 +1,4 @@
-"""The text that a model is evaluated on."""
+"""Text files that models are evaluated and calibrated on."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from backend.errors import ModelError
-from backend.evaluation.text import read_text
+from backend.text_file import read_text
 
 TEXT = "Zwölf Boxkämpfer\njagen Viktor.\n"
 
