@@ -196,7 +196,7 @@ async def test_a_folder_of_something_else_is_refused(tmp_path: Path, name: str, 
 
 async def test_a_capacity_without_room_to_write_ahead_is_refused(tmp_path: Path) -> None:
     """The sentence says how much is needed."""
-    with pytest.raises(ValueError, match=f"expected at least {64 * FORMAT.frame_bytes}: 64 frames of this model"):
+    with pytest.raises(ValueError, match=f"expected at least {64 * FORMAT.frame_bytes:,}: 64 blocks of this model"):
         DiskTier(tmp_path / "kv", FORMAT, 63 * FORMAT.frame_bytes, LeastRecentlyUsed)
 
 
