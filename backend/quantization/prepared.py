@@ -38,7 +38,7 @@ def prepared(source: ModelSource, name: str, progress: Callable[[str], None]) ->
     target = models / f"{_identity(source.directory)}-{name}-v{_VERSION}"
     try:
         models.mkdir(parents=True, exist_ok=True)
-        with _lock(target.with_suffix(".lock"), progress):
+        with _lock(models / f"{target.name}.lock", progress):
             if not target.is_dir():
                 progress(f"--quantization {name}: quantising {source.name} once, into {target}")
                 _quantize(source.directory, target, RECIPES[name], progress)
