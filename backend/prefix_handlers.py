@@ -111,7 +111,7 @@ def _description(state: ServerState, opened: OpenStore) -> dict[str, Any]:
             "codec": tier.format.codec.name,
             "blocks": tier.blocks,
             "bytes": tier.used_bytes,
-            "capacity_bytes": capacities[name],
+            "capacity_bytes": capacities.get(name),
             "tokens_saved": restored[name],
             **_counts(tier.counts),
         }

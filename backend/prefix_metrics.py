@@ -67,8 +67,9 @@ def _counter(name: str, help_text: str, values: Mapping[str, float]) -> Metric:
     return metric
 
 
-def _gauge(name: str, help_text: str, values: Mapping[str, float]) -> Metric:
+def _gauge(name: str, help_text: str, values: Mapping[str, float | None]) -> Metric:
     metric = GaugeMetricFamily(f"{_PREFIX}_{name}", help_text, labels=["place"])
     for place, value in values.items():
-        metric.add_metric([place], value)
+        if value is not None:
+            metric.add_metric([place], value)
     return metric

@@ -19,11 +19,14 @@ _CODECS = ("plain", "int8", "fp8")
 _SECRET_BYTES = 32
 _SHORTEST_SECRET = 16
 _DISK_BYTES = 4 * 2**30
+_PLACES = ("memory", "disk", "mooncake")
 _OPTIONS = {
     "memory_bytes": "--prefix-memory",
     "memory_codec": "--prefix-memory-codec",
     "disk_bytes": "--prefix-disk-size",
     "disk_codec": "--prefix-disk-codec",
+    "mooncake": "--prefix-mooncake",
+    "mooncake_codec": "--prefix-mooncake-codec",
     "index": "--prefix-index",
     "name": "--prefix-name",
     "address": "--prefix-address",
@@ -52,7 +55,14 @@ def add_prefix_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="what the folder may hold (default: 4GiB)",
     )
-    for place in ("memory", "disk"):
+    options.add_argument(
+        "--prefix-mooncake",
+        type=Path,
+        metavar="FILE",
+        help="Mooncake's configuration file, in JSON, for what a Mooncake store is to keep of them; needs the package: "
+        "pip install 'keepgate[mooncake]' (default: none)",
+    )
+    for place in _PLACES:
         options.add_argument(
             f"--prefix-{place}-codec",
             choices=_CODECS,
@@ -109,17 +119,18 @@ def read_prefix_arguments(arguments: argparse.Namespace) -> StoreConfig | None:
     from prefix_store.codecs.registry import codec_named
     from prefix_store.store.config import StoreConfig
     from prefix_store.tiers.disk.folder import Folder
+    from prefix_store.tiers.mooncake.settings import read_settings
 
-    for place in ("memory", "disk"):
+    for place in _PLACES:
         for what in ("size", "codec"):
             if getattr(arguments, f"prefix_{place}_{what}", None) and not getattr(arguments, f"prefix_{place}"):
                 raise ValueError(f"--prefix-{place}-{what}: nothing is kept there, expected it with --prefix-{place}")
-    if not (arguments.prefix_memory or arguments.prefix_disk or arguments.prefix_index):
+    if not (any(getattr(arguments, f"prefix_{place}") for place in _PLACES) or arguments.prefix_index):
         for what in ("secret_file", "name", "address"):
             if getattr(arguments, f"prefix_{what}"):
                 raise ValueError(
                     f"--prefix-{what.replace('_', '-')}: nothing is kept, expected it with --prefix-memory, "
-                    "--prefix-disk or --prefix-index"
+                    "--prefix-disk, --prefix-mooncake or --prefix-index"
                 )
         return None
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -133,6 +144,11 @@ def read_prefix_arguments(arguments: argparse.Namespace) -> StoreConfig | None:
             Folder.open(arguments.prefix_disk)
         except OSError as error:
             raise ValueError(f"--prefix-disk {arguments.prefix_disk}: {error.strerror or error}") from error
+    if arguments.prefix_mooncake:
+        try:
+            read_settings(arguments.prefix_mooncake)
+        except ValueError as error:
+            raise ValueError(f"--prefix-mooncake: {error}") from error
     try:
         return StoreConfig(
             memory_bytes=arguments.prefix_memory or 0,
@@ -140,6 +156,8 @@ def read_prefix_arguments(arguments: argparse.Namespace) -> StoreConfig | None:
             disk=arguments.prefix_disk,
             disk_bytes=arguments.prefix_disk_size or _DISK_BYTES,
             disk_codec=codec_named(arguments.prefix_disk_codec or "plain"),
+            mooncake=arguments.prefix_mooncake,
+            mooncake_codec=codec_named(arguments.prefix_mooncake_codec or "plain"),
             index=arguments.prefix_index,
             name=arguments.prefix_name,
             address=arguments.prefix_address,

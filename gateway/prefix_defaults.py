@@ -28,7 +28,7 @@ def with_prefix_store(settings: Settings, redis_url: str) -> BackendSettings:
     backend = replace(said, prefix_disk=None, prefix_disk_size=None) if said.prefix_disk_size == 0 else said
     if backend.prefix_disk is None and said.prefix_disk_size != 0 and said.prefix_sharing is not False:
         backend = replace(backend, prefix_disk=_folder(settings))
-    if backend.prefix_disk is None and backend.prefix_memory is None:
+    if backend.prefix_disk is None and backend.prefix_memory is None and backend.prefix_mooncake is None:
         return backend
     if backend.prefix_index is None:
         backend = replace(backend, prefix_index=_index(settings, redis_url))

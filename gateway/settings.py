@@ -242,6 +242,8 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     prefix_disk: Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="the path of a folder")] = None
     prefix_disk_size: Annotated[Size | None, Meta(description="a size such as 4GiB, or 0 for none")] = None
     prefix_disk_codec: Codec = None
+    prefix_mooncake: File = None
+    prefix_mooncake_codec: Codec = None
     prefix_index: Annotated[
         Annotated[str, Meta(pattern="^(rediss?|unix)://.")] | None,
         Meta(description="a URL such as redis://127.0.0.1:6379/0 or unix:///run/redis.sock"),

@@ -29,6 +29,9 @@ class StoreConfig:
     """Folder that the processes of a host share; None: nothing is kept on disk."""
     disk_bytes: int = 4 * 2**30
     disk_codec: Codec = PLAIN
+    mooncake: Path | None = None
+    """Mooncake's configuration file; None: nothing is kept there."""
+    mooncake_codec: Codec = PLAIN
     index: str = ""
     """URL of the Redis that knows what other engines have; empty: they are not asked."""
     name: str = ""
@@ -46,10 +49,12 @@ class StoreConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 0")
         if self.address and not _is_url(self.address):
             raise ValueError(f"address is {self.address!r}, expected http://host:port or https://host:port")
-        lossy = {codec.name for codec in self.codecs if not codec.is_exact}
-        if len(lossy) > 1:
-            memory, disk = self.memory_codec.name, self.disk_codec.name
-            raise ValueError(f"disk_codec is {disk}, expected plain or {memory}: one engine has one codec beside plain")
+        for field_name, codec in self.codecs.items():
+            if not codec.is_exact and self.lossy_codec != codec:
+                expected = f"plain or {self.lossy_codec.name}" if self.lossy_codec else "plain"
+                raise ValueError(
+                    f"{field_name} is {codec.name}, expected {expected}: one engine has one codec beside plain"
+                )
 
     @property
     def peers_secret(self) -> str:
@@ -57,15 +62,19 @@ class StoreConfig:
         return hmac.digest(self.secret.encode(), _PEERS, "sha256").hex() if self.secret else ""
 
     @property
-    def codecs(self) -> tuple[Codec, ...]:
-        """Of the tiers that there are."""
-        codecs = [self.memory_codec] if self.memory_bytes else []
-        return (*codecs, self.disk_codec) if self.disk is not None else tuple(codecs)
+    def codecs(self) -> dict[str, Codec]:
+        """Of the tiers that there are, by the name of the field."""
+        is_there = {
+            "memory": self.memory_bytes > 0,
+            "disk": self.disk is not None,
+            "mooncake": self.mooncake is not None,
+        }
+        return {name: getattr(self, name) for tier, is_so in is_there.items() if is_so and (name := f"{tier}_codec")}
 
     @property
     def lossy_codec(self) -> Codec | None:
         """The one that does not give back every bit; None: all do."""
-        return next((codec for codec in self.codecs if not codec.is_exact), None)
+        return next((codec for codec in self.codecs.values() if not codec.is_exact), None)
 
 
 def _is_url(address: str) -> bool:

@@ -16,10 +16,11 @@ from prefix_store.peers.client import PeerClient
 from prefix_store.peers.server import BlockServer
 from prefix_store.store.config import StoreConfig
 from prefix_store.store.fleet import Fleet
-from prefix_store.store.owners import DISK, MEMORY, Owners
+from prefix_store.store.owners import DISK, MEMORY, MOONCAKE, Owners
 from prefix_store.store.store import PrefixStore
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.host_memory import HostMemory
+from prefix_store.tiers.mooncake.mooncake_tier import MooncakeTier
 from prefix_store.tiers.tier import Tier
 
 _INSTANCE_BYTES = 16
@@ -60,7 +61,8 @@ async def open_store(config: StoreConfig, namespace: bytes, layout: BlockLayout)
 
     Raises:
         ValueError: a size holds no frame, a codec cannot write blocks of this layout, the index's URL is none, or it
-            is to know an engine without a name. The message begins with the field of the configuration.
+            is to know an engine without a name, or Mooncake cannot be used. The message begins with the field of the
+            configuration.
         OSError: the folder cannot be used.
     """
     removals = _Removals()
@@ -85,6 +87,12 @@ async def open_store(config: StoreConfig, namespace: bytes, layout: BlockLayout)
                 )
             tiers[DISK] = disk
             stack.push_async_callback(disk.close)
+        if config.mooncake is not None:
+            with _named("mooncake_codec"):
+                mooncake_format = FrameFormat(layout, config.mooncake_codec)
+            with _named("mooncake"):
+                tiers[MOONCAKE] = mooncake = MooncakeTier(config.mooncake, mooncake_format, namespace)
+            stack.push_async_callback(mooncake.close)
         if not config.index:
             yield OpenStore(config, namespace, layout.nbytes, PrefixStore(tiers), None, None)
             return
@@ -104,7 +112,9 @@ async def open_store(config: StoreConfig, namespace: bytes, layout: BlockLayout)
             client = PeerClient(config.peers_secret)
             fleet = Fleet(index, client, _formats(layout, config), owners.is_own)
             stack.push_async_callback(fleet.close)
-            server = BlockServer(list(tiers.values()), config.peers_secret, instance)
+            # What is in Mooncake, others have from there.
+            own = [tier for name, tier in tiers.items() if name != MOONCAKE]
+            server = BlockServer(own, config.peers_secret, instance)
         store = PrefixStore(tiers, owners, fleet)
         yield OpenStore(config, namespace, layout.nbytes, store, server, index)
 

@@ -12,7 +12,7 @@ from prefix_store.index.owner import Details, TierKind
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.tier import Tier
 
-MEMORY, DISK = "memory", "disk"
+MEMORY, DISK, MOONCAKE = "memory", "disk", "mooncake"
 
 
 class Owners:
@@ -96,7 +96,7 @@ class Owners:
         task.add_done_callback(self._tasks.discard)
 
     def _details(self, tier: Tier) -> Details:
-        return Details(self._address, self._instance, tier.blocks, tier.used_bytes)
+        return Details(self._address, self._instance, tier.blocks or 0, tier.used_bytes or 0)
 
 
 async def _claim_when_listed(tier: DiskTier, owner: LocalOwner) -> None:

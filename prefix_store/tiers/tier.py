@@ -26,12 +26,12 @@ class Tier(Protocol):
         """Of all frames in it."""
 
     @property
-    def blocks(self) -> int:
-        """How many blocks can be read."""
+    def blocks(self) -> int | None:
+        """How many blocks can be read; None: it cannot tell."""
 
     @property
-    def used_bytes(self) -> int:
-        """Of their frames."""
+    def used_bytes(self) -> int | None:
+        """Of their frames; None: it cannot tell."""
 
     def inventory(self) -> Sequence[bytes]:
         """The stored keys of what can be read, parents before children, for the index. Waits for nothing."""

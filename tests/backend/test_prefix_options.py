@@ -45,7 +45,9 @@ def test_the_folder_is_made_with_all_above_it_and_so_is_the_secret(tmp_path: Pat
     ("options", "message"),
     [
         (("--prefix-secret-file", "{here}/none/secret"), "nothing is kept, expected it with --prefix-memory"),
-        (("--prefix-name", "a"), "--prefix-name: nothing is kept, expected it with --prefix-memory, --prefix-disk or"),
+        (("--prefix-name", "a"), "--prefix-name: nothing is kept, expected it with --prefix-memory, --prefix-disk, "),
+        (("--prefix-mooncake-codec", "fp8"), "--prefix-mooncake-codec: nothing is kept there, expected it with"),
+        (("--prefix-mooncake", "/no/such.json"), "--prefix-mooncake: /no/such.json: No such file or directory"),
         (("--prefix-address", "http://a:1"), "--prefix-address: nothing is kept"),
         (("--prefix-disk-size", "1GiB"), "--prefix-disk-size: nothing is kept there, expected it with --prefix-disk"),
         (

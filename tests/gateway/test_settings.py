@@ -362,6 +362,8 @@ def test_options_of_a_backend_that_does_not_run_are_a_warning(tmp_path: Path) ->
         ("prefix_disk", ["/srv/prefixes", "-odd folder"]),
         ("prefix_disk_size", ["4GiB"]),
         ("prefix_disk_codec", ["plain", "int8", "fp8"]),
+        ("prefix_mooncake", ["/etc/mooncake.json"]),
+        ("prefix_mooncake_codec", ["plain", "int8", "fp8"]),
         ("prefix_index", ["redis://h:6379/0", "unix:///run/redis.sock?db=1"]),
         ("prefix_secret_file", ["/run/secrets/prefix"]),
         ("prefix_name", ["gpu-1"]),

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from prefix_store.eviction.policy import Policy
 from prefix_store.tiers.disk.block_name import BlockName
-from prefix_store.tiers.disk.faults import Faults
 from prefix_store.tiers.disk.folder import Folder
 from prefix_store.tiers.disk.keeper import Keeper, lock_of
 from prefix_store.tiers.disk.listing import Listed, Listing
 from prefix_store.tiers.disk.membership import Membership
+from prefix_store.tiers.faults import Faults
 
 log = logging.getLogger(__name__)
 

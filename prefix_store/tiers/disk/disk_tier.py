@@ -22,12 +22,12 @@ from prefix_store.tiers.disk.inventory import Inventory
 from prefix_store.tiers.disk.keeper import WRITERS, bytes_ahead
 from prefix_store.tiers.disk.listing import Listed
 from prefix_store.tiers.disk.restorer import Restorer, lead_of
-from prefix_store.tiers.disk.second_touch import SecondTouch
 from prefix_store.tiers.disk.steward import Steward
 from prefix_store.tiers.disk.storer import Storer
 from prefix_store.tiers.disk.use import Use
 from prefix_store.tiers.halt import Halt, Halted
 from prefix_store.tiers.progress import Progress
+from prefix_store.tiers.second_touch import SecondTouch
 from prefix_store.tiers.worker import Worker
 
 _OPEN_ACCESSES = 10_000

@@ -12,8 +12,8 @@ from prefix_store.frames.frame import check_frame
 from prefix_store.tiers.counts import TierCounts
 from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.discard import discard
-from prefix_store.tiers.disk.faults import Faults
 from prefix_store.tiers.disk.membership import Membership
+from prefix_store.tiers.faults import Faults
 
 _MOST_FRAME_BYTES = 256 * 2**20
 

@@ -14,9 +14,9 @@ from prefix_store.frames.segments import Segments
 from prefix_store.tiers.counts import TierCounts
 from prefix_store.tiers.disk.block_name import BlockName, block_name
 from prefix_store.tiers.disk.discard import discard
-from prefix_store.tiers.disk.faults import Faults
 from prefix_store.tiers.disk.membership import Membership, scratch
 from prefix_store.tiers.disk.use import Use
+from prefix_store.tiers.faults import Faults
 from prefix_store.tiers.halt import Halt, Halted
 from prefix_store.tiers.progress import Progress
 

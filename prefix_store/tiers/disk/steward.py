@@ -10,9 +10,9 @@ from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.frames.block_id import BlockId
 from prefix_store.tiers.counts import TierCounts
 from prefix_store.tiers.disk.block_name import BlockName, block_name
-from prefix_store.tiers.disk.faults import Faults
 from prefix_store.tiers.disk.membership import Membership
 from prefix_store.tiers.disk.restorer import lead_of
+from prefix_store.tiers.faults import Faults
 
 _PATIENCE = 2.0
 _POLL_SECONDS = 0.01

@@ -12,9 +12,9 @@ from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.segments import Segments
 from prefix_store.tiers.counts import TAKEN_BACK, TierCounts
 from prefix_store.tiers.disk.block_name import block_name
-from prefix_store.tiers.disk.faults import Faults
 from prefix_store.tiers.disk.membership import Membership, scratch
 from prefix_store.tiers.disk.use import Use
+from prefix_store.tiers.faults import Faults
 from prefix_store.tiers.halt import Halt, Halted
 from prefix_store.tiers.progress import Progress
 

@@ -113,10 +113,10 @@ class EngineProcess:
         self._process.kill()
         self._process.communicate()
 
-    def stop(self) -> None:
-        """End it as an operator does; a frozen one, or one that does not end, is killed."""
+    def stop(self) -> int | None:
+        """End it as an operator does; a frozen one, or one that does not end, is killed. Returns its exit status."""
         if self._process is None or self._process.returncode is not None:
-            return
+            return None
         self._process.terminate()
         try:
             output, _ = self._process.communicate(timeout=DEADLINE)
@@ -125,6 +125,12 @@ class EngineProcess:
             raise
         with self._log.open("ab") as log:
             log.write(output)
+        return self._process.returncode
+
+    async def described(self) -> Any:
+        """What it says of its prefix store."""
+        async with ClientSession(self.url) as client, client.get("/v1/prefix") as response:
+            return await response.json()
 
     @asynccontextmanager
     async def post(

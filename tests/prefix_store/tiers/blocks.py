@@ -1,6 +1,6 @@
 """Chains of blocks with contents that can be told apart, in memory as an engine has it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,7 @@ from prefix_store.frames.layout import BlockLayout
 from prefix_store.frames.segments import Bytes, Segments
 from prefix_store.tiers.tier import Tier
 
-Make = Callable[..., Tier]
+Make = Callable[..., Awaitable[Tier]]
 """Makes the tier that a test is about: ``make(codec, removed, policy)``, each of which may be left out."""
 
 CAPACITY = 64

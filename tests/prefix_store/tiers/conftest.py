@@ -1,6 +1,8 @@
-"""Tiers of both kinds, for what they promise alike."""
+"""Tiers of every kind, for what they promise alike."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -11,30 +13,57 @@ from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.eviction.policy import Policy
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.host_memory import HostMemory
+from prefix_store.tiers.mooncake.mooncake_tier import MooncakeTier
 from prefix_store.tiers.tier import Tier
+from tests.prefix_store.mooncake_master import MooncakeMaster
 from tests.prefix_store.tiers.blocks import CAPACITY, Make, format_of
 
 
-@pytest.fixture(params=["host", "disk"])
+@pytest.fixture(scope="session")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeMaster]:
+    """A real master of Mooncake, which no test may break."""
+    master = MooncakeMaster(tmp_path_factory.mktemp("mooncake"))
+    master.start()
+    yield master
+    master.stop()
+
+
+@pytest.fixture(params=["host", "disk", "mooncake"])
 async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
-    made: list[Tier] = []
+    """Tiers of every kind."""
+    async for made in _made(request, tmp_path):
+        yield made
 
-    def make(
-        codec: Codec = PLAIN,
-        removed: Callable[[Sequence[bytes]], None] = lambda keys: None,
-        policy: Callable[[], Policy] = LeastRecentlyUsed,
-    ) -> Tier:
-        form = format_of(codec)
-        if request.param == "host":
-            tier: Tier = HostMemory(form, CAPACITY * _rounded(form.frame_bytes), policy(), removed)
-        else:
-            tier = DiskTier(tmp_path / "kv", form, CAPACITY * form.frame_bytes, policy, removed)
-        made.append(tier)
-        return tier
 
-    yield make
-    for tier in made:
-        await tier.close()
+@pytest.fixture(params=["host", "disk"])
+async def own(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
+    """Those that evict and pin by themselves."""
+    async for made in _made(request, tmp_path):
+        yield made
+
+
+async def _made(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
+    async with AsyncExitStack() as stack:
+
+        async def make(
+            codec: Codec = PLAIN,
+            removed: Callable[[Sequence[bytes]], None] = lambda keys: None,
+            policy: Callable[[], Policy] = LeastRecentlyUsed,
+        ) -> Tier:
+            form = format_of(codec)
+            tier: Tier
+            if request.param == "host":
+                tier = HostMemory(form, CAPACITY * _rounded(form.frame_bytes), policy(), removed)
+            elif request.param == "disk":
+                tier = DiskTier(tmp_path / "kv", form, CAPACITY * form.frame_bytes, policy, removed)
+            else:
+                master: MooncakeMaster = request.getfixturevalue("master")
+                tier = MooncakeTier(master.settings(), form, secrets.token_bytes(16))
+                await tier.connected()
+            stack.push_async_callback(tier.close)
+            return tier
+
+        yield make
 
 
 def _rounded(frame_bytes: int) -> int:

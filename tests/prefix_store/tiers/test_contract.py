@@ -1,4 +1,4 @@
-"""What host memory and disk promise alike."""
+"""What tiers promise alike."""
 
 import asyncio
 from collections.abc import Callable
@@ -32,7 +32,7 @@ async def restored(tier: Tier, blocks: list[BlockId], time: float = 1.0) -> int:
 
 async def test_what_is_written_is_read(make: Make) -> None:
     """Bit for bit, the whole chain or its end alone."""
-    tier = make()
+    tier = await make()
     blocks = chain("a", 12)
     assert await kept(tier, blocks) == 12
     assert await restored(tier, blocks) == 12
@@ -46,7 +46,7 @@ async def test_what_is_written_is_read(make: Make) -> None:
 
 async def test_what_is_not_there_is_a_miss(make: Make) -> None:
     """Nothing is touched, and counted it is."""
-    tier = make()
+    tier = await make()
     await kept(tier, chain("a", 3))
     assert await restored(tier, chain("b", 5)) == 0
     assert await tier.lead(chain("b", 5)) == 0
@@ -55,7 +55,7 @@ async def test_what_is_not_there_is_a_miss(make: Make) -> None:
 
 async def test_a_chain_that_goes_on_elsewhere_is_read_as_far_as_it_is_known(make: Make) -> None:
     """The leading blocks that two prompts share."""
-    tier = make()
+    tier = await make()
     first = chain("a", 4)
     await kept(tier, first)
     other = chain("b", 9, root=first)
@@ -69,7 +69,7 @@ async def test_a_chain_that_goes_on_elsewhere_is_read_as_far_as_it_is_known(make
 @pytest.mark.parametrize("field", ["namespace", "tokens"])
 async def test_a_block_of_another_model_or_text_is_a_miss_and_goes(make: Make, field: str) -> None:
     """Whoever has come by the same key for something else gets nothing, and nobody gets it any more."""
-    tier = make()
+    tier = await make()
     blocks = chain("a", 6)
     await kept(tier, blocks)
     asked = list(blocks)
@@ -84,7 +84,7 @@ async def test_a_block_of_another_model_or_text_is_a_miss_and_goes(make: Make, f
 
 async def test_blocks_after_a_gap_are_not_kept(make: Make) -> None:
     """A chain has no holes: what nobody can reach takes no room."""
-    tier = make()
+    tier = await make()
     blocks = chain("a", 6)
     memory = Memory(6)
     sources = memory.fill(blocks)
@@ -96,17 +96,17 @@ async def test_blocks_after_a_gap_are_not_kept(make: Make) -> None:
 
 async def test_what_is_there_is_not_written_again(make: Make) -> None:
     """Offering a chain twice costs look-ups."""
-    tier = make()
+    tier = await make()
     blocks = chain("a", 5)
     assert await kept(tier, blocks) == 5
     assert await kept(tier, blocks, 1.0) == 5
     assert tier.counts.writes == 5
 
 
-async def test_a_tier_keeps_what_was_used_last_and_evicts_tails_first(make: Make) -> None:
+async def test_a_tier_keeps_what_was_used_last_and_evicts_tails_first(own: Make) -> None:
     """Whatever is written, there is room for it, and what is left of a chain is its beginning."""
     gone: list[bytes] = []
-    tier = make(removed=gone.extend)
+    tier = await own(removed=gone.extend)
     hot = chain("hot", 8)
     await kept(tier, hot)
     cold = [chain(f"cold {number}", 16) for number in range(8)]
@@ -124,7 +124,7 @@ async def test_a_tier_keeps_what_was_used_last_and_evicts_tails_first(make: Make
 
 async def test_a_one_shot_is_kept_when_it_comes_again(make: Make) -> None:
     """Second touch: what may never be asked for again costs no write the first time."""
-    tier = make()
+    tier = await make()
     blocks = chain("a", 5)
     assert await kept(tier, blocks, one_shot=True) == 0
     assert tier.counts.writes == 0
@@ -136,7 +136,7 @@ async def test_a_one_shot_is_kept_when_it_comes_again(make: Make) -> None:
 @pytest.mark.parametrize("codec", CODECS)
 async def test_a_form_is_found_under_its_own_key_alone(make: Make, codec: str) -> None:
     """What is asked for by the block's own key is exact, or not there."""
-    tier = make(CODECS[codec])
+    tier = await make(CODECS[codec])
     blocks = chain("a", 2)
     assert await kept(tier, blocks) == 2
     form = tier.format
@@ -146,7 +146,7 @@ async def test_a_form_is_found_under_its_own_key_alone(make: Make, codec: str) -
 
 async def test_frames_are_given_by_both_of_their_hashes(make: Make) -> None:
     """A peer gets a whole frame, or nothing."""
-    tier = make()
+    tier = await make()
     blocks = chain("a", 2)
     await kept(tier, blocks)
     frame = await tier.frame(blocks[1].key, blocks[1].parent)
@@ -159,7 +159,7 @@ async def test_frames_are_given_by_both_of_their_hashes(make: Make) -> None:
 @pytest.mark.parametrize("policy", [LeastRecentlyUsed, HazardIndex])
 async def test_many_at_once_get_what_they_asked_for(make: Make, policy: Callable[[], Policy]) -> None:
     """Readers and writers of the same and of other chains, while the tier evicts all the time."""
-    tier = make(policy=policy)
+    tier = await make(policy=policy)
     shared = chain("shared", 6)
     chains = [chain(f"{number}", 12, root=shared) for number in range(12)]
 
@@ -180,7 +180,7 @@ async def test_many_at_once_get_what_they_asked_for(make: Make, policy: Callable
 
 async def test_a_block_that_cannot_be_written_is_dropped(make: Make) -> None:
     """And it alone is said to be missing; what came before it stays."""
-    tier = make(CODECS["int8"])
+    tier = await make(CODECS["int8"])
     blocks = chain("a", 4)
     memory = Memory(4)
     sources = memory.fill(blocks)
@@ -189,9 +189,9 @@ async def test_a_block_that_cannot_be_written_is_dropped(make: Make) -> None:
     assert await tier.lead(blocks) == 2
 
 
-async def test_what_is_touched_stays(make: Make) -> None:
+async def test_what_is_touched_stays(own: Make) -> None:
     """Blocks that an engine has in its own memory are used, though nobody reads them here."""
-    tier = make()
+    tier = await own()
     hot = chain("hot", 8)
     await kept(tier, hot)
     beyond = chain("beyond", 3, root=hot)

@@ -43,6 +43,7 @@ class Stopping(Plain):
 
 def worker_of(tier: Tier, side: str) -> Worker:
     worker = getattr(tier, side)
+    worker = getattr(worker, "_worker", worker)
     assert isinstance(worker, Worker)
     return worker
 
@@ -50,7 +51,7 @@ def worker_of(tier: Tier, side: str) -> Worker:
 async def test_a_read_ends_with_the_block_that_is_being_copied(make: Make) -> None:
     """Whoever takes the memory back waits for that one; what is after it is as it was."""
     codec = Stopping()
-    tier, blocks, halt = make(codec), chain("a", 6), Halt()
+    tier, blocks, halt = await make(codec), chain("a", 6), Halt()
     await tier.write(blocks, Memory(6).fill(blocks), Access(0.0))
     memory = Memory(6)
     codec.blocks_left = 2
@@ -73,7 +74,7 @@ async def test_a_read_ends_with_the_block_that_is_being_copied(make: Make) -> No
 async def test_a_write_ends_with_the_block_that_is_being_copied(make: Make) -> None:
     """What was sealed until then is kept, and right."""
     codec = Stopping()
-    tier, blocks, halt, source = make(codec), chain("a", 6), Halt(), Memory(6)
+    tier, blocks, halt, source = await make(codec), chain("a", 6), Halt(), Memory(6)
     codec.blocks_left = 2
     writing = asyncio.create_task(tier.write(blocks, source.fill(blocks), Access(0.0), halt))
     await asyncio.to_thread(codec.stopped.wait, 10)
@@ -84,8 +85,8 @@ async def test_a_write_ends_with_the_block_that_is_being_copied(make: Make) -> N
     await setting
     source.bytes[:] = 0
     kept = await writing
-    # The disk's thread may still be on its way with the block that it sealed last.
-    assert 2 <= kept <= 3
+    # The thread may still be on its way with the block that it sealed last, or, for Mooncake, with all of them.
+    assert kept <= 3
     assert tier.counts.dropped == {TAKEN_BACK: 6 - kept}
     await worker_of(tier, "_writer").run(lambda halt: None)
     assert await tier.lead(blocks) == 3
@@ -98,7 +99,7 @@ async def test_a_write_ends_with_the_block_that_is_being_copied(make: Make) -> N
 @pytest.mark.parametrize("side", ["_reader", "_writer"])
 async def test_what_is_taken_back_before_its_turn_is_not_begun(make: Make, side: str) -> None:
     """Nobody waits for a thread that hangs, nor for one that has other work."""
-    tier, blocks, halt = make(), chain("a", 4), Halt()
+    tier, blocks, halt = await make(), chain("a", 4), Halt()
     source, memory = Memory(4), Memory(4)
     if side == "_reader":
         await tier.write(blocks, source.fill(blocks), Access(0.0))
@@ -127,7 +128,7 @@ async def test_what_is_taken_back_before_its_turn_is_not_begun(make: Make, side:
 
 async def test_memory_that_was_taken_back_already_is_not_touched(make: Make) -> None:
     """And the tier is as useful to others as before."""
-    tier, blocks, halt = make(), chain("a", 4), Halt()
+    tier, blocks, halt = await make(), chain("a", 4), Halt()
     halt.set()
     assert await tier.write(blocks, Memory(4).fill(blocks), Access(0.0), halt) == 0
     assert tier.counts.dropped == {TAKEN_BACK: 4}
@@ -141,7 +142,7 @@ async def test_memory_that_was_taken_back_already_is_not_touched(make: Make) -> 
 async def test_who_cancels_one_read_gives_up_no_other(make: Make) -> None:
     """Though both were given the same halt, of one sequence."""
     codec = Stopping()
-    tier, blocks, halt = make(codec), chain("a", 4), Halt()
+    tier, blocks, halt = await make(codec), chain("a", 4), Halt()
     await tier.write(blocks, Memory(4).fill(blocks), Access(0.0))
     codec.blocks_left = 0
     first, second = Memory(4), Memory(4)
@@ -158,7 +159,7 @@ async def test_who_cancels_one_read_gives_up_no_other(make: Make) -> None:
 
 async def test_memory_is_nobodys_whenever_it_is_taken_back(make: Make) -> None:
     """However far the thread has come: after that nothing in it changes any more, and what was restored is right."""
-    tier, blocks = make(), chain("a", 40)
+    tier, blocks = await make(), chain("a", 40)
     await tier.write(blocks, Memory(40).fill(blocks), Access(0.0))
     counts = set()
     for turn in range(40):

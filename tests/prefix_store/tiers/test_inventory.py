@@ -27,17 +27,18 @@ def disk(path: Path, frames: int = CAPACITY) -> DiskTier:
     return DiskTier(path, FORMAT, frames * FORMAT.frame_bytes, LeastRecentlyUsed)
 
 
-async def test_what_can_be_read_is_in_it(make: Make) -> None:
+async def test_what_can_be_read_is_in_it(own: Make) -> None:
     """Stored keys, parents before children, whoever wrote first; and what has gone is not."""
     gone: list[bytes] = []
-    tier = make(CODECS["int8"], gone.extend)
+    tier = await own(CODECS["int8"], gone.extend)
     root = chain("root", 4)
     chains = [chain(f"{number}", 12, root=root) for number in range(9)]
     await asyncio.gather(*(kept(tier, blocks, float(number)) for number, blocks in enumerate(chains)))
     key = tier.format.stored_key
     room = CAPACITY * 7 // 8 if isinstance(tier, DiskTier) else CAPACITY
-    await until(lambda: tier.blocks <= room, "what had to go has gone")
+    await until(lambda: (tier.blocks or 0) <= room, "what had to go has gone")
     held = tier.inventory()
+    assert tier.blocks is not None
     place = {stored: number for number, stored in enumerate(held)}
     assert len(place) == len(held) == tier.blocks
     assert tier.used_bytes == tier.blocks * tier.format.frame_bytes

@@ -22,10 +22,10 @@ async def fill(tier: Tier, name: str, time: float = 10.0) -> None:
         await kept(tier, chain(f"{name} {number}", 12), time + number)
 
 
-async def test_what_is_pinned_stays_until_it_is_unpinned(make: Make) -> None:
+async def test_what_is_pinned_stays_until_it_is_unpinned(own: Make) -> None:
     """And all that it follows with it, whatever else comes."""
     gone: list[bytes] = []
-    tier = make(removed=gone.extend)
+    tier = await own(removed=gone.extend)
     blocks = chain("a", 12)
     await kept(tier, blocks)
     assert await tier.pin(blocks[:10]) == 10
@@ -39,9 +39,9 @@ async def test_what_is_pinned_stays_until_it_is_unpinned(make: Make) -> None:
     assert await tier.lead(blocks) < 10
 
 
-async def test_pins_keep_at_most_half(make: Make) -> None:
+async def test_pins_keep_at_most_half(own: Make) -> None:
     """Of a chain that is longer, or one more chain, only the beginning is pinned, or nothing."""
-    tier = make()
+    tier = await own()
     first, second = chain("a", 25), chain("b", 25)
     await kept(tier, first)
     await kept(tier, second)
@@ -57,9 +57,9 @@ async def test_pins_keep_at_most_half(make: Make) -> None:
     assert await tier.pin(chain("e 5", 12)) == 12
 
 
-async def test_only_what_is_there_is_pinned(make: Make) -> None:
+async def test_only_what_is_there_is_pinned(own: Make) -> None:
     """Nobody can say of what will come that it must stay."""
-    tier = make()
+    tier = await own()
     blocks = chain("a", 8)
     assert await tier.pin(blocks) == 0
     await kept(tier, blocks[:3])
@@ -67,9 +67,9 @@ async def test_only_what_is_there_is_pinned(make: Make) -> None:
     assert await tier.unpin(blocks) == 3
 
 
-async def test_what_two_pinned_chains_share_stays_while_one_is(make: Make) -> None:
+async def test_what_two_pinned_chains_share_stays_while_one_is(own: Make) -> None:
     """And a pin in the middle of a chain does not go with that of a chain which leaves it earlier."""
-    tier = make()
+    tier = await own()
     root = chain("root", 6)
     first, second = chain("a", 10, root=root), chain("b", 10, root=root)
     await kept(tier, first)
@@ -81,10 +81,10 @@ async def test_what_two_pinned_chains_share_stays_while_one_is(make: Make) -> No
     assert await tier.lead(first) == 6
 
 
-async def test_a_prefix_that_was_wrong_is_discarded(make: Make) -> None:
+async def test_a_prefix_that_was_wrong_is_discarded(own: Make) -> None:
     """With all that follows on it, pinned or not; what comes before it stays, and it can be written again."""
     gone: list[bytes] = []
-    tier = make(removed=gone.extend)
+    tier = await own(removed=gone.extend)
     blocks = chain("a", 10)
     branch = chain("b", 8, root=blocks[:6])
     before = chain("c", 5, root=blocks[:3])
@@ -102,10 +102,10 @@ async def test_a_prefix_that_was_wrong_is_discarded(make: Make) -> None:
     assert await restored(tier, blocks, 10.0) == 10
 
 
-async def test_everything_can_be_removed(make: Make) -> None:
+async def test_everything_can_be_removed(own: Make) -> None:
     """Pinned or not; the index hears of it, and there is as much room as ever."""
     gone: list[bytes] = []
-    tier = make(removed=gone.extend)
+    tier = await own(removed=gone.extend)
     chains = [chain(f"{number}", 10) for number in range(4)]
     for number, blocks in enumerate(chains):
         await kept(tier, blocks, float(number))

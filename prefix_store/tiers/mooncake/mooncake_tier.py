@@ -1,0 +1,304 @@
+"""Frames in the memory of many hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from prefix_store.codecs.errors import CannotEncode
+from prefix_store.codecs.frame_format import FrameFormat
+from prefix_store.eviction.access import Access
+from prefix_store.frames.block_id import BlockId
+from prefix_store.frames.errors import BadFrame
+from prefix_store.frames.frame import check_frame
+from prefix_store.frames.segments import Bytes, Segments
+from prefix_store.tiers.counts import TAKEN_BACK, TierCounts
+from prefix_store.tiers.halt import Halt, Halted
+from prefix_store.tiers.mooncake.caller import Caller
+from prefix_store.tiers.mooncake.pool import Pool
+from prefix_store.tiers.progress import Progress
+from prefix_store.tiers.second_touch import SecondTouch
+
+log = logging.getLogger(__name__)
+
+_LANE_BYTES = 16 * 2**20
+_RETRY_SECONDS = 5.0
+_LEAVE_SECONDS = 2.0
+
+
+class MooncakeTier:
+    """A `Tier` in a Mooncake store, which all engines that have its configuration share.
+
+    Mooncake's master knows what is where, and evicts: what was asked for or read last stays, whatever its place in a
+    chain. So the index need not hear of it, and a chain may have holes; what is behind one is not found. Until the
+    master has answered for the first time nothing is there and nothing is kept.
+
+    Args:
+        settings: path of Mooncake's configuration file.
+        namespace: digest of the model's fingerprint, 16 bytes.
+
+    Raises:
+        ValueError: Mooncake is not installed, or the file is no configuration of it.
+    """
+
+    def __init__(self, settings: Path, frame_format: FrameFormat, namespace: bytes) -> None:
+        self.format = frame_format
+        self.counts = TierCounts()
+        self._pool = Pool(settings, namespace)
+        self._is_there = asyncio.Event()
+        self._seen = SecondTouch()
+        self._finder, self._reader, self._writer, self._server = (
+            # Who finds is not who reads: a long restore would hide from all others what is here.
+            Caller(doing, self.counts)
+            for doing in ("finding", "reading", "writing", "giving")
+        )
+        self._read_lane: list[Bytes] = []
+        self._write_lane: list[Bytes] = []
+        self._give_lane: list[Bytes] = []
+        self._connecting = asyncio.create_task(self._connect())
+
+    @property
+    def blocks(self) -> None:
+        """See `Tier.blocks`. Only Mooncake's master knows; it tells on its own metrics port."""
+        return
+
+    @property
+    def used_bytes(self) -> None:
+        """See `Tier.used_bytes`. As with `blocks`."""
+        return
+
+    def inventory(self) -> Sequence[bytes]:
+        """See `Tier.inventory`. Nothing: each engine asks Mooncake itself."""
+        return ()
+
+    async def connected(self) -> None:
+        """Returns when the master has answered for the first time."""
+        await self._is_there.wait()
+
+    async def lead(self, chain: Sequence[BlockId]) -> int:
+        """See `Tier.lead`."""
+        if not chain or not self._is_there.is_set():
+            return 0
+        return await self._finder.run(lambda halt: self._lead_of(chain), 0)
+
+    async def read(
+        self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, halt: Halt | None = None
+    ) -> int:
+        """See `Tier.read`. The store itself learns from it what was used."""
+        progress = Progress()
+        wanted = chain[len(chain) - len(into) :]
+        if self._is_there.is_set() and wanted:
+            with contextlib.suppress(Halted):
+                await self._reader.run(lambda halt: self._restore(wanted, into, progress, halt), None, halt)
+        self.counts.hits += progress.done
+        self.counts.misses += len(into) - progress.done
+        return progress.done
+
+    async def write(
+        self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, halt: Halt | None = None
+    ) -> int:
+        """See `Tier.write`."""
+        if not self._is_there.is_set():
+            self.counts.dropped["there is no connection"] += len(sources)
+            return 0
+        first = len(chain) - len(sources)
+        admitted = len(sources)
+        if access.one_shot:
+            admitted = self._seen.lead(self._keys(chain[first:]))
+            self.counts.dropped["not admitted"] += len(sources) - admitted
+        if not admitted:
+            return 0
+        offered, contents = chain[: first + admitted], sources[:admitted]
+        progress = Progress()
+        try:
+            reason = await self._writer.run(
+                lambda halt: self._store(offered, contents, progress, halt), "the store failed", halt
+            )
+        except Halted:
+            reason = TAKEN_BACK
+        if progress.done < admitted:
+            self.counts.dropped[reason] += admitted - progress.done
+        return progress.done
+
+    async def touch(self, chain: Sequence[BlockId], access: Access) -> None:
+        """See `Tier.touch`. To be asked for is to be used."""
+        await self.lead(chain)
+
+    async def pin(self, chain: Sequence[BlockId]) -> int:
+        """See `Tier.pin`. Mooncake pins only what is being written, so this pins nothing."""
+        return 0
+
+    async def unpin(self, chain: Sequence[BlockId]) -> int:
+        """See `Tier.unpin`."""
+        return 0
+
+    async def discard(self, chain: Sequence[BlockId], keep: int) -> int:
+        """See `Tier.discard`. What else follows is not found any more, and evicted like all that nobody asks for."""
+
+        def remove() -> int:
+            gone = max(0, self._lead_of(chain) - keep)
+            self._pool.remove(self._keys(chain[keep:]))
+            return gone
+
+        if not chain[keep:] or not self._is_there.is_set():
+            return 0
+        return await self._server.run(lambda halt: remove(), 0)
+
+    async def clear(self) -> int:
+        """See `Tier.clear`. Blocks of this model, whichever engine wrote them."""
+        if not self._is_there.is_set():
+            return 0
+        return await self._server.run(lambda halt: self._pool.clear(), 0)
+
+    async def frame(self, key: bytes, parent: bytes) -> bytes | None:
+        """See `Tier.frame`."""
+        if not self._is_there.is_set():
+            return None
+        return await self._server.run(lambda halt: self._give(key, parent), None)
+
+    async def close(self) -> None:
+        """See `Tier.close`. What other hosts' memory holds stays."""
+        was_there = self._is_there.is_set()
+        self._is_there.clear()
+        self._connecting.cancel()
+        self._pool.give_up()
+        await asyncio.wait((self._connecting,))
+        await asyncio.gather(*(worker.close() for worker in (self._finder, self._reader, self._writer)))
+        has_left = not was_there or await self._left()
+        if not has_left:
+            self._pool.abandon()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if has_left else 0.1):
+                await self._server.close()
+
+    async def _left(self) -> bool:
+        """Whether it has been possible to leave in good time."""
+
+        def leave() -> bool:
+            self._pool.leave()
+            return True
+
+        try:
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                return await self._server.run(lambda halt: leave(), False)
+        except TimeoutError:
+            return False
+
+    async def _connect(self) -> None:
+        """Until it has worked: Mooncake may be started after this engine."""
+        while not self._is_there.is_set():
+            if await self._server.run(lambda halt: self._join(), False):
+                self._is_there.set()
+            else:
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    def _join(self) -> bool:
+        self._pool.connect()
+        frame_bytes = self.format.frame_bytes
+        frames = max(1, _LANE_BYTES // frame_bytes)
+        self._read_lane = self._pool.lane(frames, frame_bytes)
+        self._write_lane = self._pool.lane(frames, frame_bytes)
+        self._give_lane = self._pool.lane(1, frame_bytes)
+        return True
+
+    def _lead_of(self, chain: Sequence[BlockId]) -> int:
+        """All of them are asked for, as there may be holes."""
+        return _leading(self._pool.has(self._keys(chain)))
+
+    def _restore(self, wanted: Sequence[BlockId], into: Sequence[Segments], progress: Progress, halt: Halt) -> None:
+        """Restores up to the first that is not there or not right. Raises OSError."""
+        began = time.perf_counter()
+        lane = self._read_lane
+        try:
+            for start in range(0, len(wanted), len(lane)):
+                batch = wanted[start : start + len(lane)]
+                sizes = self._pool.load(self._keys(batch), lane[: len(batch)])
+                for block, segments, frame, size in zip(batch, into[start:], lane, sizes, strict=False):
+                    if not size or not self._is_sound(block, frame, size):
+                        return
+                    with halt:
+                        self.format.decode(frame, segments)
+                        progress.done += 1
+        except Halted:
+            pass  # the progress says how far it came
+        finally:
+            self.counts.bytes_read += progress.done * self.format.frame_bytes
+            self.counts.read_seconds += time.perf_counter() - began
+
+    def _is_sound(self, block: BlockId, frame: Bytes, size: int) -> bool:
+        try:
+            if size != len(frame):
+                raise BadFrame("frame bytes", len(frame), size)
+            self.format.verify(block, frame)
+        except BadFrame as error:
+            self._quarantine(self.format.stored_key(block.key), error)
+            return False
+        return True
+
+    def _store(self, chain: Sequence[BlockId], sources: Sequence[Segments], progress: Progress, halt: Halt) -> str:
+        """Writes the last blocks as far as possible; returns why not all of them, if so. Raises OSError."""
+        first = len(chain) - len(sources)
+        has = self._pool.has(self._keys(chain))
+        if not all(has[:first]):
+            return "what comes before it is not here"
+        lane = self._write_lane
+        while progress.done < len(sources):
+            progress.done += _leading(has[first + progress.done :])
+            start = first + progress.done
+            missing = _leading([not there for there in has[start : start + len(lane)]])
+            reason, sealed = self._sealed(chain[start : start + missing], sources[start - first :], lane, halt)
+            saved = _leading(self._pool.save(self._keys(chain[start : start + sealed]), lane[:sealed]))
+            progress.done += saved
+            self.counts.writes += saved
+            self.counts.bytes_written += saved * self.format.frame_bytes
+            if saved < sealed:
+                return "there is no room"
+            if reason:
+                return reason
+        return ""
+
+    def _sealed(
+        self, blocks: Sequence[BlockId], sources: Sequence[Segments], lane: list[Bytes], halt: Halt
+    ) -> tuple[str, int]:
+        """Fills a lane with frames; why not with all of them, if so, and with how many."""
+        for number, block in enumerate(blocks):
+            try:
+                with halt:
+                    self.format.seal(block, sources[number], lane[number])
+            except CannotEncode as error:
+                return str(error), number
+            except Halted:
+                return TAKEN_BACK, number
+        return "", len(blocks)
+
+    def _give(self, key: bytes, parent: bytes) -> bytes | None:
+        (frame,) = self._give_lane
+        (size,) = self._pool.load([key], [frame])
+        if not size:
+            return None
+        try:
+            if size != len(frame):
+                raise BadFrame("frame bytes", len(frame), size)
+            check_frame(frame.data, key, parent)
+        except BadFrame as error:
+            if error.field != "parent":  # that is a wrong question
+                self._quarantine(key, error)
+            return None
+        return frame.tobytes()
+
+    def _quarantine(self, key: bytes, error: BadFrame) -> None:
+        """Removes it, so that nobody is given it again. Raises OSError."""
+        self.counts.bad_frames[error.field] += 1
+        log.error("removing a block from Mooncake: %s", error)
+        self._pool.remove([key])
+
+    def _keys(self, chain: Sequence[BlockId]) -> list[bytes]:
+        return [self.format.stored_key(block.key) for block in chain]
+
+
+def _leading(are: Sequence[bool]) -> int:
+    return next((place for place, is_so in enumerate(are) if not is_so), len(are))

@@ -1,0 +1,65 @@
+"""Mooncake's own configuration file, as vLLM, SGLang and LMCache read it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PACKAGE = "keepgate[mooncake]"
+
+
+def read_settings(path: Path) -> Any:
+    """The ``mooncake.mooncake_config.MooncakeConfig`` that a JSON file gives.
+
+    Raises:
+        ValueError: Mooncake is not installed, or the file is not there or no such configuration.
+    """
+    config = mooncake_module("mooncake_config").MooncakeConfig
+    try:
+        settings = config.from_file(str(path))
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, TypeError, AttributeError) as error:  # JSON's errors are the first; a list has no keys
+        raise ValueError(f"{path}: this is no configuration of Mooncake: {error}") from error
+    if not settings.local_buffer_size:
+        raise ValueError(f"{path}: local_buffer_size is 0, expected at least some megabytes")
+    return settings
+
+
+def mooncake_module(name: str) -> ModuleType:
+    """A module of the package. Raises ValueError, which says what to install."""
+    # It writes to stderr by itself, several lines for each thing that works.
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+    try:
+        return importlib.import_module(f"mooncake.{name}")
+    except ModuleNotFoundError as error:
+        raise ValueError(f"Mooncake is not installed; install the extra: pip install '{PACKAGE}'") from error
+    except ImportError as error:
+        raise ValueError(
+            f"Mooncake cannot be loaded ({error}); libibverbs is in the package libibverbs1 of Debian and Ubuntu, "
+            "libibverbs of others"
+        ) from error
+
+
+def join(store: Any, settings: Any, memory_bytes: int) -> int:
+    """Has a ``MooncakeDistributedStore`` join, with so much memory for all; returns what it says, 0 where it worked.
+
+    Holds the interpreter's lock until then.
+    """
+    code: int = store.setup(
+        settings.local_hostname,
+        settings.metadata_server,
+        memory_bytes,
+        settings.local_buffer_size,
+        settings.protocol,
+        settings.device_name or "",
+        settings.master_server_address,
+        None,
+        settings.enable_ssd_offload,
+        settings.ssd_offload_path,
+        settings.tenant_id,
+    )
+    return code
