@@ -14,21 +14,35 @@ T = TypeVar("T")
 
 
 class Caller:
-    """Does one kind of work in a thread of its own; where the store fails, that is counted and said once."""
+    """Does one kind of work in a thread of its own; where the store fails, that is counted and said once.
 
-    def __init__(self, doing: str, counts: TierCounts) -> None:
-        self._worker = Worker(f"kv-mooncake-{doing}")
-        self._faults = Faults(f"{doing} KV blocks in Mooncake", counts.faults)
+    Args:
+        name: of the thread.
+        doing: completes the sentence "failed while ...".
+    """
+
+    def __init__(self, name: str, doing: str, counts: TierCounts) -> None:
+        self._worker = Worker(f"kv-mooncake-{name}")
+        self._faults = Faults(doing, counts.faults)
+        self._is_busy = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is under way, be it one that nobody waits for any more."""
+        return self._is_busy
 
     async def run(self, work: Callable[[Halt], T], otherwise: T, halt: Halt | None = None) -> T:
         """What the work returns, or `otherwise` where it raises OSError. As `Worker.run` in all else."""
 
         def tried(own: Halt) -> T:
+            self._is_busy = True
             try:
                 result = work(own)
             except OSError as error:
                 self._faults.failed(error)
                 return otherwise
+            finally:
+                self._is_busy = False
             self._faults.worked()
             return result
 

@@ -19,7 +19,7 @@ from prefix_store.frames.segments import Bytes, Segments
 from prefix_store.tiers.counts import TAKEN_BACK, TierCounts
 from prefix_store.tiers.halt import Halt, Halted
 from prefix_store.tiers.mooncake.caller import Caller
-from prefix_store.tiers.mooncake.pool import Pool
+from prefix_store.tiers.mooncake.pool import Pool, failure
 from prefix_store.tiers.progress import Progress
 from prefix_store.tiers.second_touch import SecondTouch
 
@@ -50,11 +50,17 @@ class MooncakeTier:
         self.counts = TierCounts()
         self._pool = Pool(settings, namespace)
         self._is_there = asyncio.Event()
+        self._is_closed = False
         self._seen = SecondTouch()
         self._finder, self._reader, self._writer, self._server = (
             # Who finds is not who reads: a long restore would hide from all others what is here.
-            Caller(doing, self.counts)
-            for doing in ("finding", "reading", "writing", "giving")
+            Caller(name, doing, self.counts)
+            for name, doing in (
+                ("find", "finding KV blocks in Mooncake"),
+                ("read", "reading KV blocks from Mooncake"),
+                ("write", "writing KV blocks to Mooncake"),
+                ("serve", "using Mooncake"),
+            )
         )
         self._read_lane: list[Bytes] = []
         self._write_lane: list[Bytes] = []
@@ -162,13 +168,17 @@ class MooncakeTier:
 
     async def close(self) -> None:
         """See `Tier.close`. What other hosts' memory holds stays."""
-        was_there = self._is_there.is_set()
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._is_there.clear()
         self._connecting.cancel()
         self._pool.give_up()
         await asyncio.wait((self._connecting,))
-        await asyncio.gather(*(worker.close() for worker in (self._finder, self._reader, self._writer)))
-        has_left = not was_there or await self._left()
+        callers = (self._finder, self._reader, self._writer)
+        await asyncio.gather(*(caller.close() for caller in callers))
+        # Leaving frees what a call that still waits, for a host that hangs, will go on to use.
+        has_left = not any(caller.is_busy for caller in callers) and await self._left()
         if not has_left:
             self._pool.abandon()
         with contextlib.suppress(TimeoutError):
@@ -176,17 +186,11 @@ class MooncakeTier:
                 await self._server.close()
 
     async def _left(self) -> bool:
-        """Whether it has been possible to leave in good time."""
-
-        def leave() -> bool:
-            self._pool.leave()
-            return True
-
-        try:
+        """Whether it has been possible to leave in good time; nothing to leave is left at once."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_SECONDS):
-                return await self._server.run(lambda halt: leave(), False)
-        except TimeoutError:
-            return False
+                await self._server.run(lambda halt: self._pool.leave(), None)
+        return not self._pool.has_joined
 
     async def _connect(self) -> None:
         """Until it has worked: Mooncake may be started after this engine."""
@@ -197,7 +201,8 @@ class MooncakeTier:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     def _join(self) -> bool:
-        self._pool.connect()
+        if not self._pool.connect():
+            return False
         frame_bytes = self.format.frame_bytes
         frames = max(1, _LANE_BYTES // frame_bytes)
         self._read_lane = self._pool.lane(frames, frame_bytes)
@@ -218,6 +223,8 @@ class MooncakeTier:
                 batch = wanted[start : start + len(lane)]
                 sizes = self._pool.load(self._keys(batch), lane[: len(batch)])
                 for block, segments, frame, size in zip(batch, into[start:], lane, sizes, strict=False):
+                    if size < 0:
+                        raise failure(size)
                     if not size or not self._is_sound(block, frame, size):
                         return
                     with halt:
@@ -278,6 +285,8 @@ class MooncakeTier:
     def _give(self, key: bytes, parent: bytes) -> bytes | None:
         (frame,) = self._give_lane
         (size,) = self._pool.load([key], [frame])
+        if size < 0:
+            raise failure(size)
         if not size:
             return None
         try:

@@ -32,7 +32,7 @@ _ERRORS = {
 class Pool:
     """Frames by their stored keys. Calls block for up to 30 s where the master hangs; any thread may call.
 
-    Every method but `close` raises OSError where the master or another host fails.
+    Whatever asks the master or another host raises OSError where that fails.
 
     Args:
         path: Mooncake's configuration file.
@@ -50,9 +50,19 @@ class Pool:
         self._lanes: list[Bytes] = []
         self._probe: subprocess.Popen[str] | None = None
         self._is_given_up = False
+        self._is_abandoned = False
+        self._has_joined = False
 
-    def connect(self) -> None:
-        """Joins the store, and gives it the memory that the settings say. Takes up to 10 s where nobody answers."""
+    @property
+    def has_joined(self) -> bool:
+        """Whether the store counts on this client, and has not been left since."""
+        return self._has_joined
+
+    def connect(self) -> bool:
+        """Joins the store, and gives it the memory that the settings say. Takes up to 10 s where nobody answers.
+
+        Returns False where it was given up before that.
+        """
         command = [sys.executable, "-m", "prefix_store.tiers.mooncake.probe", str(self._path)]
         self._probe = subprocess.Popen(  # noqa: S603 (a module of this package)
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -60,6 +70,8 @@ class Pool:
         if self._is_given_up:
             self._probe.kill()
         said = self._probe.communicate()[0].strip()
+        if self._is_given_up:
+            return False
         status = self._probe.returncode
         reason = said or ("it does not answer" if status == -signal.SIGALRM else f"joining it ended with {status}")
         if status == 0 and (code := join(self._store, self._settings, self._settings.global_segment_size)):
@@ -71,6 +83,8 @@ class Pool:
                 f"no connection by {where.protocol} to the master at {where.master_server_address}, with metadata at "
                 f"{where.metadata_server}: {reason}",
             )
+        self._has_joined = True
+        return True
 
     def give_up(self) -> None:
         """Ends `connect` soon, in whatever thread it is."""
@@ -83,7 +97,7 @@ class Pool:
         width = -(-frame_bytes // 64) * 64
         memory = buffer(frames * width)
         if code := self._store.register_buffer(memory.ctypes.data, memory.nbytes):
-            raise _error(code)
+            raise failure(code)
         self._lanes.append(memory)
         return [memory[start : start + frame_bytes] for start in range(0, memory.nbytes, width)]
 
@@ -91,13 +105,14 @@ class Pool:
         """Which of them are there; those will not be evicted for some seconds."""
         found = self._store.batch_is_exist(self._names(keys))
         if any(code < 0 for code in found):
-            raise _error(min(found))
+            raise failure(min(found))
         return [code == 1 for code in found]
 
     def load(self, keys: Sequence[bytes], frames: Sequence[Bytes]) -> list[int]:
         """Fills frames of a lane; returns the size of each in the store, 0 where it is not there.
 
-        One that is larger than its frame in the lane leaves that as it is.
+        One that is larger than its frame in the lane leaves that as it is. A size less than 0 is a `failure`: of one
+        host, so others of the batch may be there.
         """
         names = self._names(keys)
         sizes: list[int] = self._store.batch_get_into(names, *_places(frames))
@@ -106,8 +121,6 @@ class Pool:
                 sizes[number] = max(0, self._store.get_size(names[number]))
             elif size in _GONE:
                 sizes[number] = 0
-            elif size < 0:
-                raise _error(size)
         return sizes
 
     def save(self, keys: Sequence[bytes], frames: Sequence[Bytes]) -> list[bool]:
@@ -115,33 +128,43 @@ class Pool:
         codes = self._store.batch_put_from(self._names(keys), *_places(frames))
         for code in codes:
             if code not in (0, _IS_THERE, _NO_ROOM):
-                raise _error(code)
+                raise failure(code)
         return [code != _NO_ROOM for code in codes]
 
     def remove(self, keys: Sequence[bytes]) -> None:
         """Removes what is there of them."""
         for code in self._store.batch_remove(self._names(keys), True):
             if code < 0 and code not in _GONE:
-                raise _error(code)
+                raise failure(code)
 
     def clear(self) -> int:
         """Removes every frame of the namespace, whoever wrote it; returns how many it were."""
         code: int = self._store.remove_by_regex(f"^{re.escape(self._prefix)}", True)
         if code < 0:
-            raise _error(code)
+            raise failure(code)
         return code
 
     def leave(self) -> None:
-        """Leaves the store, with what was in the memory given to it. Raises OSError where the master is not there."""
+        """Leaves the store, with what was in the memory given to it. No other call may be under way.
+
+        Raises OSError where the master is not there.
+        """
+        if not self._has_joined:
+            return
         self.has([bytes(16)])
+        if self._is_abandoned:
+            return
         # This holds the interpreter's lock for a minute where the master hangs, so it is asked before.
         self._store.close()
+        self._has_joined = False
 
     def abandon(self) -> None:
         """Instead of `leave`: the master finds out by itself, some seconds after the end of the process."""
+        self._is_abandoned = True
         # Python's end and then that of C++ would both leave, and wait for the master, or abort the process where a
-        # thread still waits. So the object is never destroyed, and what is to be done at the end is nothing.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._store))
+        # thread still waits. So the object is never destroyed, nor are the lanes, into which a host that hangs may yet
+        # copy; and what is to be done at the end is nothing.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         libc = ctypes.CDLL(None)
         libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
 
@@ -153,6 +176,7 @@ def _places(frames: Sequence[Bytes]) -> tuple[list[int], list[int]]:
     return [frame.ctypes.data for frame in frames], [frame.nbytes for frame in frames]
 
 
-def _error(code: int) -> OSError:
+def failure(code: int) -> OSError:
+    """One of Mooncake's numbers, as the system would say it."""
     error = _ERRORS.get(code)
     return OSError(error.errno, error.strerror) if error else OSError(errno.EIO, f"Mooncake says {code}")

@@ -9,6 +9,8 @@ from types import ModuleType
 from typing import Any
 
 PACKAGE = "keepgate[mooncake]"
+_LEAST_MEMORY = 16 * 2**20
+"""What Mooncake's allocator can divide."""
 
 
 def read_settings(path: Path) -> Any:
@@ -22,10 +24,18 @@ def read_settings(path: Path) -> Any:
         settings = config.from_file(str(path))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, TypeError, AttributeError) as error:  # JSON's errors are the first; a list has no keys
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        # JSON's errors are the first; a list has no keys; 1e999 bytes are infinite, and brackets may go deep.
         raise ValueError(f"{path}: this is no configuration of Mooncake: {error}") from error
     if not settings.local_buffer_size:
         raise ValueError(f"{path}: local_buffer_size is 0, expected at least some megabytes")
+    # These two it does not check, and fails with a number, or none, when it joins.
+    if not isinstance(settings.device_name or "", str):
+        raise ValueError(f"{path}: device_name is {settings.device_name!r}, expected a name")
+    if 0 < settings.global_segment_size < _LEAST_MEMORY:
+        raise ValueError(
+            f"{path}: global_segment_size is {settings.global_segment_size}, expected 0 or at least {_LEAST_MEMORY}"
+        )
     return settings
 
 

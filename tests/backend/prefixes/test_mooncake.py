@@ -107,3 +107,25 @@ async def test_an_engine_whose_store_hangs_stops(start: Start, tmp_path: Path) -
     await engine.ask(fresh(TOKENS))
     assert engine.stop() == 0
     master.stop()
+
+
+async def test_an_engine_stops_while_a_neighbour_hangs(
+    start: Start, plain: EngineProcess, secret: Path, tmp_path: Path
+) -> None:
+    """The master answers, and a block is still being fetched: from a host that neither gives it nor refuses."""
+    master = MooncakeMaster(tmp_path)
+    master.start()
+    shares = ("--prefix-secret-file", str(secret))
+    near = start("--prefix-mooncake", str(master.settings()), *shares)
+    far = start("--prefix-mooncake", str(master.settings(global_segment_size=0)), *shares)
+    await connected(near)
+    await connected(far)
+    prompt = fresh(TOKENS)
+    await computed(near, prompt)
+    near.freeze()
+    hung = await far.ask(prompt)
+    assert (hung.restored, hung.choices) == (0, (await plain.ask(prompt)).choices)
+    assert far.stop() == 0
+    near.thaw()
+    assert near.stop() == 0
+    master.stop()

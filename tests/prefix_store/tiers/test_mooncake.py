@@ -3,7 +3,8 @@
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.codecs.registry import PLAIN
 from prefix_store.eviction.access import Access
 from prefix_store.frames.layout import BlockLayout
+from prefix_store.frames.segments import Bytes
 from prefix_store.tiers.halt import Halt
 from prefix_store.tiers.mooncake.mooncake_tier import MooncakeTier
 from prefix_store.tiers.mooncake.pool import Pool
@@ -29,9 +31,11 @@ Tiers = Callable[..., MooncakeTier]
 
 
 @pytest.fixture
-def broken(tmp_path: Path) -> MooncakeMaster:
+def broken(tmp_path: Path) -> Iterator[MooncakeMaster]:
     """A master of the test's own, not started yet."""
-    return MooncakeMaster(tmp_path)
+    master = MooncakeMaster(tmp_path)
+    yield master
+    master.stop()
 
 
 @pytest.fixture
@@ -142,7 +146,41 @@ async def test_a_store_that_begins_later_is_found(broken: MooncakeMaster, tiers:
     broken.stop()
 
 
-async def test_a_store_that_goes_is_a_miss_until_it_is_back(broken: MooncakeMaster, tiers: Tiers) -> None:
+async def test_who_leaves_while_it_joins_leaves_nothing_in_the_pool(broken: MooncakeMaster, tiers: Tiers) -> None:
+    """Though its event loop has not heard yet that it has joined; who comes then has nowhere to keep anything."""
+    broken.start()
+    tier = tiers(broken)
+    await asyncio.sleep(0)
+    time.sleep(4.0)  # noqa: ASYNC251 (the thread that joins goes on meanwhile, and the loop does not hear of it)
+    await tier.close()
+    other = tiers(broken, global_segment_size=0)
+    await other.connected()
+    assert await kept(other, chain("a", 4)) == 0
+    assert other.counts.dropped == {"there is no room": 4}
+    await other.close()
+    broken.stop()
+
+
+async def test_what_comes_before_a_host_that_is_away_is_restored(
+    master: MooncakeMaster, tiers: Tiers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mooncake says for each block how it went, and the first three are here."""
+    tier, blocks = tiers(master), chain("a", 6)
+    await tier.connected()
+    await kept(tier, blocks)
+    load = Pool.load
+
+    def failing(pool: Pool, keys: Sequence[bytes], frames: Sequence[Bytes]) -> list[int]:
+        return [*load(pool, keys, frames)[:3], -800, *load(pool, keys, frames)[4:]]
+
+    monkeypatch.setattr(Pool, "load", failing)
+    assert await restored(tier, blocks) == 3
+    assert tier.counts.faults == {"EHOSTUNREACH": 1}
+
+
+async def test_a_store_that_goes_is_a_miss_until_it_is_back(
+    broken: MooncakeMaster, tiers: Tiers, caplog: pytest.LogCaptureFixture
+) -> None:
     """What was in it is forgotten; it is used again without anybody's help."""
     broken.start()
     tier, blocks = tiers(broken), chain("a", 4)
@@ -153,7 +191,12 @@ async def test_a_store_that_goes_is_a_miss_until_it_is_back(broken: MooncakeMast
         assert await tier.lead(blocks) == 0
         assert await restored(tier, blocks) == 0
         assert await kept(tier, chain("b", 2)) == 0
-    assert tier.counts.faults["ECONNREFUSED"] == 3
+        assert await tier.clear() == 0
+    assert tier.counts.faults["ECONNREFUSED"] == 4
+    doing = ("finding KV blocks in", "reading KV blocks from", "writing KV blocks to", "using")
+    assert [record.getMessage() for record in caplog.records if "failed while" in record.getMessage()] == [
+        f"failed while {what} Mooncake: [Errno 111] the master does not answer" for what in doing
+    ]
     assert tier.counts.dropped == {"the store failed": 2}
     broken.start()
 
@@ -221,6 +264,10 @@ async def test_a_full_pool_makes_room_or_says_so(broken: MooncakeMaster, tiers: 
         ('{"global_segment_size": "much"}', "could not convert string to float: 'much'"),
         ('{"local_buffer_size": 0}', "local_buffer_size is 0, expected at least some megabytes"),
         ('{"protocol": ""}', "Invalid protocol: ''"),
+        ('{"device_name": 5}', "device_name is 5, expected a name"),
+        ('{"global_segment_size": 1000}', "global_segment_size is 1000, expected 0 or at least 16777216"),
+        ('{"global_segment_size": 1e999}', "this is no configuration of Mooncake: cannot convert float infinity"),
+        ("[" * 200_000, "this is no configuration of Mooncake: maximum recursion depth exceeded"),
     ],
 )
 def test_a_bad_file_is_named(master: MooncakeMaster, tmp_path: Path, text: str | None, says: str) -> None:
