@@ -63,7 +63,7 @@ class Pool:
 
         Returns False where it was given up before that.
         """
-        command = [sys.executable, "-m", "prefix_store.tiers.mooncake.probe", str(self._path)]
+        command = [sys.executable, "-P", "-m", "prefix_store.tiers.mooncake.probe", str(self._path)]
         self._probe = subprocess.Popen(  # noqa: S603 (a module of this package)
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

@@ -146,6 +146,16 @@ async def test_a_store_that_begins_later_is_found(broken: MooncakeMaster, tiers:
     broken.stop()
 
 
+async def test_what_lies_in_the_working_directory_is_not_run(
+    master: MooncakeMaster, tiers: Tiers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though a child process tries to join first."""
+    (tmp_path / "json.py").write_text("raise SystemExit(1)", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    async with asyncio.timeout(DEADLINE):
+        await tiers(master).connected()
+
+
 async def test_who_leaves_while_it_joins_leaves_nothing_in_the_pool(broken: MooncakeMaster, tiers: Tiers) -> None:
     """Though its event loop has not heard yet that it has joined; who comes then has nowhere to keep anything."""
     broken.start()
