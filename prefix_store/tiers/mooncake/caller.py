@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -40,6 +41,9 @@ class Caller:
                 result = work(own)
             except OSError as error:
                 self._faults.failed(error)
+                return otherwise
+            except RuntimeError as error:  # what an exception of its C++ becomes
+                self._faults.failed(OSError(errno.EIO, str(error)))
                 return otherwise
             finally:
                 self._is_busy = False

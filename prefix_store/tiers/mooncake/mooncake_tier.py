@@ -197,6 +197,7 @@ class MooncakeTier:
         while not self._is_there.is_set():
             if await self._server.run(lambda halt: self._join(), False):
                 self._is_there.set()
+                log.info("KV blocks are kept in Mooncake, too")
             else:
                 await asyncio.sleep(_RETRY_SECONDS)
 
@@ -258,7 +259,7 @@ class MooncakeTier:
             start = first + progress.done
             missing = _leading([not there for there in has[start : start + len(lane)]])
             reason, sealed = self._sealed(chain[start : start + missing], sources[start - first :], lane, halt)
-            saved = _leading(self._pool.save(self._keys(chain[start : start + sealed]), lane[:sealed]))
+            saved = _leading(self._pool.save(self._keys(chain[start : start + sealed]), lane[:sealed])) if sealed else 0
             progress.done += saved
             self.counts.writes += saved
             self.counts.bytes_written += saved * self.format.frame_bytes

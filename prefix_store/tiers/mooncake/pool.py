@@ -84,6 +84,7 @@ class Pool:
                 f"{where.metadata_server}: {reason}",
             )
         self._has_joined = True
+        self._lanes.clear()  # of a time before this one, that did not come to its end
         return True
 
     def give_up(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PACKAGE = "keepgate[mooncake]"
+_PACKAGE = "keepgate[mooncake]"
 _LEAST_MEMORY = 16 * 2**20
 """What Mooncake's allocator can divide."""
 
@@ -46,7 +46,7 @@ def mooncake_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(f"mooncake.{name}")
     except ModuleNotFoundError as error:
-        raise ValueError(f"Mooncake is not installed; install the extra: pip install '{PACKAGE}'") from error
+        raise ValueError(f"Mooncake is not installed; install the extra: pip install '{_PACKAGE}'") from error
     except ImportError as error:
         raise ValueError(
             f"Mooncake cannot be loaded ({error}); libibverbs is in the package libibverbs1 of Debian and Ubuntu, "
