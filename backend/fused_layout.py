@@ -25,6 +25,8 @@ GROUP = 32
 _HALF_MAX = torch.finfo(torch.float16).max
 _NOT_A_NUMBER = 0x7F
 """The bits of E4M3's one number that is none, without the sign."""
+_BYTES_SCALE = 128
+"""How many times larger scales are than what the kernel makes of them."""
 _SMALL_FLOATS_SCALE = 256
 """How many times smaller the kernel reads E4M3."""
 
@@ -45,7 +47,7 @@ class Panels:
 
     Args:
         scales: float32, of the columns; None where there are none, or where they are in the panels.
-        group: inputs that share a scale in the panels; 0 where none do.
+        group: inputs that share a scale in the panels; 0 where a column has one, or none.
         kept_as: name of the weight's scheme, which says so where this layout is not its own.
     """
 
@@ -81,7 +83,7 @@ def lay_out(weight: Weight, lanes: int, order: torch.Tensor | None = None) -> Pa
             return _halves(weight.weight, lanes, "float16")
         case IntLinear() if _has_nibbles(weight) and _same(weight.order, order):
             return _nibbles(weight, lanes)
-        case IntLinear() if _has_bytes(weight):
+        case IntLinear() if _has_bytes(weight) and (weight.scales.shape[1] == 1 or _same(weight.order, order)):
             return _bytes(weight, lanes, order)
         case Fp8Linear() if inputs % 2 == 0:
             return _small_floats(weight, lanes)
@@ -99,7 +101,7 @@ def common_order(weights: Sequence[Weight]) -> torch.Tensor | None:
         FusedUnavailable: it does not name each input once.
     """
     for weight in weights:
-        if isinstance(weight, IntLinear) and _has_nibbles(weight) and weight.order is not None:
+        if isinstance(weight, IntLinear) and weight.order is not None and _has_groups(weight):
             order = weight.order.to(torch.int32)
             if not torch.equal(order.sort().values, torch.arange(weight.shape[1], dtype=torch.int32)):
                 raise FusedUnavailable("the order of a weight's inputs does not name each of them once")
@@ -109,7 +111,7 @@ def common_order(weights: Sequence[Weight]) -> torch.Tensor | None:
 
 def rounds_rows(weight: Weight) -> bool:
     """Whether rows are rounded to int8 before they are multiplied with it, where its scheme has a layout."""
-    return isinstance(weight, IntLinear | Nf4Linear)
+    return isinstance(weight, Nf4Linear) or (isinstance(weight, IntLinear) and weight.scheme.bits == 4)
 
 
 def in_groups(tensor: torch.Tensor, size: int) -> torch.Tensor:
@@ -125,8 +127,12 @@ def _has_nibbles(weight: IntLinear) -> bool:
 
 
 def _has_bytes(weight: IntLinear) -> bool:
-    scheme = weight.scheme
-    return (scheme.bits, scheme.group_size, scheme.zero) == (8, None, "middle") and weight.shape[1] % GROUP == 0
+    in_group = weight.shape[1] // weight.scales.shape[1]
+    return (weight.scheme.bits, weight.scheme.zero) == (8, "middle") and in_group % GROUP == 0
+
+
+def _has_groups(weight: IntLinear) -> bool:
+    return _has_nibbles(weight) or (_has_bytes(weight) and weight.scales.shape[1] > 1)
 
 
 def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
@@ -147,14 +153,21 @@ def _halves(weight: torch.Tensor, lanes: int, name: str) -> Panels:
 
 
 def _bytes(weight: IntLinear, lanes: int, order: torch.Tensor | None) -> Panels:
-    """uint8 [panels, in / 4, columns, 4]."""
-    codes = weight.codes
+    """int8 [panels, in / 2, columns, 2]; or uint8 [panels, in / group, bytes]: these and scales."""
+    codes, groups = weight.codes, weight.scales.shape[1]
     if not _same(weight.order, order):
         if weight.order is not None:
             codes = torch.empty_like(codes).index_copy_(1, weight.order.long(), codes)
         codes = codes if order is None else codes[:, order.long()]
-    scales = in_groups(weight.scales.squeeze(1), 2 * lanes).flatten()
-    return Panels(Format.BYTES, _words(codes, 4, lanes), scales, 0, weight.scheme.name)
+    pairs = _words((codes.to(torch.int16) - weight.scheme.middle).to(torch.int8), 2, lanes)
+    if groups == 1:
+        scales = in_groups(weight.scales.float().squeeze(1), 2 * lanes).flatten()
+        return Panels(Format.BYTES, pairs, scales, 0, weight.scheme.name)
+    # Scales of small weights would lose bits as half floats.
+    scales = _as_halves(weight.scales * _BYTES_SCALE, "a scale")
+    of_columns = in_groups(scales, 2 * lanes).transpose(1, 2).contiguous()
+    panels = torch.cat([part.view(torch.uint8).reshape(len(pairs), groups, -1) for part in (pairs, of_columns)], dim=-1)
+    return Panels(Format.BYTES, panels, None, weight.shape[1] // groups, weight.scheme.name)
 
 
 def _small_floats(weight: Fp8Linear, lanes: int) -> Panels:

@@ -35,8 +35,8 @@ _STEP_ARGUMENTS = (
     _INT32,
 )
 
-_INT4 = ("int4-min-g32", "int8")
-"""What ``int4`` alone means: the schemes of the layers and of the head."""
+_NAMED = {("int4-min-g32", "int8-g64"): "int4", ("int8", "int8-g64"): "int8"}
+"""What has a name of its own: schemes of the layers and of the head."""
 _MOST_PARTS = 3
 
 
@@ -263,8 +263,9 @@ def check_shape(config: ModelConfig) -> None:
 def _name_of(layers: Sequence[str], head: str) -> str:
     """Of the schemes of all matrices: no two models that compute differently for them have the same."""
     kinds = set(layers)
-    if (kind := "+".join(kinds), head) == _INT4:
-        return "int4"
+    kind = "+".join(kinds)
+    if (kind, head) in _NAMED:
+        return _NAMED[kind, head]
     digest = xxhash.xxh3_64_hexdigest("\n".join(layers).encode())[:8]
     name = kind if len(kinds) == 1 else f"mixed-{digest}"
-    return name if name == head else f"{name}-head-{head}"
+    return name if name == head and name not in _NAMED.values() else f"{name}-head-{head}"

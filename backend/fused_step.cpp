@@ -6,15 +6,17 @@
 //
 // Numbers: weights are half floats (11 bits of mantissa, half the traffic of float) or what quantisation made of them;
 // KV are half floats, or bytes with a scale for each token and head; activations and every sum are float. Where weights
-// are integers or levels, a row of activations is rounded to int8 in groups of GROUP with a scale each, and products
-// within a group are summed as integers. Each sum runs in an order that depends on nothing but its own row's position,
-// so a row's result is bitwise the same alone, in any batch, in any chunk of a prefill and with any number of threads.
+// are integers or levels, a row of activations is rounded in groups of GROUP with a scale each, to int8 for weights of
+// four bits and to int16 for bytes, and products within a group are summed as integers. Each sum runs in an order that
+// depends on nothing but its own row's position, so a row's result is bitwise the same alone, in any batch, in any chunk
+// of a prefill and with any number of threads.
 //
 // Layouts of a weight matrix: panels of PANEL output columns, so that a kernel reads one stream. A group is as many
 // inputs as share a scale, a multiple of GROUP; "words" are [group / GROUP][2][4][LANES][4] bytes, of which byte i of a
 // vector holds word i of GROUP inputs in its low half and word i + 4 in its high half
 //   half floats   [panel][in][PANEL]
-//   bytes         [panel][in / 4][PANEL][4], weight = scale of the column * (byte - 128)
+//   bytes         [panel][in / 2][PANEL][2], weight = scale of the column * byte; or, where a group shares a scale,
+//                 [panel][in / group]{ bytes [group / 2][PANEL][2], scales [PANEL] }, weight = scale * byte / 128
 //   nibbles       [panel][in / group]{ words, scales [PANEL], minima [PANEL] }, weight = scale * nibble + minimum
 //   small floats  [panel][in / 2][PANEL]{ second, first }, weight = scale of the column * E4M3 (arXiv 2209.05433) / 256
 //   levels        [panel][in / group]{ words, scales [PANEL] }, weight = scale * LEVELS[nibble] / 127
@@ -47,6 +49,7 @@ inline __m128i shifted_levels() { return _mm_xor_si128(levels(), _mm_set1_epi8(-
 constexpr int LANES = 16;
 constexpr int ROW_TILE = 12;         // rows of a matrix product that share the weights in registers: 24 accumulators
 constexpr int INTEGER_ROW_TILE = 6;  // the same where sums of integers need registers beside the float ones
+constexpr int BYTE_ROW_TILE = 6;     // and where the float ones are seldom needed
 constexpr int QUERY_TILE = 6;     // query vectors that share keys and values in registers
 constexpr int VALUE_VECTORS = 4;  // vectors of a value row per pass
 using Vector = __m512;
@@ -79,17 +82,24 @@ inline Integers first_halves(Integers v) {
 inline Integers second_halves(Integers v) { return first_halves(_mm512_slli_epi16(v, 8)); }
 inline Vector low_floats(Integers halves) { return _mm512_cvtph_ps(_mm512_castsi512_si256(halves)); }
 inline Vector high_floats(Integers halves) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)); }
+inline Integers load_widened(const uint8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
+inline void store_int16(int16_t* p, Vector v) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(v)));
+}
 using Factors = Integers;  // unsigned bytes, 128 above what they stand for
-inline Factors of_bytes(Integers bytes) { return bytes; }
 inline Factors of_levels(Integers nibbles) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(shifted_levels()), nibbles);
 }
 inline Integers begin_dot(int32_t shift) { return broadcast_word(shift); }
 #if defined(__AVX512VNNI__)
+inline Integers dot2(Integers total, Integers shorts, Integers word) { return _mm512_dpwssd_epi32(total, shorts, word); }
 inline Integers dot4(Integers total, Factors bytes, Integers word) { return _mm512_dpbusd_epi32(total, bytes, word); }
 inline Integers dot4_small(Integers total, Integers nibbles, Integers word) { return dot4(total, nibbles, word); }
 inline Integers total_of_small(Integers total) { return total; }
 #else
+inline Integers dot2(Integers total, Integers shorts, Integers word) {
+  return add(total, _mm512_madd_epi16(shorts, word));
+}
 inline Integers even(Integers s) { return _mm512_srai_epi16(_mm512_slli_epi16(s, 8), 8); }
 inline Integers dot4(Integers total, Factors bytes, Integers word) {
   const Integers evens = _mm512_madd_epi16(_mm512_and_si512(bytes, _mm512_set1_epi16(255)), even(word));
@@ -105,6 +115,7 @@ inline Integers total_of_small(Integers total) { return _mm512_madd_epi16(total,
 constexpr int LANES = 8;
 constexpr int ROW_TILE = 6;
 constexpr int INTEGER_ROW_TILE = 3;
+constexpr int BYTE_ROW_TILE = 4;
 constexpr int QUERY_TILE = 4;
 constexpr int VALUE_VECTORS = 2;
 using Vector = __m256;
@@ -141,6 +152,11 @@ inline void store_int8(int8_t* p, Vector v) {
   const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(shorts, shorts));
 }
+inline Integers load_widened(const uint8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }
+inline void store_int16(int16_t* p, Vector v) {
+  const __m256i words = _mm256_cvtps_epi32(v);
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
 inline Integers low_nibbles(Integers v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
 inline Integers high_nibbles(Integers v) { return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15)); }
 inline Integers add(Integers a, Integers b) { return _mm256_add_epi32(a, b); }
@@ -155,8 +171,10 @@ inline Integers shuffle(__m128i table, Integers v) {
 }
 #if defined(__AVXVNNI__)
 using Factors = Integers;  // unsigned bytes, 128 above what they stand for
-inline Factors of_bytes(Integers bytes) { return bytes; }
 inline Factors of_levels(Integers nibbles) { return shuffle(shifted_levels(), nibbles); }
+inline Integers dot2(Integers total, Integers shorts, Integers word) {
+  return _mm256_dpwssd_avx_epi32(total, shorts, word);
+}
 inline Integers begin_dot(int32_t shift) { return broadcast_word(shift); }
 inline Integers dot4(Integers total, Factors bytes, Integers word) {
   return _mm256_dpbusd_avx_epi32(total, bytes, word);
@@ -164,17 +182,21 @@ inline Integers dot4(Integers total, Factors bytes, Integers word) {
 inline Integers dot4_small(Integers total, Integers nibbles, Integers word) { return dot4(total, nibbles, word); }
 inline Integers total_of_small(Integers total) { return total; }
 #else
-// The instruction multiplies an unsigned byte with a signed one: the weights' signs move over to the word, which never
-// has a -128, as weights may, that would stay what it is. Two products of 128 * 127 fit 16 bits.
+// The instruction multiplies an unsigned byte with a signed one: the levels' signs move over to the word, which never
+// has a -128 that would stay what it is. Two products of 127 * 127 fit 16 bits.
 struct Factors {
-  Integers weights, magnitudes;
+  Integers levels, magnitudes;
 };
-inline Factors of_signed(Integers weights) { return {weights, _mm256_abs_epi8(weights)}; }
-inline Factors of_bytes(Integers bytes) { return of_signed(_mm256_xor_si256(bytes, _mm256_set1_epi8(-128))); }
-inline Factors of_levels(Integers nibbles) { return of_signed(shuffle(levels(), nibbles)); }
+inline Factors of_levels(Integers nibbles) {
+  const Integers signed_levels = shuffle(levels(), nibbles);
+  return {signed_levels, _mm256_abs_epi8(signed_levels)};
+}
+inline Integers dot2(Integers total, Integers shorts, Integers word) {
+  return add(total, _mm256_madd_epi16(shorts, word));
+}
 inline Integers begin_dot(int32_t) { return _mm256_setzero_si256(); }
 inline Integers dot4(Integers total, Factors f, Integers word) {
-  const Integers pairs = _mm256_maddubs_epi16(f.magnitudes, _mm256_sign_epi8(word, f.weights));
+  const Integers pairs = _mm256_maddubs_epi16(f.magnitudes, _mm256_sign_epi8(word, f.levels));
   return add(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 inline Integers dot4_small(Integers total, Integers nibbles, Integers word) {
@@ -187,15 +209,17 @@ inline Integers total_of_small(Integers total) { return _mm256_madd_epi16(total,
 #endif
 // first_halves, second_halves: E4M3 in the high or the low byte of 16 bits to half floats 256 times smaller, subnormal
 // ones included; junk in the other byte is nothing.
-// begin_dot, dot4: what was begun + the sum of four products of (byte - 128), or a level, with a signed byte, in every
-// 32-bit lane, exactly. `shift` is -128 times the sum of all signed bytes that will follow, none of which is -128.
+// load_widened: signed bytes as 16 bits each. dot2: total + the sum of two products of 16 bits, in every 32-bit lane.
+// begin_dot, dot4: what was begun + the sum of four products of a level with a signed byte, in every 32-bit lane,
+// exactly. `shift` is -128 times the sum of all signed bytes that will follow, none of which is -128.
 // dot4_small: total + the sum of four products of a nibble with a signed byte, for the words of one GROUP;
 // total_of_small gives their total. Without VNNI the products of a group fit 16 bits, which saves a widening a word.
 
 constexpr int PANEL = 2 * LANES;
 constexpr int GROUP = 32;  // inputs that share a scale where weights are integers
-static_assert(ROW_TILE <= 12 && INTEGER_ROW_TILE <= 6 && QUERY_TILE <= 6, "the tables of kernels end there");
+static_assert(ROW_TILE <= 12 && INTEGER_ROW_TILE <= 6 && BYTE_ROW_TILE <= ROW_TILE && QUERY_TILE <= 6, "the tables of kernels end there");
 static_assert(GROUP / 2 * 15 * 127 <= 32767, "dot4_small adds up GROUP / 2 products in 16 bits");
+static_assert(GROUP * 128L * 32768 <= 2147483647, "dot2 adds up the products of a group in 32 bits");
 constexpr int BLOCK = 16;  // tokens of a KV block
 constexpr int BLOCK_VECTORS = BLOCK / LANES;
 constexpr float HALF_MAX = 65504.f;
@@ -235,11 +259,12 @@ struct Part {
   const float* bias;    // padded like the columns; or null
   int out;              // columns that mean something; the last panel may be padded
   Format format;
-  int group;    // inputs that share a scale, for NIBBLES and LEVEL_NIBBLES
+  int group;    // inputs that share a scale in the panel; 0 where none do
   long stride;  // bytes from one panel to the next
 
   int count() const { return (out + PANEL - 1) / PANEL; }
-  bool wants_integers() const { return format == BYTES || format == NIBBLES || format == LEVEL_NIBBLES; }
+  bool wants_int8() const { return format == NIBBLES || format == LEVEL_NIBBLES; }
+  bool wants_int16() const { return format == BYTES; }
 };
 
 // A matrix of one to three parts that multiply the same rows: query, key and value, or gate and up. Only the last panel
@@ -250,21 +275,28 @@ struct Linear {
   int in;
   const int32_t* order;  // input order[i] comes i-th where rows are rounded; null: they keep their order
 
-  bool wants_integers() const {
-    return std::any_of(parts, parts + count, [](const Part& part) { return part.wants_integers(); });
+  bool wants_int8() const {
+    return std::any_of(parts, parts + count, [](const Part& part) { return part.wants_int8(); });
+  }
+  bool wants_int16() const {
+    return std::any_of(parts, parts + count, [](const Part& part) { return part.wants_int16(); });
   }
 };
 
-// Rows that a matrix is multiplied with: floats and, for integer weights, their rounded form in the matrix's order.
+// Rows that a matrix is multiplied with: floats and, for integer weights, their rounded forms in the matrix's order.
 struct Rows {
   std::vector<float> floats;
-  std::vector<int8_t> rounded;  // [row][in]
-  std::vector<float> scales;    // [row][in / GROUP]
+  std::vector<int16_t> shorts;      // [row][in]
+  std::vector<float> short_scales;  // [row][in / GROUP]
+  std::vector<int8_t> rounded;      // [row][in], and so the next three
+  std::vector<float> scales;        // [row][in / GROUP]
   std::vector<float> sums;      // [row][in / GROUP], of the rounded ones times their scale
   std::vector<int32_t> shifts;  // [row][in / GROUP], minus what the 128 in every byte adds to a group's product
 
   void reserve(int rows, int width) {
     if (floats.size() >= (size_t)rows * width) return;
+    shorts.resize((size_t)rows * width);
+    short_scales.resize((size_t)rows * width / GROUP);
     rounded.resize((size_t)rows * width);
     scales.resize((size_t)rows * width / GROUP);
     sums.resize((size_t)rows * width / GROUP);
@@ -354,6 +386,8 @@ struct Operand {
   const int8_t* rounded;
   const float *scales, *sums;
   const int32_t* shifts;
+  const int16_t* shorts;
+  const float* short_scales;
 };
 using PanelKernel = void (*)(const Columns& columns, const Operand& rows, float* out);
 
@@ -412,7 +446,7 @@ __attribute__((noinline)) void multiply_small_floats(const Columns& columns, con
   }
 }
 
-inline Integers word_of(const int8_t* p) {
+inline Integers word_of(const void* p) {
   int32_t word;
   std::memcpy(&word, p, sizeof word);
   return broadcast_word(word);
@@ -421,36 +455,46 @@ inline Integers word_of(const int8_t* p) {
 template <int ROWS>
 __attribute__((noinline)) void multiply_bytes(const Columns& columns, const Operand& rows, float* out) {
   const uint8_t* panel = columns.panel;
-  const int in = columns.in, groups = in / GROUP;
-  const int8_t* x = rows.rounded;
+  const int in = columns.in, groups = in / GROUP, together = columns.group ? columns.group / GROUP : groups;
   Vector total[ROWS][2];
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++) total[r][0] = total[r][1] = broadcast(0.f);
-  for (int g = 0; g < groups; g++) {
-    Integers acc[ROWS][2];
+  for (int end = together; end <= groups; end += together) {
+    const half* numbers = (const half*)(panel + together * GROUP * PANEL);
+    Vector scale[2];
+#pragma GCC unroll 2
+    for (int part = 0; part < 2; part++)
+      scale[part] = columns.group ? load_half(numbers + part * LANES) * broadcast(1 / 128.f)
+                                  : load(columns.scales + part * LANES);
+    for (int g = end - together; g < end; g++) {
+      const int16_t* x = rows.shorts + g * GROUP;
+      Integers acc[ROWS][2];
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = begin_dot(rows.shifts[r * groups + g]);
+      for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = broadcast_word(0);
+#pragma GCC unroll 2  // with more GCC does all products first, and keeps them on the stack
+      for (int i = 0; i < GROUP / 2; i++, panel += 2 * PANEL) {
+        const Integers w0 = load_widened(panel), w1 = load_widened(panel + 2 * LANES);
 #pragma GCC unroll 8
-    for (int i = 0; i < GROUP / 4; i++, panel += 4 * PANEL) {
-      const Factors w0 = of_bytes(load_bytes(panel)), w1 = of_bytes(load_bytes(panel + 4 * LANES));
+        for (int r = 0; r < ROWS; r++) {
+          const Integers v = word_of(x + (long)r * in + 2 * i);
+          acc[r][0] = dot2(acc[r][0], w0, v);
+          acc[r][1] = dot2(acc[r][1], w1, v);
+        }
+      }
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++) {
-        const Integers v = word_of(x + (long)r * in + g * GROUP + 4 * i);
-        acc[r][0] = dot4(acc[r][0], w0, v);
-        acc[r][1] = dot4(acc[r][1], w1, v);
+        const Vector row_scale = broadcast(rows.short_scales[r * groups + g]);
+#pragma GCC unroll 2
+        for (int part = 0; part < 2; part++)
+          total[r][part] = fma(to_float(acc[r][part]), scale[part] * row_scale, total[r][part]);
       }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) {
-      const Vector scale = broadcast(rows.scales[r * groups + g]);
-      total[r][0] = fma(to_float(acc[r][0]), scale, total[r][0]);
-      total[r][1] = fma(to_float(acc[r][1]), scale, total[r][1]);
-    }
+    if (columns.group) panel += PANEL * sizeof(half);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++) {
-    store(out + r * PANEL, total[r][0] * load(columns.scales));
-    store(out + r * PANEL + LANES, total[r][1] * load(columns.scales + LANES));
+    store(out + r * PANEL, total[r][0]);
+    store(out + r * PANEL + LANES, total[r][1]);
   }
 }
 
@@ -561,15 +605,16 @@ struct Kernels {
   {nullptr, kernel<1>, kernel<2>, kernel<3>, kernel<4>, kernel<5>, kernel<6>, \
    kernel<7>, kernel<8>, kernel<9>, kernel<10>, kernel<11>, kernel<12>}
 constexpr Kernels KERNELS[] = {  // by format
-    {ROW_TILE, TO_TWELVE(multiply_halves)},        {INTEGER_ROW_TILE, TO_SIX(multiply_bytes)},
+    {ROW_TILE, TO_TWELVE(multiply_halves)},        {BYTE_ROW_TILE, TO_SIX(multiply_bytes)},
     {INTEGER_ROW_TILE, TO_SIX(multiply_nibbles)},  {ROW_TILE, TO_TWELVE(multiply_small_floats)},
     {INTEGER_ROW_TILE, TO_SIX(multiply_levels)},
 };
 #else
 #define TO_THREE(kernel) {nullptr, kernel<1>, kernel<2>, kernel<3>}
+#define TO_FOUR(kernel) {nullptr, kernel<1>, kernel<2>, kernel<3>, kernel<4>}
 #define TO_SIX(kernel) {nullptr, kernel<1>, kernel<2>, kernel<3>, kernel<4>, kernel<5>, kernel<6>}
 constexpr Kernels KERNELS[] = {  // by format
-    {ROW_TILE, TO_SIX(multiply_halves)},            {INTEGER_ROW_TILE, TO_THREE(multiply_bytes)},
+    {ROW_TILE, TO_SIX(multiply_halves)},            {BYTE_ROW_TILE, TO_FOUR(multiply_bytes)},
     {INTEGER_ROW_TILE, TO_THREE(multiply_nibbles)}, {ROW_TILE, TO_SIX(multiply_small_floats)},
     {INTEGER_ROW_TILE, TO_THREE(multiply_levels)},
 };
@@ -614,7 +659,9 @@ void linear(
                             input.rounded.data() + (long)first * weights.in,
                             input.scales.data() + first_group,
                             input.sums.data() + first_group,
-                            input.shifts.data() + first_group};
+                            input.shifts.data() + first_group,
+                            input.shorts.data() + (long)first * weights.in,
+                            input.short_scales.data() + first_group};
       float* target = y + first * y_stride + piece * PANEL;
       alignas(64) float out[ROW_TILE * PANEL], gated[ROW_TILE * PANEL];
       multiply_panel(*part, p, weights.in, operand, count, out);
@@ -646,36 +693,42 @@ void each_row(int rows, Do&& work) {
   for (int row = 0; row < rows; row++) work(row);
 }
 
-// Rounds a row to int8 with a scale for each group, in the order of the weights that it will be multiplied with.
+// Rounds a row to what the weights that it will be multiplied with want, in their order, with a scale for each group.
 void round_row(const float* all, const Linear& weights, int row, Rows& to) {
   const int in = weights.in;
-  int8_t* rounded = to.rounded.data() + (long)row * in;
-  float* scales = to.scales.data() + (long)row * (in / GROUP);
-  float* sums = to.sums.data() + (long)row * (in / GROUP);
-  int32_t* shifts = to.shifts.data() + (long)row * (in / GROUP);
-  for (int g = 0; g < in / GROUP; g++, rounded += GROUP) {
+  const bool bytes = weights.wants_int8(), shorts = weights.wants_int16();
+  if (!bytes && !shorts) return;
+  for (int g = 0; g < in / GROUP; g++) {
+    const long group = (long)row * (in / GROUP) + g;
     alignas(64) float gathered[GROUP];
     if (weights.order)
       for (int i = 0; i < GROUP; i++) gathered[i] = all[weights.order[g * GROUP + i]];
     const float* x = weights.order ? gathered : all + g * GROUP;
-    Vector top = broadcast(0.f), nothing = broadcast(0.f);
+    Vector top = broadcast(0.f), zeros = broadcast(0.f);
     for (int i = 0; i < GROUP; i += LANES) {
       const Vector v = load(x + i);
       top = maximum(top, maximum(v, broadcast(0.f) - v));
-      nothing = fma(v, broadcast(0.f), nothing);  // NaN where a value is none, which the maximum may overlook
+      zeros = fma(v, broadcast(0.f), zeros);  // NaN where a value is none, which the maximum may overlook
     }
-    const float most = largest(top);
-    const Vector inverse = broadcast(most > 0.f ? 127.f / most : 0.f);
-    Vector total = broadcast(0.f);
-    for (int i = 0; i < GROUP; i += LANES) {
-      const Vector whole = nearest(load(x + i) * inverse);
-      store_int8(rounded + i, whole);
-      total = total + whole;
+    const float most = largest(top), nothing = sum(zeros);
+    if (shorts) {
+      const Vector inverse = broadcast(most > 0.f ? 32767.f / most : 0.f);
+      for (int i = 0; i < GROUP; i += LANES) store_int16(&to.shorts[group * GROUP + i], nearest(load(x + i) * inverse));
+      to.short_scales[group] = most / 32767.f + nothing;
     }
-    const float whole = sum(total);
-    scales[g] = most / 127.f + sum(nothing);
-    sums[g] = scales[g] * whole;
-    shifts[g] = -128 * (int32_t)whole;
+    if (bytes) {
+      const Vector inverse = broadcast(most > 0.f ? 127.f / most : 0.f);
+      Vector total = broadcast(0.f);
+      for (int i = 0; i < GROUP; i += LANES) {
+        const Vector whole = nearest(load(x + i) * inverse);
+        store_int8(&to.rounded[group * GROUP + i], whole);
+        total = total + whole;
+      }
+      const float whole = sum(total);
+      to.scales[group] = most / 127.f + nothing;
+      to.sums[group] = to.scales[group] * whole;
+      to.shifts[group] = -128 * (int32_t)whole;
+    }
   }
 }
 
@@ -924,13 +977,13 @@ void norm_rows(const Model& m, const float* x, const float* norm, int rows, cons
   each_row(rows, [&](int row) {
     float* normed = to.floats.data() + (long)row * m.hidden;
     rms_norm(x + (long)(which ? which[row] : row) * m.hidden, norm, m.hidden, m.eps, normed);
-    if (weights.wants_integers()) round_row(normed, weights, row, to);
+    round_row(normed, weights, row, to);
   });
 }
 
 // Rows that are floats already, ready for a product with `weights`.
 void round_rows(const float* x, long stride, int rows, const Linear& weights, Rows& to) {
-  if (!weights.wants_integers()) return;
+  if (!weights.wants_int8() && !weights.wants_int16()) return;
   each_row(rows, [&](int row) { round_row(x + row * stride, weights, row, to); });
 }
 

@@ -8,8 +8,11 @@ from dataclasses import replace
 import torch
 
 from backend.quantization.errors import CannotQuantize
+from backend.quantization.float_scheme import FloatScheme
 from backend.quantization.fp8_scheme import Fp8Scheme
 from backend.quantization.int_scheme import IntScheme
+from backend.quantization.linears import Weight
+from backend.quantization.methods.fitting import fitting
 from backend.quantization.names import WITH_A_TEXT
 from backend.quantization.nf4_scheme import Nf4Scheme
 from backend.quantization.quantized_linear import Scheme
@@ -17,18 +20,16 @@ from backend.quantization.rounding import rounded
 from backend.quantization.summary import RoundingError, Summary, summarise
 from backend.weights import ModelWeights
 
+_HEAD = IntScheme(8, 64)
+"""Four bits would cost most in the head, and so would one scale for all inputs: its weights are as wide apart as the
+embedding's, which in many models they are."""
 ROUNDINGS: Mapping[str, tuple[Scheme, Scheme]] = {
-    "int8": (IntScheme(8), IntScheme(8)),
-    "int4": (IntScheme(4, 32, "minimum"), IntScheme(8)),
+    "int8": (IntScheme(8), _HEAD),
+    "int4": (IntScheme(4, 32, "minimum"), _HEAD),
     "fp8": (Fp8Scheme(), Fp8Scheme()),
-    "nf4": (Nf4Scheme(), IntScheme(8)),
+    "nf4": (Nf4Scheme(), _HEAD),
 }
-"""Rounding to the nearest by the name that it is asked for with: of the layers, and of the head, where four bits would
-cost most."""
-
-
-_HEAD = IntScheme(8)
-"""Beside layers that were quantised with a look at a text."""
+"""Rounding to the nearest by the name that it is asked for with: of the layers, and of the head."""
 
 
 def quantised(weights: ModelWeights, name: str) -> tuple[ModelWeights, Summary | None]:
@@ -45,8 +46,8 @@ def quantised(weights: ModelWeights, name: str) -> tuple[ModelWeights, Summary |
     if name == "none":
         return weights, found
     if name in WITH_A_TEXT:
-        head = weights.head if not isinstance(weights.head, torch.Tensor) else _HEAD.pack(weights.head)
-        packed = replace(weights, head=head)
+        head = weights.head
+        packed = replace(weights, head=_fitting(_HEAD, head).pack(head)) if isinstance(head, torch.Tensor) else weights
         return packed, summarise(packed)
     if found is not None:
         schemes = ", ".join(scheme for scheme in found.schemes if scheme != "float")
@@ -55,7 +56,14 @@ def quantised(weights: ModelWeights, name: str) -> tuple[ModelWeights, Summary |
         )
     error = RoundingError()
     try:
-        packed = rounded(weights, *ROUNDINGS[name], error)
+        layers, head_scheme = ROUNDINGS[name]
+        packed = rounded(weights, layers, _fitting(head_scheme, weights.head), error)
     except CannotQuantize as refusal:
         raise CannotQuantize(f"--quantization {name}: {refusal}") from refusal
     return packed, summarise(packed, error.relative)
+
+
+def _fitting(scheme: Scheme, head: Weight) -> Scheme:
+    """The scheme of a head, in smaller groups where its own do not divide the inputs."""
+    outputs, inputs = head.shape
+    return fitting(scheme, outputs, inputs, FloatScheme())[0]

@@ -23,10 +23,10 @@ def ways(linear: QuantizedLinear) -> dict[str, Callable[[], Product]]:
     if not isinstance(linear, IntLinear):
         return found
     scheme = linear.scheme
-    if scheme.bits == 8 and scheme.group_size is None and scheme.zero == "middle":
-        if scheme.activation_bits == 8:
+    if scheme.bits == 8 and scheme.zero == "middle":
+        if scheme.activation_bits < 16 and scheme.group_size is None:
             found["onednn"] = lambda: OneDnnProduct(linear)
-        else:
+        elif scheme.activation_bits == 16:
             found["int8pack"] = lambda: Int8Product(linear)
     if scheme.bits == 4 and scheme.group_size is not None:
         found["int4pack"] = lambda: Int4Product(linear)
@@ -61,18 +61,22 @@ class OneDnnProduct:
 
 
 class Int8Product:
-    """torch's product with int8 weights, whose activations are bfloat16."""
+    """torch's product with int8 weights and activations in bfloat16, for each group of inputs, summed up as floats."""
 
     def __init__(self, linear: IntLinear) -> None:
         self._order = None if linear.order is None else linear.order.long()
-        self._weight = (linear.codes.to(torch.int16) - linear.scheme.middle).to(torch.int8)
-        self._scales = linear.scales.squeeze(1).to(torch.bfloat16)
+        signed = (linear.codes.to(torch.int16) - linear.scheme.middle).to(torch.int8)
+        weights = signed.chunk(linear.scales.shape[1], dim=1)
+        scales = linear.scales.to(torch.bfloat16).unbind(1)
+        self._groups = [(weight.contiguous(), of.contiguous()) for weight, of in zip(weights, scales, strict=True)]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See `Product`."""
-        rows = x if self._order is None else x[:, self._order]
-        y: torch.Tensor = torch.ops.aten._weight_int8pack_mm(rows.to(torch.bfloat16), self._weight, self._scales)
-        return y.to(x.dtype)
+        rows = (x if self._order is None else x[:, self._order]).to(torch.bfloat16)
+        product = torch.ops.aten._weight_int8pack_mm
+        parts = zip(rows.chunk(len(self._groups), dim=1), self._groups, strict=True)
+        total: torch.Tensor = sum(product(part.contiguous(), *group).float() for part, group in parts)
+        return total.to(x.dtype)
 
 
 class Int4Product:

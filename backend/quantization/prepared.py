@@ -18,7 +18,7 @@ from backend.quantization.methods.recipe import Recipe
 RECIPES: Mapping[str, Recipe] = {
     "gptq-int4": Recipe("gptq", IntScheme(4, 128)),
     "awq-int4": Recipe("awq", IntScheme(4, 128, "integer")),
-    "mixed": Recipe("mixed", IntScheme(4, 128), average_bits=5.5),
+    "mixed": Recipe("mixed", IntScheme(4, 64, "integer"), average_bits=5.5),
 }
 """By the name that each is asked for with; ``keepgate quantize`` has all the options, and a text of one's own."""
 

@@ -16,6 +16,7 @@ from backend.quantization.quantized_linear import Scheme
 from backend.weights import ModelWeights, dense
 
 INT8 = IntScheme(8)
+INT8_HEAD = IntScheme(8, 64)
 
 
 def reordered(weight: torch.Tensor, scheme: IntScheme, seed: int) -> IntLinear:
@@ -71,15 +72,16 @@ def _in_order(name: str, weight: torch.Tensor) -> Weight:
 
 _SCHEMES: dict[str, tuple[Callable[[str, torch.Tensor], Weight], Scheme | None]] = {
     "float16": (lambda _, weight: weight, None),
-    "int8": (_all(INT8), INT8),
-    "int4": (_all(IntScheme(4, 32, "minimum")), INT8),
-    "int4-g64": (_all(IntScheme(4, 64), IntScheme(4, 32)), INT8),
+    "int8": (_all(INT8), INT8_HEAD),
+    "int4": (_all(IntScheme(4, 32, "minimum")), INT8_HEAD),
+    "int4-g64": (_all(IntScheme(4, 64), IntScheme(4, 32)), INT8_HEAD),
     "int4-asym-g128": (_all(IntScheme(4, 128, "integer"), IntScheme(4, 32, "integer")), None),
     "fp8": (_all(Fp8Scheme()), Fp8Scheme()),
     "fp8-tensor": (_all(Fp8Scheme("tensor")), None),
-    "nf4": (_all(Nf4Scheme(), Nf4Scheme(32)), INT8),
+    "nf4": (_all(Nf4Scheme(), Nf4Scheme(32)), INT8_HEAD),
     "nf4-single-b128": (_all(Nf4Scheme(128, double=False), Nf4Scheme(32, double=False)), Nf4Scheme()),
     "int8-g32": (_all(IntScheme(8, 32)), None),
+    "int8-asym-g32": (_all(IntScheme(8, 32, "integer")), None),
     "mixed": (_mixed, INT8),
     "act-order": (_in_order, INT8),
 }

@@ -45,6 +45,7 @@ FORMATS: list[tuple[str, KVPrecision]] = [
 every_format = pytest.mark.parametrize(("name", "kv"), FORMATS, ids=["-".join(names) for names in FORMATS])
 SCHEMES: tuple[Scheme, ...] = (
     INT8,
+    *(IntScheme(8, group) for group in (32, 64, 128)),
     *(IntScheme(4, group, zero) for group in (32, 64, 128) for zero in ZEROS),
     IntScheme(4),
     Fp8Scheme(),
@@ -82,8 +83,10 @@ def normed(rows: torch.Tensor) -> torch.Tensor:
     return halves / halves.square().mean(dim=-1, keepdim=True).sqrt()
 
 
-def rounded_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Rows [T, in] as products of integers see them: GROUP inputs with a scale each."""
+def rounded_rows(rows: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """Rows [T, in] as products with a weight see them: GROUP inputs with a scale where it has four bits."""
+    if not rounds_rows(weight):
+        return rows
     groups = rows.unflatten(-1, (-1, GROUP))  # type: ignore[no-untyped-call] # torch publishes no types for it
     scales = groups.abs().amax(dim=-1, keepdim=True) / 127
     whole: torch.Tensor = (torch.round(groups / scales) * scales).flatten(-2)
@@ -108,7 +111,7 @@ def assert_product(got: torch.Tensor, rows: torch.Tensor, weight: Weight) -> Non
     """Right but for float sums, scales and minima as half floats, and one input half way between two steps."""
     bits = bits_of(weight)
     error = (got.double() - functional.linear(rows, bits)).abs()
-    step = rows.abs().max() / 127 * bits.abs().max()
+    step = rows.abs().max() / (127 if rounds_rows(weight) else 32767) * bits.abs().max()
     assert bool((error <= 1e-3 * functional.linear(rows.abs(), bits.abs()) + step).all())
 
 
@@ -126,16 +129,16 @@ def test_a_product_is_what_the_bits_say(
 ) -> None:
     """In any scheme, of any number of rows and outputs, once the rows are rounded where they have to be."""
     rows, weight = random_rows(count, inputs, seed), scheme.pack(random_rows(outputs, inputs, seed + 1) * size)
-    exact = normed(rows)
-    assert_product(products(weight, rows), rounded_rows(exact) if rounds_rows(weight) else exact, weight)
+    assert_product(products(weight, rows), rounded_rows(normed(rows), weight), weight)
 
 
-def test_a_product_in_another_order() -> None:
+@pytest.mark.parametrize("scheme", [IntScheme(4, 64, "integer"), IntScheme(8, 64)], ids=lambda scheme: scheme.name)
+def test_a_product_in_another_order(scheme: IntScheme) -> None:
     """Rows are rounded in the order in which the weight's groups are."""
-    rows, weight = random_rows(5, 128), reordered(random_rows(40, 128, seed=1), IntScheme(4, 64, "integer"), seed=2)
+    rows, weight = random_rows(5, 128), reordered(random_rows(40, 128, seed=1), scheme, seed=2)
     assert weight.order is not None
     order = weight.order.long()
-    rounded_in_order = rounded_rows(normed(rows)[:, order])
+    rounded_in_order = rounded_rows(normed(rows)[:, order], weight)
     assert_product(products(weight, rows), rounded_in_order[:, order.argsort()], weight)
 
 
@@ -144,7 +147,7 @@ def test_every_number_of_eight_bits() -> None:
     codes = torch.arange(256, dtype=torch.uint8).repeat(8, 1)
     rows = random_rows(7, 256)
     integers = IntLinear(INT8, codes, torch.full((8, 1), 0.01))
-    assert_product(products(integers, rows), rounded_rows(normed(rows)), integers)
+    assert_product(products(integers, rows), rounded_rows(normed(rows), integers), integers)
     codes[:, [0x7F, 0xFF]] = 0  # which are no numbers
     floats = Fp8Linear(Fp8Scheme("tensor"), codes.view(torch.float8_e4m3fn), torch.full((1, 1), 0.01))
     assert_product(products(floats, rows), normed(rows), floats)
@@ -187,7 +190,7 @@ def test_a_step_computes_what_its_weights_say(
     some = kept(small_weights, name)
     fused = FusedRunner(built_library(), small_config, some, 8, 128, 2, kv)
     reference = TorchRunner(small_config, as_floats(some), 8, 128)
-    floats = name in ("float16", "int8-g32") or name.startswith("fp8")
+    floats = name.startswith(("float16", "int8", "fp8"))
     allowed = (0.001 if floats else 0.02) + (0.02 if kv == "int8" else 0)
     assert relative_error(chunked(fused, TOKENS, 90), chunked(reference, TOKENS, 90)) < allowed
 
@@ -228,8 +231,9 @@ def test_what_is_no_number_stays_none(name: str, kv: KVPrecision) -> None:
     ("name", "expected"),
     [
         ("float16", {"float16"}),
-        ("int4", {"int4-min-g32", "int8"}),
-        ("int8-g32", {"int8-g32-as-float16", "float16"}),
+        ("int4", {"int4-min-g32", "int8-g64"}),
+        ("int8-g32", {"int8-g32", "float16"}),
+        ("int8-asym-g32", {"int8-asym-g32-as-float16", "float16"}),
         ("mixed", {"int4-g64", "int8", "nf4", "int4-min-g32", "fp8", "float16"}),
         ("act-order", {"int4-asym-g32", "int8", "int4-g32-as-float16"}),
     ],
@@ -258,7 +262,8 @@ def test_what_quantised_weights_take(config: ModelConfig, weights: ModelWeights,
         ("int4", "int4"),
         ("fp8", "fp8"),
         ("fp8-tensor", "fp8-tensor-head-float16"),
-        ("int8-g32", "int8-g32-as-float16-head-float16"),
+        ("int8-g32", "int8-g32-head-float16"),
+        ("int8-asym-g32", "int8-asym-g32-as-float16-head-float16"),
     ],
 )
 def test_a_runner_says_what_its_weights_are_kept_in(name: str, precision: str) -> None:
@@ -286,7 +291,7 @@ def test_two_mixtures_have_two_names() -> None:
 @pytest.mark.parametrize("kv", ["auto", "int8"])
 @pytest.mark.parametrize(
     ("name", "kept_as"),
-    [("none", "float16"), ("int8", "int8"), ("int4", "int4"), ("fp8", "fp8"), ("nf4", "nf4-head-int8")],
+    [("none", "float16"), ("int8", "int8"), ("int4", "int4"), ("fp8", "fp8"), ("nf4", "nf4-head-int8-g64")],
 )
 def test_every_format_can_be_asked_for(
     config: ModelConfig, weights: ModelWeights, name: str, kept_as: str, kv: KvDtype

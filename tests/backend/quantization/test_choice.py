@@ -51,7 +51,9 @@ def test_none_leaves_a_model_as_it_is(weights: ModelWeights) -> None:
 def test_what_is_quantised_is_not_rounded_again(weights: ModelWeights) -> None:
     """It would lose twice, and nobody can have meant it."""
     packed, _ = quantised(weights, "nf4")
-    with pytest.raises(CannotQuantize, match=r"--quantization int8: .* quantised already \(nf4, int8\); expected none"):
+    with pytest.raises(
+        CannotQuantize, match=r"--quantization int8: .* quantised already \(nf4, int8-g64\); expected none"
+    ):
         quantised(packed, "int8")
 
 

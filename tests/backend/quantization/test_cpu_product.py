@@ -39,7 +39,7 @@ def test_whatever_is_chosen_is_right(scheme: Scheme, dtype: torch.dtype) -> None
         assert float((got.double() - expected).norm() / expected.norm()) < 0.01
 
 
-@pytest.mark.parametrize("scheme", [IntScheme(4, 64), IntScheme(8)], ids=["int4", "int8"])
+@pytest.mark.parametrize("scheme", [IntScheme(4, 64), IntScheme(8), IntScheme(8, 64)], ids=["int4", "int8", "int8-g64"])
 def test_columns_in_another_order_are_gathered(scheme: IntScheme) -> None:
     """By every way that there is."""
     order = torch.randperm(256, generator=torch.Generator().manual_seed(9)).int()
