@@ -1,8 +1,9 @@
-"""Turns a GGUF file into a Hugging Face directory, losing nothing.
+"""Turns a GGUF file into a Hugging Face directory.
 
 GGUF is llama.cpp's file format. Its quantised tensors are expanded to float32: every value of a quantised block is
 a short product and sum of half floats that float32 holds, so the conversion adds no error of its own and each runner
-chooses its serving precision from the same numbers. Or they stay as they are, where a scheme holds their blocks.
+chooses its serving precision from the same numbers. Or they stay in the bits that they have, where a scheme holds their
+blocks.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def convert_gguf(source: Path, target: Path, progress: Progress, packed: bool = 
         source: the ``.gguf`` file.
         target: an existing, empty directory.
         progress: gets one short sentence for each step.
-        packed: whether linear layers in Q4_0, Q4_1 and Q8_0 stay as they are, bit for bit; all else is float32.
+        packed: whether linear layers in Q4_0, Q4_1, Q8_0 and Q4_K stay in these bits; all else is float32.
 
     Raises:
         ModelError: the file is not GGUF, or holds an architecture or a tokenizer that is not supported; or the

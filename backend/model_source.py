@@ -53,16 +53,20 @@ def cache_directory() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "keepgate"
 
 
-def resolve_model(name: str, progress: Progress) -> ModelSource:
+def resolve_model(name: str, progress: Progress, as_floats: bool = False) -> ModelSource:
     """Finds ``name``: ``default``, a directory, a ``.gguf`` file, or a Hugging Face hub id.
 
-    A GGUF file is converted once into the user's cache directory; that takes some ten seconds.
+    A GGUF file is converted once into the user's cache directory; that takes some ten seconds. Of ``default`` there are
+    floats: it stands for the model that it was rounded from.
+
+    Args:
+        as_floats: whether a GGUF file's blocks are expanded rather than served as they are.
 
     Raises:
         ModelError: nothing of that name can be served; the message says what would be right.
     """
     if name == BUNDLED_MODEL:
-        return ModelSource(_converted(_bundled_file(), progress), BUNDLED_NAME)
+        return ModelSource(_converted(_bundled_file(), progress, as_floats=True), BUNDLED_NAME)
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -71,7 +75,7 @@ def resolve_model(name: str, progress: Progress) -> ModelSource:
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelError(f"{path}: no such file")
-        return ModelSource(_converted(path, progress), path.stem)
+        return ModelSource(_converted(path, progress, as_floats), path.stem)
     if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ModelError(
             f"model {name!r}: expected '{BUNDLED_MODEL}', a directory with config.json and safetensors, "
@@ -111,11 +115,12 @@ def hub_directory(name: str, files: list[str]) -> Path:
         raise ModelError(f"model {name!r}: neither a local path nor to be had from the hub ({reason})") from error
 
 
-def _converted(source: Path, progress: Progress) -> Path:
+def _converted(source: Path, progress: Progress, as_floats: bool) -> Path:
     """The cached conversion of a GGUF file; made first if it is not there."""
     models = cache_directory() / "models"
     models.mkdir(parents=True, exist_ok=True)
-    target = models / f"{source.stem}-{_identity(source)}-v{_CONVERSION_VERSION}"
+    form = "" if as_floats else "-packed"
+    target = models / f"{source.stem}-{_identity(source)}{form}-v{_CONVERSION_VERSION}"
     if target.is_dir():
         return target
     with _lock(models / f"{target.name}.lock", progress):
@@ -124,7 +129,7 @@ def _converted(source: Path, progress: Progress) -> Path:
             # A rename is atomic: the directory either holds everything or does not exist.
             work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=models))
             try:
-                convert_gguf(source, work, progress)
+                convert_gguf(source, work, progress, packed=not as_floats)
                 work.chmod(0o755)
                 work.rename(target)
             finally:

@@ -56,7 +56,7 @@ def run(words: Sequence[str]) -> int:
 
     try:
         check_new(arguments.out)
-        source = resolve_model(arguments.model, progress)
+        source = resolve_model(arguments.model, progress, as_floats=True)
         tokens = _windows(arguments, source.directory) if arguments.calibration else None
         report = Quantization(source.directory, arguments.out, _recipe(arguments), tokens).run(progress)
     except (ModelError, OSError) as error:

@@ -142,6 +142,14 @@ def test_a_product_in_another_order(scheme: IntScheme) -> None:
     assert_product(products(weight, rows), rounded_in_order[:, order.argsort()], weight)
 
 
+@pytest.mark.parametrize("scheme", [IntScheme(4, 32), IntScheme(8, 32)], ids=lambda scheme: scheme.name)
+def test_a_scale_may_be_negative(scheme: IntScheme) -> None:
+    """As that of a block in Q4_0 is whose largest weight is positive."""
+    rows, weight = random_rows(5, 128), scheme.pack(random_rows(40, 128, seed=1))
+    turned = dataclasses.replace(weight, scales=-weight.scales)
+    assert_product(products(turned, rows), rounded_rows(normed(rows), turned), turned)
+
+
 def test_every_number_of_eight_bits() -> None:
     """The lowest integer and subnormal floats included, against rows of both signs."""
     codes = torch.arange(256, dtype=torch.uint8).repeat(8, 1)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
 from tokenizers import Tokenizer
 
 from backend import gguf_file
@@ -17,7 +19,8 @@ from backend.errors import ModelError
 from backend.gguf_config import GgufMetadata
 from backend.gguf_file import convert_gguf
 from backend.gguf_tokenizer import write_tokenizer
-from backend.quantization.int_scheme import IntLinear
+from backend.quantization.files.gguf_blocks import blocks_linear
+from backend.quantization.int_scheme import IntLinear, IntScheme
 from backend.torch_runner import TorchRunner
 from backend.weights import load_weights, read_config
 from tests.backend.conftest import quiet
@@ -94,6 +97,21 @@ def test_blocks_may_stay_as_they_are(name: str, blocks: GGMLQuantizationType, tm
             assert weight.scheme.group_size == 32
             torch.testing.assert_close(weight.unpack(), getattr(expanded, part).weight, rtol=0, atol=0)
     assert torch.equal(weights[0].embedding, weights[1].embedding)
+
+
+def test_super_blocks_of_four_bits_stay(tmp_path: Path) -> None:
+    """Q4_K, which most files have: within the rounding of its scales to half floats of what the gguf package reads."""
+    generator = np.random.default_rng(3)
+    blocks = generator.integers(0, 256, (6, 2, 144), dtype=np.uint8)
+    blocks[:, :, :4] = generator.uniform(1e-3, 2e-3, (6, 2, 2)).astype(np.float16).view(np.uint8)
+    expected = dequantize(blocks.reshape(6, -1), GGMLQuantizationType.Q4_K)
+    linear = blocks_linear("Q4_K", blocks.reshape(6, -1))
+    assert (linear.scheme, linear.shape) == (IntScheme(4, 32, "minimum"), (6, 512))
+    assert linear.minima is not None
+    codes = linear.plain_codes().numpy()
+    scales, minima = (part.float().numpy().repeat(32, axis=1) for part in (linear.scales, linear.minima))
+    allowed = 2.0**-11 * (scales * codes + np.abs(minima)) + 1e-7
+    assert (np.abs(linear.unpack().numpy() - expected) <= allowed).all()
 
 
 def test_blocks_that_no_scheme_holds_are_expanded(tmp_path: Path) -> None:

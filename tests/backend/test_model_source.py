@@ -18,6 +18,9 @@ from tokenizers import Tokenizer
 
 from backend.errors import ModelError
 from backend.model_source import resolve_model
+from backend.quantization.choice import quantised
+from backend.quantization.errors import CannotQuantize
+from backend.quantization.int_scheme import IntLinear, IntScheme
 from backend.weights import load_weights, read_config
 from tests.backend.conftest import quiet
 
@@ -90,7 +93,7 @@ def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_gguf_file_becomes_a_directory(tmp_path: Path, cache_home: Path) -> None:
     """Every value is kept, rotary pairs are back in Hugging Face's order, digits are tokens of their own."""
     written = write_gguf(tmp_path / "tiny.gguf")
-    found = resolve_model(str(tmp_path / "tiny.gguf"), quiet)
+    found = resolve_model(str(tmp_path / "tiny.gguf"), quiet, as_floats=True)
     assert found.name == "tiny"
     config = read_config(found.directory)
     assert (config.num_layers, config.num_kv_heads, config.tie_word_embeddings) == (LAYERS, KV_HEADS, True)
@@ -101,6 +104,22 @@ def test_a_gguf_file_becomes_a_directory(tmp_path: Path, cache_home: Path) -> No
     assert torch.equal(weights.layers[0].query.dense, paired.transpose(1, 2).reshape(HIDDEN, HIDDEN))
     tokenizer = Tokenizer.from_file(str(found.directory / "tokenizer.json"))
     assert tokenizer.encode("a12<|end|>").tokens == ["a", "1", "2", "<|end|>"]
+
+
+def test_a_gguf_file_is_served_in_its_own_bits(tmp_path: Path, cache_home: Path) -> None:
+    """Unless floats are asked for, which are another directory."""
+    written = write_gguf(tmp_path / "tiny.gguf")
+    kept, floats = (resolve_model(str(tmp_path / "tiny.gguf"), quiet, as_floats=form) for form in (False, True))
+    assert kept.directory != floats.directory
+    weights = load_weights(kept.directory, read_config(kept.directory))
+    down = weights.layers[1].down.weight
+    assert isinstance(down, IntLinear)
+    assert down.scheme == IntScheme(8, 32)
+    assert torch.equal(down.unpack(), torch.from_numpy(written["blk.1.ffn_down"]))
+    with pytest.raises(
+        CannotQuantize, match=r"--quantization int4: the model's files are quantised already \(int8-g32\)"
+    ):
+        quantised(weights, "int4")
 
 
 def directories(path: Path) -> list[Path]:
@@ -166,7 +185,7 @@ def test_a_directory_without_a_model(tmp_path: Path) -> None:
 def test_missing_and_misshapen_tensors_are_named(tmp_path: Path, cache_home: Path) -> None:
     """With their file, rather than in an error from the middle of a kernel."""
     write_gguf(tmp_path / "tiny.gguf")
-    directory = resolve_model(str(tmp_path / "tiny.gguf"), quiet).directory
+    directory = resolve_model(str(tmp_path / "tiny.gguf"), quiet, as_floats=True).directory
     values = json.loads((directory / "config.json").read_text())
     file = r"/model\.safetensors: tensor model\.layers\.0\."
     for changes, message in (
