@@ -86,7 +86,7 @@ class DiskTier:
         self._storer = Storer(path, frame_format, self.counts, self._attendant.wait)
         self._steward = Steward(path, frame_format, self.counts, self._attendant.wait)
         self._giver = Giver(path, self.counts)
-        self._seen = SecondTouch()
+        self._seen = SecondTouch(self.counts)
         self._numbers = itertools.count(1)
         self._accesses: OrderedDict[Access, int] = OrderedDict()
 
@@ -161,10 +161,7 @@ class DiskTier:
             self.counts.dropped["there is no folder"] += len(sources)
             return 0
         first = len(chain) - len(sources)
-        admitted = len(sources)
-        if access.one_shot:
-            admitted = self._seen.lead(self._keys(chain[first:]))
-            self.counts.dropped["not admitted"] += len(sources) - admitted
+        admitted = self._seen.admitted(self._keys(chain[first:]), access)
         if not admitted:
             return 0
         use = Use(self._number_of(access), access.output_length)

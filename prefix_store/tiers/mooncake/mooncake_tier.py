@@ -51,7 +51,7 @@ class MooncakeTier:
         self._pool = Pool(settings, namespace)
         self._is_there = asyncio.Event()
         self._is_closed = False
-        self._seen = SecondTouch()
+        self._seen = SecondTouch(self.counts)
         self._finder, self._reader, self._writer, self._server = (
             # Who finds is not who reads: a long restore would hide from all others what is here.
             Caller(name, doing, self.counts)
@@ -112,10 +112,7 @@ class MooncakeTier:
             self.counts.dropped["there is no connection"] += len(sources)
             return 0
         first = len(chain) - len(sources)
-        admitted = len(sources)
-        if access.one_shot:
-            admitted = self._seen.lead(self._keys(chain[first:]))
-            self.counts.dropped["not admitted"] += len(sources) - admitted
+        admitted = self._seen.admitted(self._keys(chain[first:]), access)
         if not admitted:
             return 0
         offered, contents = chain[: first + admitted], sources[:admitted]
