@@ -22,15 +22,12 @@ from backend.json_file import read_json_object
 from backend.options import memory_size
 from backend.runner import BLOCK_SIZE
 
-Precision = Literal["float32", "bfloat16", "int8", "int4"]
+Precision = Literal["float32", "bfloat16", "int8", "fp8", "int4", "nf4"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-_BITS: dict[Precision, int] = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}
-"""Of a weight in a layer's matrices; int4 has a 16-bit scale and minimum for every 32 weights."""
-_EMBEDDING_BITS: dict[Precision, int] = {"float32": 32, "bfloat16": 16, "int8": 16, "int4": 16}
-_HEAD_BITS: dict[Precision, int] = {**_BITS, "int4": 8}
+_BITS: dict[Precision, float] = {"float32": 32, "bfloat16": 16, "int8": 8, "fp8": 8, "int4": 5, "nf4": 4.25}
+"""Of a weight in a layer's matrices; int4 has a 16-bit scale and minimum for every 32 weights, nf4 a scale for 64."""
+_HEAD_BITS: dict[Precision, float] = {**_BITS, "int8": 8.25, "int4": 8.25, "nf4": 8.25}
 """Of a weight in the head, which does not bear four bits; quantised, it is kept beside an embedding it is tied to."""
-_KV_NUMBER: dict[Precision, int] = {"float32": 4, "bfloat16": 2, "int8": 2, "int4": 2}
-"""Bytes of a stored number where keys and values are as computed: quantised weights compute in float16."""
 _KV_COLUMNS: dict[str, Precision] = {"2 bytes": "bfloat16", "4 bytes": "float32"}
 """What the table calls these, and a precision of weights that has them."""
 _SHORTEST = 512
@@ -80,7 +77,7 @@ class Plan:
     kv_bytes_per_token: dict[Precision, int]
     """By the weights' precision."""
     unlike_llama: tuple[str, ...]
-    """What this model does that the fused step, and with it int8 and int4 weights, do not."""
+    """What this model does that the fused step does not."""
     head_twice: int | None
     """Bytes more that 16-bit weights take on a CPU, which keeps a head beside the embedding that it is tied to."""
     rows: tuple[Row, ...]
@@ -106,11 +103,12 @@ def count_parameters(config: ModelConfig) -> Parameters:
 
 
 def weight_bytes(parameters: Parameters, precision: Precision) -> int:
-    """Bytes of all weights; norms and biases have at least 16 bits."""
-    one = parameters.tied and _HEAD_BITS[precision] == _EMBEDDING_BITS[precision]
-    bits = parameters.layers * _BITS[precision] + parameters.words * _EMBEDDING_BITS[precision]
+    """Bytes of all weights; the embedding, norms and biases have at least 16 bits."""
+    in_floats = max(16, _BITS[precision])
+    one = parameters.tied and _HEAD_BITS[precision] == in_floats
+    bits = parameters.layers * _BITS[precision] + (parameters.words + parameters.vectors) * in_floats
     bits += 0 if one else parameters.words * _HEAD_BITS[precision]
-    return (bits + parameters.vectors * max(16, _BITS[precision])) // 8
+    return int(bits / 8)
 
 
 def kv_bytes_per_token(config: ModelConfig, weights: Precision, kv_dtype: KvDtype = "auto") -> int:
@@ -120,7 +118,7 @@ def kv_bytes_per_token(config: ModelConfig, weights: Precision, kv_dtype: KvDtyp
         weights: their precision, which says what is computed in.
         kv_dtype: auto is as computed; int8 and fp8 are one byte a number, and a float32 scale for each key and value.
     """
-    vector = _KV_NUMBER[weights] * config.head_dim if kv_dtype == "auto" else config.head_dim + 4
+    vector = (4 if weights == "float32" else 2) * config.head_dim if kv_dtype == "auto" else config.head_dim + 4
     return 2 * config.num_layers * config.num_kv_heads * vector
 
 
@@ -210,15 +208,15 @@ def _kv_in_words(plan: Plan) -> str:
 
 def _notes(plan: Plan) -> list[str]:
     notes = [
-        "float16 takes what bfloat16 takes.",
+        "float16 takes what bfloat16 takes; gptq-int4 and awq-int4 about what nf4 takes, mixed 5.5 bits a weight.",
         "A step needs some memory beside these, a few per cent; leave it room.",
     ]
     if plan.head_twice is not None:
         notes.append(f"On a CPU 16-bit weights take {_size(plan.head_twice)} more: its head lies beside the embedding.")
     if plan.unlike_llama:
         notes += [
-            f"int8 and int4 weights are not for this model, which has {', '.join(plan.unlike_llama)}.",
-            "On a CPU it runs in float32, unless --dtype says bfloat16.",
+            f"On a CPU torch computes this model, which has {', '.join(plan.unlike_llama)}:",
+            "in float32, and so are its keys and values, unless --dtype says bfloat16.",
         ]
     return notes
 
