@@ -208,7 +208,7 @@ def _kv_in_words(plan: Plan) -> str:
 
 def _notes(plan: Plan) -> list[str]:
     notes = [
-        "float16 takes what bfloat16 takes; gptq-int4 and awq-int4 about what nf4 takes, mixed 5.5 bits a weight.",
+        "float16 takes what bfloat16 takes, gptq-int4 and awq-int4 about what nf4; mixed 5.5 bits a weight.",
         "A step needs some memory beside these, a few per cent; leave it room.",
     ]
     if plan.head_twice is not None:
