@@ -29,6 +29,8 @@ FIGURES = (
     "prefix_ttft",
     "prefix_steps",
     "prefix_loss",
+    "quantization_quality",
+    "quantization_decode",
 )
 # Figures that need what a machine may not have: in the report where they have been measured.
 OPTIONAL_FIGURES = ("engines", "semantic_peers", "gpu")
