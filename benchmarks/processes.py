@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,13 +193,22 @@ async def bare_relay(url: str) -> AsyncIterator[Server]:
 
 async def run_on_subject_core(module: str, *words: str) -> bytes:
     """What a program of this package writes, run alone on the core of the subject. Raises CannotMeasure."""
+    return await _run(module, words, cores().subject, {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+
+
+async def run_on_all_cores(module: str, *words: str) -> bytes:
+    """As `run_on_subject_core`, with all cores and as many threads as the program likes."""
+    return await _run(module, words, cores().all, {})
+
+
+async def _run(module: str, words: Sequence[str], on: Collection[int], environment: Mapping[str, str]) -> bytes:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module, *words),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        preexec_fn=lambda: os.sched_setaffinity(0, cores().subject),
+        env={**os.environ, **environment},
+        preexec_fn=lambda: os.sched_setaffinity(0, on),
     )
     said, complaint = await process.communicate()
     if process.returncode:

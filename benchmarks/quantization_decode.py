@@ -6,7 +6,6 @@ As a program it makes the measurements, in a process of its own: `python -m benc
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import statistics
 import sys
@@ -18,7 +17,7 @@ import msgspec
 from backend.quantization.names import WITH_A_TEXT, Quantization
 from backend.threads import limit_spinning
 from benchmarks.figure import RATIO, Figure, Row, Target
-from benchmarks.processes import ROOT, CannotMeasure, cores
+from benchmarks.processes import run_on_all_cores
 
 if TYPE_CHECKING:
     from backend.model import ServedModel
@@ -47,17 +46,7 @@ class Measured(msgspec.Struct, kw_only=True):
 
 async def measure(quick: bool) -> Figure:
     rounds = str(_QUICK_ROUNDS if quick else _ROUNDS)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.quantization_decode", "--rounds", rounds, *(["--quick"] if quick else [])),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=lambda: os.sched_setaffinity(0, cores().all),
-    )
-    said, complaint = await process.communicate()
-    if process.returncode:
-        last = complaint.decode(errors="replace").strip().splitlines()[-1:]
-        raise CannotMeasure(f"benchmarks.quantization_decode ended with status {process.returncode}: {''.join(last)}")
+    said = await run_on_all_cores("benchmarks.quantization_decode", "--rounds", rounds, *(["--quick"] if quick else []))
     found = msgspec.json.decode(said, type=Measured)
     rows = [row for batch, samples in found.samples.items() for row in _rows(batch, samples)]
     method = _METHOD.format(context=_CONTEXT + _STEPS // 2, threads=found.threads, runner=found.runner, steps=_STEPS)
