@@ -26,7 +26,7 @@ Precision = Literal["float32", "bfloat16", "int8", "fp8", "int4", "nf4"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 _BITS: dict[Precision, float] = {"float32": 32, "bfloat16": 16, "int8": 8, "fp8": 8, "int4": 5, "nf4": 4.25}
 """Of a weight in a layer's matrices; int4 has a 16-bit scale and minimum for every 32 weights, nf4 a scale for 64."""
-_HEAD_BITS: dict[Precision, float] = {**_BITS, "int8": 8.25, "int4": 8.25, "nf4": 8.25}
+_HEAD_BITS: dict[Precision, float] = {**_BITS, "int8": 8.25, "fp8": 8.25, "int4": 8.25, "nf4": 8.25}
 """Of a weight in the head, which does not bear four bits; quantised, it is kept beside an embedding it is tied to."""
 _KV_COLUMNS: dict[str, Precision] = {"2 bytes": "bfloat16", "4 bytes": "float32"}
 """What the table calls these, and a precision of weights that has them."""

@@ -21,12 +21,12 @@ from backend.quantization.summary import RoundingError, Summary, summarise
 from backend.weights import ModelWeights
 
 _HEAD = IntScheme(8, 64)
-"""Four bits would cost most in the head, and so would one scale for all inputs: its weights are as wide apart as the
-embedding's, which in many models they are."""
+"""Four bits would cost most in the head, and so would one scale for all inputs, or eight-bit floats: its weights are as
+wide apart as the embedding's, which in many models they are."""
 ROUNDINGS: Mapping[str, tuple[Scheme, Scheme]] = {
     "int8": (IntScheme(8), _HEAD),
     "int4": (IntScheme(4, 32, "minimum"), _HEAD),
-    "fp8": (Fp8Scheme(), Fp8Scheme()),
+    "fp8": (Fp8Scheme(), _HEAD),
     "nf4": (Nf4Scheme(), _HEAD),
 }
 """Rounding to the nearest by the name that it is asked for with: of the layers, and of the head."""

@@ -268,8 +268,8 @@ def test_what_quantised_weights_take(config: ModelConfig, weights: ModelWeights,
         ("float16", "float16"),
         ("int8", "int8"),
         ("int4", "int4"),
-        ("fp8", "fp8"),
-        ("fp8-tensor", "fp8-tensor-head-float16"),
+        ("fp8", "fp8-head-int8-g64"),
+        ("fp8-tensor", "fp8-tensor-head-fp8"),
         ("int8-g32", "int8-g32-head-float16"),
         ("int8-asym-g32", "int8-asym-g32-as-float16-head-float16"),
     ],
@@ -299,7 +299,13 @@ def test_two_mixtures_have_two_names() -> None:
 @pytest.mark.parametrize("kv", ["auto", "int8"])
 @pytest.mark.parametrize(
     ("name", "kept_as"),
-    [("none", "float16"), ("int8", "int8"), ("int4", "int4"), ("fp8", "fp8"), ("nf4", "nf4-head-int8-g64")],
+    [
+        ("none", "float16"),
+        ("int8", "int8"),
+        ("int4", "int4"),
+        ("fp8", "fp8-head-int8-g64"),
+        ("nf4", "nf4-head-int8-g64"),
+    ],
 )
 def test_every_format_can_be_asked_for(
     config: ModelConfig, weights: ModelWeights, name: str, kept_as: str, kv: KvDtype
