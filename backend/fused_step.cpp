@@ -817,19 +817,20 @@ __attribute__((noinline)) void score_block(
   }
 }
 
-// out[q] = sum over the first `length` tokens of weights[q][t] * values[t], the head's dimensions from first_dim on.
+// out[q] = sum over the first lengths[q] tokens of weights[q][t] * values[t], the head's dimensions from first_dim on.
 template <class Number, int QUERIES>
 __attribute__((noinline)) void mix_values(
-    const void* const* value_blocks, int first_dim, int length, int head_dim, const float* weights, long stride,
+    const void* const* value_blocks, int first_dim, const int* lengths, int head_dim, const float* weights, long stride,
     float* out) {
   Vector acc[QUERIES][VALUE_VECTORS];
 #pragma GCC unroll 8
   for (int q = 0; q < QUERIES; q++)
 #pragma GCC unroll 4
     for (int v = 0; v < VALUE_VECTORS; v++) acc[q][v] = broadcast(0.f);
-  for (int b = 0; b * BLOCK < length; b++) {
+  const int shared = *std::min_element(lengths, lengths + QUERIES);
+  for (int b = 0; b * BLOCK < shared; b++) {
     const Number* value = (const Number*)value_blocks[b] + first_dim;
-    const int tokens = std::min(BLOCK, length - b * BLOCK);
+    const int tokens = std::min(BLOCK, shared - b * BLOCK);
     for (int t = 0; t < tokens; t++, value += head_dim) {
       Vector w[VALUE_VECTORS];
 #pragma GCC unroll 4
@@ -842,10 +843,18 @@ __attribute__((noinline)) void mix_values(
       }
     }
   }
+  // Later rows see a few tokens more. To the others these are not even nothing times a number, which may be none.
 #pragma GCC unroll 8
-  for (int q = 0; q < QUERIES; q++)
+  for (int q = 0; q < QUERIES; q++) {
+    for (int t = shared; t < lengths[q]; t++) {
+      const Number* value = (const Number*)value_blocks[t / BLOCK] + (t % BLOCK) * head_dim + first_dim;
+      const Vector p = broadcast(weights[q * stride + t]);
+#pragma GCC unroll 4
+      for (int v = 0; v < VALUE_VECTORS; v++) acc[q][v] = fma(p, load_number(value + v * LANES), acc[q][v]);
+    }
 #pragma GCC unroll 4
     for (int v = 0; v < VALUE_VECTORS; v++) store(out + (q * VALUE_VECTORS + v) * LANES, acc[q][v]);
+  }
 }
 
 // Softmax over the first `length` scores, in place, without the division; zeroes up to `padded`. Returns the sum.
@@ -905,7 +914,7 @@ void attend(
   }
   for (int d = 0; d < m.head_dim; d += VALUE_VECTORS * LANES) {
     alignas(64) float out[QUERIES * VALUE_VECTORS * LANES];
-    mix_values<Number, QUERIES>(values, d, length, m.head_dim, scores, stride, out);
+    mix_values<Number, QUERIES>(values, d, q.length, m.head_dim, scores, stride, out);
     for (int i = 0; i < QUERIES; i++)
       for (int v = 0; v < VALUE_VECTORS; v++)
         store(q.out[i] + d + v * LANES, load(out + (i * VALUE_VECTORS + v) * LANES) * broadcast(inverse[i]));

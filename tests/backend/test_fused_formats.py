@@ -235,6 +235,17 @@ def test_what_is_no_number_stays_none(name: str, kv: KVPrecision) -> None:
     assert torch.isnan(logits[2:]).any(dim=-1).all()
 
 
+@pytest.mark.parametrize("kv", ["float16", "int8"])
+@pytest.mark.parametrize("poisoned", range(1, 20))
+def test_what_is_no_number_changes_nothing_before_it(poisoned: int, kv: KVPrecision) -> None:
+    """Tokens do not see those after them, not even times nothing, where one kernel computes them together."""
+    tokens = np.arange(10, 30, dtype=np.int32)
+    expected = tiny(tiny_model.weights(), kv).run(single_sequence_step(tokens, 0)).logits[:poisoned]
+    tokens[poisoned] = tiny_model.POISON
+    logits = tiny(tiny_model.weights(), kv).run(single_sequence_step(tokens, 0)).logits[:poisoned]
+    assert torch.equal(logits, expected)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
