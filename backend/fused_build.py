@@ -16,7 +16,7 @@ from backend.errors import BackendError
 from backend.gguf_file import Progress
 from backend.model_source import cache_directory
 
-_SOURCE = Path(__file__).with_name("fused_step.cpp")
+_SOURCE = Path(__file__).parent / "fused_step" / "fused_step.cpp"
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 _BUILD_TIMEOUT_SECONDS = 120
 
@@ -27,7 +27,7 @@ class FusedUnavailable(BackendError):
 
 def source_digest() -> str:
     """Of the fused step as it is written; 16 hex digits."""
-    return xxhash.xxh3_64_hexdigest(_SOURCE.read_bytes())
+    return xxhash.xxh3_64_hexdigest(_sources())
 
 
 def load_fused_library(progress: Progress) -> ctypes.CDLL:
@@ -67,8 +67,14 @@ def _build(compiler: str, target: Path) -> None:
 def _digest(compiler: str) -> str:
     """Names the build: same source, flags, compiler and CPU features, same file."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603 - the user's compiler
-    parts = (_SOURCE.read_text("utf-8"), *_FLAGS, version, platform.machine(), _cpu_features())
-    return xxhash.xxh3_64_hexdigest("\0".join(parts).encode())
+    parts = (*_FLAGS, version, platform.machine(), _cpu_features())
+    return xxhash.xxh3_64_hexdigest(_sources() + "\0".join(parts).encode())
+
+
+def _sources() -> bytes:
+    """The source and the headers beside it, each with its name."""
+    files = sorted(path for path in _SOURCE.parent.iterdir() if path.suffix in (".cpp", ".h"))
+    return b"\0".join(part for path in files for part in (path.name.encode(), path.read_bytes()))
 
 
 def _cpu_features() -> str:

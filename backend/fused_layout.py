@@ -1,4 +1,4 @@
-"""Weight matrices in the layouts of ``fused_step.cpp``: panels of output columns, whose kernels read one stream."""
+"""Weight matrices in the layouts of ``fused_step/``: panels of output columns, whose kernels read one stream."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SMALL_FLOATS_SCALE = 256
 
 
 class Format(IntEnum):
-    """What a panel holds; the numbers are those of ``fused_step.cpp``."""
+    """What a panel holds; the numbers are those of ``fused_step/model.h``."""
 
     HALVES = 0
     BYTES = 1

@@ -1,4 +1,4 @@
-"""The runner around ``fused_step.cpp``: packs weights into its layout and calls it once a step."""
+"""The runner around ``fused_step/``: packs weights into its layout and calls it once a step."""
 
 from __future__ import annotations
 

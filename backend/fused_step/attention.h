@@ -1,0 +1,255 @@
+// Attention over paged keys and values, and how these are written.
+//
+// KV memory: [layer][block][kv head]{ keys [head_dim][BLOCK], values [BLOCK][head_dim] } and, where they are bytes,
+// { scales of the keys [BLOCK], scales of the values [BLOCK] }; keys are transposed so that one vector holds one
+// dimension of BLOCK tokens.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "model.h"
+#include "rows.h"
+#include "vectors.h"
+
+namespace {
+
+void rotate(float* head, const float* rope, int head_dim) {
+  const int half_dim = head_dim / 2;
+  for (int i = 0; i < half_dim; i++) {
+    const float a = head[i], b = head[i + half_dim], c = rope[i], s = rope[half_dim + i];
+    head[i] = a * c - b * s;
+    head[i + half_dim] = b * c + a * s;
+  }
+}
+
+// Rounds a head to int8, its numbers `stride` apart; returns the scale, which is NaN if one of them is none.
+float round_head(const float* x, int head_dim, int8_t* to, int stride) {
+  float most = 0.f, nothing = 0.f;
+  for (int d = 0; d < head_dim; d++) most = std::max(most, std::fabs(x[d])), nothing += x[d] * 0.f;
+  const float inverse = most > 0.f ? 127.f / most : 0.f;
+  for (int d = 0; d < head_dim; d++)
+    to[d * stride] = (int8_t)std::lrint(std::min(std::max(x[d] * inverse, -127.f), 127.f));
+  return most / 127.f + nothing;
+}
+
+// Norms and rotates one row's queries and keys, and writes its keys and values where its slot says.
+void write_kv(const Model& m, int layer_index, const Step& step, int row, float* qkv) {
+  const Layer& layer = m.layer[layer_index];
+  const float* rope = m.rope + (long)step.positions[row] * m.head_dim;
+  for (int h = 0; h < m.heads + m.kv_heads; h++) {
+    float* head = qkv + h * m.head_dim;
+    if (const float* norm = h < m.heads ? layer.query_norm : layer.key_norm)
+      rms_norm(head, norm, m.head_dim, m.eps, head);
+    rotate(head, rope, m.head_dim);
+  }
+  const int block = step.slots[row] / BLOCK, offset = step.slots[row] % BLOCK;
+  for (int h = 0; h < m.kv_heads; h++) {
+    const float* key = qkv + (m.heads + h) * m.head_dim;
+    const float* value = key + m.kv_heads * m.head_dim;
+    uint8_t* numbers = m.block(layer_index, block, h);
+    if (m.kv_is_bytes) {
+      int8_t *keys = (int8_t*)numbers, *values = keys + (BLOCK + offset) * m.head_dim;
+      float* scales = m.block_scales(numbers) + offset;
+      scales[0] = round_head(key, m.head_dim, keys + offset, BLOCK);
+      scales[BLOCK] = round_head(value, m.head_dim, values, 1);
+      continue;
+    }
+    half *keys = (half*)numbers, *values = keys + (BLOCK + offset) * m.head_dim;
+    for (int d = 0; d < m.head_dim; d++) {
+      keys[d * BLOCK + offset] = to_half(key[d]);
+      values[d] = to_half(value[d]);
+    }
+  }
+}
+
+// scores[q][t] = queries[q] · keys[t] for the tokens of one block; even and odd dimensions are summed apart.
+template <class Number, int QUERIES>
+__attribute__((noinline)) void score_block(
+    const Number* keys, const float* scales, int head_dim, const float* const* queries, float* scores, long stride) {
+  for (int part = 0; part < BLOCK_VECTORS; part++) {
+    Vector even[QUERIES], odd[QUERIES];
+#pragma GCC unroll 8
+    for (int q = 0; q < QUERIES; q++) even[q] = odd[q] = broadcast(0.f);
+    const Number* at = keys + part * LANES;
+    for (int d = 0; d < head_dim; d += 2, at += 2 * BLOCK) {
+      const Vector k0 = load_number(at), k1 = load_number(at + BLOCK);
+#pragma GCC unroll 8
+      for (int q = 0; q < QUERIES; q++) {
+        even[q] = fma(broadcast(queries[q][d]), k0, even[q]);
+        odd[q] = fma(broadcast(queries[q][d + 1]), k1, odd[q]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int q = 0; q < QUERIES; q++) {
+      Vector score = even[q] + odd[q];
+      if (scales) score = score * load(scales + part * LANES);
+      store(scores + q * stride + part * LANES, score);
+    }
+  }
+}
+
+// out[q] = sum over the first lengths[q] tokens of weights[q][t] * values[t], the head's dimensions from first_dim on.
+template <class Number, int QUERIES>
+__attribute__((noinline)) void mix_values(
+    const void* const* value_blocks, int first_dim, const int* lengths, int head_dim, const float* weights, long stride,
+    float* out) {
+  Vector acc[QUERIES][VALUE_VECTORS];
+#pragma GCC unroll 8
+  for (int q = 0; q < QUERIES; q++)
+#pragma GCC unroll 4
+    for (int v = 0; v < VALUE_VECTORS; v++) acc[q][v] = broadcast(0.f);
+  const int shared = *std::min_element(lengths, lengths + QUERIES);
+  for (int b = 0; b * BLOCK < shared; b++) {
+    const Number* value = (const Number*)value_blocks[b] + first_dim;
+    const int tokens = std::min(BLOCK, shared - b * BLOCK);
+    for (int t = 0; t < tokens; t++, value += head_dim) {
+      Vector w[VALUE_VECTORS];
+#pragma GCC unroll 4
+      for (int v = 0; v < VALUE_VECTORS; v++) w[v] = load_number(value + v * LANES);
+#pragma GCC unroll 8
+      for (int q = 0; q < QUERIES; q++) {
+        const Vector p = broadcast(weights[q * stride + b * BLOCK + t]);
+#pragma GCC unroll 4
+        for (int v = 0; v < VALUE_VECTORS; v++) acc[q][v] = fma(p, w[v], acc[q][v]);
+      }
+    }
+  }
+  // Later rows see a few tokens more. To the others these are not even nothing times a number, which may be none.
+#pragma GCC unroll 8
+  for (int q = 0; q < QUERIES; q++) {
+    for (int t = shared; t < lengths[q]; t++) {
+      const Number* value = (const Number*)value_blocks[t / BLOCK] + (t % BLOCK) * head_dim + first_dim;
+      const Vector p = broadcast(weights[q * stride + t]);
+#pragma GCC unroll 4
+      for (int v = 0; v < VALUE_VECTORS; v++) acc[q][v] = fma(p, load_number(value + v * LANES), acc[q][v]);
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < VALUE_VECTORS; v++) store(out + (q * VALUE_VECTORS + v) * LANES, acc[q][v]);
+  }
+}
+
+// Softmax over the first `length` scores, in place, without the division; zeroes up to `padded`. Returns the sum.
+float soften(float* scores, int length, int padded, float scale) {
+  const int whole = (length + BLOCK - 1) / BLOCK * BLOCK;
+  for (int i = length; i < padded; i++) scores[i] = -INFINITY;
+  Vector top = broadcast(-INFINITY);
+  for (int i = 0; i < whole; i += LANES) top = maximum(top, load(scores + i));
+  const Vector offset = broadcast(largest(top)), factor = broadcast(scale * 1.44269504f);
+  for (int i = 0; i < whole; i += LANES) store(scores + i, exp2((load(scores + i) - offset) * factor));
+  for (int i = length; i < padded; i++) scores[i] = 0.f;
+  Vector total = broadcast(0.f);
+  for (int i = 0; i < whole; i += LANES) total = total + load(scores + i);
+  return sum(total);
+}
+
+// Some query vectors of one sequence and one kv head: neighbouring rows, or heads of one group.
+struct Queries {
+  int count;
+  const float* vector[QUERY_TILE];
+  int length[QUERY_TILE];  // tokens each of them sees
+  float* out[QUERY_TILE];
+};
+
+// Asks for memory that is needed soon. A block is a page or less, and a processor's own guesses end with the page.
+inline void fetch(const void* p, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)p + i, _MM_HINT_T1);
+}
+
+template <class Number, int QUERIES>
+void attend(
+    const Model& m, int layer_index, const int32_t* table, int kv_head, const Queries& q, float* scores,
+    const void** values) {
+  const long stride = m.max_context + BLOCK;
+  const int length = *std::max_element(q.length, q.length + QUERIES);
+  const int blocks = (length + BLOCK - 1) / BLOCK;
+  for (int b = 0; b < blocks; b++) {
+    uint8_t* numbers = m.block(layer_index, table[b], kv_head);
+    const Number* keys = (const Number*)numbers;
+    const float* scales = m.kv_is_bytes ? m.block_scales(numbers) : nullptr;
+    const size_t half_block = BLOCK * m.head_dim * sizeof(Number);
+    if (b + 1 < blocks) fetch(m.block(layer_index, table[b + 1], kv_head), half_block);
+    fetch(keys + BLOCK * m.head_dim, half_block);
+    score_block<Number, QUERIES>(keys, scales, m.head_dim, q.vector, scores + b * BLOCK, stride);
+    values[b] = keys + BLOCK * m.head_dim;
+  }
+  float inverse[QUERIES];
+  const float scale = 1.f / std::sqrt((float)m.head_dim);
+  for (int i = 0; i < QUERIES; i++)
+    inverse[i] = 1.f / soften(scores + i * stride, q.length[i], blocks * BLOCK, scale);
+  for (int b = 0; m.kv_is_bytes && b < blocks; b++) {
+    const float* value_scales = m.block_scales(m.block(layer_index, table[b], kv_head)) + BLOCK;
+    // Tokens beyond a query's own have weight 0 and, in a block that is not full, scales that mean nothing.
+    for (int i = 0; i < QUERIES; i++)
+      for (int t = b * BLOCK; t < std::min(q.length[i], (b + 1) * BLOCK); t++)
+        scores[i * stride + t] *= value_scales[t - b * BLOCK];
+  }
+  for (int d = 0; d < m.head_dim; d += VALUE_VECTORS * LANES) {
+    alignas(64) float out[QUERIES * VALUE_VECTORS * LANES];
+    mix_values<Number, QUERIES>(values, d, q.length, m.head_dim, scores, stride, out);
+    for (int i = 0; i < QUERIES; i++)
+      for (int v = 0; v < VALUE_VECTORS; v++)
+        store(q.out[i] + d + v * LANES, load(out + (i * VALUE_VECTORS + v) * LANES) * broadcast(inverse[i]));
+  }
+}
+
+using AttentionKernel = void (*)(const Model&, int, const int32_t*, int, const Queries&, float*, const void**);
+constexpr AttentionKernel ATTENTION_KERNELS[2][7] = {
+    {nullptr, attend<half, 1>, attend<half, 2>, attend<half, 3>, attend<half, 4>,
+#ifdef WIDE
+     attend<half, 5>, attend<half, 6>
+#endif
+    },
+    {nullptr, attend<int8_t, 1>, attend<int8_t, 2>, attend<int8_t, 3>, attend<int8_t, 4>,
+#ifdef WIDE
+     attend<int8_t, 5>, attend<int8_t, 6>
+#endif
+    },
+};
+
+// Neighbouring rows of one sequence, as many as fill a query tile with the heads of a group.
+struct RowGroup {
+  int first, count;
+};
+
+std::vector<RowGroup> group_rows(const Model& m, const Step& step) {
+  const int most = std::max(1, QUERY_TILE / (m.heads / m.kv_heads));
+  std::vector<RowGroup> groups;
+  for (int row = 0; row < step.rows; row++) {
+    const bool joins = row && step.row_sequence[row] == step.row_sequence[row - 1] && groups.back().count < most;
+    if (joins)
+      groups.back().count++;
+    else
+      groups.push_back({row, 1});
+  }
+  return groups;
+}
+
+void attention(Model& m, int layer_index, const Step& step, const std::vector<RowGroup>& groups, int thread) {
+  const int tasks = (int)groups.size() * m.kv_heads, group_heads = m.heads / m.kv_heads;
+#pragma omp for schedule(dynamic, 1)
+  for (int task = 0; task < tasks; task++) {
+    // Long contexts come last in a prefill; start with them, so that the threads end together.
+    const RowGroup& group = groups[groups.size() - 1 - task / m.kv_heads];
+    const int kv_head = task % m.kv_heads;
+    const int32_t* table = step.block_tables + (long)step.row_sequence[group.first] * step.table_width;
+    const int vectors = group.count * group_heads;
+    for (int start = 0; start < vectors; start += QUERY_TILE) {
+      Queries q;
+      q.count = std::min(QUERY_TILE, vectors - start);
+      for (int i = 0; i < q.count; i++) {
+        const long row = group.first + (start + i) / group_heads;
+        const int head = kv_head * group_heads + (start + i) % group_heads;
+        q.vector[i] = &m.qkv[row * m.qkv_width() + head * m.head_dim];
+        q.length[i] = step.positions[row] + 1;
+        q.out[i] = &m.mixed[(row * m.heads + head) * m.head_dim];
+      }
+      ATTENTION_KERNELS[m.kv_is_bytes][q.count](
+          m, layer_index, table, kv_head, q, m.scores[thread].data(), m.values[thread].data());
+    }
+  }
+}
+
+}  // namespace
