@@ -33,7 +33,7 @@ FIGURES = (
     "quantization_decode",
 )
 # Figures that need what a machine may not have: in the report where they have been measured.
-OPTIONAL_FIGURES = ("engines", "semantic_peers", "gpu")
+OPTIONAL_FIGURES = ("engines", "semantic_peers", "quantization_peers", "gpu")
 
 
 Beside = Mapping[str, float | str]

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -193,18 +194,34 @@ async def bare_relay(url: str) -> AsyncIterator[Server]:
 
 async def run_on_subject_core(module: str, *words: str) -> bytes:
     """What a program of this package writes, run alone on the core of the subject. Raises CannotMeasure."""
-    return await _run(module, words, cores().subject, {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return await run_program(module, (sys.executable, "-m", module, *words), cores().subject, one_thread)
 
 
 async def run_on_all_cores(module: str, *words: str) -> bytes:
     """As `run_on_subject_core`, with all cores and as many threads as the program likes."""
-    return await _run(module, words, cores().all, {})
+    return await run_program(module, (sys.executable, "-m", module, *words), cores().all)
 
 
-async def _run(module: str, words: Sequence[str], on: Collection[int], environment: Mapping[str, str]) -> bytes:
+async def run_program(
+    name: str,
+    command: Sequence[str],
+    on: Collection[int],
+    environment: Mapping[str, str] = MappingProxyType({}),
+    cwd: Path = ROOT,
+) -> bytes:
+    """What a command writes that is run to its end on these cores.
+
+    Args:
+        environment: what is added to that of this process.
+
+    Raises:
+        CannotMeasure: it ended with another status than 0; the message has its last line of complaint.
+    """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *words),
-        cwd=ROOT,
+        *command,
+        cwd=cwd,
+        stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, **environment},
@@ -213,5 +230,5 @@ async def _run(module: str, words: Sequence[str], on: Collection[int], environme
     said, complaint = await process.communicate()
     if process.returncode:
         last = complaint.decode(errors="replace").strip().splitlines()[-1:]
-        raise CannotMeasure(f"{module} ended with status {process.returncode}: {''.join(last)}")
+        raise CannotMeasure(f"{name} ended with status {process.returncode}: {''.join(last)}")
     return said

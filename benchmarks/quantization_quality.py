@@ -1,47 +1,35 @@
 """What each way to keep weights in fewer bits loses on text, and what it takes."""
 
 import asyncio
-import gzip
 import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from tokenizers import Tokenizer
 
 from backend.config import EngineConfig, ModelConfig
 from backend.evaluation.evaluation import Loss, perplexity
-from backend.evaluation.scores import Scores, score
-from backend.evaluation.windows import windows
-from backend.fused_build import FusedUnavailable, load_fused_library
-from backend.fused_runner import FusedRunner
+from backend.evaluation.scores import Scores
 from backend.model import load_model
 from backend.model_source import ModelSource, resolve_model
-from backend.quantization.float_scheme import FloatScheme
 from backend.quantization.fp8_scheme import Fp8Scheme
 from backend.quantization.int_scheme import IntScheme
-from backend.quantization.linears import Weight, linears, map_linears
-from backend.quantization.methods.fitting import fitting
+from backend.quantization.linears import linears
 from backend.quantization.names import Quantization
 from backend.quantization.nf4_scheme import Nf4Scheme
 from backend.quantization.prepared import RECIPES, prepared
 from backend.quantization.quantized_linear import Scheme
-from backend.runner import BLOCK_SIZE, ModelRunner
-from backend.torch_runner import TorchRunner
-from backend.weights import ModelWeights, dense, load_weights, read_config
+from backend.runner import ModelRunner
+from backend.weights import ModelWeights, load_weights, read_config
 from benchmarks.figure import RATIO, Figure, Row, Target
-from benchmarks.processes import CannotMeasure, cores
+from benchmarks.processes import cores
+from benchmarks.wikitext_scores import BF16, STRIDE, WINDOW, rise, rounded, runner_of_bits, scores_of, wikitext_tokens
 
-_TEXT = Path(__file__).parent / "data" / "wikitext-2" / "test.txt.gz"
-_WINDOW, _STRIDE = 512, 256
 _TOKENS, _QUICK_TOKENS = 8_192, 512
 _KV_MEMORY = 64 * 2**20
-_BF16 = FloatScheme("bfloat16")
 _SCHEMES: tuple[Scheme, ...] = (
     IntScheme(8),
     IntScheme(8, activation_bits=8),
@@ -104,16 +92,14 @@ def _measure(quick: bool) -> Figure:
     source = resolve_model("default", lambda _: None)
     config = read_config(source.directory)
     weights = load_weights(source.directory, config)
-    tokenizer = Tokenizer.from_file(str(source.directory / "tokenizer.json"))
-    text = gzip.decompress(_TEXT.read_bytes()).decode()
-    tokens = np.array(tokenizer.encode(text).ids[: count + 1], dtype=np.int32)
-    reference = _runner(config, _rounded(weights, _BF16))
+    reference = runner_of_bits(config, rounded(weights, BF16))
     subjects = list(_subjects(source, config, weights, quick))
-    of_reference, *of_subjects = _scores(tokens, reference, [subject.runner for subject in subjects])
+    tokens = wikitext_tokens(source, count)
+    of_reference, *of_subjects = scores_of(tokens, reference, [subject.runner for subject in subjects])
     scored = {subject.name: scores for subject, scores in zip(subjects, of_subjects, strict=True)}
     rows = [row for subject in subjects for row in _rows(subject, scored, of_reference)]
     method = _METHOD.format(
-        tokens=count, window=_WINDOW, stride=_STRIDE, least=_WINDOW - _STRIDE, reference=perplexity(of_reference)
+        tokens=count, window=WINDOW, stride=STRIDE, least=WINDOW - STRIDE, reference=perplexity(of_reference)
     )
     return Figure(figure="quantization_quality", title="What quantised weights lose", method=method, rows=tuple(rows))
 
@@ -121,18 +107,18 @@ def _measure(quick: bool) -> Figure:
 def _subjects(source: ModelSource, config: ModelConfig, weights: ModelWeights, quick: bool) -> Iterator[_Subject]:
     """Everything but the reference. What takes minutes to be made is left out in a quick run."""
     for scheme in _SCHEMES:
-        packed = _rounded(weights, scheme)
-        runner = _runner(config, packed, rounds_activations=scheme.activation_bits < 16)
+        packed = rounded(weights, scheme)
+        runner = runner_of_bits(config, packed, rounds_activations=scheme.activation_bits < 16)
         yield _Subject(scheme.name, runner, _bits(packed))
     for name in () if quick else RECIPES:
         packed = load_weights(prepared(source, name, lambda _: None).directory, config)
-        yield _Subject(name, _runner(config, packed), _bits(packed))
+        yield _Subject(name, runner_of_bits(config, packed), _bits(packed))
     for name in get_args(Quantization):
         if name not in ("none", "auto") and not (quick and name in RECIPES):
             engine = EngineConfig(
                 kv_memory=_KV_MEMORY,
                 max_batch=1,
-                max_context=_WINDOW,
+                max_context=WINDOW,
                 threads=len(cores().all),
                 quantization=name,
                 device="cpu",
@@ -145,34 +131,6 @@ def _bits(packed: ModelWeights) -> float:
     matrices = list(linears(packed).values())
     taken = sum(2 * m.numel() if isinstance(m, torch.Tensor) else m.nbytes for m in matrices)
     return 8 * taken / sum(math.prod(matrix.shape) for matrix in matrices)
-
-
-def _rounded(weights: ModelWeights, scheme: Scheme) -> ModelWeights:
-    """The matrices of all layers to the nearest, in smaller groups where those of the scheme do not fit."""
-
-    def pack(name: str, weight: Weight) -> Weight:
-        fits, _ = fitting(scheme, weight.shape[0], weight.shape[1], _BF16)
-        return fits.pack(dense(weight))
-
-    return map_linears(weights, pack)
-
-
-def _runner(config: ModelConfig, packed: ModelWeights, rounds_activations: bool = False) -> ModelRunner:
-    blocks = _WINDOW // BLOCK_SIZE
-    if rounds_activations:
-        return TorchRunner(config, packed, blocks, _WINDOW)
-    try:
-        library = load_fused_library(lambda _: None)
-        unpacked = map_linears(packed, lambda _, weight: dense(weight))
-        return FusedRunner(library, config, unpacked, blocks, _WINDOW, len(cores().all))
-    except FusedUnavailable as reason:
-        raise CannotMeasure(f"The fused step is not available: {reason}") from reason
-
-
-def _scores(tokens: npt.NDArray[np.int32], reference: ModelRunner, others: list[ModelRunner]) -> list[Scores]:
-    """Of the reference, then of the others."""
-    parts = [score(tokens, window, reference, others) for window in windows(len(tokens), _WINDOW, _STRIDE)]
-    return [Scores.joined(of_one) for of_one in zip(*parts, strict=True)]
 
 
 def _rows(subject: _Subject, scored: Mapping[str, Scores], reference: Scores) -> Iterator[Row]:
@@ -191,7 +149,7 @@ def _rows(subject: _Subject, scored: Mapping[str, Scores], reference: Scores) ->
     yield Row(
         what=f"{name}: rise of the perplexity",
         unit="%",
-        rounds=(_rise(scores, reference),),
+        rounds=(rise(scores, reference),),
         target=_MOST_RISE.get(name),
         beside=(beside,),
     )
@@ -201,11 +159,6 @@ def _rows(subject: _Subject, scored: Mapping[str, Scores], reference: Scores) ->
         yield Row(
             what=f"{name}: rise, against that of {_SAME_SCHEME[name]}",
             unit=RATIO,
-            rounds=(_rise(scores, reference) / _rise(scored[_SAME_SCHEME[name]], reference),),
+            rounds=(rise(scores, reference) / rise(scored[_SAME_SCHEME[name]], reference),),
             target=_MOST_OF_ROUNDING.get(name),
         )
-
-
-def _rise(scores: Scores, reference: Scores) -> float:
-    """Of the perplexity over that of the reference, in %."""
-    return 100 * (perplexity(scores) / perplexity(reference) - 1)

@@ -16,7 +16,7 @@ import numpy as np
 import redis.asyncio
 
 from benchmarks.figure import RATIO, Beside, Figure, Row
-from benchmarks.processes import ROOT, CannotMeasure, cores, free_port, server
+from benchmarks.processes import CannotMeasure, cores, free_port, run_program, server
 from benchmarks.semantic_peer_caches.banking import MOST_WRONG, THRESHOLDS, Asked, hindsight, streams
 from benchmarks.semantic_peer_caches.keepgate_cache import DELTA
 from benchmarks.semantic_peer_caches.stream import Job, Outcome
@@ -194,18 +194,10 @@ async def _run(peer: Peer, asked: Asked, threshold: float | None, name: str) -> 
 async def _outcome(peer: Peer, folder: Path, job: Job) -> Outcome:
     source, target = folder / "job.json", folder / "outcome.json"
     source.write_text(json.dumps(dataclasses.asdict(job)), encoding="utf-8")
-    process = await asyncio.create_subprocess_exec(
-        *(peer.python, "-m", f"benchmarks.semantic_peer_caches.{peer.module}", str(source), str(target)),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", **dict.fromkeys(_ONE_THREAD, "1")},
-        preexec_fn=lambda: os.sched_setaffinity(0, cores().subject),
-    )
-    _, complaint = await process.communicate()
-    if process.returncode:
-        last = complaint.decode(errors="replace").strip().splitlines()[-1:]
-        raise CannotMeasure(f"{peer.name} ended with status {process.returncode}: {''.join(last)}")
+    program = f"benchmarks.semantic_peer_caches.{peer.module}"
+    environment = {"HF_HUB_OFFLINE": "1", **dict.fromkeys(_ONE_THREAD, "1")}
+    command = (peer.python, "-m", program, str(source), str(target))
+    await run_program(peer.name, command, cores().subject, environment)
     return Outcome(**json.loads(target.read_text(encoding="utf-8")))
 
 

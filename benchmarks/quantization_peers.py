@@ -1,0 +1,159 @@
+"""GPTQ and AWQ beside another project's, on the same model, calibration and settings."""
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from backend.evaluation.evaluation import Loss, perplexity
+from backend.evaluation.scores import Scores
+from backend.model_source import ModelSource, resolve_model
+from backend.quantization.calibration.text import token_windows
+from backend.quantization.int_scheme import IntScheme
+from backend.quantization.methods.quantize import Quantization
+from backend.quantization.methods.recipe import Recipe
+from backend.weights import load_weights, read_config
+from benchmarks.figure import RATIO, Figure, Row, Target
+from benchmarks.processes import ROOT, CannotMeasure, cores, run_program
+from benchmarks.wikitext_scores import BF16, rise, rounded, runner_of_bits, scores_of, wikitext_tokens
+
+GPTQMODEL = "KEEPGATE_PEER_GPTQMODEL"
+_HOW = "the Python of an environment with gptqmodel"
+_CALIBRATION = ROOT / "backend" / "quantization" / "calibration" / "wikitext-2-valid.txt.gz"
+_PROGRAM = Path(__file__).parent / "quantization_peer_packages" / "gptqmodel_package.py"
+_WINDOWS, _QUICK_WINDOWS, _WINDOW_TOKENS = 32, 1, 512
+_TOKENS, _QUICK_TOKENS = 8_192, 512
+_GROUP = 64
+_RECIPES = {"gptq": Recipe("gptq", IntScheme(4, _GROUP)), "awq": Recipe("awq", IntScheme(4, _GROUP, "integer"))}
+_METHOD = """\
+SmolLM2-135M-Instruct in four bits, a scale for 64 inputs each, calibrated on the same {windows} windows of {tokens}
+tokens of WikiText-2's validation split, embedding and head left alone. GPTQ: symmetric, no act-order in the files, all
+else as each has it by itself: {version} moves groups within the order of the activations and has a damping of 5 %,
+Keepgate rounds in the order of the Hessian's diagonal, searches ranges and has a damping of 1 %. AWQ: with zeros. Then
+both checkpoints are read by Keepgate, and what their bits say is multiplied in half floats: the rise of the perplexity
+over the same weights in bfloat16 ({reference:.3f}), on the first {scored:,} tokens of the test split as in "What
+quantised weights lose". The Python of {variable} is that of the other package."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A method, and the checkpoints that both have made by it."""
+
+    method: str
+    ours: Path
+    theirs: Path
+
+
+async def measure(quick: bool) -> Figure:
+    python = python_of(os.environ)
+    methods = ("gptq",) if quick else tuple(_RECIPES)
+    source = await asyncio.to_thread(resolve_model, "default", lambda _: None)
+    windows = await asyncio.to_thread(_windows, source, _QUICK_WINDOWS if quick else _WINDOWS)
+    with tempfile.TemporaryDirectory(prefix="keepgate-bench-") as folder:
+        pairs = [await _pair(method, source, windows, python, Path(folder, method)) for method in methods]
+        version = (pairs[0].theirs / "made-by.txt").read_text("utf-8")
+        count = _QUICK_TOKENS if quick else _TOKENS
+        reference, scored = await asyncio.to_thread(_scored, source, pairs, count)
+    rows = [
+        row for pair, two in zip(pairs, scored, strict=True) for row in rows_of(pair.method, version, two, reference)
+    ]
+    method = _METHOD.format(
+        windows=len(windows),
+        tokens=_WINDOW_TOKENS,
+        version=version,
+        reference=perplexity(reference),
+        scored=count,
+        variable=GPTQMODEL,
+    )
+    return Figure(
+        figure="quantization_peers", title="Quantised beside another package", method=method, rows=tuple(rows)
+    )
+
+
+def python_of(environment: Mapping[str, str]) -> str:
+    """Raises CannotMeasure where the environment names none."""
+    if python := environment.get(GPTQMODEL):
+        return python
+    raise CannotMeasure(f"No other package is there to compare with. Name one: {GPTQMODEL}: {_HOW}")
+
+
+def rows_of(method: str, version: str, scored: tuple[Scores, Scores], reference: Scores) -> list[Row]:
+    """`scored`: ours, theirs."""
+    ours, theirs = scored
+    rises = rise(ours, reference), rise(theirs, reference)
+    kl = Loss.of(ours, reference).kl_mean, Loss.of(theirs, reference).kl_mean
+    return [
+        Row(
+            what=f"{method}: rise of the perplexity, against that of {version}",
+            unit=RATIO,
+            rounds=(rises[0] / rises[1],),
+            target=Target("most", 1.1),
+            beside=({"rise in %": rises[0], "theirs": rises[1]},),
+        ),
+        Row(
+            what=f"{method}: KL, against that of {version}",
+            unit=RATIO,
+            rounds=(kl[0] / kl[1],),
+            target=Target("most", 1.1),
+            beside=({"KL": kl[0], "theirs": kl[1]},),
+        ),
+    ]
+
+
+def _windows(source: ModelSource, count: int) -> torch.Tensor:
+    tokenizer = Tokenizer.from_file(str(source.directory / "tokenizer.json"))
+    return token_windows(tokenizer, _CALIBRATION, count, _WINDOW_TOKENS)
+
+
+async def _pair(method: str, source: ModelSource, windows: torch.Tensor, python: str, folder: Path) -> _Pair:
+    pair = _Pair(method, folder / "ours", folder / "theirs")
+    await asyncio.to_thread(_make_ours, pair, source, windows)
+    job = await asyncio.to_thread(_write_job, pair, source, windows)
+    # In a folder of its own: it leaves logs where it stands.
+    command = (python, str(_PROGRAM), str(job))
+    await run_program("gptqmodel", command, cores().all, {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}, folder)
+    return pair
+
+
+def _make_ours(pair: _Pair, source: ModelSource, windows: torch.Tensor) -> None:
+    _use_all_cores()
+    pair.ours.parent.mkdir()
+    Quantization(source.directory, pair.ours, _RECIPES[pair.method], windows).run(lambda _: None)
+
+
+def _write_job(pair: _Pair, source: ModelSource, windows: torch.Tensor) -> Path:
+    folder = pair.theirs.parent
+    np.save(folder / "windows.npy", windows.numpy())
+    job = {
+        "model": str(source.directory),
+        "checkpoint": str(pair.theirs),
+        "windows": str(folder / "windows.npy"),
+        "method": pair.method,
+        "group": _GROUP,
+    }
+    path = folder / "job.json"
+    path.write_text(json.dumps(job), encoding="utf-8")
+    return path
+
+
+def _scored(source: ModelSource, pairs: Sequence[_Pair], count: int) -> tuple[Scores, list[tuple[Scores, Scores]]]:
+    """The scores of the reference, then ours and theirs of each pair."""
+    _use_all_cores()
+    config = read_config(source.directory)
+    made = [checkpoint for pair in pairs for checkpoint in (pair.ours, pair.theirs)]
+    runners = [runner_of_bits(config, load_weights(checkpoint, config)) for checkpoint in made]
+    reference = runner_of_bits(config, rounded(load_weights(source.directory, config), BF16))
+    of_reference, *scored = scores_of(wikitext_tokens(source, count), reference, runners)
+    return of_reference, list(zip(scored[::2], scored[1::2], strict=True))
+
+
+def _use_all_cores() -> None:
+    os.sched_setaffinity(0, cores().all)  # of this thread, and of those that are started from it
+    torch.set_num_threads(len(cores().all))
