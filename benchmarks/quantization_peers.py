@@ -28,13 +28,14 @@ GPTQMODEL = "KEEPGATE_PEER_GPTQMODEL"
 _HOW = "the Python of an environment with gptqmodel"
 _CALIBRATION = ROOT / "backend" / "quantization" / "calibration" / "wikitext-2-valid.txt.gz"
 _PROGRAM = Path(__file__).parent / "quantization_peer_packages" / "gptqmodel_package.py"
-_WINDOWS, _QUICK_WINDOWS, _WINDOW_TOKENS = 32, 1, 512
+_WINDOWS, _QUICK_WINDOWS, _WINDOW_TOKENS = {"gptq": 32, "awq": 8}, 1, 512
+"""By method. The other package's AWQ takes minutes a layer for more."""
 _TOKENS, _QUICK_TOKENS = 8_192, 512
 _GROUP = 64
 _RECIPES = {"gptq": Recipe("gptq", IntScheme(4, _GROUP)), "awq": Recipe("awq", IntScheme(4, _GROUP, "integer"))}
 _METHOD = """\
-SmolLM2-135M-Instruct in four bits, a scale for 64 inputs each, calibrated on the same {windows} windows of {tokens}
-tokens of WikiText-2's validation split, embedding and head left alone. GPTQ: symmetric, no act-order in the files, all
+SmolLM2-135M-Instruct in four bits, a scale for 64 inputs each, calibrated on the same windows of {tokens} tokens of
+WikiText-2's validation split ({windows}), embedding and head left alone. GPTQ: symmetric, no act-order in the files, all
 else as each has it by itself: {version} moves groups within the order of the activations and has a damping of 5 %,
 Keepgate rounds in the order of the Hessian's diagonal, searches ranges and has a damping of 1 %. AWQ: with zeros. Then
 both checkpoints are read by Keepgate, and what their bits say is multiplied in half floats: the rise of the perplexity
@@ -55,9 +56,9 @@ async def measure(quick: bool) -> Figure:
     python = python_of(os.environ)
     methods = ("gptq",) if quick else tuple(_RECIPES)
     source = await asyncio.to_thread(resolve_model, "default", lambda _: None)
-    windows = await asyncio.to_thread(_windows, source, _QUICK_WINDOWS if quick else _WINDOWS)
+    windows = {method: _QUICK_WINDOWS if quick else _WINDOWS[method] for method in methods}
     with tempfile.TemporaryDirectory(prefix="keepgate-bench-") as folder:
-        pairs = [await _pair(method, source, windows, python, Path(folder, method)) for method in methods]
+        pairs = [await _pair(method, source, count, python, Path(folder, method)) for method, count in windows.items()]
         version = (pairs[0].theirs / "made-by.txt").read_text("utf-8")
         count = _QUICK_TOKENS if quick else _TOKENS
         reference, scored = await asyncio.to_thread(_scored, source, pairs, count)
@@ -65,7 +66,7 @@ async def measure(quick: bool) -> Figure:
         row for pair, two in zip(pairs, scored, strict=True) for row in rows_of(pair.method, version, two, reference)
     ]
     method = _METHOD.format(
-        windows=len(windows),
+        windows=", ".join(f"{method}: {count}" for method, count in windows.items()),
         tokens=_WINDOW_TOKENS,
         version=version,
         reference=perplexity(reference),
@@ -107,30 +108,31 @@ def rows_of(method: str, version: str, scored: tuple[Scores, Scores], reference:
     ]
 
 
-def _windows(source: ModelSource, count: int) -> torch.Tensor:
+def _calibration(source: ModelSource, windows: int) -> torch.Tensor:
     tokenizer = Tokenizer.from_file(str(source.directory / "tokenizer.json"))
-    return token_windows(tokenizer, _CALIBRATION, count, _WINDOW_TOKENS)
+    return token_windows(tokenizer, _CALIBRATION, windows, _WINDOW_TOKENS)
 
 
-async def _pair(method: str, source: ModelSource, windows: torch.Tensor, python: str, folder: Path) -> _Pair:
+async def _pair(method: str, source: ModelSource, windows: int, python: str, folder: Path) -> _Pair:
     pair = _Pair(method, folder / "ours", folder / "theirs")
-    await asyncio.to_thread(_make_ours, pair, source, windows)
-    job = await asyncio.to_thread(_write_job, pair, source, windows)
+    tokens = await asyncio.to_thread(_calibration, source, windows)
+    await asyncio.to_thread(_make_ours, pair, source, tokens)
+    job = await asyncio.to_thread(_write_job, pair, source, tokens)
     # In a folder of its own: it leaves logs where it stands.
     command = (python, str(_PROGRAM), str(job))
     await run_program("gptqmodel", command, cores().all, {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}, folder)
     return pair
 
 
-def _make_ours(pair: _Pair, source: ModelSource, windows: torch.Tensor) -> None:
+def _make_ours(pair: _Pair, source: ModelSource, tokens: torch.Tensor) -> None:
     _use_all_cores()
     pair.ours.parent.mkdir()
-    Quantization(source.directory, pair.ours, _RECIPES[pair.method], windows).run(lambda _: None)
+    Quantization(source.directory, pair.ours, _RECIPES[pair.method], tokens).run(lambda _: None)
 
 
-def _write_job(pair: _Pair, source: ModelSource, windows: torch.Tensor) -> Path:
+def _write_job(pair: _Pair, source: ModelSource, tokens: torch.Tensor) -> Path:
     folder = pair.theirs.parent
-    np.save(folder / "windows.npy", windows.numpy())
+    np.save(folder / "windows.npy", tokens.numpy())
     job = {
         "model": str(source.directory),
         "checkpoint": str(pair.theirs),
