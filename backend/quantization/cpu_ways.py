@@ -13,6 +13,9 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 """Rows [T, in] to [T, out], in their dtype."""
 
 
+_INT8_MULTIPLE = 32
+"""Inputs of a product that torch's operator reads: for others it reads beyond them, and the process may die."""
+
 ALWAYS = "widened"
 """The way that every weight has: what its bits say as floats, made for each product anew."""
 
@@ -26,7 +29,7 @@ def ways(linear: QuantizedLinear) -> dict[str, Callable[[], Product]]:
     if scheme.bits == 8 and scheme.zero == "middle":
         if scheme.activation_bits < 16 and scheme.group_size is None:
             found["onednn"] = lambda: OneDnnProduct(linear)
-        elif scheme.activation_bits == 16:
+        elif scheme.activation_bits == 16 and (scheme.group_size or linear.shape[1]) % _INT8_MULTIPLE == 0:
             found["int8pack"] = lambda: Int8Product(linear)
     if scheme.bits == 4 and scheme.group_size is not None:
         found["int4pack"] = lambda: Int4Product(linear)

@@ -27,7 +27,7 @@ class QuantizedLinear(Protocol):
         """What the bits say, float32 [out, in]."""
 
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
-        """``x · weightᵀ`` of rows [T, in] by the fastest way there is here: [T, out] in the dtype of ``x``.
+        """``x · weightᵀ`` of rows [T, in], by what the bits say: [T, out] in the dtype of ``x``.
 
         Where the scheme rounds activations too, a row's result is the same alone and in any batch.
         """
@@ -38,7 +38,7 @@ class Scheme(Protocol):
 
     @property
     def name(self) -> str:
-        """As it is asked for on a command line."""
+        """As reports and ``/v1/model/info`` have it."""
 
     @property
     def activation_bits(self) -> int:

@@ -69,6 +69,35 @@ def test_a_way_that_is_wrong_here_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close(CpuProduct(linear, ProductTable())(x), linear.matmul(x))
 
 
+@pytest.mark.parametrize("inputs", [4, 12, 20, 36, 44, 50, 100, 132, 300])
+def test_inputs_that_fill_no_vector_are_multiplied(inputs: int) -> None:
+    """An operator that reads beyond them would take the process with it."""
+    linear = IntScheme(8).pack(torch.randn(7, inputs, generator=torch.Generator().manual_seed(inputs)))
+    assert set(ways(linear)) == {ALWAYS}
+    product = CpuProduct(linear, ProductTable())
+    for rows in (1, 2, 5, 64):
+        x = torch.randn(rows, inputs)
+        torch.testing.assert_close(product(x).double(), reference(linear, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("activation_bits", "count"), [(8, 1), (16, 2)])
+def test_rounded_rows_have_one_way_in_every_batch(
+    activation_bits: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever would be the fastest for so many rows: a row's answer is the same alone and among others."""
+    linear = packed(IntScheme(8, activation_bits=activation_bits))
+
+    def twin(x: torch.Tensor) -> torch.Tensor:
+        return linear.matmul(x)
+
+    def seconds(product: Product, rows: int, _: int) -> float:
+        return 1.0 if (product is twin) == (rows < 16) else 2.0
+
+    monkeypatch.setattr(cpu_product, "ways", lambda _: {ALWAYS: lambda: linear.matmul, "twin": lambda: twin})
+    monkeypatch.setattr(cpu_product, "_seconds", seconds)
+    assert len(set(ProductTable().choose(linear))) == count
+
+
 def test_a_shape_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """All layers of a model have the same few."""
     measured: list[tuple[int, int]] = []
