@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
     from backend.quantization.summary import Summary
 
-_NEARLY_LOSSLESS: tuple[Quantization, ...] = ("none", "int8", "fp8")
+_NEARLY_LOSSLESS: tuple[Quantization, ...] = ("none", "int8")
+_NEARLY_LOSSLESS_ON_CUDA: tuple[Quantization, ...] = (*_NEARLY_LOSSLESS, "fp8")
+"""A CPU has no products of eight-bit floats, so there these lose more than int8 and are no faster."""
 _MEASURED_BATCHES = (1, 8)
 _MEASURED_KV_BYTES, _MEASURED_CONTEXT = 64 * 2**20, 64
 
@@ -105,6 +107,8 @@ def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) ->
 
 def _fastest(config: ModelConfig, weights: ModelWeights, engine: EngineConfig, progress: Progress) -> Quantization:
     """Of those that lose next to nothing the fastest here; what the model's files have, where that is quantised."""
+    import torch
+
     from backend.quantization.automatic import fastest
     from backend.quantization.choice import quantised
     from backend.quantization.summary import summarise
@@ -118,7 +122,9 @@ def _fastest(config: ModelConfig, weights: ModelWeights, engine: EngineConfig, p
         packed, _ = quantised(its, name)
         return choose_runner(some, packed, replace(few, quantization=name), _MEASURED_CONTEXT, lambda sentence: None)
 
-    name, shares = fastest(config, weights, _NEARLY_LOSSLESS, _MEASURED_BATCHES, make)
+    on_cuda = engine.device != "cpu" and torch.cuda.is_available()
+    candidates = _NEARLY_LOSSLESS_ON_CUDA if on_cuda else _NEARLY_LOSSLESS
+    name, shares = fastest(config, weights, candidates, _MEASURED_BATCHES, make)
     said = ", ".join(f"{candidate} {share:.2f}" for candidate, share in shares.items())
     progress(f"--quantization auto: {name}, for steps take ({said})")
     return name

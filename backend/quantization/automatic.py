@@ -20,6 +20,8 @@ from backend.weights import ModelWeights
 
 _LAYERS = 2
 _TURNS = 5
+_LEAST_GAIN = 0.05
+"""What has to be gained over the first candidate: less is not told from what else the machine does."""
 
 Maker = Callable[[Quantization, ModelConfig, ModelWeights], ModelRunner]
 """(quantisation, config, weights) to the runner that would serve."""
@@ -28,7 +30,7 @@ Maker = Callable[[Quantization, ModelConfig, ModelWeights], ModelRunner]
 def fastest(
     config: ModelConfig, weights: ModelWeights, candidates: Sequence[Quantization], batches: Sequence[int], make: Maker
 ) -> tuple[Quantization, dict[Quantization, float]]:
-    """The candidate whose decode steps are the fastest, and what each of them takes.
+    """The candidate whose decode steps are the fastest, and what each of them takes; the first where no other gains much.
 
     Args:
         candidates: names of quantisations; the first is what the others are compared with.
@@ -53,7 +55,8 @@ def fastest(
         name: statistics.fmean(mine / its for mine, its in zip(seconds, first, strict=True))
         for name, seconds in whole.items()
     }
-    return min(shares, key=lambda name: shares[name]), shares
+    name = min(shares, key=lambda name: shares[name])
+    return name if shares[name] <= 1 - _LEAST_GAIN else candidates[0], shares
 
 
 def _of_all(some: float, other: float, layers: int) -> float:

@@ -57,6 +57,11 @@ def test_a_few_layers_stand_for_all() -> None:
     assert choose({"none": (0.004, 0.0), "int8": (0.001, 0.02)}, layers=4) == "none"
 
 
+def test_what_gains_next_to_nothing_is_not_chosen() -> None:
+    """Floats lose nothing, and a hundredth is chance."""
+    assert choose({"none": (0.004, 0.0), "int8": (0.00396, 0.0)}) == "none"
+
+
 def test_what_cannot_be_made_is_not_chosen() -> None:
     """As where a runner does not know a scheme; without the first there is no comparison."""
     assert choose({"none": (0.002, 0.0)}) == "none"
