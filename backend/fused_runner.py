@@ -113,8 +113,8 @@ class FusedRunner:
         self.kv_blocks = self._blocks()
         self._logits = torch.empty(0)
         self._kept_as: list[str] = []
-        self.weight_bytes: dict[str, int] = {}
-        """Bytes of the matrices with their scales, by how they are kept."""
+        self.weight_forms: dict[str, int] = {}
+        """Bytes of the layers' matrices and the head, scales included, by how they are kept."""
         self._model = self._create(weights, max_context)
         self.weights_precision = _name_of(self._kept_as[:-1], self._kept_as[-1])
         self.name = f"fused-{self.weights_precision}" + ("" if kv_precision == "float16" else f"-kv-{kv_precision}")
@@ -227,7 +227,7 @@ class FusedRunner:
     def _lay_out(self, part: Linear, order: torch.Tensor | None) -> Panels:
         laid = lay_out(part.weight, self._lanes, order)
         self._kept_as.append(laid.kept_as)
-        self.weight_bytes[laid.kept_as] = self.weight_bytes.get(laid.kept_as, 0) + laid.nbytes
+        self.weight_forms[laid.kept_as] = self.weight_forms.get(laid.kept_as, 0) + laid.nbytes
         return laid
 
     def _part(self, part: Linear, laid: Panels, address: int, stride: int) -> _PackedPart:

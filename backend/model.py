@@ -99,10 +99,25 @@ def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) ->
     weights, quantization = quantised(weights, engine.quantization)
     wanted = min(engine.max_context or config.max_position_embeddings, config.max_position_embeddings)
     runner = choose_runner(config, weights, engine, wanted, progress)
+    if quantization is not None:
+        quantization = _served(quantization, source, runner, progress)
     longest = _longest_context(runner, engine, wanted)
     if longest < wanted:
         progress(f"the KV memory holds {longest} tokens, so that is the longest context")
     return ServedModel(source.name, config, text, runner, quantization, longest, source.directory)
+
+
+def _served(quantization: Summary, source: ModelSource, runner: ModelRunner, progress: Progress) -> Summary:
+    """As the runner has it, with the loss that was measured when the files were made."""
+    from backend.fused_runner import FusedRunner
+    from backend.quantization.stated_loss import stated_loss
+
+    quantization = replace(quantization, divergence=stated_loss(source.directory))
+    if not isinstance(runner, FusedRunner):
+        return quantization
+    if widened := sorted(form for form in runner.weight_forms if "-as-" in form):
+        progress(f"the fused step has no layout for some of the weights, and widens them: {', '.join(widened)}")
+    return quantization.held(runner.weight_forms)
 
 
 def _fastest(config: ModelConfig, weights: ModelWeights, engine: EngineConfig, progress: Progress) -> Quantization:

@@ -84,7 +84,7 @@ def _fused(
     integers = kv_precision == "int8" or any(map(rounds_rows, [*linears(weights).values(), weights.head]))
     most = _MOST_WITH_INTEGERS if integers else MOST_DISAGREEMENT
     if error > most:
-        raise FusedUnavailable(f"the fused step failed its self-test (relative error {error:.3g}, expected {most} at most)")
+        raise FusedUnavailable(f"the fused step failed its self-test (relative error {error:.3g}, at most {most})")
     num_blocks = _num_blocks(engine, FusedRunner.block_bytes(config, kv_precision))
     return make(config, weights, num_blocks, max_context)
 

@@ -30,7 +30,7 @@ Maker = Callable[[Quantization, ModelConfig, ModelWeights], ModelRunner]
 def fastest(
     config: ModelConfig, weights: ModelWeights, candidates: Sequence[Quantization], batches: Sequence[int], make: Maker
 ) -> tuple[Quantization, dict[Quantization, float]]:
-    """The candidate whose decode steps are the fastest, and what each of them takes; the first where no other gains much.
+    """The candidate whose decode steps are the fastest, or the first where no other gains much; and what each takes.
 
     Args:
         candidates: names of quantisations; the first is what the others are compared with.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
 from backend.quantization.linears import linears
+from backend.quantization.methods.report import Divergence
 from backend.quantization.quantized_linear import QuantizedLinear
 from backend.weights import ModelWeights
 
@@ -21,12 +23,22 @@ class Summary:
 
     schemes: dict[str, int]
     """How many matrices are in each scheme; by name, the most frequent first."""
+    held_as: dict[str, int]
+    """Bytes by the form in which a runner has them, which may be a wider one than their scheme."""
     bits_per_weight: float
     weight_bytes: int
     half_bytes: int
     """What the same matrices take in 16 bits."""
     relative_error: float | None
     """Root of the mean squared error over that of the weights themselves; None: it is not known what they were."""
+    divergence: Divergence | None = None
+    """Of the model with these layers from the one that they were made of, as measured when they were made."""
+
+    def held(self, forms: Mapping[str, int]) -> Summary:
+        """The same in a runner that keeps so many bytes in each form."""
+        total = sum(forms.values())
+        bits = 8 * total * _HALF_BYTES / self.half_bytes
+        return replace(self, held_as=dict(forms), bits_per_weight=bits, weight_bytes=total)
 
 
 @dataclass(slots=True)
@@ -55,14 +67,18 @@ def summarise(weights: ModelWeights, relative_error: float | None = None) -> Sum
     if not packed:
         return None
     count = sum(math.prod(matrix.shape) for matrix in matrices)
-    # Floats are served in two bytes, whatever the file has.
-    total = sum(
-        _HALF_BYTES * math.prod(matrix.shape) if isinstance(matrix, torch.Tensor) else matrix.nbytes
-        for matrix in matrices
-    )
-    names = Counter("float" if isinstance(matrix, torch.Tensor) else matrix.scheme.name for matrix in matrices)
+    names, held_as = Counter[str](), Counter[str]()
+    for matrix in matrices:
+        if isinstance(matrix, torch.Tensor):  # served in two bytes, whatever the file has
+            name, nbytes = "float", _HALF_BYTES * math.prod(matrix.shape)
+        else:
+            name, nbytes = matrix.scheme.name, matrix.nbytes
+        names[name] += 1
+        held_as[name] += nbytes
+    total = held_as.total()
     return Summary(
         schemes=dict(names.most_common()),
+        held_as=dict(held_as),
         bits_per_weight=8 * total / count,
         weight_bytes=total,
         half_bytes=_HALF_BYTES * count,

@@ -261,7 +261,7 @@ def test_each_matrix_is_kept_by_itself(name: str, expected: set[str]) -> None:
     """Parts of one matrix need not have one scheme; what has no layout, or cannot be had in the order of its siblings,
     is widened, and it says so.
     """
-    assert set(tiny(kept(tiny_model.weights(), name)).weight_bytes) == expected
+    assert set(tiny(kept(tiny_model.weights(), name)).weight_forms) == expected
 
 
 @pytest.mark.parametrize(("scheme", "most"), [(INT8, 0.53), (IntScheme(4, 64), 0.29), (Nf4Scheme(), 0.27)])
@@ -270,7 +270,7 @@ def test_what_quantised_weights_take(config: ModelConfig, weights: ModelWeights,
     small_config, small_weights = cut(config, weights)
     runner = FusedRunner(built_library(), small_config, rounded(small_weights, scheme), 8, 128, 1)
     half_bytes = 2 * sum(weight.numel() for weight in map(dense, linears(small_weights).values()))
-    assert runner.weight_bytes[scheme.name] <= most * half_bytes
+    assert runner.weight_forms[scheme.name] <= most * half_bytes
 
 
 @pytest.mark.parametrize(

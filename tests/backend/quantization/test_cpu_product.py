@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def test_inputs_that_fill_no_vector_are_multiplied(inputs: int) -> None:
 
 @pytest.mark.parametrize(("activation_bits", "count"), [(8, 1), (16, 2)])
 def test_rounded_rows_have_one_way_in_every_batch(
-    activation_bits: int, count: int, monkeypatch: pytest.MonkeyPatch
+    activation_bits: Literal[8, 16], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever would be the fastest for so many rows: a row's answer is the same alone and among others."""
     linear = packed(IntScheme(8, activation_bits=activation_bits))
