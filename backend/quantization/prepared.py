@@ -14,6 +14,7 @@ from backend.errors import ModelError
 from backend.model_source import ModelSource, cache_directory
 from backend.quantization.int_scheme import IntScheme
 from backend.quantization.methods.recipe import Recipe
+from backend.quantization.source_files import source_files
 
 RECIPES: Mapping[str, Recipe] = {
     "gptq-int4": Recipe("gptq", IntScheme(4, 128)),
@@ -61,11 +62,10 @@ def _quantize(source: Path, target: Path, recipe: Recipe, progress: Callable[[st
 
 
 def _identity(directory: Path) -> str:
-    """Of a directory's weights, by where they are, how large and of when: other files are another model."""
+    """Of a directory's files, by where they are, how large and of when: other files are another model."""
     digest = xxhash.xxh3_64(str(directory.resolve()).encode())
-    for path in sorted(directory.glob("*.safetensors")):
-        about = path.stat()
-        digest.update(f"\0{path.name}\0{about.st_size}\0{about.st_mtime_ns}".encode())
+    for name, about in source_files(directory).items():
+        digest.update(f"\0{name}\0{about}".encode())
     return f"{directory.resolve().name}-{digest.hexdigest()}"
 
 

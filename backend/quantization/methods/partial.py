@@ -63,13 +63,11 @@ class PartialFolder:
         except OSError as error:
             raise ModelError(f"{path}: cannot be made ({error})") from error
         if (path / _MADE_OF).is_file():
-            before = read_json_object(path / _MADE_OF)
-            for name in sorted({*before, *made_of}):
-                if before.get(name) != made_of.get(name):
-                    raise ModelError(
-                        f"{path}: was begun with {name} {before.get(name)}, and not {made_of.get(name)}; "
-                        "expected the same options, or that folder to be deleted"
-                    )
+            for name, then, now in _differences(read_json_object(path / _MADE_OF), made_of):
+                raise ModelError(
+                    f"{path}: was begun with {name} {then}, and not {now}; expected the same model and options, "
+                    "or that folder to be deleted"
+                )
         elif any(child.name not in _NOTHING_YET for child in path.iterdir()):
             raise ModelError(f"{path}: holds something else than a quantisation that was begun; expected it to be gone")
         else:
@@ -191,3 +189,13 @@ def _layer_file(index: int) -> str:
 
 def _windows_file(index: int) -> str:
     return f"windows-{index:05}.pt"
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Names of what is not the same, with its two values; within an object, of its own entries."""
+    for name in {**now, **before}:
+        one, other = before.get(name), now.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from ((f"{name}: {inner}", then, later) for inner, then, later in _differences(one, other))
+        elif one != other:
+            yield name, one, other

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from backend.quantization.methods.partial import KeptLinears, PartialFolder
 from backend.quantization.methods.recipe import Bits, Recipe
 from backend.quantization.methods.report import Divergence, QuantizationReport
 from backend.quantization.methods.sensitivity import Probe, Sensitivity
+from backend.quantization.source_files import source_files
 from backend.tensor_store import TensorStore
 from backend.weights import ModelWeights, load_weights, read_config
 
@@ -145,7 +146,8 @@ class Quantization:
         if self.tokens is not None:
             digest = xxhash.xxh3_128_hexdigest(self.tokens.contiguous().numpy().tobytes())
             calibration = {"windows": len(self.tokens), "window_tokens": self.tokens.shape[1], "digest": digest}
-        return {"model": _identity(self.source), **self.recipe.made_of(), "calibration": calibration}
+        model = {"model": str(self.source.resolve()), "files": source_files(self.source)}
+        return {**model, **self.recipe.made_of(), "calibration": calibration}
 
 
 def check_new(out: Path) -> None:
@@ -177,12 +179,3 @@ class _Model:
         expected, got = windows.reference, windows.hidden[: len(windows.reference)]
         ((kl, top1),) = Predictions(self.config, self.weights).divergences(expected, [got])
         return Divergence(expected.shape[:2].numel(), kl, top1)
-
-
-def _identity(source: Path) -> Mapping[str, Any]:
-    """Enough to tell that the weights are the same files as before."""
-    files = {path.name: path.stat() for path in sorted(source.glob("*.safetensors"))}
-    return {
-        "path": str(source.resolve()),
-        "files": {name: [about.st_size, about.st_mtime_ns] for name, about in files.items()},
-    }

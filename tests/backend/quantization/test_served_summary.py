@@ -16,8 +16,8 @@ from backend.quantization.int_scheme import IntScheme
 from backend.quantization.methods.quantize import REPORT_FILE, Quantization
 from backend.quantization.methods.recipe import Recipe
 from tests.backend.conftest import built_library, quiet
-from tests.backend.random_models import KINDS, of_vectors
 from tests.backend.quantization.methods.small_model import save_small_model, save_text
+from tests.backend.random_models import KINDS, of_vectors
 
 
 @pytest.fixture(scope="module")

@@ -206,7 +206,7 @@ def test_other_options_do_not_go_on(changes: dict[str, ActOrder], field: str, so
     stop_after_a_layer(source, tmp_path / "out")
     other = dataclasses.replace(RECIPES["gptq"], **changes)  # type: ignore[arg-type] # each has its own type
     before = sorted((tmp_path / "out.partial").iterdir())
-    with pytest.raises(ModelError, match=f"out.partial: was begun with {field}; expected the same options"):
+    with pytest.raises(ModelError, match=f"out.partial: was begun with {field}; expected the same model and options"):
         quantization(source, tmp_path / "out", other).run(quiet)
     assert sorted((tmp_path / "out.partial").iterdir()) == before
 
@@ -214,11 +214,22 @@ def test_other_options_do_not_go_on(changes: dict[str, ActOrder], field: str, so
 def test_other_calibration_data_or_another_model_does_not_go_on(source: Path, tmp_path: Path) -> None:
     """Nor does the same directory with other weights in it."""
     stop_after_a_layer(source, tmp_path / "out")
-    with pytest.raises(ModelError, match="was begun with calibration"):
+    with pytest.raises(ModelError, match="was begun with calibration: digest"):
         Quantization(source, tmp_path / "out", RECIPES["gptq"], calibration() + 1).run(quiet)
     save_small_model(tmp_path / "other")
     with pytest.raises(ModelError, match="was begun with model"):
         quantization(tmp_path / "other", tmp_path / "out", RECIPES["gptq"]).run(quiet)
+
+
+def test_a_model_that_has_changed_since_does_not_go_on(tmp_path: Path) -> None:
+    """Half its layers would have been computed by another config than the rest."""
+    save_small_model(tmp_path / "model")
+    stop_after_a_layer(tmp_path / "model", tmp_path / "out")
+    file = tmp_path / "model" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "rope_theta": 2 * config.get("rope_theta", 10000.0)}))
+    with pytest.raises(ModelError, match=r"was begun with files: config\.json of"):
+        quantization(tmp_path / "model", tmp_path / "out", RECIPES["gptq"]).run(quiet)
 
 
 def test_a_damaged_file_is_no_layer(source: Path, tmp_path: Path) -> None:
