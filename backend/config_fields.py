@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from reprlib import Repr
 from typing import Any
 
 from backend.errors import ModelError
+
+# Files come from anywhere, and what is read of them is counted, allocated and looped over before a tensor is looked at.
+# Far beyond every model there is, and small enough for that.
+MOST_TOKENS = 2**22
+"""Of a vocabulary: the largest have some 260,000."""
+MOST_LAYERS = 4096
+"""The deepest have some 130."""
+_MOST = 2**31 - 1
+"""Of anything else that is counted: what the computed positions and sizes are kept in."""
+_LEAST_NUMBER, _MOST_NUMBER = 1e-12, 1e12
+"""Of what is computed with in float32, where products of a few of these are numbers still."""
+
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+_SHORT.maxlong = 40
+_SHORT.maxlist = _SHORT.maxdict = 8
 
 
 class Fields:
@@ -16,7 +33,9 @@ class Fields:
         self.source = source
 
     def error(self, field: str, expected: str) -> ModelError:
-        return ModelError(f"{self.source}: {field} is {self.values.get(field)!r}, expected {expected}")
+        # Part of where it is may be a name out of the file, such as a group's.
+        source = "".join(letter if letter.isprintable() else "?" for letter in self.source)
+        return ModelError(f"{source}: {field} is {_SHORT.repr(self.values.get(field))}, expected {expected}")
 
     def text(self, field: str) -> str:
         value = self.values.get(field)
@@ -30,18 +49,22 @@ class Fields:
             raise self.error(field, "true or false")
         return bool(value)
 
-    def count(self, field: str, default: int | None = None) -> int:
+    def count(self, field: str, default: int | None = None, most: int = _MOST) -> int:
         value = self.values.get(field)
         if value is None and default is not None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.error(field, "a positive integer")
+        if value > most:
+            raise self.error(field, f"at most {most}")
         return value
 
     def number(self, field: str, default: float) -> float:
         value = self.values.get(field, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise self.error(field, "a positive number")
+        if not _LEAST_NUMBER <= value <= _MOST_NUMBER:
+            raise self.error(field, f"from {_LEAST_NUMBER:g} to {_MOST_NUMBER:g}")
         return float(value)
 
     def optional_number(self, field: str) -> float | None:

@@ -10,6 +10,7 @@ from backend.messages import plain_message
 from backend.model import ServedModel
 from backend.prompt_encoder import PromptEncoder
 from backend.protocol import Message
+from backend.token_ids import check_known
 
 
 class ConversationReader:
@@ -18,6 +19,7 @@ class ConversationReader:
     def __init__(self, model: ServedModel, context: Context) -> None:
         text, template = model.text, model.text.chat_template
         self._model_name = model.name
+        self._tokenizer, self._vocab_size = text.tokenizer, model.config.vocab_size
         self._context = context
         self._template = "" if template is None else template.source
         self._encoder = None if template is None else PromptEncoder(text.tokenizer, template)
@@ -48,4 +50,5 @@ class ConversationReader:
         self._context.check_text(length, "messages")
         ids = self._encoder.encode(plain, tools, opens)
         self._context.check_prompt(ids, "messages")
+        check_known(self._tokenizer, ids, self._vocab_size, "messages")
         return ids

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from backend.config_fields import MOST_TOKENS
 from backend.errors import ModelError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -30,7 +31,7 @@ class TokenBytes:
         vocab_size: rows of the model's embedding; ids beyond the tokenizer's vocabulary are empty.
 
     Raises:
-        ModelError: the file's decoder is neither byte-level nor byte-fallback.
+        ModelError: the file's decoder is neither byte-level nor byte-fallback, or an id is no vocabulary's.
     """
 
     def __init__(self, tokenizer_json: str, vocab_size: int) -> None:
@@ -49,7 +50,9 @@ class TokenBytes:
             raise ModelError(
                 f"tokenizer.json: decoder {sorted(kinds)} is not supported, expected ByteLevel or ByteFallback"
             )
-        self._bytes: list[bytes] = [b""] * max(vocab_size, max(table, default=0) + 1)
+        if (last := max(table, default=0)) >= MOST_TOKENS:
+            raise ModelError(f"tokenizer.json: vocab has a token of id {last}, expected ids below {MOST_TOKENS}")
+        self._bytes: list[bytes] = [b""] * max(vocab_size, last + 1)
         for token_id, content in table.items():
             self._bytes[token_id] = content
         self._special: dict[int, str] = {}
@@ -66,12 +69,12 @@ class TokenBytes:
         return {text: token_id for token_id, text in self._special.items()}
 
     def __getitem__(self, token_id: int) -> bytes:
-        return self._bytes[token_id]
+        return self._bytes[token_id] if token_id < len(self._bytes) else b""
 
     def shown(self, token_id: int) -> bytes:
         """Bytes to show for a token in log-probabilities, where special tokens are visible."""
         special = self._special.get(token_id)
-        return self._bytes[token_id] if special is None else special.encode()
+        return self[token_id] if special is None else special.encode()
 
     def longest(self) -> int:
         """Bytes of the longest token: a text of n bytes is at least n / longest tokens."""

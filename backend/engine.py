@@ -110,8 +110,10 @@ class Engine:
         """Queues a sequence.
 
         Raises:
-            ValueError: prompt and answer cannot fit the KV memory even alone.
+            ValueError: prompt and answer cannot fit the KV memory even alone, or the model does not know a token.
         """
+        if max(sequence.tokens, default=0) >= (rows := self.runner.config.vocab_size):
+            raise ValueError(f"a sequence has a token that is not in the embedding, which has {rows} rows")
         longest = sequence.num_prompt + sequence.params.max_tokens
         most = blocks_at_most(longest, self.runner.config.sight, self.scheduler.step_tokens)
         if sequence.num_prompt < 1 or most > self.pool.num_blocks:

@@ -14,7 +14,7 @@ from backend.config import (
     Rope,
     RopeScaling,
 )
-from backend.config_fields import Fields
+from backend.config_fields import MOST_LAYERS, MOST_TOKENS, Fields
 
 _GEMMA: Mapping[str, Any] = {
     "head_dim": 256,
@@ -54,6 +54,12 @@ _QWEN_WINDOWS = ("qwen2", "qwen3")
 _ATTENTION_BIAS_FIELD = ("llama", "qwen3", "qwen3_moe", "smollm3", "gemma2", "gemma3_text")
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
+_MOST_EXPERTS = 2**16
+"""Of a layer, each of which is looked for by name; the most that there are is some hundreds."""
+_MOST_POSITIONS = 2**22
+"""What the longest contexts of these families have; a table has a row for each."""
+_MOST_HEAD_DIM = 2**14
+"""A table of rotations has as many numbers for each position; heads have some hundreds."""
 
 
 def read_hf_config(values: Mapping[str, Any], source: str) -> ModelConfig:
@@ -68,19 +74,22 @@ def read_hf_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     if fields.values.get("use_bidirectional_attention"):
         raise fields.error("use_bidirectional_attention", "false: an answer is written from left to right")
     hidden_size = fields.count("hidden_size")
-    num_layers = fields.count("num_hidden_layers")
+    num_layers = fields.count("num_hidden_layers", most=MOST_LAYERS)
     num_heads = fields.count("num_attention_heads")
     num_kv_heads = fields.count("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
-    head_dim = fields.count("head_dim", hidden_size // num_heads)
+    head_dim = fields.count("head_dim", hidden_size // num_heads, most=_MOST_HEAD_DIM)
+    if not 1 <= head_dim <= _MOST_HEAD_DIM:
+        raise fields.error("hidden_size", f"num_attention_heads ({num_heads}) times 1 to {_MOST_HEAD_DIM}")
     if head_dim % 2:
         raise fields.error("head_dim", "an even number")
+    vocab_size = fields.count("vocab_size", most=MOST_TOKENS)
     attention_bias = model_type in _ATTENTION_BIAS_FIELD and fields.flag("attention_bias")
     main_rope, ropes = _ropes(fields, model_type, num_layers)
     return ModelConfig(
         model_type=model_type,
-        vocab_size=fields.count("vocab_size"),
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=fields.count("intermediate_size"),
         num_layers=num_layers,
@@ -90,13 +99,13 @@ def read_hf_config(values: Mapping[str, Any], source: str) -> ModelConfig:
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope_theta=main_rope.theta,
         rope_scaling=main_rope.scaling,
-        max_position_embeddings=fields.count("max_position_embeddings"),
+        max_position_embeddings=fields.count("max_position_embeddings", most=_MOST_POSITIONS),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         qkv_bias=model_type == "qwen2" or attention_bias,
         output_bias=attention_bias,
         mlp_bias=model_type in ("llama", "smollm3") and fields.flag("mlp_bias"),
         qk_norm=model_type in ("qwen3", "qwen3_moe", "gemma3_text"),
-        eos_token_ids=fields.token_ids("eos_token_id", fields.count("vocab_size")),
+        eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
         activation=_activation(fields, "hidden_activation" if gemma else "hidden_act"),
         windows=_windows(fields, model_type, num_layers),
         ropes=ropes,
@@ -115,13 +124,17 @@ def _text_part(fields: Fields) -> Mapping[str, Any]:
     text = fields.values.get("text_config")
     if not isinstance(text, Mapping):
         raise fields.error("text_config", "an object")
+    if text.get("model_type") == _SEES_AND_READS:
+        raise Fields(text, f"{fields.source}: text_config").error("model_type", "'gemma3_text'")
     ends = fields.values.get("eos_token_id")
     return {"model_type": "gemma3_text", **text, **({} if ends is None else {"eos_token_id": ends})}
 
 
 def _activation(fields: Fields, field: str) -> Activation:
-    name = fields.values.get(field) or "silu"
-    if name not in _ACTIVATIONS:
+    name = fields.values.get(field)
+    if name is None:
+        return "silu"
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise fields.error(field, " or ".join(map(repr, _ACTIVATIONS)))
     return _ACTIVATIONS[name]
 
@@ -222,7 +235,7 @@ def _experts(fields: Fields, model_type: str, num_layers: int) -> Experts | None
     if model_type not in ("mixtral", "qwen3_moe"):
         return None
     count_field = "num_experts" if "num_experts" in fields.values else "num_local_experts"
-    count = fields.count(count_field, 128 if model_type == "qwen3_moe" else None)
+    count = fields.count(count_field, 128 if model_type == "qwen3_moe" else None, most=_MOST_EXPERTS)
     per_token = fields.count("num_experts_per_tok", 2)
     if per_token > count:
         raise fields.error("num_experts_per_tok", f"at most {count_field} ({count})")
@@ -232,7 +245,8 @@ def _experts(fields: Fields, model_type: str, num_layers: int) -> Experts | None
     listed = fields.values.get("mlp_only_layers") or []
     if not isinstance(listed, list) or not all(isinstance(layer, int) for layer in listed):
         raise fields.error("mlp_only_layers", "a list of layers")
-    dense = {layer for layer in range(num_layers) if layer in listed or (layer + 1) % step}
+    named = set(listed)
+    dense = {layer for layer in range(num_layers) if layer in named or (layer + 1) % step}
     return Experts(
         count,
         per_token,

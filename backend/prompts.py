@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from backend.context import Context
 from backend.errors import InvalidRequest
-from backend.token_ids import token_ids
+from backend.token_ids import check_known, token_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -61,6 +61,7 @@ class PromptReader:
         self._context.check_text(len(text.encode("utf-8", "surrogatepass")), where)
         ids = token_ids(self._tokenizer, text)
         self._context.check_prompt(ids, where)
+        check_known(self._tokenizer, ids, self._vocab_size, where)
         return ids
 
 

@@ -204,8 +204,10 @@ def _windows(arguments: argparse.Namespace, directory: Path) -> torch.Tensor:
     from backend.quantization.calibration.text import token_windows
     from backend.weights import read_config
 
-    tokenizer = TextSide.load(directory, read_config(directory)).tokenizer
-    return token_windows(tokenizer, arguments.calibration, arguments.windows, arguments.window_tokens, arguments.seed)
+    config = read_config(directory)
+    tokenizer = TextSide.load(directory, config).tokenizer
+    asked = arguments.windows, arguments.window_tokens, arguments.seed
+    return token_windows(tokenizer, arguments.calibration, *asked, rows=config.vocab_size)
 
 
 def _group_size(text: str) -> int:
