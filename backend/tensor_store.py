@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 # Floats that mean what they say; eight-bit ones need a scale from elsewhere.
 _WEIGHT_DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
+_WEIGHT_DTYPES_IN_FILES = ("F32", "BF16", "F16", "F64")
 
 
 class TensorStore:
-    """Reads tensors when they are asked for.
+    """Reads tensors when they are asked for, and remembers which those were. Not for several threads at once.
 
     Raises:
         ModelError: there is no safetensors file, or one cannot be read.
@@ -27,6 +28,7 @@ class TensorStore:
 
         self.directory = directory
         self._files: dict[str, tuple[Path, Any, str]] = {}
+        self._read: set[str] = set()
         paths = sorted(directory.glob("*.safetensors"))
         if not paths:
             raise ModelError(f"{directory}: no .safetensors file here")
@@ -46,6 +48,19 @@ class TensorStore:
         """Whether there is such a tensor."""
         return name in self._files
 
+    def is_float(self, name: str) -> bool:
+        """Whether a tensor holds floats that need no scale. The tensor does not count as read by that.
+
+        Raises ModelError where there is none.
+        """
+        _, file, stored_name = self._file(name)
+        dtype: str = file.get_slice(stored_name).get_dtype()
+        return dtype in _WEIGHT_DTYPES_IN_FILES
+
+    def unread(self) -> list[str]:
+        """Names of the tensors that were never taken, sorted."""
+        return sorted(self._files.keys() - self._read)
+
     def path(self, name: str) -> Path:
         """The file that a tensor is in. Raises ModelError where there is none."""
         return self._file(name)[0]
@@ -58,6 +73,7 @@ class TensorStore:
         """A tensor as it is, of whatever shape and dtype. Raises ModelError where there is none."""
         _, file, stored_name = self._file(name)
         tensor: torch.Tensor = file.get_tensor(stored_name)
+        self._read.add(name)
         return tensor
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backend.config import ModelConfig
+from backend.extra_tensors import refuse_extra_tensors
 from backend.json_file import read_json_object
 from backend.tensor_store import TensorStore
 
@@ -109,8 +110,8 @@ def load_weights(directory: Path, config: ModelConfig) -> ModelWeights:
     """Maps ``*.safetensors`` of a directory and hands out its tensors, quantised as they are there.
 
     Raises:
-        ModelError: no weights, a missing tensor, one of the wrong shape, or weights quantised in a way that is not
-            known; names the tensor.
+        ModelError: no weights, a missing tensor, one of the wrong shape, one that such a model does not have, or
+            weights quantised in a way that is not known; names the tensor.
     """
     from backend.quantization.files.checkpoint_reader import checkpoint_reader, quantization_config
 
@@ -121,12 +122,14 @@ def load_weights(directory: Path, config: ModelConfig) -> ModelWeights:
     shape = (config.vocab_size, config.hidden_size)
     embedding = store.take("model.embed_tokens.weight", shape)
     tied = config.tie_word_embeddings
-    return ModelWeights(
+    weights = ModelWeights(
         embedding=embedding,
         layers=tuple(_LayerReader(store, reader, config, index).read() for index in range(config.num_layers)),
         norm=_norm(store, "model.norm", config.hidden_size, config.norm_offset),
         head=embedding if tied else _weight(store, reader, "lm_head", *shape),
     )
+    refuse_extra_tensors(store, config)
+    return weights
 
 
 def _weight(

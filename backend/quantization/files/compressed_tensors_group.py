@@ -19,6 +19,9 @@ from backend.quantization.quantized_linear import QuantizedLinear
 
 _OF_INTEGERS = (PACKED, INTEGERS, "naive-quantized")
 _OF_FLOATS = (FLOATS, "naive-quantized")
+_ZERO_POINT, _GROUP_INDEX = "weight_zero_point", "weight_g_idx"
+_IN_OTHER_ORDER = ("group", "dynamic")
+"""Values of ``actorder`` with which groups of inputs are not side by side in the file."""
 
 
 class WeightGroup:
@@ -61,6 +64,7 @@ class _Floats:
         if weights.count("num_bits") != 8:
             raise weights.error("num_bits", "8 for floats")
         strategy = _strategy(weights, "tensor", "channel", "block")
+        self._scaled: Literal["row", "tensor"] = "row" if strategy == "channel" else "tensor"
         self._block = block_shape(weights.values.get("block_structure"))
         if strategy != "block":
             self._block = None
@@ -69,7 +73,9 @@ class _Floats:
 
     def read(self, module: ModuleTensors) -> QuantizedLinear:
         """weight float8_e4m3fn [out, in], weight_scale."""
-        return fp8_linear(module, "weight_scale", self._block)
+        if module.has(_ZERO_POINT):
+            _check_symmetric(module)
+        return fp8_linear(module, "weight_scale", self._block, self._scaled)
 
 
 class _Integers:
@@ -82,23 +88,24 @@ class _Integers:
         self._scheme = IntScheme(cast(Literal[4, 8], bits), size, activation_bits=activation_bits)
         self._symmetric = weights.flag("symmetric") if "symmetric" in weights.values else True
         self._minimum = weights.flag("minimum")
+        self._weights = weights
         self._in_words = in_words
 
     def read(self, module: ModuleTensors) -> IntLinear:
         """weight_packed int32 [out, in in words] or weight int8 [out, in]; weight_scale.
 
         Perhaps weight_zero_point, or weight_minimum (see `compressed_tensors_format.compressed`). Groups are not side
-        by side where there is weight_g_idx int32 [in], the group of each input.
+        by side where there is weight_g_idx int32 [in], the group of each input, and the config says actorder.
         """
         check_shape(module, self._scheme)
         rows, groups = module.out_features, self._scheme.groups(module.in_features)
-        order = group_order(module, "weight_g_idx", self._scheme) if module.has("weight_g_idx") else None
+        order = self._order(module)
         codes = self._packed_codes(module) if self._in_words else self._codes(module, "weight", module.shape)
         shapes: tuple[tuple[int, ...], ...] = ((rows, groups),)
         if self._strategy != "group":
             shapes = ((rows, 1), (rows,)) if self._strategy == "channel" else ((), (1,), (1, 1))
         scales = module.scales("weight_scale", *shapes)
-        zeros = None if self._symmetric or self._minimum else self._zeros(module, shapes)
+        zeros = None if self._minimum else self._zeros(module, shapes)
         minima = module.scales("weight_minimum", *shapes) if self._minimum else None
         return int_linear(
             module,
@@ -109,6 +116,20 @@ class _Integers:
             None if minima is None else minima.reshape(-1, groups).expand(rows, groups),
             order,
         )
+
+    def _order(self, module: ModuleTensors) -> torch.Tensor | None:
+        """The inputs by their groups; None where these are side by side."""
+        if not module.has(_GROUP_INDEX):
+            return None
+        order = group_order(module, _GROUP_INDEX, self._scheme)
+        said = self._weights.values.get("actorder")
+        if order is not None and said is not True and str(said).lower() not in _IN_OTHER_ORDER:
+            raise module.error(
+                _GROUP_INDEX,
+                f"puts inputs in another order, and {self._weights.source}: actorder is {said!r}, "
+                "expected 'group', or groups of inputs side by side",
+            )
+        return order
 
     def _packed_codes(self, module: ModuleTensors) -> torch.Tensor:
         if module.has("weight_shape"):
@@ -126,13 +147,34 @@ class _Integers:
             raise module.error(part, f"holds numbers that {self._scheme.bits} bits do not")
         return codes.to(torch.uint8)
 
-    def _zeros(self, module: ModuleTensors, shapes: tuple[tuple[int, ...], ...]) -> torch.Tensor:
-        part, rows = "weight_zero_point", module.out_features
+    def _zeros(self, module: ModuleTensors, shapes: tuple[tuple[int, ...], ...]) -> torch.Tensor | None:
+        """None where all are in the middle by the config, which older files also say one by one."""
+        if not self._symmetric:
+            return self._kept_zeros(module, shapes)
+        if module.has(_ZERO_POINT):
+            if not self._in_words or module.raw(_ZERO_POINT).dtype != torch.int32:
+                _check_symmetric(module)
+            elif bool((self._kept_zeros(module, shapes) != self._scheme.middle).any()):
+                raise _not_symmetric(module)
+        return None
+
+    def _kept_zeros(self, module: ModuleTensors, shapes: tuple[tuple[int, ...], ...]) -> torch.Tensor:
+        part, rows = _ZERO_POINT, module.out_features
         if not self._in_words or self._strategy == "tensor" or module.raw(part).dtype == torch.int8:
             return self._codes(module, part, *shapes)
         groups = self._scheme.groups(module.in_features)
         packed = module.take(part, (torch.int32,), (words_of(rows, self._scheme.bits), groups))
         return unpack_words(packed.T, self._scheme.bits, rows).T
+
+
+def _check_symmetric(module: ModuleTensors) -> None:
+    """Raises ModelError where a zero point, a number of whatever dtype, is not 0."""
+    if bool(module.raw(_ZERO_POINT).float().any()):
+        raise _not_symmetric(module)
+
+
+def _not_symmetric(module: ModuleTensors) -> ModelError:
+    return module.error(_ZERO_POINT, "holds a zero that is not in the middle, though config.json says symmetric")
 
 
 def _strategy(weights: Fields, *known: str) -> str:

@@ -11,7 +11,12 @@ from backend.quantization.float_scheme import FloatLinear, FloatScheme
 from backend.quantization.fp8_scheme import Fp8Linear, Fp8Scheme
 
 
-def fp8_linear(module: ModuleTensors, scale: str, block: tuple[int, int] | None = None) -> Fp8Linear | FloatLinear:
+def fp8_linear(
+    module: ModuleTensors,
+    scale: str,
+    block: tuple[int, int] | None = None,
+    scaled: Literal["row", "tensor"] | None = None,
+) -> Fp8Linear | FloatLinear:
     """weight float8_e4m3fn [out, in] times its scales, which are of one of the shapes that say what shares them.
 
     A weight with a scale for each block of rows and columns is widened to bfloat16, and so rounded once.
@@ -19,6 +24,7 @@ def fp8_linear(module: ModuleTensors, scale: str, block: tuple[int, int] | None 
     Args:
         scale: the tensor that the weight is multiplied with.
         block: rows and columns that share a scale; None: a row or the whole weight does.
+        scaled: which of these does; None: the shape of the scales tells.
 
     Raises:
         ModelError: a tensor is missing, of another shape or dtype, or holds what is not a number.
@@ -27,9 +33,11 @@ def fp8_linear(module: ModuleTensors, scale: str, block: tuple[int, int] | None 
     if bool((codes.view(torch.uint8) & 127 == 127).any()):
         raise module.error("weight", "holds a value that is not a number")
     if block is None:
-        of_rows = (module.out_features, 1)
-        scales = module.scales(scale, of_rows, (module.out_features,), (), (1,), (1, 1)).float()
-        scaled: Literal["row", "tensor"] = "row" if scales.shape == of_rows or scales.numel() > 1 else "tensor"
+        of_rows: tuple[tuple[int, ...], ...] = ((module.out_features, 1), (module.out_features,))
+        of_all: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1))
+        shapes = {"row": of_rows, "tensor": of_all, None: (*of_rows, *of_all)}[scaled]
+        scales = module.scales(scale, *shapes).float()
+        scaled = scaled or ("row" if scales.shape == of_rows[0] or scales.numel() > 1 else "tensor")
         return Fp8Linear(Fp8Scheme(scaled), codes, scales.reshape(-1, 1).contiguous())
     rows, columns = block
     scales = module.scales(scale, (-(-module.out_features // rows), -(-module.in_features // columns))).float()

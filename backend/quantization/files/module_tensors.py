@@ -40,7 +40,7 @@ class ModuleTensors:
     @property
     def is_plain(self) -> bool:
         """Whether the weight is there as floats that need no scale."""
-        return self.has("weight") and self.raw("weight").dtype in (*FLOATS, torch.float64)
+        return self.has("weight") and self.store.is_float(f"{self.name}.weight")
 
     def raw(self, part: str) -> torch.Tensor:
         """A tensor of whatever shape and dtype.

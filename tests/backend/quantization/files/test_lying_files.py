@@ -89,6 +89,8 @@ STATE = "weight.quant_state.bitsandbytes__nf4"
         (FP8, drop("weight_scale"), "k_proj.weight_scale is missing"),
         (FP8, put("weight", lambda t: t.view(torch.uint8).fill_(127).view(t.dtype)), "a value that is not a number"),
         (FP8, put("weight_scale", lambda t: t[:7]), r"k_proj.weight_scale has shape \[7, 1\], expected \[32, 1\] or"),
+        (FP8, put("weight_scale", lambda t: t[0, 0]), r"k_proj.weight_scale has shape \[\], expected \[32, 1\] or"),
+        (FP8, put("weight_scale", lambda t: t[:1]), r"k_proj.weight_scale has shape \[1, 1\], expected \[32, 1\] or"),
         (BLOCKS, put("weight_scale", lambda t: t[:, :1]), r"k_proj.weight_scale has shape \[1, 1\], expected \[1, 2\]"),
         (NF4, drop(STATE), "nf4 is missing"),
         (NF4, put(STATE, lambda t: t[:-1]), "nf4 holds no JSON"),
@@ -148,6 +150,7 @@ def test_a_config_that_says_something_else_is_refused(
         (INT4, {"strategy": "channel"}, r"k_proj.weight_scale has shape \[32, 2\], expected \[32, 1\] or \[32\]"),
         (BLOCKS, {"block_structure": [32]}, "block_structure is .*, expected two positive integers"),
         (FP8, {"num_bits": 4}, "num_bits is 4, expected 8 for floats"),
+        (FP8, {"strategy": "tensor"}, r"k_proj.weight_scale has shape \[32, 1\], expected \[\] or \[1\] or \[1, 1\]"),
     ],
 )
 def test_a_group_that_says_something_else_is_refused(
