@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy.typing as npt
 
 from backend.config import Llama3RopeScaling
 from backend.errors import ModelError
+from backend.gguf_header import shown
 
 # GGUF's architectures, and what Hugging Face calls the model and its class.
 _ARCHITECTURES = {
@@ -31,6 +34,13 @@ _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
 
+# Model types whose config has a field for biases, of attention and of the MLP.
+_ATTENTION_BIAS_FIELD = ("llama", "qwen3", "qwen3_moe", "smollm3", "gemma2", "gemma3_text")
+_MLP_BIAS_FIELD = ("llama", "smollm3")
+
+_MOST = 2**31 - 1
+
+
 class GgufMetadata:
     """The metadata fields of one file.
 
@@ -47,39 +57,73 @@ class GgufMetadata:
         self.fields = fields
         self.tensors = tensors
         self.source = source
-        self.architecture = str(fields.get("general.architecture"))
-        if self.architecture not in _ARCHITECTURES:
-            known = ", ".join(_ARCHITECTURES)
-            raise ModelError(f"{source}: general.architecture is {self.architecture!r}, expected one of {known}")
+        architecture = fields.get("general.architecture")
+        if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
+            raise self.error("general.architecture", f"one of {', '.join(_ARCHITECTURES)}")
+        self.architecture = architecture
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """A field of the architecture, such as ``block_count``."""
-        return self.fields.get(f"{self.architecture}.{name}", default)
+    def error(self, key: str, expected: str) -> ModelError:
+        """For a field that is not what it should be."""
+        if key not in self.fields:
+            return ModelError(f"{self.source}: metadata {key} is missing, expected {expected}")
+        return ModelError(f"{self.source}: metadata {key} is {shown(self.fields[key])}, expected {expected}")
 
-    def need(self, name: str) -> Any:
-        """A field of the architecture that must be there.
+    def key(self, name: str) -> str:
+        """The key of a field of the architecture, such as ``block_count``."""
+        return f"{self.architecture}.{name}"
 
-        Raises:
-            ModelError: it is not.
-        """
-        return self._needed(f"{self.architecture}.{name}")
+    def has(self, name: str) -> bool:
+        """Whether there is such a field of the architecture."""
+        return self.key(name) in self.fields
 
-    def tokenizer(self, name: str, default: Any = None) -> Any:
-        """A field of the tokenizer, such as ``bos_token_id``."""
-        return self.fields.get(f"tokenizer.ggml.{name}", default)
-
-    def need_tokenizer(self, name: str) -> Any:
-        """A field of the tokenizer that must be there.
+    def count(self, name: str, default: int | None = None) -> int:
+        """A positive number of something.
 
         Raises:
-            ModelError: it is not.
+            ModelError: the field is something else, or missing without a default. So in the methods below.
         """
-        return self._needed(f"tokenizer.ggml.{name}")
+        value = self.fields.get(self.key(name), default)
+        if not _is_whole(value) or not 0 < value <= _MOST:
+            raise self.error(self.key(name), f"a whole number from 1 to {_MOST}")
+        return int(value)
 
-    def _needed(self, name: str) -> Any:
-        if (value := self.fields.get(name)) is None:
-            raise ModelError(f"{self.source}: metadata {name} is missing")
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive number."""
+        value = self.fields.get(self.key(name), default)
+        if not (_is_whole(value) or isinstance(value, float)) or not 0 < value < math.inf:
+            raise self.error(self.key(name), "a positive number")
+        return float(value)
+
+    def text(self, key: str, default: str) -> str:
+        """A string, by the whole key."""
+        value = self.fields.get(key, default)
+        if not isinstance(value, str):
+            raise self.error(key, "a string")
         return value
+
+    @property
+    def experts(self) -> int:
+        """How many a layer has; 0 where it has one ordinary MLP."""
+        key = self.key("expert_count")
+        return 0 if self.fields.get(key) == 0 or key not in self.fields else self.count("expert_count")
+
+    @cached_property
+    def vocabulary(self) -> list[str]:
+        """The tokens in the order of their ids."""
+        key = "tokenizer.ggml.tokens"
+        tokens = self.fields.get(key)
+        if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
+            raise self.error(key, "a list of strings")
+        return tokens
+
+    def token_id(self, name: str) -> int | None:
+        """A field of the tokenizer that names a token, such as ``bos_token_id``; None where it is missing."""
+        key, most = f"tokenizer.ggml.{name}", len(self.vocabulary) - 1
+        if (value := self.fields.get(key)) is None:
+            return None
+        if not _is_whole(value) or not 0 <= value <= most:
+            raise self.error(key, f"a token id from 0 to {most}")
+        return int(value)
 
     @property
     def is_gemma(self) -> bool:
@@ -89,7 +133,7 @@ class GgufMetadata:
     @property
     def is_mixtral(self) -> bool:
         """Mixtral goes by the name of llama and is known by its experts."""
-        return self.architecture == "llama" and self.get("expert_count", 0) > 0
+        return self.architecture == "llama" and self.experts > 0
 
     @property
     def rotates_neighbours(self) -> bool:
@@ -104,82 +148,111 @@ def hf_config(metadata: GgufMetadata, rope_divisors: npt.NDArray[np.float32] | N
         rope_divisors: the tensor ``rope_freqs``, if there is one.
 
     Raises:
-        ModelError: a field is missing, or asks for something that is not supported.
+        ModelError: a field is missing, is not what it should be, or asks for something that is not supported.
     """
-    field = metadata.get
     model_type, class_name = _MIXTRAL if metadata.is_mixtral else _ARCHITECTURES[metadata.architecture]
-    heads, hidden = metadata.need("attention.head_count"), metadata.need("embedding_length")
-    head_dim = field("attention.key_length", hidden // heads)
-    config = {
+    heads, hidden = metadata.count("attention.head_count"), metadata.count("embedding_length")
+    kv_heads = metadata.count("attention.head_count_kv", heads)
+    if heads % kv_heads:
+        raise metadata.error(metadata.key("attention.head_count_kv"), f"a divisor of the {heads} heads of queries")
+    head_dim = metadata.count("attention.key_length", hidden // heads)
+    layers = metadata.count("block_count")
+    if layers > len(metadata.tensors):  # before anything is made for each of them
+        raise metadata.error(
+            metadata.key("block_count"), f"fewer layers than there are tensors, {len(metadata.tensors)}"
+        )
+    config: dict[str, Any] = {
         "architectures": [class_name],
         "model_type": model_type,
         "hidden_act": "silu",
         "hidden_size": hidden,
-        "intermediate_size": metadata.need("feed_forward_length"),
-        "num_hidden_layers": metadata.need("block_count"),
+        "intermediate_size": metadata.count("feed_forward_length"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": field("attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
-        "max_position_embeddings": metadata.need("context_length"),
-        "rms_norm_eps": _short_float(field("attention.layer_norm_rms_epsilon", 1e-6)),
-        "rope_theta": field("rope.freq_base", 1e6 if metadata.architecture == "gemma3" else 10000.0),
+        "max_position_embeddings": metadata.count("context_length"),
+        "rms_norm_eps": _short_float(metadata.number("attention.layer_norm_rms_epsilon", 1e-6)),
+        "rope_theta": metadata.number("rope.freq_base", 1e6 if metadata.architecture == "gemma3" else 10000.0),
         "tie_word_embeddings": "output.weight" not in metadata.tensors,
-        "vocab_size": len(metadata.need_tokenizer("tokens")),
-        "bos_token_id": metadata.tokenizer("bos_token_id"),
+        "vocab_size": len(metadata.vocabulary),
+        "bos_token_id": metadata.token_id("bos_token_id"),
         "eos_token_id": _end_tokens(metadata),
+        **_biases(metadata, model_type),
     }
     if scaling := _rope_scaling(metadata, config["rope_theta"], head_dim, rope_divisors):
         config["rope_scaling"] = scaling
     if metadata.is_gemma:
         config |= _gemma(metadata, hidden // heads, head_dim)
-    if field("expert_count"):
+    if metadata.experts or model_type == "qwen3_moe":
         config |= _experts(metadata)
     return config
 
 
+def _biases(metadata: GgufMetadata, model_type: str) -> dict[str, bool]:
+    """GGUF says by its tensors alone whether there are biases; what Hugging Face has no word for is found there."""
+    kinds = {name.split(".")[2] for name in metadata.tensors if name.startswith("blk.") and name.endswith(".bias")}
+    fields = {}
+    if model_type in _ATTENTION_BIAS_FIELD:
+        fields["attention_bias"] = not kinds.isdisjoint(("attn_q", "attn_k", "attn_v", "attn_output"))
+    if model_type in _MLP_BIAS_FIELD:
+        fields["mlp_bias"] = not kinds.isdisjoint(("ffn_gate", "ffn_up", "ffn_down"))
+    return fields
+
+
 def _end_tokens(metadata: GgufMetadata) -> int | list[int] | None:
     """A chat's turn may end otherwise than a text does."""
-    named = (metadata.tokenizer(name) for name in ("eos_token_id", "eot_token_id", "eom_token_id"))
+    named = (metadata.token_id(name) for name in ("eos_token_id", "eot_token_id", "eom_token_id"))
     ids = list(dict.fromkeys(token for token in named if token is not None))
     return ids[0] if len(ids) == 1 else ids or None
 
 
 def _gemma(metadata: GgufMetadata, share: int, head_dim: int) -> dict[str, Any]:
-    large = metadata.need("block_count") == _GEMMA_27B_LAYERS[metadata.architecture]
+    large = metadata.count("block_count") == _GEMMA_27B_LAYERS[metadata.architecture]
     gemma3 = metadata.architecture == "gemma3"
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": share if large else head_dim,
-        "sliding_window": metadata.get("attention.sliding_window", 1024 if gemma3 else 4096),
-        "attn_logit_softcapping": metadata.get("attn_logit_softcapping", None if gemma3 else 50.0),
-        "final_logit_softcapping": metadata.get("final_logit_softcapping", None if gemma3 else 30.0),
-        **({"rope_local_base_freq": metadata.get("rope.freq_base_swa", 10000.0)} if gemma3 else {}),
+        "sliding_window": metadata.count("attention.sliding_window", 1024 if gemma3 else 4096),
+        "attn_logit_softcapping": _cap(metadata, "attn_logit_softcapping", None if gemma3 else 50.0),
+        "final_logit_softcapping": _cap(metadata, "final_logit_softcapping", None if gemma3 else 30.0),
+        **({"rope_local_base_freq": metadata.number("rope.freq_base_swa", 10000.0)} if gemma3 else {}),
     }
 
 
+def _cap(metadata: GgufMetadata, name: str, default: float | None) -> float | None:
+    return metadata.number(name) if metadata.has(name) else default
+
+
 def _experts(metadata: GgufMetadata) -> dict[str, Any]:
-    count = metadata.need("expert_count")
-    common = {"num_experts_per_tok": metadata.need("expert_used_count")}
+    count, used = metadata.count("expert_count"), metadata.count("expert_used_count")
+    if used > count:
+        raise metadata.error(metadata.key("expert_used_count"), f"at most the {count} that there are")
     if metadata.architecture == "qwen3moe":
-        size = metadata.need("expert_feed_forward_length")
+        size = metadata.count("expert_feed_forward_length")
         # llama.cpp always scales the chosen experts of this architecture to a sum of 1.
-        return {**common, "num_experts": count, "moe_intermediate_size": size, "norm_topk_prob": True}
-    return {**common, "num_local_experts": count}
+        return {
+            "num_experts_per_tok": used,
+            "num_experts": count,
+            "moe_intermediate_size": size,
+            "norm_topk_prob": True,
+        }
+    return {"num_experts_per_tok": used, "num_local_experts": count}
 
 
 def _rope_scaling(
     metadata: GgufMetadata, theta: float, head_dim: int, divisors: npt.NDArray[np.float32] | None
 ) -> dict[str, Any] | None:
-    dimensions = metadata.get("rope.dimension_count", head_dim)
-    if dimensions != head_dim:
-        raise ModelError(f"{metadata.source}: rope.dimension_count is {dimensions}, expected the head's {head_dim}")
+    if metadata.count("rope.dimension_count", head_dim) != head_dim:
+        raise metadata.error(metadata.key("rope.dimension_count"), f"the size of a head, {head_dim}")
     if divisors is not None:
         return _llama3_scaling(metadata, theta, head_dim, divisors)
-    kind = metadata.get("rope.scaling.type", "none")
+    key = metadata.key("rope.scaling.type")
+    kind = metadata.text(key, "none")
     if kind == "linear":
-        return {"rope_type": "linear", "factor": _short_float(metadata.need("rope.scaling.factor"))}
+        return {"rope_type": "linear", "factor": _short_float(metadata.number("rope.scaling.factor"))}
     if kind != "none":
-        raise ModelError(f"{metadata.source}: rope.scaling.type is {kind!r}, expected 'none' or 'linear'")
+        raise metadata.error(key, "'none' or 'linear'")
     return None
 
 
@@ -193,9 +266,14 @@ def _llama3_scaling(
 
     factor = _short_float(float(divisors.max()))
     scaling = Llama3RopeScaling(factor, _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT)
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    expected = (frequencies / scaled_frequencies(scaling, frequencies)).numpy()
-    if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-3):
+
+    def explained() -> bool:
+        frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+        expected = (frequencies / scaled_frequencies(scaling, frequencies)).numpy()
+        return np.allclose(divisors, expected, rtol=1e-3)
+
+    # Only of a shape that the file has bytes for is anything made.
+    if divisors.shape != (-(-head_dim // 2),) or not divisors.min() > 0 or not explained():
         raise ModelError(
             f"{metadata.source}: tensor rope_freqs.weight does not scale frequencies as Llama 3.1 does; "
             "use the model's safetensors directory"
@@ -212,3 +290,7 @@ def _llama3_scaling(
 def _short_float(value: float) -> float:
     """GGUF stores 1e-5 as a float32; give back the decimal that was meant."""
     return float(f"{value:.6g}")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

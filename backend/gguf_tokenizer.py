@@ -9,6 +9,7 @@ from typing import Any
 
 from backend.errors import ModelError
 from backend.gguf_config import GgufMetadata
+from backend.gguf_header import shown
 
 # Pre-tokenizers by GGUF's name for them; each is what the models under that name were trained with.
 _QWEN2_PATTERN = (
@@ -18,6 +19,8 @@ _LLAMA3_PATTERN = _QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 _BYTE_LEVEL_PRE = ("smollm", "gpt-2", "qwen2", "llama-bpe")
 _ORDINARY_TOKEN, _CONTROL_TOKEN, _USER_TOKEN = 1, 3, 4
 _SPACE = "▁"
+_MOST_CUT = 512
+"""Characters of a token that is put together from others: many times what any has, and few enough to try all cuts."""
 
 
 def write_tokenizer(metadata: GgufMetadata, target: Path) -> None:
@@ -27,41 +30,62 @@ def write_tokenizer(metadata: GgufMetadata, target: Path) -> None:
     for single bytes where a character is not in the vocabulary.
 
     Raises:
-        ModelError: a field is missing; another kind, or one that splits text in a way that is not known here.
+        ModelError: a field is missing or is not what it should be; another kind, or one that splits text in a way that
+            is not known here.
+        OSError: the directory cannot be written.
     """
-    from tokenizers import AddedToken
-
-    kind, pre = metadata.tokenizer("model"), metadata.tokenizer("pre", "default")
+    kind, pre = metadata.text("tokenizer.ggml.model", "none"), metadata.text("tokenizer.ggml.pre", "default")
+    tokens, types = metadata.vocabulary, _token_types(metadata)
     if kind == "gpt2" and pre in _BYTE_LEVEL_PRE:
         tokenizer = _byte_level(metadata, pre)
     elif kind == "llama":
-        tokenizer = _sentencepiece(metadata)
+        tokenizer = _sentencepiece(metadata, types)
     else:
         raise ModelError(
-            f"{metadata.source}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported in GGUF "
+            f"{metadata.source}: tokenizer {shown(kind)} with pre-tokenizer {shown(pre)} is not supported in GGUF "
             f"(supported: 'llama', and 'gpt2' with {', '.join(_BYTE_LEVEL_PRE)}); use the model's safetensors directory"
         )
-    tokens: list[str] = metadata.need_tokenizer("tokens")
-    for token, token_type in zip(tokens, metadata.need_tokenizer("token_type"), strict=True):
-        if token_type == _CONTROL_TOKEN:
-            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-        elif token_type == _USER_TOKEN:
-            tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
+    _add_tokens(tokenizer, tokens, types)
     # SentencePiece's models begin with the token unless the file says otherwise; those over bytes only if it says so.
-    bos = metadata.tokenizer("bos_token_id")
-    if metadata.tokenizer("add_bos_token", kind == "llama") and bos is not None:
-        _prepend_bos(tokenizer, tokens[bos])
-    tokenizer.save(str(target / "tokenizer.json"))
+    bos = metadata.token_id("bos_token_id")
+    if metadata.fields.get("tokenizer.ggml.add_bos_token", kind == "llama") and bos is not None:
+        _prepend_bos(tokenizer, metadata, tokens[bos])
+    # Not tokenizer.save, whose error for a full disk is a bare Exception.
+    (target / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     special = {
         f"{name}_token": tokens[token]
         for name in ("bos", "eos")
-        if (token := metadata.tokenizer(f"{name}_token_id")) is not None
+        if (token := metadata.token_id(f"{name}_token_id")) is not None
     }
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
-    if template := metadata.fields.get("tokenizer.chat_template"):
+    if template := metadata.text("tokenizer.chat_template", ""):
         settings["chat_template"] = template
     text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
     (target / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def _token_types(metadata: GgufMetadata) -> list[int]:
+    return _of_each_token(metadata, "tokenizer.ggml.token_type", int)
+
+
+def _of_each_token(metadata: GgufMetadata, key: str, kind: type) -> list[Any]:
+    """A list with a number for each token. Raises ModelError where it is not that."""
+    values, count = metadata.fields.get(key), len(metadata.vocabulary)
+    if not isinstance(values, list) or len(values) != count or not all(type(value) is kind for value in values):
+        raise metadata.error(key, f"a list of {count} numbers, one for each token")
+    return values
+
+
+def _add_tokens(tokenizer: Any, tokens: list[str], types: list[int]) -> None:
+    """Those that are found in a text before it is split."""
+    from tokenizers import AddedToken
+
+    def of(wanted: int, special: bool) -> list[Any]:
+        pairs = zip(tokens, types, strict=True)
+        return [AddedToken(token, special=special, normalized=False) for token, kind in pairs if kind == wanted]
+
+    tokenizer.add_special_tokens(of(_CONTROL_TOKEN, special=True))
+    tokenizer.add_tokens(of(_USER_TOKEN, special=False))
 
 
 def _byte_level(metadata: GgufMetadata, pre: str) -> Any:
@@ -74,25 +98,41 @@ def _byte_level(metadata: GgufMetadata, pre: str) -> Any:
         "qwen2": [pre_tokenizers.Split(Regex(_QWEN2_PATTERN), "isolated"), byte_level],
         "llama-bpe": [pre_tokenizers.Split(Regex(_LLAMA3_PATTERN), "isolated"), byte_level],
     }
-    tokens: list[str] = metadata.need_tokenizer("tokens")
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata.need_tokenizer("merges")]
-    vocab = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
+    vocab = {token: index for index, token in enumerate(metadata.vocabulary)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=_merges(metadata, vocab), ignore_merges=pre == "llama-bpe"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splitters[pre])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _sentencepiece(metadata: GgufMetadata) -> Any:
+def _merges(metadata: GgufMetadata, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Pairs of tokens. Raises ModelError where one is not, for which the tokenizers library would panic."""
+    key = "tokenizer.ggml.merges"
+    merges = metadata.fields.get(key)
+    if not isinstance(merges, list) or not all(isinstance(merge, str) for merge in merges):
+        raise metadata.error(key, "a list of strings")
+    pairs = []
+    for merge in merges:
+        left, _, right = merge.partition(" ")
+        if not left or not right or any(part not in vocab for part in (left, right, left + right)):
+            raise ModelError(
+                f"{metadata.source}: metadata {key} has {shown(merge)}, expected two tokens that make a third"
+            )
+        pairs.append((left, right))
+    return pairs
+
+
+def _sentencepiece(metadata: GgufMetadata, types: list[int]) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    tokens: list[str] = metadata.need_tokenizer("tokens")
+    tokens = metadata.vocabulary
     vocab = {token: index for index, token in enumerate(tokens)}
-    unknown = metadata.tokenizer("unknown_token_id")
+    unknown = metadata.token_id("unknown_token_id")
+    scores = _of_each_token(metadata, "tokenizer.ggml.scores", float)
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocab,
-            merges=_merges_by_score(vocab, metadata.need_tokenizer("scores"), metadata.need_tokenizer("token_type")),
+            merges=_merges_by_score(vocab, scores, types),
             unk_token=None if unknown is None else tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,
@@ -100,7 +140,7 @@ def _sentencepiece(metadata: GgufMetadata) -> Any:
     )
     parts: list[Any] = [normalizers.Replace(" ", _SPACE)]
     steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if metadata.tokenizer("add_space_prefix", True):
+    if metadata.fields.get("tokenizer.ggml.add_space_prefix", True):
         parts.insert(0, normalizers.Prepend(_SPACE))
         steps.append(decoders.Strip(" ", 1, 0))
     tokenizer.normalizer = normalizers.Sequence(parts)
@@ -116,7 +156,7 @@ def _merges_by_score(vocab: Mapping[str, int], scores: list[float], types: list[
     """
     ranked = []
     for token, index in vocab.items():
-        if types[index] != _ORDINARY_TOKEN:
+        if types[index] != _ORDINARY_TOKEN or len(token) > _MOST_CUT:
             continue
         cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
         pairs = [(left, right) for left, right in cuts if left in vocab and right in vocab]
@@ -124,9 +164,13 @@ def _merges_by_score(vocab: Mapping[str, int], scores: list[float], types: list[
     return [(left, right) for *_, left, right in sorted(ranked)]
 
 
-def _prepend_bos(tokenizer: Any, bos: str) -> None:
+def _prepend_bos(tokenizer: Any, metadata: GgufMetadata, bos: str) -> None:
     from tokenizers import processors
 
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
-    )
+    try:
+        template = processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, tokenizer.token_to_id(bos))])
+    except ValueError as error:
+        raise metadata.error(
+            "tokenizer.ggml.bos_token_id", f"a token that a text can begin with, not {shown(bos)}"
+        ) from error
+    tokenizer.post_processor = template

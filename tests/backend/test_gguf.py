@@ -45,6 +45,9 @@ GEMMA2 = Kind("Gemma2", {"sliding_window": 24, "query_pre_attn_scalar": 32, "att
 GEMMA3 = Kind("Gemma3Text", {"sliding_window": 24, "query_pre_attn_scalar": 32, "num_hidden_layers": 7})
 SMOLLM3 = Kind("SmolLM3", {"num_hidden_layers": 5})
 WRITTEN = {
+    "llama-biases": Kind("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-attention-biases": Kind("Llama", {"attention_bias": True}),
+    "smollm3-biases": Kind("SmolLM3", {"num_hidden_layers": 5, "attention_bias": True}),
     "llama-linear": KINDS["llama-linear"],
     "llama-3.1": LLAMA3,
     "mixtral": KINDS["mixtral"],
