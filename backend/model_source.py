@@ -5,10 +5,11 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +35,12 @@ _HUB_FILES = [
 # Copies of the same weights for other programs: in subdirectories, or in one piece beside the parts.
 _NOT_HUB_FILES = ["*/*", "consolidated*"]
 # Part of the directory's name: raise it when the conversion changes, and old conversions are left alone.
-_CONVERSION_VERSION = 3
+_CONVERSION_VERSION = 4
+_NAME_CHARACTERS = 40
+"""Of a file's name in that of its conversion: file systems end names at 255 bytes."""
+_ABANDONED = re.compile(r"\.(.+-v\d+)-[a-z0-9_]{8}")
+"""What a conversion is called until it is whole: the name it will have, and mkdtemp's end."""
+_CHUNK = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,30 +124,64 @@ def hub_directory(name: str, files: list[str]) -> Path:
 def _converted(source: Path, progress: Progress, as_floats: bool) -> Path:
     """The cached conversion of a GGUF file; made first if it is not there."""
     models = cache_directory() / "models"
-    models.mkdir(parents=True, exist_ok=True)
     form = "" if as_floats else "-packed"
-    target = models / f"{source.stem}-{_identity(source)}{form}-v{_CONVERSION_VERSION}"
+    target = models / f"{source.stem[:_NAME_CHARACTERS]}-{_identity(source)}{form}-v{_CONVERSION_VERSION}"
     if target.is_dir():
         return target
-    with _lock(models / f"{target.name}.lock", progress):
-        if not target.is_dir():  # another process may have made it while this one waited
-            progress(f"converting {source.name} to safetensors, once, into {models}")
-            # A rename is atomic: the directory either holds everything or does not exist.
-            work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=models))
-            try:
-                convert_gguf(source, work, progress, packed=not as_floats)
-                work.chmod(0o755)
-                work.rename(target)
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        with _lock(models / f"{target.name}.lock", progress):
+            _sweep(models, target.name)
+            if not target.is_dir():  # another process may have made it while this one waited
+                _convert(source, target, progress, as_floats)
+    except OSError as error:
+        raise ModelError(f"{source}: its conversion cannot be written to {models} ({error.strerror})") from error
     return target
 
 
+def _convert(source: Path, target: Path, progress: Progress, as_floats: bool) -> None:
+    progress(f"converting {source.name} to safetensors, once, into {target.parent}")
+    # A rename is atomic: the directory either holds everything or does not exist.
+    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        convert_gguf(source, work, progress, packed=not as_floats)
+        work.chmod(0o755)
+        work.rename(target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _sweep(models: Path, held: str) -> None:
+    """Removes what processes that were killed left behind: a conversion's lock is free once its process is gone.
+
+    Args:
+        held: name of the conversion whose lock this process has.
+    """
+    for work in models.iterdir():
+        if not (named := _ABANDONED.fullmatch(work.name)):
+            continue
+        if named[1] == held:
+            shutil.rmtree(work, ignore_errors=True)
+            continue
+        with (models / f"{named[1]}.lock").open("a") as lock, suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(work, ignore_errors=True)
+
+
 def _identity(source: Path) -> str:
-    """Digest of the file's size and of its head, where all of its metadata is: cheap, and new for a new file."""
-    with source.open("rb") as file:
-        head = file.read(8 * 2**20)
-    return xxhash.xxh3_64_hexdigest(head + str(source.stat().st_size).encode())
+    """Digest of all that the file holds.
+
+    Two tunings of a model may have the same size and metadata, and differ in weights anywhere; a file's time says less,
+    as copying and unpacking may keep it or change it. Memory gives 5 GB a second or more.
+    """
+    digest = xxhash.xxh3_128()
+    try:
+        with source.open("rb", buffering=0) as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    except OSError as error:
+        raise ModelError(f"{source}: cannot be read ({error.strerror})") from error
+    return digest.hexdigest()
 
 
 @contextmanager

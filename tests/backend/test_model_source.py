@@ -152,7 +152,7 @@ def test_another_architecture_is_refused(tmp_path: Path, cache_home: Path) -> No
         resolve_model(str(tmp_path / "tiny.gguf"), quiet)
     for name in ("plain", "blk.0.attn_q", "blk.0.attn_sinks.weight", "other.weight"):
         write_gguf(tmp_path / "more.gguf", extra=name)
-        with pytest.raises(ModelError, match=f"more.gguf: tensor {name} has no place in a llama decoder"):
+        with pytest.raises(ModelError, match=f"more.gguf: tensor {name!r} has no place in a llama decoder"):
             resolve_model(str(tmp_path / "more.gguf"), quiet)
     (tmp_path / "text.gguf").write_text("hello")
     with pytest.raises(ModelError, match="not a readable GGUF file"):
