@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from backend.config_fields import Fields
+from backend.quantization.files.pattern import Pattern
 from backend.tensor_store import decoder_name
 
 _CLASS = "Linear"
@@ -23,13 +22,14 @@ class Targets:
         if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
             raise fields.error(field, "a list of strings")
         self._names = {decoder_name(target) for target in targets if not target.startswith("re:")}
-        try:
-            self._patterns = [re.compile(target[3:]) for target in targets if target.startswith("re:")]
-        except re.error as error:
-            raise fields.error(field, f"regular expressions after re: ({error})") from error
+        self._patterns = [Pattern(target[3:], fields, field) for target in targets if target.startswith("re:")]
 
     def match(self, name: str) -> int:
-        """How closely a linear layer is meant: 3 by name, 2 by a pattern, 1 by its class, 0 not at all."""
+        """How closely a linear layer is meant: 3 by name, 2 by a pattern, 1 by its class, 0 not at all.
+
+        Raises:
+            ModelError: a pattern takes too long.
+        """
         if name in self._names:
             return 3
         if any(pattern.match(name) for pattern in self._patterns):
