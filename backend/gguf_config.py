@@ -33,12 +33,12 @@ _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 # Every Llama 3.1 to 3.3 has these; GGUF keeps only what comes of them, a divisor for each frequency.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
-
 # Model types whose config has a field for biases, of attention and of the MLP.
 _ATTENTION_BIAS_FIELD = ("llama", "qwen3", "qwen3_moe", "smollm3", "gemma2", "gemma3_text")
 _MLP_BIAS_FIELD = ("llama", "smollm3")
 
 _MOST = 2**31 - 1
+"""Of whatever is counted; far more than any model has."""
 
 
 class GgufMetadata:

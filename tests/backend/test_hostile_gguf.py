@@ -149,6 +149,23 @@ def lying_array(kind: int, count: int) -> dict[str, bytes]:
     return {"abc": struct.pack("<IIQ", ARRAY, kind, count)}
 
 
+def test_any_damage_is_a_refusal(tmp_path: Path) -> None:
+    """Bytes of the header that are changed, lost or added: the file is converted all the same, or refused."""
+    draft, random = model(), np.random.default_rng(5)
+    good, length = draft.save(tmp_path / "model.gguf").read_bytes(), len(draft.header())
+    refused = []
+    for _ in range(300):
+        at, lost = int(random.integers(length)), int(random.choice([0, 1, 1, 1, 8]))
+        added = random.bytes(int(random.choice([0, 1, 1, 1, 8])))
+        (tmp_path / "damaged.gguf").write_bytes(good[:at] + added + good[at + lost :])
+        try:
+            convert_gguf(tmp_path / "damaged.gguf", tmp_path, quiet)
+        except ModelError as error:
+            refused.append(str(error))
+    assert len(refused) > 200
+    assert all(said.isprintable() for said in refused)
+
+
 HEADERS = {
     "empty": (Draft(end=0), "not a readable GGUF file"),
     "text": (Draft(head=b"hello wo"), "it does not begin with 'GGUF'"),
