@@ -13,6 +13,8 @@ from backend.quantization.errors import CannotQuantize
 _MOST = torch.finfo(torch.float8_e4m3fn).max
 _SMALLEST_STEP = 2.0**-9
 """Between subnormal numbers."""
+_SMALLEST_SCALE = torch.finfo(torch.float32).smallest_normal
+"""Weights next to nothing become nothing, where a scale of 0 would make them no numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Fp8Scheme:
             most = most.amax(dim=0, keepdim=True)
         if not bool(torch.isfinite(most).all()):
             raise CannotQuantize("a weight is not a finite number")
-        return torch.where(most > 0, most / _MOST, 1.0)
+        return torch.where(most > 0, (most / _MOST).clamp(min=_SMALLEST_SCALE), 1.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

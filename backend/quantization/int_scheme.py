@@ -15,6 +15,7 @@ from backend.quantization.quantized_linear import row_scales
 
 Zero = Literal["middle", "integer", "minimum"]
 
+_FLOAT_MAX = torch.finfo(torch.float32).max
 _HALF_MAX = torch.finfo(torch.float16).max
 _HALF_STEP = 2.0**-24
 """The smallest half float: below it a scale is none."""
@@ -115,6 +116,8 @@ class IntScheme:
     def _kept(self, numbers: torch.Tensor) -> torch.Tensor:
         """Scales or minima as they are when they have been kept."""
         if self.group_size is None:
+            if float(numbers.abs().max()) > _FLOAT_MAX / (self.levels + 1):
+                raise CannotQuantize("a weight is beyond the range that codes times a scale can have")
             return numbers
         if float(numbers.abs().max()) > _HALF_MAX:
             raise CannotQuantize("a weight is beyond the range of half-float scales")

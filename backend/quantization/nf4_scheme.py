@@ -67,6 +67,8 @@ class Nf4Scheme:
             raise CannotQuantize("a weight is not a finite number")
         kept = BlockScales.of(scales, self.double)
         steps = kept.unpack()
+        if not bool(torch.isfinite(steps).all()):
+            raise CannotQuantize("a weight is beyond the range that scales of scales can have")
         levels = torch.tensor(LEVELS, dtype=torch.float32)
         middles = (levels[1:] + levels[:-1]) / 2
         # A scale that its own rounding has made zero or less leaves nothing but zeros.

@@ -45,7 +45,10 @@ def least_size(parts: Sequence[Sequence[Choice]], budget: float) -> list[int]:
     table = _Table(parts, sum(max(c.size for c in choices) - min(c.size for c in choices) for choices in parts))
     enough = np.flatnonzero(table.least <= budget)
     if not len(enough):
-        raise CannotQuantize(f"the best forms lose {table.least[-1]:.4g} together, and the budget is {budget:.4g}")
+        least = float(table.least[-1])
+        raise CannotQuantize(
+            f"the best forms lose {least:.4g} together; expected a budget of that, not of {budget:.4g}"
+        )
     return table.choices(int(enough[0]))
 
 

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from backend.errors import ModelError
 from backend.quantization.calibration.decoder_layer import DecoderLayer, ExpertNames
 from backend.quantization.calibration.divergence import Predictions
 from backend.quantization.files.writer import write_checkpoint
-from backend.quantization.linears import linears
+from backend.quantization.float_scheme import FloatScheme
+from backend.quantization.linears import Weight, linears
 from backend.quantization.methods.awq import Folding
 from backend.quantization.methods.layerwise import LayerQuantizer, Windows
 from backend.quantization.methods.partial import KeptLinears, PartialFolder
@@ -70,8 +71,12 @@ class Quantization:
         check_new(self.out)
         config = read_config(self.source)
         weights = load_weights(self.source, config)
-        if any(not isinstance(layer.query.weight, torch.Tensor) for layer in weights.layers):
-            raise ModelError(f"{self.source}: is quantised already; expected the model that it was made of")
+        _check_plain(self.source, weights)
+        left = FloatScheme("float16" if weights.embedding.dtype == torch.float16 else "bfloat16")
+        resolved = replace(self, out=self.out.resolve(), recipe=replace(self.recipe, left=left))
+        return resolved._run(config, weights, progress)
+
+    def _run(self, config: ModelConfig, weights: ModelWeights, progress: Progress) -> QuantizationReport:
         folder = PartialFolder(self.out.with_name(f"{self.out.name}.partial"), self._made_of())
         with folder.locked():
             model = _Model(config, weights, ExpertNames.of(TensorStore(self.source)))
@@ -85,6 +90,7 @@ class Quantization:
         """What mixed precision gives each group, and from what it chose; None for other methods."""
         if self.recipe.method != "mixed" or self.tokens is None:
             return None, ()
+        self.recipe.check_budget(model.shapes)
         measured = folder.measured()
         if measured is None:
             predictions = Predictions(model.config, model.weights)
@@ -92,7 +98,7 @@ class Quantization:
             spread = torch.linspace(0, len(self.tokens) - 1, min(len(self.tokens), _SENSITIVITY_WINDOWS)).long()
             measured = probe.measure(model.embedded(self.tokens[spread]).hidden, _PROBED_WINDOWS, progress)
             folder.keep_measured(measured)
-        return self.recipe.choose(measured, model.matrix_weights), tuple(measured)
+        return self.recipe.choose(measured, sum(map(math.prod, model.shapes))), tuple(measured)
 
     def _layers(self, model: _Model, folder: PartialFolder, bits: Bits | None, progress: Progress) -> Windows | None:
         """Every layer that is not finished yet; gives the windows behind the last one."""
@@ -151,9 +157,27 @@ class Quantization:
 
 
 def check_new(out: Path) -> None:
-    """Raises ModelError unless there is nothing at ``out``, or an empty directory."""
+    """Raises ModelError unless there is nothing at ``out``, or an empty directory that another may replace."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ModelError(f"{out}: is there already; expected a new directory")
+    if out.resolve().is_mount():
+        raise ModelError(f"{out}: something is mounted there; expected a new directory, which may be in it")
+
+
+def _check_plain(source: Path, weights: ModelWeights) -> None:
+    """Raises ModelError where a weight is quantised, or has a number that is none."""
+    named: dict[str, Weight] = {f"{name}.weight": weight for name, weight in linears(weights).items()}
+    named |= {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.norm}
+    if weights.head is not weights.embedding:
+        named["lm_head.weight"] = weights.head
+    for index, layer in enumerate(weights.layers):
+        parts = ((field.name, getattr(layer, field.name)) for field in fields(layer))
+        named |= {f"model.layers.{index}: {part}": of for part, of in parts if isinstance(of, torch.Tensor)}
+    for name, weight in named.items():
+        if not isinstance(weight, torch.Tensor):
+            raise ModelError(f"{source}: {name} is quantised already; expected the model that it was made of")
+        if not bool(torch.isfinite(weight).all()):
+            raise ModelError(f"{source}: {name} holds a number that is not finite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +190,9 @@ class _Model:
         return DecoderLayer(self.config, index, self.weights.layers[index], self.names)
 
     @property
-    def matrix_weights(self) -> int:
-        """Weights of all linear layers but the head."""
-        return sum(math.prod(weight.shape) for weight in linears(self.weights).values())
+    def shapes(self) -> list[tuple[int, int]]:
+        """(out, in) of all linear layers but the head."""
+        return [(weight.shape[0], weight.shape[1]) for weight in linears(self.weights).values()]
 
     def embedded(self, tokens: torch.Tensor) -> Windows:
         hidden = self.weights.embedding[tokens].float() * self.config.embedding_scale

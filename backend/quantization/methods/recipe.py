@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from backend.quantization.calibration.decoder_layer import Group
+from backend.quantization.errors import CannotQuantize
 from backend.quantization.float_scheme import FloatScheme
 from backend.quantization.int_scheme import IntScheme
 from backend.quantization.methods.allocation import Choice, least_loss, least_size
@@ -94,6 +96,19 @@ class Recipe:
         else:
             indices = least_size(choices, self.max_kl or 0.0)
         return {place: forms[index].bits for (place, forms), index in zip(parts.items(), indices, strict=True)}
+
+    def check_budget(self, shapes: Sequence[tuple[int, int]]) -> None:
+        """Raises CannotQuantize where matrices of these shapes [out, in] take more than ``average_bits`` at least."""
+        if self.average_bits is None:
+            return
+        smallest = [fitting(self.scheme, out, size, self.left)[0].bits_per_weight(out, size) for out, size in shapes]
+        weights = [out * size for out, size in shapes]
+        least = sum(bits * count for bits, count in zip(smallest, weights, strict=True)) / sum(weights)
+        if least > self.average_bits:
+            raise CannotQuantize(
+                f"an average of {self.average_bits:g} bits cannot be had: all in {self.scheme.name} has {least:.2f}; "
+                "expected that at least"
+            )
 
     def made_of(self) -> dict[str, Any]:
         """As JSON values, for a report and to tell one from another."""

@@ -88,6 +88,21 @@ def test_a_weight_beyond_half_float_scales_is_refused() -> None:
         IntScheme(4, 32).pack(torch.full((1, 32), 1e7))
 
 
+@every_scheme
+@pytest.mark.parametrize("size", [1e-45, 1e-39, 1e-30, 1e30, 3.4e38])
+def test_finite_weights_stay_finite_or_are_refused(scheme: Scheme, size: float) -> None:
+    """Next to nothing becomes nothing, not a division by a scale of nothing; and what has no scale is said."""
+    weight = torch.zeros(2, 128)
+    weight[0, 3], weight[1, 5], weight[1, 6] = size, size, -size
+    try:
+        packed = scheme.pack(weight)
+    except CannotQuantize as refusal:
+        assert size > 1
+        assert "beyond the range" in str(refusal)  # noqa: PT017 - either is right
+    else:
+        assert bool(torch.isfinite(packed.unpack()).all())
+
+
 @given(st.lists(st.integers(0, 15), min_size=2, max_size=64).filter(lambda codes: len(codes) % 2 == 0))
 def test_nibbles_come_back(codes: list[int]) -> None:
     """Two to a byte, the first in the low half."""

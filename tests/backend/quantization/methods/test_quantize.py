@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -312,18 +314,6 @@ def test_a_directory_that_is_there_is_left_alone(source: Path, tmp_path: Path) -
     assert [path.name for path in other.iterdir()] == ["mine"]
 
 
-def test_a_weight_that_is_no_number_is_named(source: Path, tmp_path: Path) -> None:
-    """Rather than spread over what shares its scale."""
-    model = tmp_path / "model"
-    save_small_model(model)
-    tensors = load_file(model / "model.safetensors")
-    tensors["model.layers.2.mlp.up_proj.weight"][3, 5] = float("nan")
-    save_file(tensors, model / "model.safetensors", {"format": "pt"})
-    for tokens in (None, calibration()):
-        with pytest.raises(ModelError, match=r"model\.layers\.2\.mlp.*: a weight is not a finite number"):
-            Quantization(model, tmp_path / f"out-{tokens is None}", Recipe("rtn", INT4), tokens).run(quiet)
-
-
 def test_what_is_quantised_already_is_refused(source: Path, tmp_path: Path) -> None:
     """What it was made of would lose less."""
     Quantization(source, tmp_path / "out", Recipe("rtn", INT8), None).run(quiet)
@@ -370,5 +360,55 @@ def test_mixed_precision_may_be_given_a_loss(source: Path, tmp_path: Path) -> No
         for most in (0.1, 0.002)
     )
     assert few.bits_per_weight < many.bits_per_weight
-    with pytest.raises(ModelError, match="the smallest forms take"):
-        quantization(source, tmp_path / "none", dataclasses.replace(RECIPES["mixed"], average_bits=4.0)).run(quiet)
+
+
+def test_a_budget_that_cannot_be_met_is_said_before_anything_is_measured(source: Path, tmp_path: Path) -> None:
+    """With the average that could be had."""
+    said: list[str] = []
+    with pytest.raises(ModelError, match=r"an average of 4 bits cannot be had: all in int4-g32 has 4\.\d\d; expected"):
+        quantization(source, tmp_path / "out", dataclasses.replace(RECIPES["mixed"], average_bits=4.0)).run(said.append)
+    assert said == []
+
+
+def test_what_is_left_in_sixteen_bits_keeps_the_dtype_of_the_model(tmp_path: Path) -> None:
+    """Half floats would lose three bits as bfloat16, and lose nothing as they are."""
+    save_small_model(tmp_path / "model")
+    (path,) = (tmp_path / "model").glob("*.safetensors")
+    save_file({name: tensor.half() for name, tensor in load_file(path).items()}, path, {"format": "pt"})
+    recipe = Recipe("mixed", INT4, average_bits=13.0)
+    report = quantization(tmp_path / "model", tmp_path / "out", recipe).run(quiet)
+    left = [matrix for layer in report.layers for matrix in layer.matrices if matrix.scheme == "float16"]
+    assert left
+    assert {matrix.weight_error for matrix in left} == {0.0}
+
+
+@pytest.mark.parametrize("name", ["model.layers.2.mlp.up_proj", "model.norm", "model.embed_tokens"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_number_that_is_none_is_named(method: str, name: str, tmp_path: Path) -> None:
+    """Before anything is computed, and whatever would be done to its tensor."""
+    save_small_model(tmp_path / "model")
+    (path,) = (tmp_path / "model").glob("*.safetensors")
+    tensors = load_file(path)
+    tensors[f"{name}.weight"].view(-1)[5] = math.nan
+    save_file(tensors, path, {"format": "pt"})
+    for tokens in (calibration(), None) if method == "rtn" else (calibration(),):
+        with pytest.raises(ModelError, match=rf"{re.escape(name)}.weight holds a number that is not finite"):
+            Quantization(tmp_path / "model", tmp_path / "out", RECIPES[method], tokens).run(quiet)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_a_link_to_an_empty_directory_stands_for_it(source: Path, tmp_path: Path) -> None:
+    """What is made appears where the link leads."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    Quantization(source, tmp_path / "link", Recipe("rtn", INT8), None).run(quiet)
+    assert (tmp_path / "real" / "config.json").is_file()
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_the_folder_that_one_is_in_may_be_made(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--out .``, where it is empty."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Quantization(source, Path(), Recipe("rtn", INT8), None).run(quiet)
+    assert (tmp_path / "here" / "config.json").is_file()
