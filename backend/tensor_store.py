@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend.errors import ModelError
+from backend.json_file import read_json_object
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 # Floats that mean what they say; eight-bit ones need a scale from elsewhere.
 _WEIGHT_DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
 _WEIGHT_DTYPES_IN_FILES = ("F32", "BF16", "F16", "F64")
+_INDEX = "model.safetensors.index.json"
+_LONGEST_QUOTED = 80
 
 
 class TensorStore:
@@ -29,16 +33,18 @@ class TensorStore:
         self.directory = directory
         self._files: dict[str, tuple[Path, Any, str]] = {}
         self._read: set[str] = set()
-        paths = sorted(directory.glob("*.safetensors"))
-        if not paths:
-            raise ModelError(f"{directory}: no .safetensors file here")
-        for path in paths:
+        for path in model_files(directory):
             try:
                 file = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path}: not a readable safetensors file ({error})") from error
             names: list[str] = list(file.keys())  # type: ignore[no-untyped-call] # safetensors publishes no types for it
-            self._files.update((decoder_name(name), (path, file, name)) for name in names)
+            for name in names:
+                before = self._files.setdefault(decoder_name(name), (path, file, name))
+                if before[1] is not file or before[2] != name:
+                    raise ModelError(
+                        f"{path}: tensor {name} is {before[2]} of {before[0]} once more; expected one of them"
+                    )
 
     def names(self) -> Iterable[str]:
         """Of all tensors, as a decoder alone has them."""
@@ -93,6 +99,38 @@ class TensorStore:
         if name not in self._files:
             raise ModelError(f"{self.directory}: tensor {name} is missing in its safetensors files")
         return self._files[name]
+
+
+def model_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model: not what else may lie beside them, such as a copy or a training state.
+
+    They are ``model.safetensors``; or else those that its index names; or, without one, all that there are.
+
+    Raises:
+        ModelError: there is none, or the index is none or names files that are not here.
+    """
+    whole, index = directory / "model.safetensors", directory / _INDEX
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        paths = sorted(path for path in directory.glob("*.safetensors") if path.is_file())
+        if not paths:
+            raise ModelError(f"{directory}: no .safetensors file here")
+        return paths
+    files = read_json_object(index).get("weight_map")
+    if not isinstance(files, dict) or not files or not all(isinstance(file, str) for file in files.values()):
+        raise ModelError(f"{index}: weight_map is {_short(files)}, expected the name of a file for each tensor")
+    paths = [directory / file for file in sorted(set(files.values()))]
+    for path in paths:
+        if path.parent != directory or not path.is_file():
+            raise ModelError(f"{index}: weight_map names {path.name}, expected files of {directory} that are there")
+    return paths
+
+
+def _short(value: object) -> str:
+    """As JSON, its beginning."""
+    text = json.dumps(value)
+    return text if len(text) <= _LONGEST_QUOTED else f"{text[:_LONGEST_QUOTED]}…"
 
 
 def decoder_name(name: str) -> str:
