@@ -25,7 +25,8 @@ Score a text with a model as `keepgate backend` would serve it, and compare it w
 
 _NOTES = """\
 The text is read in windows of --window tokens, each --stride further on than the one before and a sequence of its own.
-Every token but the first is scored once, in the first window that it is in, after at least window - stride others.
+Every token but the first is scored once, in the first window that it is in: after at least window - stride others,
+but for the first window's, which have fewer before them.
 
   perplexity       exponential of the mean negative log-likelihood of the tokens
   KL               Kullback-Leibler divergence from the reference's next-token distribution to the model's, in nats
@@ -42,6 +43,13 @@ _BETWEEN_LINES = 5.0
 
 def run(words: Sequence[str]) -> int:
     """The command; returns the exit status: 1 where the model or the text is wrong, 2 where an argument is."""
+    try:
+        return _run(words)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(words: Sequence[str]) -> int:
     end_with_the_reader()
     parser = _parser()
     arguments = parser.parse_args(words)
@@ -74,10 +82,8 @@ def run(words: Sequence[str]) -> int:
     try:
         report = evaluate_model(question, progress.say, progress.scored)
     except (ModelError, OSError, MemoryError) as error:
-        print(f"keepgate eval: {error}", file=sys.stderr)
+        print(f"keepgate eval: {str(error) or 'there is not enough memory'}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
     end_with_the_reader()
     print(json.dumps(as_json(report), indent=2) if arguments.json else as_text(report))
     return 0

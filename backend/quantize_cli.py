@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from backend.cli import Parser, end_with_the_reader, outlive_readers
 from backend.errors import ModelError
-from backend.options import positive, threads
+from backend.options import non_negative, positive, threads
 
 if TYPE_CHECKING:
     import torch
@@ -34,10 +34,23 @@ examples:
 
 _SCHEMES = ("int", "fp8", "fp8-tensor", "nf4", "nf4-single")
 _NEED_TEXT = ("gptq", "awq", "mixed")
+_ORDERED = ("gptq", "mixed")
+"""Methods that round one input after the other."""
+_TEXT_DEFAULTS = {"windows": 128, "window_tokens": 512, "seed": 0}
+"""Of options that say how a calibration text is read; None where they are not given, so that this can be told."""
+_MOST_SEED = 2**64 - 1
 
 
 def run(words: Sequence[str]) -> int:
     """The command; returns the exit status: 0, or 1 if there is no new directory, and one line says why."""
+    try:
+        return _run(words)
+    except KeyboardInterrupt:
+        print("keepgate quantize: stopped; the same command goes on from the last finished layer", file=sys.stderr)
+        return 130
+
+
+def _run(words: Sequence[str]) -> int:
     end_with_the_reader()
     parser = _parser()
     arguments = parser.parse_args(words)
@@ -59,12 +72,9 @@ def run(words: Sequence[str]) -> int:
         source = resolve_model(arguments.model, progress, as_floats=True)
         tokens = _windows(arguments, source.directory) if arguments.calibration else None
         report = Quantization(source.directory, arguments.out, _recipe(arguments), tokens).run(progress)
-    except (ModelError, OSError) as error:
-        print(f"keepgate quantize: {error}", file=sys.stderr)
+    except (ModelError, OSError, MemoryError) as error:
+        print(f"keepgate quantize: {str(error) or 'there is not enough memory'}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("keepgate quantize: stopped; the same command goes on from the last finished layer", file=sys.stderr)
-        return 130
     end_with_the_reader()
     print(json.dumps(report.as_json(), indent=1) if arguments.json else report.as_table())
     return 0
@@ -108,13 +118,10 @@ def _parser() -> Parser:
     parser.add_argument("--asymmetric", action="store_true", help="keep the code of zero of each group too")
     parser.add_argument(
         "--act-order",
-        nargs="?",
         choices=["weight", "order", "none"],
-        const="weight",
-        default="weight",
-        help="of gptq: round inputs that see much first, in the groups that they are in anyway (weight), or in groups "
-        "made in that order, which is kept and needs a gather when the model is served (order); or not (none) "
-        "(default: %(default)s)",
+        help="of gptq and mixed: round inputs that see much first, in the groups that they are in anyway (weight), or "
+        "in groups made in that order, which is kept and needs a gather when the model is served (order); or not "
+        "(none). transformers loads what order makes with compressed-tensors up to 0.18 only (default: weight)",
     )
     parser.add_argument(
         "--calibration",
@@ -123,13 +130,22 @@ def _parser() -> Parser:
         help="a text like those the model will see, .txt or .txt.gz; gptq, awq and mixed need it",
     )
     parser.add_argument(
-        "--windows", type=positive, default=128, metavar="N", help="of calibration text (default: %(default)s)"
+        "--windows",
+        type=positive,
+        metavar="N",
+        help=f"of calibration text (default: {_TEXT_DEFAULTS['windows']})",
     )
     parser.add_argument(
-        "--window-tokens", type=positive, default=512, metavar="N", help="tokens of each (default: %(default)s)"
+        "--window-tokens",
+        type=positive,
+        metavar="N",
+        help=f"tokens of each (default: {_TEXT_DEFAULTS['window_tokens']})",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of the windows' places in the text (default: %(default)s)"
+        "--seed",
+        type=_seed,
+        metavar="N",
+        help=f"of the windows' places in the text (default: {_TEXT_DEFAULTS['seed']})",
     )
     parser.add_argument(
         "--average-bits", type=_bits, metavar="BITS", help="of mixed: of a weight, scales included, at most"
@@ -163,6 +179,13 @@ def _check(parser: Parser, arguments: argparse.Namespace) -> None:
         parser.error("--method mixed chooses the bits; --bits is for other methods")
     if method != "mixed" and budgets:
         parser.error(f"--{budgets[0].replace('_', '-')} is for --method mixed")
+    if method not in _ORDERED and arguments.act_order is not None:
+        parser.error(f"--act-order is for --method {' and '.join(_ORDERED)}, and not for {method}")
+    for option, default in _TEXT_DEFAULTS.items():
+        if getattr(arguments, option) is None:
+            setattr(arguments, option, default)
+        elif arguments.calibration is None:
+            parser.error(f"--{option.replace('_', '-')} is of the calibration text: --calibration FILE")
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
@@ -171,7 +194,7 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
     return Recipe(
         method=arguments.method,
         scheme=_scheme(arguments),
-        act_order=arguments.act_order,
+        act_order=arguments.act_order or "weight",
         average_bits=arguments.average_bits,
         max_kl=arguments.max_kl,
     )
@@ -212,6 +235,13 @@ def _windows(arguments: argparse.Namespace, directory: Path) -> torch.Tensor:
 
 def _group_size(text: str) -> int:
     return -1 if text == "-1" else positive(text)
+
+
+def _seed(text: str) -> int:
+    seed = non_negative(text)
+    if seed > _MOST_SEED:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected 0 to {_MOST_SEED}")
+    return seed
 
 
 def _bits(text: str) -> float:

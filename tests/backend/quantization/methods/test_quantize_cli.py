@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from backend import eval_cli, quantize_cli
 from backend.quantize_cli import run
 from tests.backend.quantization.methods.small_model import save_small_model, save_text
 
@@ -93,6 +95,17 @@ def test_the_table_says_what_was_lost(
         (["--scheme", "fp8", "--bits", "8"], "--bits is for integers, and not for --scheme fp8"),
         (["--scheme", "nf4", "--method", "gptq", "--calibration", "x"], "--method gptq is for integers"),
         (["--group-size", "0"], "'0' is out of range, expected 1 or more"),
+        (["--seed", "9" * 23], f"'{'9' * 23}' is out of range, expected 0 to 18446744073709551615"),
+        (["--seed", "-1"], "'-1' is out of range, expected 0 or more"),
+        (["--act-order", "order"], "--act-order is for --method gptq and mixed, and not for rtn"),
+        (
+            ["--method", "awq", "--calibration", "x", "--act-order", "none"],
+            "for --method gptq and mixed, and not for a",
+        ),
+        (["--method", "rtn", "--seed", "5"], "--seed is of the calibration text: --calibration FILE"),
+        (["--windows", "3"], "--windows is of the calibration text: --calibration FILE"),
+        (["--window-tokens", "3"], "--window-tokens is of the calibration text: --calibration FILE"),
+        (["--act-order", "--method", "gptq", "--calibration", "x"], "--act-order: expected one argument"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
@@ -132,6 +145,22 @@ def test_what_cannot_be_done_is_said_in_one_line(
         assert message in said[-1]
         assert len(said) == 1
         assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("command", [quantize_cli, eval_cli], ids=["quantize", "eval"])
+def test_who_stops_it_at_the_start_sees_no_traceback(
+    command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor later, wherever it is."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "text.txt").write_text("some text")
+    monkeypatch.setattr(command, "outlive_readers", interrupt)
+    needed = "--out" if command is quantize_cli else "--text"
+    assert command.run(["default", needed, str(tmp_path / "text.txt")]) == 130
+    assert len(capsys.readouterr().err.splitlines()) <= 1
 
 
 @pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="no device that is always full")
