@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,12 @@ def _token_types(metadata: GgufMetadata) -> list[int]:
 
 def _of_each_token(metadata: GgufMetadata, key: str, kind: type) -> list[Any]:
     """A list with a number for each token. Raises ModelError where it is not that."""
-    values, count = metadata.fields.get(key), len(metadata.vocabulary)
-    if not isinstance(values, list) or len(values) != count or not all(type(value) is kind for value in values):
+    values: Any = metadata.fields.get(key)
+    count = len(metadata.vocabulary)
+    is_list = isinstance(values, list) and len(values) == count
+    if not is_list or not all(type(value) is kind and not math.isnan(value) for value in values):
         raise metadata.error(key, f"a list of {count} numbers, one for each token")
-    return values
+    return list(values)
 
 
 def _add_tokens(tokenizer: Any, tokens: list[str], types: list[int]) -> None:

@@ -373,6 +373,25 @@ def test_missing_metadata_are_named(key: str, tmp_path: Path) -> None:
     assert refusal(draft, tmp_path).startswith(f"metadata {key} is missing, expected ")
 
 
+@pytest.mark.parametrize(
+    ("key", "wrong", "message"),
+    [
+        ("scores", [0.0, 1.0], "[0.0, 1.0], expected a list of 4 numbers, one for each token"),
+        ("scores", [0, 0, 0, 0], "[0, 0, 0, 0], expected a list of 4 numbers, one for each token"),
+        ("scores", [float("nan")] * 4, "[nan, nan, nan, nan], expected a list of 4 numbers, one for each token"),
+        ("scores", "x", "'x', expected a list of 4 numbers, one for each token"),
+        ("unknown_token_id", 4, f"4, expected {IDS}"),
+        ("unknown_token_id", "x", f"'x', expected {IDS}"),
+    ],
+)
+def test_sentencepiece_metadata_that_cannot_be(key: str, wrong: Any, message: str, tmp_path: Path) -> None:
+    """The other kind of tokenizer has scores in the place of merges."""
+    draft = model()
+    fields = {"model": "llama", "scores": [0.0, 0.0, -1.0, 0.0], key: wrong}
+    draft.fields |= {f"tokenizer.ggml.{name}": value(content) for name, content in fields.items()}
+    assert refusal(draft, tmp_path) == f"metadata tokenizer.ggml.{key} is {message}"
+
+
 def test_a_beginning_that_no_text_can_have(tmp_path: Path) -> None:
     """The tokenizers library writes what a text begins with in a language of its own."""
     draft = model()
