@@ -74,7 +74,7 @@ def _of_each_token(metadata: GgufMetadata, key: str, kind: type) -> list[Any]:
     values: Any = metadata.fields.get(key)
     count = len(metadata.vocabulary)
     is_list = isinstance(values, list) and len(values) == count
-    if not is_list or not all(type(value) is kind and not math.isnan(value) for value in values):
+    if not is_list or any(type(value) is not kind for value in values) or any(map(math.isnan, values)):
         raise metadata.error(key, f"a list of {count} numbers, one for each token")
     return list(values)
 
