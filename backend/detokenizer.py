@@ -114,11 +114,12 @@ class Detokenizer:
         return "".join(map(self.add, token_ids)) + self.finish()
 
 
-def _decoder_kinds(decoder: Mapping[str, Any] | None) -> set[str]:
-    if decoder is None:
+def _decoder_kinds(decoder: Any) -> set[str]:
+    """The library reads a list of an object's values in the place of the object, which no file of a model's has."""
+    if not isinstance(decoder, Mapping):
         return set()
     parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    return {part["type"] for part in parts}
+    return {part["type"] for part in parts if isinstance(part, Mapping)}
 
 
 def _byte_level_bytes(vocab: Mapping[str, int]) -> dict[int, bytes]:

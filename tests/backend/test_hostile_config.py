@@ -130,3 +130,10 @@ def test_a_token_of_an_id_that_no_vocabulary_has(token_id: int) -> None:
     vocabulary = {"model": {"type": "BPE", "vocab": {"a": token_id}}, "decoder": {"type": "ByteLevel"}}
     with pytest.raises(ModelError, match=rf"tokenizer\.json: vocab has a token of id {token_id}, expected ids below"):
         TokenBytes(json.dumps(vocabulary), 10)
+
+
+@pytest.mark.parametrize("decoder", [["ByteLevel"], {"type": "Sequence", "decoders": [["ByteLevel"]]}, None])
+def test_a_decoder_that_is_no_object(decoder: object) -> None:
+    """The library takes some of these."""
+    with pytest.raises(ModelError, match=r"tokenizer\.json: decoder \[\] is not supported, expected ByteLevel or"):
+        TokenBytes(json.dumps({"model": {"type": "BPE", "vocab": {}}, "decoder": decoder}), 10)
