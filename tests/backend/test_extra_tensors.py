@@ -36,9 +36,12 @@ def load(directory: Path) -> ModelWeights:
 
 
 def add(directory: Path, *names: str, **parts: torch.Tensor) -> None:
-    """Puts tensors of ones into a file beside the model's own, and parts of `UP`."""
+    """Puts tensors of ones into another of the model's files, and parts of `UP`."""
     tensors = {name: torch.ones(3) for name in names} | {f"{UP}.{part}": tensor for part, tensor in parts.items()}
     save_file(tensors, directory / "more.safetensors")
+    whole = directory / "model.safetensors"
+    if whole.is_file():
+        whole.rename(directory / "first.safetensors")
 
 
 def write_quantised(directory: Path, scheme: Scheme) -> Path:

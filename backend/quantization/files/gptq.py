@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ from backend.config_fields import Fields
 from backend.quantization.files.integer_weights import group_order, int_linear
 from backend.quantization.files.module_tensors import ModuleTensors
 from backend.quantization.files.pack_settings import packed_bits, packed_group_size
+from backend.quantization.files.pattern import Pattern
 from backend.quantization.files.words import unpack_words, words_of
 from backend.quantization.int_scheme import IntLinear, IntScheme
 from backend.tensor_store import TensorStore
@@ -41,13 +41,10 @@ class GptqReader:
         dynamic = values.get("dynamic") or {}
         if not isinstance(dynamic, dict) or not all(isinstance(of, dict) for of in dynamic.values()):
             raise fields.error("dynamic", "an object of objects, by pattern")
-        try:
-            self._others = [
-                (pattern.startswith("-:"), re.compile(pattern.removeprefix("-:").removeprefix("+:")), of)
-                for pattern, of in dynamic.items()
-            ]
-        except re.error as error:
-            raise fields.error("dynamic", f"regular expressions ({error})") from error
+        self._others = [
+            (text.startswith("-:"), Pattern(text.removeprefix("-:").removeprefix("+:"), fields, "dynamic"), of)
+            for text, of in dynamic.items()
+        ]
 
     def linear(self, name: str, out_features: int, in_features: int) -> IntLinear | None:
         """See `CheckpointReader.linear`."""
@@ -79,6 +76,7 @@ class _Settings:
                 "checkpoint_format" if "checkpoint_format" in fields.values else "format", "gptq or gptq_v2"
             )
         self._less_one = form == "gptq"
+        self._reordered = fields.flag("desc_act")
         if fields.values.get("pack_dtype", "int32") != "int32":
             raise fields.error("pack_dtype", "int32")
 
@@ -86,6 +84,8 @@ class _Settings:
         """qweight [in in words, out], qzeros [groups, out in words], scales [groups, out], g_idx [in]."""
         bits, (out_features, in_features) = self._bits, module.shape
         scheme = IntScheme(bits, self._group_size)
+        if self._reordered and scheme.groups(in_features) > 1 and not module.has("g_idx"):
+            raise module.error("g_idx", "is missing, though config.json says desc_act: no one knows the inputs' groups")
         order = group_order(module, "g_idx", scheme) if module.has("g_idx") else None
         groups = scheme.groups(in_features)
         words = module.take("qweight", (torch.int32,), (words_of(in_features, bits), out_features))

@@ -75,6 +75,7 @@ STATE = "weight.quant_state.bitsandbytes__nf4"
         (ORDER, put("g_idx", with_first(2)), "k_proj.g_idx names group 2, expected 0 to 1"),
         (ORDER, put("g_idx", with_first(-1)), "k_proj.g_idx names group -1, expected 0 to 1"),
         (ORDER, put("g_idx", torch.zeros_like), "k_proj.g_idx gives group 0 64 inputs, expected 32"),
+        (ORDER, drop("g_idx"), "k_proj.g_idx is missing, though config.json says desc_act"),
         (ORDER, put("g_idx", lambda t: t[1:]), r"k_proj.g_idx has shape \[63\], expected \[64\]"),
         (GPTQ, put("scales", lambda t: t.float() * 1e30), "k_proj.scales holds a value further from zero than 1.8"),
         (AWQ, put("qweight", lambda t: t.T), r"k_proj.qweight has shape \[4, 64\], expected \[64, 4\]"),
