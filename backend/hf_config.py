@@ -85,6 +85,9 @@ def read_hf_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     if head_dim % 2:
         raise fields.error("head_dim", "an even number")
     vocab_size = fields.count("vocab_size", most=MOST_TOKENS)
+    positions = fields.count("max_position_embeddings", most=_MOST_POSITIONS)
+    if positions < 2:
+        raise fields.error("max_position_embeddings", "at least 2: a token and its answer")
     attention_bias = model_type in _ATTENTION_BIAS_FIELD and fields.flag("attention_bias")
     main_rope, ropes = _ropes(fields, model_type, num_layers)
     return ModelConfig(
@@ -99,7 +102,7 @@ def read_hf_config(values: Mapping[str, Any], source: str) -> ModelConfig:
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope_theta=main_rope.theta,
         rope_scaling=main_rope.scaling,
-        max_position_embeddings=fields.count("max_position_embeddings", most=_MOST_POSITIONS),
+        max_position_embeddings=positions,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         qkv_bias=model_type == "qwen2" or attention_bias,
         output_bias=attention_bias,
