@@ -89,6 +89,10 @@ class Grammars:
         """Ends the thread; only after the engine, whose answers it follows, has ended."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
+    def _tokens(self) -> int:
+        """Of model and tokenizer: either may have some that the other does not; masks end with the model's."""
+        return max(self._vocab_size, 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values()))
+
     def _compile(self, grammar: str) -> tuple[LLMatcher, torch.Tensor]:
         from llguidance import LLMatcher, LLParserLimits
 
@@ -96,7 +100,7 @@ class Grammars:
         limits = LLParserLimits(verbose_errors=False)
         with self._vocabulary_lock:
             if self._known_vocabulary is None:
-                self._known_vocabulary = _vocabulary(self._tokenizer.to_str(), self._vocab_size, self._eos)
+                self._known_vocabulary = _vocabulary(self._tokenizer.to_str(), self._tokens(), self._eos)
         matcher = LLMatcher(self._known_vocabulary, grammar, log_level=0, limits=limits)
         # Computed here, for the first mask of a grammar builds tables that all of its copies share.
         first = None if matcher.is_error() else _mask(matcher, self._vocab_size)
@@ -173,11 +177,11 @@ def json_schema(schema: dict[str, Any]) -> str:
 
 
 @lru_cache(maxsize=1)
-def _vocabulary(tokenizer: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
+def _vocabulary(tokenizer: str, tokens: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
     """The trie of a vocabulary: a second's work, which all that serve the same model in this process share."""
     from llguidance import LLTokenizer
 
-    return LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+    return LLTokenizer(tokenizer, n_vocab=tokens, eos_token=list(eos_token_ids))
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -17,7 +17,7 @@ from backend.model import ServedModel, load_model
 from backend.model_source import ModelSource, resolve_model
 from backend.plan import count_parameters, kv_bytes_per_token
 from backend.runner import BLOCK_SIZE
-from backend.token_ids import token_ids
+from backend.token_ids import token_ids, unknown_token
 from backend.weights import read_config
 
 
@@ -107,14 +107,12 @@ def _load(
 
 def _tokens(model: ServedModel, question: Question) -> npt.NDArray[np.int32]:
     """Token ids of the text, as many as are to be scored and the one before them."""
-    ids = np.array(token_ids(model.text.tokenizer, question.text), dtype=np.int32)
+    ids = token_ids(model.text.tokenizer, question.text)
     if len(ids) < 2:
         raise ModelError(f"{question.text_name}: too short: {len(ids)} token for {model.name}, expected 2 or more")
-    if (largest := int(ids.max())) >= model.config.vocab_size:
-        raise ModelError(
-            f"{model.directory / 'tokenizer.json'}: has a token {largest}, but the model only {model.config.vocab_size}"
-        )
-    return ids if question.limit is None else ids[: question.limit + 1]
+    if (unknown := unknown_token(model.text.tokenizer, ids, model.config.vocab_size)) is not None:
+        raise ModelError(f"{question.text_name}: {unknown}; expected a text without it")
+    return np.array(ids if question.limit is None else ids[: question.limit + 1], dtype=np.int32)
 
 
 def _check_same_tokens(

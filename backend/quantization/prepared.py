@@ -15,6 +15,7 @@ from backend.model_source import ModelSource, cache_directory
 from backend.quantization.int_scheme import IntScheme
 from backend.quantization.methods.recipe import Recipe
 from backend.quantization.source_files import source_files
+from backend.weights import read_config
 
 RECIPES: Mapping[str, Recipe] = {
     "gptq-int4": Recipe("gptq", IntScheme(4, 128)),
@@ -49,15 +50,13 @@ def prepared(source: ModelSource, name: str, progress: Callable[[str], None]) ->
 
 
 def _quantize(source: Path, target: Path, recipe: Recipe, progress: Callable[[str], None]) -> None:
-    from tokenizers import Tokenizer
-
+    from backend.model import TextSide
     from backend.quantization.calibration.text import token_windows
     from backend.quantization.methods.quantize import Quantization
 
-    path = source / "tokenizer.json"
-    if not path.is_file():
-        raise ModelError(f"{source}: no tokenizer.json here; expected a fast tokenizer")
-    tokens = token_windows(Tokenizer.from_file(str(path)), _TEXT, _WINDOWS, _WINDOW_TOKENS)
+    config = read_config(source)
+    tokenizer = TextSide.load(source, config).tokenizer
+    tokens = token_windows(tokenizer, _TEXT, _WINDOWS, _WINDOW_TOKENS, rows=config.vocab_size)
     Quantization(source, target, recipe, tokens).run(progress)
 
 

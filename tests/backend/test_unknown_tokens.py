@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from backend.detokenizer import Detokenizer, TokenBytes
 from backend.engine import Engine
 from backend.errors import InvalidRequest, ModelError
+from backend.grammar import Grammars, json_schema
 from backend.model import ServedModel, TextSide
 from backend.protocol import ChatRequest, CompletionRequest, EmbeddingRequest, Message, TokenizeRequest
 from backend.quantization.calibration.text import token_windows
@@ -90,6 +91,16 @@ def test_its_id_may_still_be_asked_for(padded: ServedModel) -> None:
     assert ids[-1] == padded.config.vocab_size
     assert asked.tokens.texts(ids) == ["a", ""]
     asked.close()
+
+
+def test_answers_may_follow_a_schema_all_the_same(padded: ServedModel) -> None:
+    """Of the tokens that the model has."""
+    rows = padded.config.vocab_size
+    grammars = Grammars(padded.text.tokenizer, rows, padded.config.eos_token_ids)
+    allowed = grammars.constraint("start: value\nvalue: " + json_schema({"type": "string"})).allowed()
+    grammars.close()
+    assert allowed.shape == (rows,)
+    assert 0 < int(allowed.sum()) < rows
 
 
 def test_the_engine_does_not_take_one_either(model: ServedModel) -> None:
