@@ -113,7 +113,9 @@ def test_a_model_of_other_tokens_is_no_reference(model: Path, tmp_path: Path) ->
 def test_a_tokenizer_with_more_tokens_than_the_model(tmp_path: Path) -> None:
     """A token beyond its embedding is named, and never looked up."""
     directory = made(tmp_path, [*WORDS, "extra"])
-    with pytest.raises(ModelError, match=f"token 'extra' of id {VOCABULARY}, but the model's embedding has {VOCABULARY} rows"):
+    with pytest.raises(
+        ModelError, match=f"token 'extra' of id {VOCABULARY}, but the model's embedding has {VOCABULARY} rows"
+    ):
         evaluated(asked(directory, "w3 w4 extra"))
 
 
