@@ -31,6 +31,8 @@ class CompressedTensorsReader:
         sparsity = values.get("sparsity_config")
         if sparsity and (not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense"):
             raise fields.error("sparsity_config", "absent: weights must not be sparse")
+        if values.get("transform_config"):
+            raise fields.error("transform_config", "absent: rows must be multiplied as they are")
         groups = values.get("config_groups")
         if not isinstance(groups, dict) or not groups or not all(isinstance(of, dict) for of in groups.values()):
             raise fields.error("config_groups", "an object of objects")

@@ -37,6 +37,8 @@ class GptqReader:
         self._values = values
         self._source = source
         self._settings = _Settings(fields)
+        if values.get("rotation"):
+            raise fields.error("rotation", "absent: rows must be multiplied as they are")
         # Settings of some modules, by pattern; a pattern that begins with "-:" names those that are left alone.
         dynamic = values.get("dynamic") or {}
         if not isinstance(dynamic, dict) or not all(isinstance(of, dict) for of in dynamic.values()):

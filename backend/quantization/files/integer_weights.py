@@ -52,6 +52,10 @@ def _kept(module: ModuleTensors, scheme: IntScheme, numbers: torch.Tensor) -> to
     kept = numbers.to(torch.float32 if scheme.group_size is None else torch.float16).contiguous()
     if not bool(torch.isfinite(kept).all()):
         raise CannotQuantize(f"{module.store.directory}: {module.name} has a scale beyond the range of half floats")
+    if bool(numbers.any()) and not bool(kept.any()):
+        raise CannotQuantize(
+            f"{module.store.directory}: {module.name} has only scales that half floats take for nothing"
+        )
     return kept
 
 
