@@ -50,12 +50,11 @@ def int_linear(
 def _kept(module: ModuleTensors, scheme: IntScheme, numbers: torch.Tensor) -> torch.Tensor:
     """Scales or minima in the dtype that `IntLinear` has them in."""
     kept = numbers.to(torch.float32 if scheme.group_size is None else torch.float16).contiguous()
+    place = f"{module.store.directory}: {module.name}"
     if not bool(torch.isfinite(kept).all()):
-        raise CannotQuantize(f"{module.store.directory}: {module.name} has a scale beyond the range of half floats")
+        raise CannotQuantize(f"{place} has a scale beyond the range of half floats")
     if bool(numbers.any()) and not bool(kept.any()):
-        raise CannotQuantize(
-            f"{module.store.directory}: {module.name} has only scales that half floats take for nothing"
-        )
+        raise CannotQuantize(f"{place} has only scales that half floats take for nothing")
     return kept
 
 
