@@ -157,6 +157,8 @@ def test_who_stops_it_at_the_start_sees_no_traceback(
         raise KeyboardInterrupt
 
     (tmp_path / "text.txt").write_text("some text")
+    # This process is not to end with whoever reads its output.
+    monkeypatch.setattr(command, "end_with_the_reader", lambda: None)
     monkeypatch.setattr(command, "outlive_readers", interrupt)
     needed = "--out" if command is quantize_cli else "--text"
     assert command.run(["default", needed, str(tmp_path / "text.txt")]) == 130
