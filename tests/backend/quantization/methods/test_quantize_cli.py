@@ -35,6 +35,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def outlives_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that is run in this process is not to let it end with whoever reads its output."""
+    for module in (quantize_cli, eval_cli):
+        monkeypatch.setattr(module, "end_with_the_reader", lambda: None)
+
+
 def command(*words: str) -> list[str]:
     """The process that runs it."""
     return [sys.executable, "-m", "backend.quantize_cli", *words]
@@ -157,8 +164,6 @@ def test_who_stops_it_at_the_start_sees_no_traceback(
         raise KeyboardInterrupt
 
     (tmp_path / "text.txt").write_text("some text")
-    # This process is not to end with whoever reads its output.
-    monkeypatch.setattr(command, "end_with_the_reader", lambda: None)
     monkeypatch.setattr(command, "outlive_readers", interrupt)
     needed = "--out" if command is quantize_cli else "--text"
     assert command.run(["default", needed, str(tmp_path / "text.txt")]) == 130
