@@ -87,24 +87,17 @@ def python_of(environment: Mapping[str, str]) -> str:
 
 def rows_of(method: str, version: str, scored: tuple[Scores, Scores], reference: Scores) -> list[Row]:
     """`scored`: ours, theirs."""
-    ours, theirs = scored
-    rises = rise(ours, reference), rise(theirs, reference)
-    kl = Loss.of(ours, reference).kl_mean, Loss.of(theirs, reference).kl_mean
+    rises = [rise(scores, reference) for scores in scored]
+    kl = [Loss.of(scores, reference).kl_mean for scores in scored]
     return [
         Row(
-            what=f"{method}: rise of the perplexity, against that of {version}",
+            what=f"{method}: {what}, against that of {version}",
             unit=RATIO,
-            rounds=(rises[0] / rises[1],),
+            rounds=(ours / theirs,),
             target=Target("most", 1.1),
-            beside=({"rise in %": rises[0], "theirs": rises[1]},),
-        ),
-        Row(
-            what=f"{method}: KL, against that of {version}",
-            unit=RATIO,
-            rounds=(kl[0] / kl[1],),
-            target=Target("most", 1.1),
-            beside=({"KL": kl[0], "theirs": kl[1]},),
-        ),
+            beside=({name: ours, "theirs": theirs},),
+        )
+        for what, name, (ours, theirs) in (("rise of the perplexity", "rise in %", rises), ("KL", "KL", kl))
     ]
 
 
