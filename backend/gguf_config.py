@@ -13,6 +13,7 @@ import numpy.typing as npt
 from backend.config import Llama3RopeScaling
 from backend.errors import ModelError
 from backend.gguf_header import shown
+from backend.hf_config import ATTENTION_BIAS_FIELD
 
 # GGUF's architectures, and what Hugging Face calls the model and its class.
 _ARCHITECTURES = {
@@ -33,8 +34,7 @@ _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 # Every Llama 3.1 to 3.3 has these; GGUF keeps only what comes of them, a divisor for each frequency.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
-# Model types whose config has a field for biases, of attention and of the MLP.
-_ATTENTION_BIAS_FIELD = ("llama", "qwen3", "qwen3_moe", "smollm3", "gemma2", "gemma3_text")
+# Model types whose config has a field for biases of the MLP.
 _MLP_BIAS_FIELD = ("llama", "smollm3")
 
 _MOST = 2**31 - 1
@@ -193,7 +193,7 @@ def _biases(metadata: GgufMetadata, model_type: str) -> dict[str, bool]:
     """GGUF says by its tensors alone whether there are biases; what Hugging Face has no word for is found there."""
     kinds = {name.split(".")[2] for name in metadata.tensors if name.startswith("blk.") and name.endswith(".bias")}
     fields = {}
-    if model_type in _ATTENTION_BIAS_FIELD:
+    if model_type in ATTENTION_BIAS_FIELD:
         fields["attention_bias"] = not kinds.isdisjoint(("attn_q", "attn_k", "attn_v", "attn_output"))
     if model_type in _MLP_BIAS_FIELD:
         fields["mlp_bias"] = not kinds.isdisjoint(("ffn_gate", "ffn_up", "ffn_down"))

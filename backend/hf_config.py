@@ -51,7 +51,7 @@ _SEES_AND_READS = "gemma3"
 SUPPORTED_MODEL_TYPES = (*_DEFAULTS, _SEES_AND_READS)
 
 _QWEN_WINDOWS = ("qwen2", "qwen3")
-_ATTENTION_BIAS_FIELD = ("llama", "qwen3", "qwen3_moe", "smollm3", "gemma2", "gemma3_text")
+ATTENTION_BIAS_FIELD = ("llama", "qwen3", "qwen3_moe", "smollm3", "gemma2", "gemma3_text")
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _MOST_EXPERTS = 2**16
@@ -88,7 +88,7 @@ def read_hf_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     positions = fields.count("max_position_embeddings", most=_MOST_POSITIONS)
     if positions < 2:
         raise fields.error("max_position_embeddings", "at least 2: a token and its answer")
-    attention_bias = model_type in _ATTENTION_BIAS_FIELD and fields.flag("attention_bias")
+    attention_bias = model_type in ATTENTION_BIAS_FIELD and fields.flag("attention_bias")
     main_rope, ropes = _ropes(fields, model_type, num_layers)
     return ModelConfig(
         model_type=model_type,
