@@ -201,12 +201,14 @@ class Engine:
         """
         sequence = self._sequences.get(fetch.sequence_id)
         if sequence is not None and sequence.fetch is fetch:
+            if fetch.halt.is_set:  # it has been forgotten on its way
+                count, lossy_from = 0, None
             fetch.incoming.arrived(count)
             self.scheduler.note_fetched(sequence, count, lossy_from)
         fetch.incoming.close()
 
     def forget_blocks(self, keys: Many[bytes]) -> None:
-        """Lets nobody find the blocks of a chain, in whatever form they are here, nor keeps them any longer.
+        """Lets nobody find the blocks of a chain, in whatever form they are here or under way, nor keeps them longer.
 
         Args:
             keys: exact ones, from the first block on.
@@ -214,17 +216,20 @@ class Engine:
         self.pool.forget_keys(keys)
         if self._lossy_key is not None:
             self.pool.forget_keys([self._lossy_key(key) for key in keys])
-        self._stop_keeping(keys[0])
+        self._give_up(keys[0])
 
     def forget_prefixes(self) -> None:
-        """Lets nobody find any block that is there now, nor keeps one any longer; who uses one goes on."""
+        """Lets nobody find any block that is here or on its way, nor keeps one any longer; who uses one goes on."""
         self.pool.forget(list(range(self.pool.num_blocks)))
-        self._stop_keeping(None)
+        self._give_up(None)
 
-    def _stop_keeping(self, first_key: bytes | None) -> None:
+    def _give_up(self, first_key: bytes | None) -> None:
+        """Neither takes nor keeps anything more of chains that begin with this block; None: of any there are now."""
         for sequence in self._sequences.values():
             if first_key is None or sequence.block_keys[:1] == [first_key]:
                 sequence.prefix = None
+                if sequence.fetch is not None:
+                    sequence.fetch.halt.set()
         if self._hand_over is not None:
             self._hand_over.give_up(first_key)
 

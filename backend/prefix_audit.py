@@ -36,6 +36,7 @@ class AuditFigures:
     void: int = 0
     """Could not be compared: the blocks had gone by then, or the engine had no time."""
     drifted: int = 0
+    """Were not what the model computes, and have been removed since."""
     largest_error: float = 0.0
     """Largest difference of logits, relative to the largest logit."""
     largest_divergence: float = 0.0
@@ -120,13 +121,15 @@ class PrefixAuditor:
         # What was restored bit by bit may have been evicted since, and found again in a form that was not.
         may_lose = prefix.lossy or self._engine.engine.may_lose
         if not (divergence <= _MOST_DIVERGENCE if may_lose else error <= most):
-            figures.drifted += 1
             logger.error(
                 "a restored prefix of %d tokens is not what the model computes: logits differ by %.3g of the largest, "
                 "%.3g nats; it is removed",
                 *(prefix.restored * BLOCK_SIZE, error, divergence),
             )
-            await self._distrust(prefix)
+            try:
+                await self._distrust(prefix)
+            finally:
+                figures.drifted += 1
 
 
 def _divergence(computed: npt.NDArray[np.float32], restored: npt.NDArray[np.float32]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from backend.async_engine import NOT_RUNNING
@@ -69,18 +69,23 @@ async def open_prefixes(state: ServerState) -> AsyncIterator[None]:
 
 async def forget_all(state: ServerState, store: PrefixStore) -> int:
     """Empties the tiers, and lets nobody find what is in the engine's memory; returns how many blocks the tiers had."""
-    await _in_engine(state, state.engine.engine.forget_prefixes)
-    await _settled(state)
-    return await store.clear()
+    return await _remove(state, state.engine.engine.forget_prefixes, store.clear)
 
 
 async def _distrust(state: ServerState, store: PrefixStore, prefix: StoredPrefix) -> None:
     """Removes the restored blocks of a prefix from wherever this process keeps them."""
     blocks = prefix.chain.blocks[: prefix.restored]
-    engine = state.engine.engine
-    await _in_engine(state, lambda: engine.forget_blocks([block.key for block in blocks]))
+    keys, engine = [block.key for block in blocks], state.engine.engine
+    await _remove(state, lambda: engine.forget_blocks(keys), lambda: store.discard(blocks))
+
+
+async def _remove(state: ServerState, forget: Callable[[], None], from_tiers: Callable[[], Awaitable[int]]) -> int:
+    """Removes blocks from the engine's memory and from the tiers; returns how many the tiers had."""
+    await _in_engine(state, forget)
     await _settled(state)
-    await store.discard(blocks)
+    removed = await from_tiers()
+    await _in_engine(state, forget)  # what somebody restored from the tiers before it was gone there
+    return removed
 
 
 async def _settled(state: ServerState) -> None:

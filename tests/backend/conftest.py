@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -25,6 +26,7 @@ from backend.model_source import ModelSource, resolve_model  # noqa: E402
 from backend.server import create_app  # noqa: E402
 from backend.server_state import STATE, ServerState  # noqa: E402
 from backend.weights import ModelWeights, load_weights, read_config  # noqa: E402
+from tests.prefix_store.tiers.waiting import until  # noqa: E402
 
 ENGINE = EngineConfig(kv_memory=192 * 2**20, max_batch=8, max_context=2048, threads=2, max_waiting=24)
 CHAT = "/v1/chat/completions"
@@ -84,6 +86,13 @@ class Served:
         """Text of the first answer to a completion request."""
         answer = await self.post(COMPLETIONS, prompt=prompt, **body)
         return str(answer["choices"][0]["text"])
+
+    async def forget_own_blocks(self) -> None:
+        """So that the next request has to go to the tiers."""
+        engine, forgotten = self.state.engine, threading.Event()
+        engine.command(engine.engine.forget_prefixes)
+        engine.command(forgotten.set)
+        await until(forgotten.is_set, "the engine has forgotten its blocks")
 
 
 StartServer = Callable[..., Awaitable[Served]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -59,13 +58,6 @@ class Asking:
     async def kept(self) -> None:
         await until(lambda: self.disk.counts.writes >= BLOCKS, "the blocks are kept")
 
-    async def forget_own_blocks(self) -> None:
-        """So that the next request has to go to the disk."""
-        engine, forgotten = self.served.state.engine, threading.Event()
-        engine.command(engine.engine.forget_prefixes)
-        engine.command(forgotten.set)
-        await until(forgotten.is_set, "the engine has forgotten its blocks")
-
     async def chain(self) -> list[BlockId]:
         keys = self.served.state.tenants.keys([])
         return (await self.served.state.prefixes.where(PROMPT, keys)).chain.blocks
@@ -76,7 +68,7 @@ async def test_a_restored_prefix_is_compared_bit_by_bit(ask: Callable[..., Await
     asking = await ask()
     first = await asking()
     await asking.kept()
-    await asking.forget_own_blocks()
+    await asking.served.forget_own_blocks()
     assert await asking() == (BLOCKS * BLOCK_SIZE, first[1])
     await until(lambda: asking.figures.audited == 1, "the audit is done")
     assert asking.figures == AuditFigures(audited=1)
@@ -95,7 +87,7 @@ async def test_a_prefix_that_is_not_what_the_model_computes_is_removed(
     noise = np.random.default_rng(1)
     wrong = [[noise.standard_normal(asking.disk.format.layout.shape).astype(np.float16)] for _ in blocks]
     assert await asking.disk.write(blocks, wrong, Access(0.0)) == BLOCKS
-    await asking.forget_own_blocks()
+    await asking.served.forget_own_blocks()
     cached, answer = await asking()
     assert (cached, answer != right) == (BLOCKS * BLOCK_SIZE, True)
     await until(lambda: asking.figures.drifted == 1, "the drift is found")
@@ -109,7 +101,7 @@ async def test_a_loss_within_its_bounds_is_no_drift(ask: Callable[..., Awaitable
     asking = await ask("int8")
     await asking()
     await asking.kept()
-    await asking.forget_own_blocks()
+    await asking.served.forget_own_blocks()
     assert (await asking())[0] == BLOCKS * BLOCK_SIZE
     await until(lambda: asking.figures.audited == 1, "the audit is done")
     assert asking.figures.drifted == 0
@@ -122,13 +114,13 @@ async def test_one_in_so_many_is_looked_at(ask: Callable[..., Awaitable[Asking]]
     await asking()
     await asking.kept()
     for _ in range(2):
-        await asking.forget_own_blocks()
+        await asking.served.forget_own_blocks()
         await asking()
     await until(lambda: asking.figures.audited == 1, "the audit is done")
-    await asking.forget_own_blocks()
+    await asking.served.forget_own_blocks()
     await asking()
     assert asking.figures == AuditFigures(audited=1)
     never = await ask(every=0)
-    await asking.forget_own_blocks()
+    await asking.served.forget_own_blocks()
     assert (await never())[0] == BLOCKS * BLOCK_SIZE
     assert never.figures == AuditFigures()

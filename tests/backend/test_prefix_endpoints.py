@@ -121,8 +121,7 @@ async def test_the_description_adds_up(served: Served) -> None:
     assert about["tiers"]["memory"]["codec"] == "plain"
     blocks = first // BLOCK_SIZE
     await kept(served, blocks)
-    engine = served.state.engine
-    engine.command(engine.engine.forget_prefixes)
+    await served.forget_own_blocks()
     assert await ask(served) == first
     about = await said(served, "GET", "/v1/prefix")
     assert about["tiers"]["memory"]["tokens_saved"] == first

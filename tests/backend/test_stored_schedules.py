@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -239,6 +241,30 @@ def test_what_is_forgotten_is_not_kept_after_all() -> None:
     assert not shelf.exact
     assert engine.problems() == []
     assert engine.pool.num_held == 0
+
+
+@pytest.mark.parametrize(("all_of_it", "taken"), [(True, [0, 0]), (False, [0, 48])])
+def test_what_is_forgotten_on_its_way_is_not_taken(
+    all_of_it: bool, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that are filled when the engine has not been told yet; those of another chain are taken."""
+    shelf = Shelf(random.Random(11), reliable=True)  # noqa: S311
+    prompts = [PROMPT, [*range(30, 94)]]
+    told: list[Callable[[], None]] = []
+    for is_second in (False, True):
+        talk = Talk(engine := engine_with(shelf), shelf)
+        asked = [talk.say(number, prompt, 4, ignore_eos=True) for number, prompt in enumerate(prompts)]
+        if is_second:
+            engine.step()
+            with monkeypatch.context() as later:
+                later.setattr(engine, "fetched", lambda *given: told.append(partial(Engine.fetched, engine, *given)))
+                shelf.turn()
+            engine.forget_prefixes() if all_of_it else engine.forget_blocks(asked[0].block_keys)
+            for tell in told:
+                tell()
+        talk.run()
+        assert [sequence.num_cached for sequence in asked] == (taken if is_second else [0, 0])
+    assert len(told) == len(prompts)
 
 
 def test_memory_to_copy_through_that_is_full_only_delays(monkeypatch: pytest.MonkeyPatch) -> None:
