@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,13 +87,16 @@ class TensorStore:
         """A tensor of floats.
 
         Raises:
-            ModelError: it is missing, or of another shape or dtype; names it.
+            ModelError: it is missing, or of another shape or dtype, or holds a number that is not finite; names it.
         """
         tensor, path = self.raw(name), self.path(name)
         if tuple(tensor.shape) != shape:
             raise ModelError(f"{path}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}")
         if str(tensor.dtype) not in _WEIGHT_DTYPES:
             raise ModelError(f"{path}: tensor {name} is {tensor.dtype}, expected one of {', '.join(_WEIGHT_DTYPES)}")
+        low, high = tensor.aminmax()  # many times faster than a look at each for itself
+        if not math.isfinite(low) or not math.isfinite(high):
+            raise ModelError(f"{path}: tensor {name} holds a value that is not a finite number")
         return tensor
 
     def _file(self, name: str) -> tuple[Path, Any, str]:

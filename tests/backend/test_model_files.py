@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,6 +81,24 @@ def test_an_index_that_lies_is_refused(tmp_path: Path, index: str, message: str)
     (directory / INDEX).write_text(index)
     with pytest.raises(ModelError, match=rf"{INDEX}.*{message}"):
         TensorStore(directory)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_none_is_refused(tmp_path: Path, dtype: torch.dtype, number: float) -> None:
+    """Wherever in a tensor it is; the largest and smallest that there are will do."""
+    about = torch.finfo(dtype)
+    sound = torch.linspace(-1, 1, 6000).to(dtype).reshape(60, 100)
+    sound[0, :4] = torch.tensor([about.max, about.min, about.smallest_normal, -0.0], dtype=dtype)
+    broken = sound.clone()
+    broken[41, 7] = number
+    save_file({"sound": sound, "broken": broken}, tmp_path / "model.safetensors")
+    store = TensorStore(tmp_path)
+    assert torch.equal(store.take("sound", (60, 100)), sound)
+    with pytest.raises(
+        ModelError, match=r"model\.safetensors: tensor broken holds a value that is not a finite number"
+    ):
+        store.take("broken", (60, 100))
 
 
 def test_an_empty_directory_is_said(tmp_path: Path) -> None:

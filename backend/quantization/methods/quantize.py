@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from backend.quantization.calibration.decoder_layer import DecoderLayer, ExpertN
 from backend.quantization.calibration.divergence import Predictions
 from backend.quantization.files.writer import write_checkpoint
 from backend.quantization.float_scheme import FloatScheme
-from backend.quantization.linears import Weight, linears
+from backend.quantization.linears import linears
 from backend.quantization.methods.awq import Folding
 from backend.quantization.methods.layerwise import LayerQuantizer, Windows
 from backend.quantization.methods.partial import KeptLinears, PartialFolder
@@ -165,19 +165,10 @@ def check_new(out: Path) -> None:
 
 
 def _check_plain(source: Path, weights: ModelWeights) -> None:
-    """Raises ModelError where a weight is quantised, or has a number that is none."""
-    named: dict[str, Weight] = {f"{name}.weight": weight for name, weight in linears(weights).items()}
-    named |= {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.norm}
-    if weights.head is not weights.embedding:
-        named["lm_head.weight"] = weights.head
-    for index, layer in enumerate(weights.layers):
-        parts = ((field.name, getattr(layer, field.name)) for field in fields(layer))
-        named |= {f"model.layers.{index}: {part}": of for part, of in parts if isinstance(of, torch.Tensor)}
-    for name, weight in named.items():
+    """Raises ModelError where a weight is quantised."""
+    for name, weight in {**linears(weights), "lm_head": weights.head}.items():
         if not isinstance(weight, torch.Tensor):
-            raise ModelError(f"{source}: {name} is quantised already; expected the model that it was made of")
-        if not bool(torch.isfinite(weight).all()):
-            raise ModelError(f"{source}: {name} holds a number that is not finite")
+            raise ModelError(f"{source}: {name}.weight is quantised already; expected the model that it was made of")
 
 
 @dataclass(frozen=True, slots=True)

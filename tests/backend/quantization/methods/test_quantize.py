@@ -392,7 +392,7 @@ def test_a_number_that_is_none_is_named(method: str, name: str, tmp_path: Path) 
     tensors[f"{name}.weight"].view(-1)[5] = math.nan
     save_file(tensors, path, {"format": "pt"})
     for tokens in (calibration(), None) if method == "rtn" else (calibration(),):
-        with pytest.raises(ModelError, match=rf"{re.escape(name)}.weight holds a number that is not finite"):
+        with pytest.raises(ModelError, match=rf"{re.escape(name)}.weight holds a value that is not a finite number"):
             Quantization(tmp_path / "model", tmp_path / "out", RECIPES[method], tokens).run(quiet)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
