@@ -16,6 +16,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,8 @@ _CLASSES: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
 ]
 _Kept = TypeVar("_Kept")
 _MADE_OF, _MEASURED = "made-of.json", "sensitivities.json"
+_BUDGET = ("average_bits", "max_kl")
+"""What no sensitivity depends on, so that it may be another one as long as there is no layer."""
 _NOTHING_YET = ("lock", f".{_MADE_OF}")
 """What a folder may hold that was killed before it said what it is of."""
 
@@ -57,21 +60,21 @@ class PartialFolder:
 
     def __init__(self, path: Path, made_of: Mapping[str, Any]) -> None:
         self.path = path
-        made_of = json.loads(json.dumps(made_of))
+        self._made_of = made_of = json.loads(json.dumps(made_of))
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ModelError(f"{path}: cannot be made ({error})") from error
         if (path / _MADE_OF).is_file():
+            may_differ = () if any(path.glob("layer-*.pt")) else _BUDGET
             for name, then, now in _differences(read_json_object(path / _MADE_OF), made_of):
-                raise ModelError(
-                    f"{path}: was begun with {name} {then}, and not {now}; expected the same model and options, "
-                    "or that folder to be deleted"
-                )
+                if name not in may_differ:
+                    raise ModelError(
+                        f"{path}: was begun with {name} {then}, and not {now}; expected the same model and options, "
+                        "or that folder to be deleted"
+                    )
         elif any(child.name not in _NOTHING_YET for child in path.iterdir()):
             raise ModelError(f"{path}: holds something else than a quantisation that was begun; expected it to be gone")
-        else:
-            self._write_text(_MADE_OF, json.dumps(made_of, indent=2))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -81,7 +84,12 @@ class PartialFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ModelError(f"{self.path}: another process is working here") from error
+            self._write_text(_MADE_OF, json.dumps(self._made_of, indent=2))
             yield
+
+    def delete(self) -> None:
+        """Removes the folder: nothing is left to go on from."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def finished_layers(self, calibrated: bool) -> int:
         """How many layers are there to go on from."""

@@ -18,6 +18,7 @@ from backend.config import ModelConfig
 from backend.errors import ModelError
 from backend.quantization.calibration.decoder_layer import DecoderLayer, ExpertNames
 from backend.quantization.calibration.divergence import Predictions
+from backend.quantization.errors import CannotQuantize
 from backend.quantization.files.writer import write_checkpoint
 from backend.quantization.float_scheme import FloatScheme
 from backend.quantization.linears import linears
@@ -81,8 +82,12 @@ class Quantization:
         with folder.locked():
             model = _Model(config, weights, ExpertNames.of(TensorStore(self.source)))
             bits, sensitivities = self._chosen(model, folder, progress)
-            windows = self._layers(model, folder, bits, progress)
-            return self._written(model, folder, windows, sensitivities, progress)
+            try:
+                windows = self._layers(model, folder, bits, progress)
+                return self._written(model, folder, windows, sensitivities, progress)
+            except CannotQuantize:  # as it will be next time, however far it goes
+                folder.delete()
+                raise
 
     def _chosen(
         self, model: _Model, folder: PartialFolder, progress: Progress
@@ -144,7 +149,7 @@ class Quantization:
         except OSError as error:
             shutil.rmtree(checkpoint, ignore_errors=True)
             raise ModelError(f"{self.out}: cannot be written ({error})") from error
-        shutil.rmtree(folder.path, ignore_errors=True)
+        folder.delete()
         return report
 
     def _made_of(self) -> dict[str, Any]:

@@ -246,6 +246,48 @@ def test_a_damaged_file_is_no_layer(source: Path, tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+def test_what_can_never_succeed_leaves_nothing(method: str, tmp_path: Path) -> None:
+    """There is nothing to go on from where a matrix of the third layer is beyond what the scheme can hold."""
+    save_small_model(tmp_path / "model")
+    (path,) = (tmp_path / "model").glob("*.safetensors")
+    tensors = load_file(path)
+    tensors["model.layers.2.mlp.up_proj.weight"][3, 4] = 1e30
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"model.layers.2.mlp.\w+: a weight is beyond the range of half"):
+        quantization(tmp_path / "model", tmp_path / "out", RECIPES[method]).run(quiet)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_sensitivities_are_of_use_for_another_budget(source: Path, tmp_path: Path) -> None:
+    """They take most of the time; a budget that cannot be kept, or another thought, loses nothing but itself."""
+    out = tmp_path / "out"
+    too_little = Recipe("mixed", INT4, max_kl=1e-12)
+    with pytest.raises(ModelError, match="the best forms lose"):
+        quantization(source, out, too_little).run(quiet)
+    said: list[str] = []
+    quantization(source, out, RECIPES["mixed"]).run(said.append)
+    assert not any(sentence.startswith("sensitivity") for sentence in said)
+    quantization(source, tmp_path / "whole", RECIPES["mixed"]).run(said.append)
+    assert any(sentence.startswith("sensitivity") for sentence in said)
+    one, other = files(out), files(tmp_path / "whole")
+    assert all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
+
+
+def test_another_budget_does_not_go_on_from_layers(source: Path, tmp_path: Path) -> None:
+    """What has been finished was chosen by the one before."""
+
+    def progress(sentence: str) -> None:
+        if sentence.startswith("layer 1"):
+            raise Killed
+
+    with pytest.raises(Killed):
+        quantization(source, tmp_path / "out", RECIPES["mixed"]).run(progress)
+    other = dataclasses.replace(RECIPES["mixed"], average_bits=7.5)
+    with pytest.raises(ModelError, match=r"was begun with average_bits 7.0, and not 7.5"):
+        quantization(source, tmp_path / "out", other).run(quiet)
+
+
 def test_a_process_killed_before_its_first_word_is_no_obstacle(source: Path, tmp_path: Path) -> None:
     """All that it left is a lock, and a file that it had not finished."""
     partial = tmp_path / "out.partial"
