@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backend.config_fields import Fields
 from backend.errors import ModelError
 from backend.json_file import read_json_object
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _WEIGHT_DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
 _WEIGHT_DTYPES_IN_FILES = ("F32", "BF16", "F16", "F64")
 _INDEX = "model.safetensors.index.json"
-_LONGEST_QUOTED = 80
 
 
 class TensorStore:
@@ -121,20 +120,15 @@ def model_files(directory: Path) -> list[Path]:
         if not paths:
             raise ModelError(f"{directory}: no .safetensors file here")
         return paths
-    files = read_json_object(index).get("weight_map")
+    fields = Fields(read_json_object(index), str(index))
+    files = fields.values.get("weight_map")
     if not isinstance(files, dict) or not files or not all(isinstance(file, str) for file in files.values()):
-        raise ModelError(f"{index}: weight_map is {_short(files)}, expected the name of a file for each tensor")
+        raise fields.error("weight_map", "the name of a file for each tensor")
     paths = [directory / file for file in sorted(set(files.values()))]
     for path in paths:
         if path.parent != directory or not path.is_file():
             raise ModelError(f"{index}: weight_map names {path.name}, expected files of {directory} that are there")
     return paths
-
-
-def _short(value: object) -> str:
-    """As JSON, its beginning."""
-    text = json.dumps(value)
-    return text if len(text) <= _LONGEST_QUOTED else f"{text[:_LONGEST_QUOTED]}…"
 
 
 def decoder_name(name: str) -> str:

@@ -65,7 +65,7 @@ def test_a_tensor_that_is_there_twice_is_refused(tmp_path: Path, other: str) -> 
     ("index", "message"),
     [
         ("{", "cannot be read as JSON"),
-        ("{}", "weight_map is null, expected the name of a file for each tensor"),
+        ("{}", "weight_map is None, expected the name of a file for each tensor"),
         ('{"weight_map": {"a": 3}}', "weight_map is {.*}, expected the name of a file for each tensor"),
         ('{"weight_map": {"a": "three.safetensors"}}', "weight_map names three.safetensors, expected files of"),
         ('{"weight_map": {"a": "../one.safetensors"}}', "weight_map names one.safetensors, expected files of"),
