@@ -117,6 +117,12 @@ def _parser() -> Parser:
     )
     parser.add_argument("--asymmetric", action="store_true", help="keep the code of zero of each group too")
     parser.add_argument(
+        "--activation-bits",
+        type=int,
+        choices=[8, 16],
+        help="of what is multiplied with weights of 8 bits; 8: it is rounded too, a scale for each row (default: 16)",
+    )
+    parser.add_argument(
         "--act-order",
         choices=["weight", "order", "none"],
         help="of gptq and mixed: round inputs that see much first, in the groups that they are in anyway (weight), or "
@@ -169,9 +175,11 @@ def _check(parser: Parser, arguments: argparse.Namespace) -> None:
     if arguments.scheme != "int":
         if method != "rtn":
             parser.error(f"--method {method} is for integers; --scheme {arguments.scheme} is rounded to nearest")
-        for option in ("bits", "group_size", "asymmetric"):
+        for option in ("bits", "group_size", "asymmetric", "activation_bits"):
             if getattr(arguments, option):
                 parser.error(f"--{option.replace('_', '-')} is for integers, and not for --scheme {arguments.scheme}")
+    elif arguments.activation_bits == 8 and arguments.bits != 8:
+        parser.error("--activation-bits 8 is for --bits 8")
     budgets = [name for name in ("average_bits", "max_kl") if getattr(arguments, name) is not None]
     if method == "mixed" and len(budgets) != 1:
         parser.error("--method mixed needs one of --average-bits and --max-kl")
@@ -219,6 +227,7 @@ def _scheme(arguments: argparse.Namespace) -> Scheme:
         8 if arguments.bits == 8 else 4,
         None if group_size == -1 else group_size,
         "integer" if arguments.asymmetric else "middle",
+        8 if arguments.activation_bits == 8 else 16,
     )
 
 

@@ -76,6 +76,24 @@ def test_every_scheme_gives_the_same_logits(scheme: Scheme, source: Path, tmp_pa
     check(source, {"_proj": scheme}, tmp_path / "written")
 
 
+def test_rounded_rows_give_the_same_logits(source: Path, tmp_path: Path) -> None:
+    """They are as the package rounds them, 127.5 steps to either side of zero where the engine has 127."""
+
+    def rounded(_: torch.nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        steps = given[0].abs().amax(dim=-1, keepdim=True) / 127.5
+        return (torch.round(given[0] / steps).clamp(-128, 127) * steps,)
+
+    expected = LlamaForCausalLM.from_pretrained(source)
+    write_checkpoint(tmp_path / "written", source, quantised(expected, {"_proj": IntScheme(8, activation_bits=8)}))
+    unrounded = logits(expected)
+    for name, module in expected.named_modules():
+        if name.endswith("_proj"):
+            module.register_forward_pre_hook(rounded)
+    found = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "written"))
+    # Some values are so near the middle of two steps that the last bit decides.
+    assert (found - logits(expected)).norm() < 0.2 * (found - unrounded).norm()
+
+
 def test_zeros_give_the_same_logits(source: Path, tmp_path: Path) -> None:
     """Widened as they are loaded: transformers 5.23 makes no room for packed zeros otherwise."""
     options = CompressedTensorsConfig(dequantize=True)

@@ -11,9 +11,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from backend import eval_cli, quantize_cli
+from backend.quantization.int_scheme import IntScheme
+from backend.quantization.linears import linears
 from backend.quantize_cli import run
+from backend.weights import load_weights, read_config
 from tests.backend.quantization.methods.small_model import save_small_model, save_text
 
 SMALL = ["--windows", "4", "--window-tokens", "48", "--threads", "1", "--group-size", "32"]
@@ -68,6 +72,18 @@ def test_a_killed_process_goes_on(model: Path, text: Path, tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+def test_activations_in_eight_bits(method: str, model: Path, text: Path, tmp_path: Path) -> None:
+    """Rounded when the model is served: every layer of what is written says so, and none of what is left plain."""
+    words = [str(model), "--method", method, "--bits", "8", "--activation-bits", "8", "--out", str(tmp_path / "out")]
+    calibration = ["--calibration", str(text), "--windows", "4", "--window-tokens", "48"] if method == "gptq" else []
+    assert run([*words, *calibration, "--threads", "1"]) == 0
+    weights = load_weights(tmp_path / "out", read_config(tmp_path / "out"))
+    schemes = {name: linear.scheme for name, linear in linears(weights).items() if not isinstance(linear, torch.Tensor)}
+    assert set(schemes.values()) == {IntScheme(8, activation_bits=8)}
+    assert len(schemes) == 4 * 7
+
+
 def test_importing_it_loads_no_torch() -> None:
     """`keepgate --help` answers at once."""
     loaded = "import sys, backend.quantize_cli; sys.exit('torch' in sys.modules)"
@@ -99,6 +115,9 @@ def test_the_table_says_what_was_lost(
         (["--average-bits", "3"], "'3' is out of range, expected 4 to 16"),
         (["--max-kl", "nan"], "'nan' is out of range"),
         (["--bits", "3"], "invalid choice: 3"),
+        (["--activation-bits", "4"], "invalid choice: 4"),
+        (["--activation-bits", "8"], "--activation-bits 8 is for --bits 8"),
+        (["--scheme", "fp8", "--activation-bits", "8"], "--activation-bits is for integers, and not for --scheme fp8"),
         (["--scheme", "fp8", "--bits", "8"], "--bits is for integers, and not for --scheme fp8"),
         (["--scheme", "nf4", "--method", "gptq", "--calibration", "x"], "--method gptq is for integers"),
         (["--group-size", "0"], "'0' is out of range, expected 1 or more"),
