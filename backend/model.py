@@ -56,6 +56,9 @@ class TextSide:
         try:
             text = path.read_text("utf-8")
             tokenizer = Tokenizer.from_str(text)
+            # Settings of whoever used it last, which files keep: prompts are refused where they are too long.
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
         except Exception as error:  # the library raises nothing narrower
             raise ModelError(f"{path}: not a tokenizer that can be loaded ({error})") from error
         return cls(tokenizer, TokenBytes(text, config.vocab_size), ChatTemplate.load(directory, chat_template))
