@@ -12,12 +12,12 @@ _EMBEDDING = "embed_tokens.weight"
 _HEAD = "lm_head."
 _MEANINGLESS = (
     # Buffers of older files, of rotary embeddings and of the causal mask: they are computed from the config.
-    *(".inv_freq", ".cos_cached", ".sin_cached", "attn.bias", ".masked_bias"),
+    *("inv_freq", ".cos_cached", ".sin_cached", "attn.bias", ".masked_bias"),
     # Activations are kept in no fewer bits here, or in bits whose scale is found anew for each row.
     *(".input_scale", ".input_zero_point", ".input_scale_ub", ".activation_scale", ".act_scale"),
     *(".output_scale", ".output_zero_point"),
     # Nor are KV blocks kept with scales from a file.
-    *(".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".k_zero_point", ".v_zero_point"),
+    *(".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".q_zero_point", ".k_zero_point", ".v_zero_point"),
     # Of a weight in words; it says no more than config.json does, and is checked where words are read.
     ".weight_shape",
 )

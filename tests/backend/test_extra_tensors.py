@@ -125,6 +125,8 @@ def test_what_means_nothing_here_may_be_there(tmp_path: Path) -> None:
     add(
         tmp_path,
         "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.rotary_emb.original_inv_freq",
+        "model.layers.0.self_attn.q_zero_point",
         "model.layers.0.self_attn.masked_bias",
         "model.layers.0.self_attn.bias",
         "model.rotary_emb.inv_freq",

@@ -31,7 +31,8 @@ class CompressedTensorsReader:
         sparsity = values.get("sparsity_config")
         if sparsity and (not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense"):
             raise fields.error("sparsity_config", "absent: weights must not be sparse")
-        if values.get("transform_config"):
+        transforms = values.get("transform_config")
+        if transforms and transforms != {"config_groups": {}}:
             raise fields.error("transform_config", "absent: rows must be multiplied as they are")
         groups = values.get("config_groups")
         if not isinstance(groups, dict) or not groups or not all(isinstance(of, dict) for of in groups.values()):
@@ -39,6 +40,7 @@ class CompressedTensorsReader:
         self._groups = [
             WeightGroup(Fields(of, f"{source}: config_groups.{name}"), values.get("format"))
             for name, of in groups.items()
+            if of.get("weights") is not None  # else of rows alone, or of keys and values
         ]
         self._ignored = Targets(fields, "ignore")
 

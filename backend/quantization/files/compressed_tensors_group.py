@@ -119,7 +119,8 @@ class _Integers:
 
     def _order(self, module: ModuleTensors) -> torch.Tensor | None:
         """The inputs by their groups; None where these are side by side."""
-        if not module.has(_GROUP_INDEX):
+        # Minus ones are what the package begins with: no order has been found.
+        if not module.has(_GROUP_INDEX) or bool((module.raw(_GROUP_INDEX) == -1).all()):
             return None
         order = group_order(module, _GROUP_INDEX, self._scheme)
         said = self._weights.values.get("actorder")

@@ -254,3 +254,27 @@ def test_a_file_that_ends_early_is_refused(folder: str, share: float) -> None:
         path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
         with pytest.raises(ModelError, match=r"model\.safetensors: not a readable safetensors file"):
             read_linear(directory, KEY, *SHAPES[KEY])
+
+
+def assert_same_weight(one: Path, other: Path) -> None:
+    first, second = (read_linear(directory, KEY, *SHAPES[KEY]) for directory in (one, other))
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first.unpack(), second.unpack())
+
+
+def test_groups_of_no_weights_say_nothing_of_them(tmp_path: Path) -> None:
+    """llm-compressor has one for attention whose queries, keys and values are kept in fewer bits; nothing is turned."""
+    plain = changed(tmp_path / "plain", "llmcompressor-int4")
+    groups = read_json_object(plain / "config.json")["quantization_config"]["config_groups"]
+    attention = {"targets": ["LlamaAttention"], "weights": None, "input_activations": {"num_bits": 8}}
+    fields = {"config_groups": {"attention": attention, **groups}, "transform_config": {"config_groups": {}}}
+    assert_same_weight(plain, changed(tmp_path / "more", "llmcompressor-int4", None, **fields))
+
+
+def test_an_order_that_was_never_found_is_none(tmp_path: Path) -> None:
+    """compressed-tensors begins with minus ones, and leaves them where no calibration finds another order."""
+    plain = changed(tmp_path / "plain", "llmcompressor-int4")
+    never = torch.full((SHAPES[KEY][1],), -1, dtype=torch.int32)
+    more = changed(tmp_path / "more", "llmcompressor-int4", lambda tensors: tensors.update(weight_g_idx=never))
+    assert_same_weight(plain, more)
