@@ -59,7 +59,9 @@ _MOST_EXPERTS = 2**16
 _MOST_POSITIONS = 2**22
 """What the longest contexts of these families have; a table has a row for each."""
 _MOST_HEAD_DIM = 2**14
-"""A table of rotations has as many numbers for each position; heads have some hundreds."""
+"""Heads have some hundreds."""
+_MOST_ROTATIONS = 2**30
+"""Of a table with as many numbers for each position as a head has."""
 
 
 def read_hf_config(values: Mapping[str, Any], source: str) -> ModelConfig:
@@ -88,6 +90,8 @@ def read_hf_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     positions = fields.count("max_position_embeddings", most=_MOST_POSITIONS)
     if positions < 2:
         raise fields.error("max_position_embeddings", "at least 2: a token and its answer")
+    if positions * head_dim > _MOST_ROTATIONS:
+        raise fields.error("max_position_embeddings", f"at most {_MOST_ROTATIONS // head_dim} with heads of {head_dim}")
     attention_bias = model_type in ATTENTION_BIAS_FIELD and fields.flag("attention_bias")
     main_rope, ropes = _ropes(fields, model_type, num_layers)
     return ModelConfig(
@@ -194,16 +198,20 @@ def _gemma3_ropes(fields: Fields) -> tuple[Rope, Rope]:
     """Of full and of windowed layers. Newer files have an object for each kind under ``rope_parameters``."""
     kinds = fields.values.get("rope_parameters")
     if isinstance(kinds, Mapping) and (_FULL in kinds or _SLIDING in kinds):
-        full = {**fields.values, "rope_parameters": kinds.get(_FULL)}
-        # An older rope_scaling beside the newer spelling could only concern the full layers.
+        # An older rope_scaling beside the newer spelling is of the full layers, and says more.
+        scaling = fields.values.get("rope_scaling") or {}
+        if not isinstance(scaling, Mapping):
+            raise fields.error("rope_scaling", "an object")
+        of_full = {**(kinds.get(_FULL) or {}), **scaling}
+        full = {**fields.values, "rope_parameters": of_full, "rope_scaling": None}
         local = {"rope_theta": fields.values["rope_local_base_freq"], "rope_parameters": kinds.get(_SLIDING)}
         return _rope(Fields(full, fields.source)), _rope(Fields(local, fields.source))
     return _rope(fields), Rope(fields.number("rope_local_base_freq", 1e4))
 
 
 def _rope(fields: Fields) -> Rope:
-    """Base and scaling, from either spelling: ``rope_parameters``, or ``rope_theta`` + ``rope_scaling``."""
-    field = "rope_parameters" if fields.values.get("rope_parameters") else "rope_scaling"
+    """Base and scaling, from either spelling: ``rope_parameters``, or ``rope_theta`` + ``rope_scaling``, which wins."""
+    field = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
     values = fields.values.get(field) or {}
     if not isinstance(values, Mapping):
         raise fields.error(field, "an object")

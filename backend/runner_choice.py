@@ -14,7 +14,7 @@ from backend.fused_layout import KVPrecision, rounds_rows
 from backend.fused_runner import FusedRunner, check_shape
 from backend.gguf_file import Progress
 from backend.quantization.linears import linears
-from backend.runner import ModelRunner
+from backend.runner import BLOCK_SIZE, ModelRunner
 from backend.self_test import disagreement
 from backend.torch_runner import TorchRunner
 from backend.weights import ModelWeights
@@ -63,7 +63,7 @@ def choose_runner(
         progress(f"serving with torch, which is slower: {reason}")
     dtype = _TORCH_DTYPES[engine.dtype]
     num_blocks = _num_blocks(engine, TorchRunner.block_bytes(config, dtype, engine.kv_dtype))
-    return TorchRunner(config, weights, num_blocks, max_context, dtype, engine.kv_dtype)
+    return TorchRunner(config, weights, num_blocks, _reach(config, num_blocks, max_context), dtype, engine.kv_dtype)
 
 
 def _fused(
@@ -86,7 +86,12 @@ def _fused(
     if error > most:
         raise FusedUnavailable(f"the fused step failed its self-test (relative error {error:.3g}, at most {most})")
     num_blocks = _num_blocks(engine, FusedRunner.block_bytes(config, kv_precision))
-    return make(config, weights, num_blocks, max_context)
+    return make(config, weights, num_blocks, _reach(config, num_blocks, max_context))
+
+
+def _reach(config: ModelConfig, num_blocks: int, max_context: int) -> int:
+    """Positions that a sequence can come to: where all of it stays in sight, all of it has to fit the blocks."""
+    return max_context if config.sight is not None else min(max_context, num_blocks * BLOCK_SIZE)
 
 
 def _num_blocks(engine: EngineConfig, block_bytes: int) -> int:

@@ -47,6 +47,34 @@ def test_both_spellings_of_rotary_parameters() -> None:
     assert new.rope_scaling == Llama3RopeScaling(32.0, 1.0, 4.0, 8192)
 
 
+def test_an_older_scaling_beside_newer_parameters_wins() -> None:
+    """As in transformers, also where the newer ones are of its own making: who adds one by hand means it."""
+    new = {"rope_type": "default", "rope_theta": 5e5}
+    linear = {"rope_type": "linear", "factor": 4.0}
+    both = read(rope_parameters=new, rope_scaling=linear)
+    assert (both.rope_scaling, both.rope_theta) == (LinearRopeScaling(4.0), 10000.0)
+    assert read(rope_parameters=new, rope_scaling=linear, rope_theta=7.0).rope_theta == 7.0
+    assert read(rope_parameters=new, rope_scaling=None).rope_theta == 5e5
+    with pytest.raises(ModelError, match="'yarn', expected 'default', 'linear' or 'llama3'"):
+        read(rope_parameters=new, rope_scaling={"rope_type": "yarn"})
+
+
+def test_an_older_scaling_of_gemma3_is_of_the_layers_that_see_all() -> None:
+    """It says more than the newer parameters of these, and nothing of the others."""
+    kinds = {
+        "full_attention": {"rope_type": "default", "rope_theta": 3e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    }
+    config = read(
+        model_type="gemma3_text",
+        num_hidden_layers=6,
+        rope_parameters=kinds,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
+    assert (config.rope_theta, config.rope_scaling) == (3e6, LinearRopeScaling(8.0))
+    assert config.ropes[0] == Rope(2e4)
+
+
 def test_biases_and_norms_by_model_type() -> None:
     """Qwen2 has biases on queries, keys and values without saying so; Qwen3 has per-head norms."""
     assert (read(model_type="qwen2").qkv_bias, read(model_type="qwen2").output_bias) == (True, False)

@@ -40,6 +40,10 @@ HUGE = 10**400
         ({"model_type": "smollm3", "num_hidden_layers": 10**9}, "expected at most 4096"),
         ({"vocab_size": 10**9}, "vocab_size is 1000000000, expected at most 4194304"),
         ({"max_position_embeddings": 10**18}, "expected at most 4194304"),
+        (
+            {"max_position_embeddings": 2**22, "head_dim": 2**14},
+            "max_position_embeddings is 4194304, expected at most 65536 with heads of 16384",
+        ),
         ({"max_position_embeddings": 1}, "max_position_embeddings is 1, expected at least 2: a token and its answer"),
         ({"hidden_size": HUGE}, "expected at most 2147483647"),
         ({"model_type": "gemma2", "hidden_size": HUGE}, "expected at most 2147483647"),
@@ -51,7 +55,7 @@ HUGE = 10**400
         ({"hidden_act": "x" * 10**6}, "hidden_act is 'xxx"),
         ({"model_type": "gemma3", "text_config": {"model_type": "gemma3"}}, "text_config: model_type is 'gemma3'"),
     ],
-    ids=range(24),
+    ids=range(25),
 )
 def test_a_value_that_means_harm_is_named(changes: dict[str, Any], message: str) -> None:
     """With the field and what is right, in a line that can be read."""

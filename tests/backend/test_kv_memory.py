@@ -10,9 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.config import EngineConfig, KvDtype, ModelConfig
+from backend import rope, torch_runner
+from backend.config import ComputeDtype, EngineConfig, KvDtype, ModelConfig, Rope
 from backend.engine import Engine
 from backend.kv_memory import KvMemory
+from backend.rope import rotations
 from backend.runner import BLOCK_SIZE
 from backend.runner_choice import choose_runner
 from backend.torch_runner import TorchRunner
@@ -96,6 +98,25 @@ def test_quantised_memory_changes_logits_little(
         outputs.append(torch.cat([runner.run(step).logits for step in steps]))
     exact, rounded = outputs
     assert 1e-5 < relative_error(rounded, exact) < most
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_rotations_are_of_as_many_positions_as_there_is_memory_for(
+    small: tuple[ModelConfig, ModelWeights], dtype: ComputeDtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of four million positions costs no table of gigabytes where some thousand fit."""
+    positions: list[int] = []
+
+    def counted(which: Rope, head_dim: int, count: int) -> torch.Tensor:
+        positions.append(count)
+        return rotations(which, head_dim, count)
+
+    monkeypatch.setattr(rope, "rotations", counted)
+    monkeypatch.setattr(torch_runner, "rotations", counted)
+    config = dataclasses.replace(small[0], max_position_embeddings=2**22)
+    engine = EngineConfig(kv_memory=2**20, max_batch=1, threads=1, dtype=dtype)
+    runner = choose_runner(config, small[1], engine, 2**22, quiet)
+    assert max(positions) == runner.num_blocks * BLOCK_SIZE < 2**14
 
 
 def test_the_options_reach_the_runner(small: tuple[ModelConfig, ModelWeights]) -> None:
