@@ -14,6 +14,7 @@ from typing import NoReturn, get_args
 
 from backend.errors import ModelError
 from backend.options import context, memory_size, milliseconds, port, positive, seconds, threads
+from backend.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
 from backend.prefix_options import add_prefix_arguments, read_prefix_arguments
 from backend.quantization.names import Quantization
 from backend.threads import limit_spinning
@@ -215,6 +216,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
     except (ModelError, OSError) as error:
         print(f"keepgate backend: {error}", file=sys.stderr)
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"keepgate backend: {OUT_OF_MEMORY}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # before the server had taken over the signal
         return 130

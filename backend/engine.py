@@ -11,13 +11,13 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from backend.batching import Batching
 from backend.block_pool import BlockPool
 from backend.engine_stats import EngineStats, StepTimings, Totals
 from backend.flight import Flight, Landed, TokensOnTheWay, gives_only_tokens, land
 from backend.hand_over import HandOver
+from backend.out_of_memory import is_out_of_memory
 from backend.prefix_io import Fetch, Keep, PrefixIO
 from backend.runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
 from backend.sampler import Sampled, draw
@@ -263,7 +263,7 @@ class Engine:
         try:
             landed = land(flight, self._notes)
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             return expired + self._shed(flight)
         return expired + self._postprocess(flight, landed)
@@ -294,7 +294,7 @@ class Engine:
                 tokens = TokensOnTheWay(output.logits, chosen)
             return Flight(chunks, rows, output, tokens)
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             return Flight(chunks, rows, error)
 
@@ -440,8 +440,3 @@ class Engine:
         rate = self._notes.pop(sequence.id).rate(sequence.num_generated)
         if rate is not None and reason is not FinishReason.ABORTED:
             self.timings.answer_rates.append(rate)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    # torch's own class covers devices; its CPU allocator raises a plain RuntimeError with these words.
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -16,6 +16,7 @@ from backend.cli import Parser, end_with_the_reader, outlive_readers
 from backend.config import Device, EngineConfig
 from backend.errors import ModelError
 from backend.options import context, positive, threads
+from backend.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
 from backend.quantization.names import Quantization
 from backend.text_file import read_text
 from backend.threads import limit_spinning
@@ -81,8 +82,13 @@ def _run(words: Sequence[str]) -> int:
     progress = _Progress()
     try:
         report = evaluate_model(question, progress.say, progress.scored)
-    except (ModelError, OSError, MemoryError) as error:
-        print(f"keepgate eval: {str(error) or 'there is not enough memory'}", file=sys.stderr)
+    except (ModelError, OSError) as error:
+        print(f"keepgate eval: {error}", file=sys.stderr)
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"keepgate eval: {OUT_OF_MEMORY}", file=sys.stderr)
         return 1
     end_with_the_reader()
     print(json.dumps(as_json(report), indent=2) if arguments.json else as_text(report))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from backend.cli import Parser, end_with_the_reader, outlive_readers
 from backend.errors import ModelError
 from backend.options import non_negative, positive, threads
+from backend.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -72,8 +73,13 @@ def _run(words: Sequence[str]) -> int:
         source = resolve_model(arguments.model, progress, as_floats=True)
         tokens = _windows(arguments, source.directory) if arguments.calibration else None
         report = Quantization(source.directory, arguments.out, _recipe(arguments), tokens).run(progress)
-    except (ModelError, OSError, MemoryError) as error:
-        print(f"keepgate quantize: {str(error) or 'there is not enough memory'}", file=sys.stderr)
+    except (ModelError, OSError) as error:
+        print(f"keepgate quantize: {error}", file=sys.stderr)
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"keepgate quantize: {OUT_OF_MEMORY}", file=sys.stderr)
         return 1
     end_with_the_reader()
     print(json.dumps(report.as_json(), indent=1) if arguments.json else report.as_table())
