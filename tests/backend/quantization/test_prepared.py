@@ -31,6 +31,11 @@ def test_a_model_is_quantised_once_and_anew_when_it_has_changed(
     assert prepared(source, "gptq-int4", said.append) == first
     assert said == []
 
+    (directory / "notes.txt").write_text("of no model")
+    (directory / ".#config.json").symlink_to("nobody@nowhere.1234")
+    assert prepared(source, "gptq-int4", said.append) == first
+    assert said == []
+
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.01}))
     other = prepared(source, "gptq-int4", quiet)

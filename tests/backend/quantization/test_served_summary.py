@@ -10,10 +10,10 @@ import pytest
 from backend.config import EngineConfig
 from backend.errors import ModelError
 from backend.model import ServedModel, load_model
-from backend.model_source import ModelSource
+from backend.model_source import REPORT_FILE, ModelSource
 from backend.quantization.calibration.text import token_windows
 from backend.quantization.int_scheme import IntScheme
-from backend.quantization.methods.quantize import REPORT_FILE, Quantization
+from backend.quantization.methods.quantize import Quantization
 from backend.quantization.methods.recipe import Recipe
 from tests.backend.conftest import built_library, quiet
 from tests.backend.quantization.methods.small_model import save_small_model, save_text
@@ -48,16 +48,17 @@ def test_the_loss_that_was_measured_is_said(source: Path, tmp_path: Path) -> Non
 
 
 def test_nothing_is_said_where_nothing_was_measured(source: Path, tmp_path: Path) -> None:
-    """Round to nearest runs nothing; and many directories have no report."""
+    """Round to nearest runs nothing; and many directories have no report, or one of another program."""
     Quantization(source, tmp_path / "out", Recipe("rtn", IntScheme(8)), None).run(quiet)
-    for _ in range(2):
+    report = tmp_path / "out" / REPORT_FILE
+    for change in (report.read_text, lambda: report.write_text('{"of": "another program"}'), report.unlink):
+        change()
         summary = served(tmp_path / "out").quantization
         assert summary is not None
         assert summary.divergence is None
-        (tmp_path / "out" / REPORT_FILE).unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("report", ["", "[]", "{}", '{"divergence": {"tokens": 3, "kl": "little", "top1": 1}}'])
+@pytest.mark.parametrize("report", ["", "[]", '{"divergence": {"tokens": 3, "kl": "little", "top1": 1}}'])
 def test_a_report_that_is_none_is_named(source: Path, tmp_path: Path, report: str) -> None:
     """In one line, with what to do."""
     Quantization(source, tmp_path / "out", Recipe("rtn", IntScheme(8)), None).run(quiet)

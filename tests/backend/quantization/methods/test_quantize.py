@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from backend.errors import ModelError
+from backend.model_source import REPORT_FILE
 from backend.quantization.fp8_scheme import Fp8Scheme
 from backend.quantization.int_scheme import IntScheme
 from backend.quantization.linears import linears
 from backend.quantization.methods.gptq import ActOrder
-from backend.quantization.methods.quantize import REPORT_FILE, Quantization
+from backend.quantization.methods.quantize import Quantization
 from backend.quantization.methods.recipe import METHODS, Recipe
 from backend.quantization.methods.report import QuantizationReport
 from backend.quantization.nf4_scheme import Nf4Scheme
@@ -410,6 +411,7 @@ def test_a_budget_that_cannot_be_met_is_said_before_anything_is_measured(source:
     with pytest.raises(ModelError, match=r"an average of 4 bits cannot be had: all in int4-g32 has 4\.\d\d; expected"):
         quantization(source, tmp_path / "out", dataclasses.replace(RECIPES["mixed"], average_bits=4.0)).run(said.append)
     assert said == []
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_left_in_sixteen_bits_keeps_the_dtype_of_the_model(tmp_path: Path) -> None:
