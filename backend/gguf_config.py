@@ -60,6 +60,8 @@ class GgufMetadata:
         architecture = fields.get("general.architecture")
         if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
             raise self.error("general.architecture", f"one of {', '.join(_ARCHITECTURES)}")
+        if fields.get("split.count", 1) not in (0, 1):
+            raise self.error("split.count", "1: the whole model in one file, as llama-gguf-split --merge makes it")
         self.architecture = architecture
 
     def error(self, key: str, expected: str) -> ModelError:
@@ -191,7 +193,8 @@ def hf_config(metadata: GgufMetadata, rope_divisors: npt.NDArray[np.float32] | N
 
 def _biases(metadata: GgufMetadata, model_type: str) -> dict[str, bool]:
     """GGUF says by its tensors alone whether there are biases; what Hugging Face has no word for is found there."""
-    kinds = {name.split(".")[2] for name in metadata.tensors if name.startswith("blk.") and name.endswith(".bias")}
+    parts = [name.split(".") for name in metadata.tensors]
+    kinds = {kind for block, _, kind, end in (of for of in parts if len(of) == 4) if (block, end) == ("blk", "bias")}
     fields = {}
     if model_type in ATTENTION_BIAS_FIELD:
         fields["attention_bias"] = not kinds.isdisjoint(("attn_q", "attn_k", "attn_v", "attn_output"))

@@ -278,6 +278,7 @@ def test_scales_that_are_not_finite(kind: str, tmp_path: Path) -> None:
     [
         ("blk.{a}.attn_q.weight", "'blk.{a}.attn_q.weight'"),
         ("blk.{0:9999999999}.attn_q.weight", "'blk.{0:9999999999}.attn_q.weight'"),
+        ("blk.bias", "'blk.bias'"),
         ("blk.{.attn_q.weight", "'blk.{.attn_q.weight'"),
         ("blk.00.attn_q.weight", "'blk.00.attn_q.weight'"),
         ("blk.1.attn_q.weight", "'blk.1.attn_q.weight'"),
@@ -352,6 +353,8 @@ FIELDS: list[tuple[str, Any, str]] = [
     ("tokenizer.ggml.model", ["x"], "['x'], expected a string"),
     ("tokenizer.ggml.pre", "\x1b[31m", r"tokenizer 'gpt2' with pre-tokenizer '\x1b[31m' is not supported"),
     ("tokenizer.chat_template", 5, "5, expected a string"),
+    ("split.count", 3, "3, expected 1: the whole model in one file"),
+    ("split.count", [1], "[1], expected 1: the whole model"),
 ]
 
 
