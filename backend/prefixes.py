@@ -81,10 +81,12 @@ async def _distrust(state: ServerState, store: PrefixStore, prefix: StoredPrefix
 
 async def _remove(state: ServerState, forget: Callable[[], None], from_tiers: Callable[[], Awaitable[int]]) -> int:
     """Removes blocks from the engine's memory and from the tiers; returns how many the tiers had."""
+    removed = 0
+    for _ in range(2):  # again for what somebody restored, and kept anew, before it was gone everywhere
+        await _in_engine(state, forget)
+        await _settled(state)
+        removed += await from_tiers()
     await _in_engine(state, forget)
-    await _settled(state)
-    removed = await from_tiers()
-    await _in_engine(state, forget)  # what somebody restored from the tiers before it was gone there
     return removed
 
 
