@@ -36,3 +36,11 @@ class Grid:
     def of_group(self, group: int) -> Grid:
         """The grid of one group alone: [out, 1]."""
         return Grid(self.scales[:, group : group + 1], self.offsets[:, group : group + 1], self.levels)
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Codes uint8 [out, in] and the grid that they are of; groups are of columns that follow each other."""
+
+    codes: torch.Tensor
+    grid: Grid

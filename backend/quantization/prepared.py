@@ -20,13 +20,13 @@ from backend.weights import read_config
 RECIPES: Mapping[str, Recipe] = {
     "gptq-int4": Recipe("gptq", IntScheme(4, 128)),
     "awq-int4": Recipe("awq", IntScheme(4, 128, "integer")),
-    "mixed": Recipe("mixed", IntScheme(4, 64, "integer"), average_bits=5.5),
+    "mixed": Recipe("mixed", IntScheme(4, 32, "integer"), average_bits=5.5),
 }
 """By the name that each is asked for with; ``keepgate quantize`` has all the options, and a text of one's own."""
 
 _TEXT = Path(__file__).parent / "calibration" / "wikitext-2-valid.txt.gz"
 _WINDOWS, _WINDOW_TOKENS = 128, 512
-_VERSION = 1
+_VERSION = 2
 """Raised when the same recipe makes something else."""
 
 

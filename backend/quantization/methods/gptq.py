@@ -4,21 +4,23 @@ that are still to come.
 The rows of a weight share one Hessian of the squared error of their outputs, ``H = 2/n XᵀX``. When column i has been
 rounded, the best change of the columns after it is ``-(w_i - q_i) / U_ii * U_i,i+1..`` with ``H⁻¹ = UᵀU``, U upper
 triangular. Changes are applied at once within a block of columns, and to all later blocks in one product at its end.
+Codes and scales are then refined by turns (``refinement.py``), which no paper's GPTQ does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from backend.quantization.calibration.input_statistics import InputStatistics
-from backend.quantization.grid import Grid
+from backend.quantization.grid import Codes, Grid
 from backend.quantization.int_scheme import IntLinear, IntScheme
+from backend.quantization.methods.one_thread import one_thread
 from backend.quantization.methods.ranges import by_inputs, searched_grid
+from backend.quantization.methods.refinement import refined
 from backend.quantization.methods.rounded import Rounded, round_to_nearest
 from backend.quantization.quantized_linear import Scheme
 
@@ -50,8 +52,12 @@ class Gptq:
         if factor is None:
             return _nearest(weights, seen, scheme, "the Hessian is not positive definite, however damped")
         weight = torch.cat([part.float() for part in weights])
-        with _one_thread():
+        hessian = damped(seen.hessian, damping)
+        with one_thread():
             codes = rounded_codes(weight, factor, scheme, self.act_order == "weight", _importance(seen))
+        if self.act_order == "order":
+            weight, hessian = weight[:, factor.order], hessian[factor.order][:, factor.order]
+        codes = refined(weight, codes, scheme, hessian)
         order = factor.order.int() if self.act_order == "order" else None
         notes = () if damping == _DAMPING[0] else (f"the Hessian needed a damping of {damping:.0%}",)
         sizes = [len(part) for part in weights]
@@ -75,14 +81,6 @@ class InverseFactor:
     order: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Codes:
-    """Codes uint8 [out, in] and the grid that they are of; groups are of columns that follow each other."""
-
-    codes: torch.Tensor
-    grid: Grid
-
-
 def inverse_factor(hessian: torch.Tensor, act_order: ActOrder) -> tuple[InverseFactor | None, float]:
     """The factor of a Hessian float64 [in, in], and the damping with which it is positive definite.
 
@@ -95,17 +93,20 @@ def inverse_factor(hessian: torch.Tensor, act_order: ActOrder) -> tuple[InverseF
     size = len(diagonal)
     order = torch.arange(size) if act_order == "none" else diagonal.argsort(descending=True, stable=True)
     ordered = hessian[order][:, order].double()
-    dead = ordered.diagonal() == 0
-    mean = ordered.diagonal().mean()
     for damping in _DAMPING:
-        damped = ordered + torch.diag(torch.where(dead, 1.0, damping * mean))
         # Cholesky's from the other end: H = R·Rᵀ with R upper triangular, so U = R⁻¹, and H⁻¹ is never formed.
-        lower, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
+        lower, failed = torch.linalg.cholesky_ex(damped(ordered, damping).flip(0, 1))
         if int(failed) == 0 and bool(torch.isfinite(lower).all()):
             inverse = torch.linalg.solve_triangular(lower.flip(0, 1), torch.eye(size, dtype=lower.dtype), upper=True)
             if bool(torch.isfinite(inverse).all()):
                 return InverseFactor(inverse, order), damping
     return None, _DAMPING[-1]
+
+
+def damped(hessian: torch.Tensor, damping: float) -> torch.Tensor:
+    """A Hessian with so much of its mean diagonal added; one of an input that was always zero."""
+    diagonal = hessian.diagonal()
+    return hessian + torch.diag(torch.where(diagonal == 0, 1.0, damping * diagonal.mean()))
 
 
 def rounded_codes(
@@ -157,17 +158,6 @@ def rounded_codes(
         return Codes(torch.empty_like(kept).index_copy_(0, factor.order, kept).T.contiguous(), grid)
     scales, offsets = (torch.cat(parts, dim=1) for parts in zip(*((g.scales, g.offsets) for g in found), strict=True))
     return Codes(kept.T.contiguous(), Grid(scales, offsets, scheme.levels))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """A column is too little work for several threads, which would spend their time on waiting for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _columns_at_once(width: int, size: int) -> int:

@@ -1,0 +1,99 @@
+"""What is still to be had once a weight is rounded: codes and scales by turns, each the best for the others.
+
+GPTQ decides every column once, by what is known when it is reached. Coordinate descent (QuantEase, arXiv 2309.01885)
+goes over the columns again: with ``G = (W - Q)H``, the slope of the loss, the best value of column i while all others
+stay is ``q_i + G_i / H_ii``, and its code the nearest to that. Scales of a row, its codes given, solve a linear system
+with as many unknowns as the row has groups. No step makes a row lose more.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from backend.quantization.calibration.input_statistics import output_loss
+from backend.quantization.grid import Codes, Grid
+from backend.quantization.int_scheme import IntScheme
+from backend.quantization.methods.one_thread import one_thread
+
+_TURNS = 4
+"""Later ones win next to nothing."""
+_BLOCK = 128
+_NUMBERS_AT_ONCE = 2**24
+_RIDGE = 1e-4
+"""Of the diagonal: two groups may be all but the same to the Hessian."""
+
+
+def refined(weight: torch.Tensor, codes: Codes, scheme: IntScheme, hessian: torch.Tensor) -> Codes:
+    """Codes that lose no more of the outputs.
+
+    Args:
+        weight: float32 [out, in], columns in the order of the codes.
+        codes: of the weight.
+        hessian: [in, in], of the same columns, positive definite.
+    """
+    hessian = hessian.float()
+    for _ in range(_TURNS):
+        codes = _with_best_scales(weight, codes, scheme, hessian)
+        codes = _descended(weight, codes, hessian)
+    return codes
+
+
+def _descended(weight: torch.Tensor, codes: Codes, hessian: torch.Tensor) -> Codes:
+    """Each column once, the one with the largest curvature first. Rows of what is computed with are columns."""
+    grid, width = codes.grid, weight.shape[1] // codes.grid.scales.shape[1]
+    kept, values = codes.codes.T.contiguous(), grid.decode(codes.codes).T.contiguous()
+    slopes = hessian @ (weight.T - values)
+    for block in torch.split(hessian.diagonal().argsort(descending=True, stable=True), _BLOCK):
+        within, of_block = hessian[block][:, block], slopes[block]
+        changes = torch.empty_like(of_block)
+        with one_thread():
+            for at, column in enumerate(block.tolist()):
+                of_group = grid.of_group(column // width)
+                code = of_group.encode((values[column] + of_block[at] / within[at, at]).unsqueeze(1))
+                value = of_group.decode(code).squeeze(1)
+                changes[at] = value - values[column]
+                of_block.addr_(within[at], changes[at], alpha=-1)
+                kept[column], values[column] = code.squeeze(1), value
+        slopes.addmm_(hessian[:, block], changes, alpha=-1)
+    return Codes(kept.T.contiguous(), grid)
+
+
+def _with_best_scales(weight: torch.Tensor, codes: Codes, scheme: IntScheme, hessian: torch.Tensor) -> Codes:
+    """The scales that lose least with these codes, and with the zeros or minima that there are."""
+    grid = codes.grid
+    shape = (*grid.scales.shape, -1)
+    if scheme.zero == "minimum":
+        steps, fixed = codes.codes.view(shape).float(), grid.offsets
+    else:
+        zeros = torch.round(-grid.offsets / torch.where(grid.scales > 0, grid.scales, 1.0))
+        steps, fixed = codes.codes.view(shape) - zeros.unsqueeze(-1), torch.zeros_like(zeros)
+    wanted = ((weight.view(shape) - fixed.unsqueeze(-1)).flatten(1) @ hessian).view(shape)
+    at_once = max(_NUMBERS_AT_ONCE // grid.scales.shape[1] ** 2, 1)
+    parts = zip(torch.split(steps, at_once), torch.split(wanted, at_once), strict=True)
+    scales = torch.cat([_least_squares(some, of_these, hessian) for some, of_these in parts])
+    scales = scales.to(torch.float32 if scheme.group_size is None else torch.float16).float()
+    scales = torch.where((scales > 0) & torch.isfinite(scales), scales, grid.scales)
+    offsets = grid.offsets if scheme.zero == "minimum" else -zeros * scales
+    found = Grid(scales, offsets, grid.levels)
+    lost, before = (output_loss(weight - of.decode(codes.codes), hessian) for of in (found, grid))
+    better = (lost < before).unsqueeze(1)
+    scales, offsets = torch.where(better, scales, grid.scales), torch.where(better, offsets, grid.offsets)
+    return Codes(codes.codes, Grid(scales, offsets, grid.levels))
+
+
+def _least_squares(steps: torch.Tensor, wanted: torch.Tensor, hessian: torch.Tensor) -> torch.Tensor:
+    """Scales float32 [rows, groups] with which steps [rows, groups, width] come closest to what is wanted.
+
+    Args:
+        wanted: as ``steps``, times the Hessian.
+    """
+    rows, groups, width = steps.shape
+    products = torch.empty(rows, groups, groups)
+    for group in range(groups):
+        seen = steps[:, group] @ hessian[group * width : (group + 1) * width]
+        products[:, group] = (seen.view_as(steps) * steps).sum(-1)
+    diagonal = products.diagonal(dim1=1, dim2=2)
+    damped = products + torch.diag_embed(diagonal * _RIDGE + torch.finfo(torch.float32).tiny)
+    solved: torch.Tensor
+    solved, _ = torch.linalg.solve_ex(damped.double(), (steps * wanted).sum(-1, keepdim=True).double())
+    return solved.squeeze(-1).float()
