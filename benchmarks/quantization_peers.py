@@ -36,11 +36,12 @@ _RECIPES = {"gptq": Recipe("gptq", IntScheme(4, _GROUP)), "awq": Recipe("awq", I
 _METHOD = """\
 SmolLM2-135M-Instruct in four bits, a scale for 64 inputs each, calibrated on the same windows of {tokens} tokens of
 WikiText-2's validation split ({windows}), embedding and head left alone. GPTQ: symmetric, no act-order in the files,
-all else as each has it by itself: {version} moves groups within the order of the activations and has a damping of 5 %,
-Keepgate rounds in the order of the Hessian's diagonal, searches ranges and has a damping of 1 %. AWQ: with zeros. Then
-both checkpoints are read by Keepgate, and what their bits say is multiplied in half floats: the rise of the perplexity
-over the same weights in bfloat16 ({reference:.3f}), on the first {scored:,} tokens of the test split as in "What
-quantised weights lose". The Python of {variable} is that of the other package."""
+all else as each has it by itself: {version} moves groups within the order of the activations and has a damping of 5
+%, Keepgate rounds in the order of the Hessian's diagonal, searches ranges, refines codes and scales by turns and has
+a damping of 1 %. AWQ: with zeros. Then both checkpoints are read by Keepgate, and what their bits say is multiplied
+in half floats: the rise of the perplexity over the same weights in bfloat16 ({reference:.3f}), on the first
+{scored:,} tokens of the test split as in "What quantised weights lose". The Python of {variable} is that of the
+other package."""
 
 
 @dataclass(frozen=True, slots=True)

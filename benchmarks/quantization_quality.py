@@ -68,12 +68,12 @@ tokens; their perplexity is {reference:.3f}, and {of_many:.3f} over the many. Th
 the nearest by each scheme; gptq-int4, awq-int4 and mixed are what `keepgate backend` makes under these names, with 128
 windows of 512 tokens of the validation split. Embedding and head stay as they are, and what the bits say is multiplied
 in half floats; in int8-dynamic activations are rounded as well. Groups of 128 are 64 where 128 does not divide the
-inputs. Rows with --quantization are what is served under that name on this machine: the head is rounded too, and the
-kernels may round activations. KL is the mean Kullback-Leibler divergence from the next-token distribution of the
-reference, in nats, and top-1 how often both have the same first choice. Memory is that of the rounded matrices with
-their scales, in units of bfloat16. The checkpoint was made from 4-bit weights with a scale and a minimum for groups of
-32 (Q4_1): int4-min-g32, which --quantization int4 is, finds these again and loses next to nothing, as it would on no
-other model."""
+inputs; the four bits of mixed are with zeros in groups of 32. Rows with --quantization are what is served under that
+name on this machine: the head is rounded too, and the kernels may round activations. KL is the mean Kullback-Leibler
+divergence from the next-token distribution of the reference, in nats, and top-1 how often both have the same first
+choice. Memory is that of the rounded matrices with their scales, in units of bfloat16. The checkpoint was made from
+4-bit weights with a scale and a minimum for groups of 32 (Q4_1): int4-min-g32, which --quantization int4 is, finds
+these again and loses next to nothing, as it would on no other model."""
 
 
 @dataclass(frozen=True, slots=True)

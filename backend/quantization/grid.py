@@ -33,6 +33,11 @@ class Grid:
         columns = codes.reshape(*self.scales.shape, -1).float()
         return (columns * self.scales.unsqueeze(-1) + self.offsets.unsqueeze(-1)).flatten(1)
 
+    @property
+    def zeros(self) -> torch.Tensor:
+        """The codes of zero, whole numbers float32 [out, groups], where zero has one; 0 where a scale is 0."""
+        return torch.round(-self.offsets / torch.where(self.scales > 0, self.scales, 1.0))
+
     def of_group(self, group: int) -> Grid:
         """The grid of one group alone: [out, 1]."""
         return Grid(self.scales[:, group : group + 1], self.offsets[:, group : group + 1], self.levels)

@@ -63,6 +63,11 @@ class IntScheme:
         """The code of zero where it is not kept."""
         return 1 << (self.bits - 1)
 
+    @property
+    def scale_dtype(self) -> torch.dtype:
+        """What scales and minima are kept in."""
+        return torch.float32 if self.group_size is None else torch.float16
+
     def groups(self, in_features: int) -> int:
         """Scales of an output."""
         return 1 if self.group_size is None else in_features // self.group_size
@@ -159,13 +164,12 @@ class IntLinear:
     @classmethod
     def of(cls, scheme: IntScheme, codes: torch.Tensor, grid: Grid, order: torch.Tensor | None = None) -> IntLinear:
         """From codes uint8 [out, in], not packed, and the grid that they are of."""
-        dtype = torch.float32 if scheme.group_size is None else torch.float16
-        zeros = torch.round(-grid.offsets / torch.where(grid.scales > 0, grid.scales, 1.0))
+        dtype = scheme.scale_dtype
         return cls(
             scheme,
             pack_nibbles(codes) if scheme.bits == 4 else codes.contiguous(),
             grid.scales.to(dtype).contiguous(),
-            zeros.clamp(0, scheme.levels).to(torch.uint8).contiguous() if scheme.zero == "integer" else None,
+            grid.zeros.clamp(0, scheme.levels).to(torch.uint8).contiguous() if scheme.zero == "integer" else None,
             grid.offsets.to(dtype).contiguous() if scheme.zero == "minimum" else None,
             order,
         )

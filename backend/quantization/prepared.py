@@ -13,7 +13,7 @@ import xxhash
 from backend.errors import ModelError
 from backend.model_source import ModelSource, cache_directory
 from backend.quantization.int_scheme import IntScheme
-from backend.quantization.methods.recipe import Recipe
+from backend.quantization.methods.recipe import REVISION, Recipe
 from backend.quantization.source_files import source_files
 from backend.weights import read_config
 
@@ -26,8 +26,6 @@ RECIPES: Mapping[str, Recipe] = {
 
 _TEXT = Path(__file__).parent / "calibration" / "wikitext-2-valid.txt.gz"
 _WINDOWS, _WINDOW_TOKENS = 128, 512
-_VERSION = 2
-"""Raised when the same recipe makes something else."""
 
 
 def prepared(source: ModelSource, name: str, progress: Callable[[str], None]) -> ModelSource:
@@ -37,7 +35,7 @@ def prepared(source: ModelSource, name: str, progress: Callable[[str], None]) ->
         ModelError: it cannot be read, quantised or written.
     """
     models = cache_directory() / "quantized"
-    target = models / f"{_identity(source.directory)}-{name}-v{_VERSION}"
+    target = models / f"{_identity(source.directory)}-{name}-v{REVISION}"
     try:
         models.mkdir(parents=True, exist_ok=True)
         with _lock(models / f"{target.name}.lock", progress):

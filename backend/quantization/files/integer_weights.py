@@ -49,7 +49,7 @@ def int_linear(
 
 def _kept(module: ModuleTensors, scheme: IntScheme, numbers: torch.Tensor) -> torch.Tensor:
     """Scales or minima in the dtype that `IntLinear` has them in."""
-    kept = numbers.to(torch.float32 if scheme.group_size is None else torch.float16).contiguous()
+    kept = numbers.to(scheme.scale_dtype).contiguous()
     place = f"{module.store.directory}: {module.name}"
     if not bool(torch.isfinite(kept).all()):
         raise CannotQuantize(f"{place} has a scale beyond the range of half floats")

@@ -4,7 +4,7 @@ that are still to come.
 The rows of a weight share one Hessian of the squared error of their outputs, ``H = 2/n XᵀX``. When column i has been
 rounded, the best change of the columns after it is ``-(w_i - q_i) / U_ii * U_i,i+1..`` with ``H⁻¹ = UᵀU``, U upper
 triangular. Changes are applied at once within a block of columns, and to all later blocks in one product at its end.
-Codes and scales are then refined by turns (``refinement.py``), which no paper's GPTQ does.
+Codes and scales are then refined by turns (``refinement.py``), which the paper does not.
 """
 
 from __future__ import annotations
@@ -104,9 +104,12 @@ def inverse_factor(hessian: torch.Tensor, act_order: ActOrder) -> tuple[InverseF
 
 
 def damped(hessian: torch.Tensor, damping: float) -> torch.Tensor:
-    """A Hessian with so much of its mean diagonal added; one of an input that was always zero."""
-    diagonal = hessian.diagonal()
-    return hessian + torch.diag(torch.where(diagonal == 0, 1.0, damping * diagonal.mean()))
+    """A Hessian with so much of its mean diagonal added, and the unit matrix in place of one that is nothing.
+
+    What an input that was always zero counts for is then in proportion to the others, which it may share a scale with.
+    """
+    added = damping * float(hessian.diagonal().mean())
+    return hessian + torch.eye(len(hessian), dtype=hessian.dtype) * (added or 1.0)
 
 
 def rounded_codes(

@@ -70,8 +70,8 @@ class PartialFolder:
             for name, then, now in _differences(read_json_object(path / _MADE_OF), made_of):
                 if name not in may_differ:
                     raise ModelError(
-                        f"{path}: was begun with {name} {then}, and not {now}; expected the same model and options, "
-                        "or that folder to be deleted"
+                        f"{path}: was begun with {name} {then}, and not {now}; expected the same model, options and "
+                        "release of Keepgate, or that folder to be deleted"
                     )
         elif any(child.name not in _NOTHING_YET for child in path.iterdir()):
             raise ModelError(f"{path}: holds something else than a quantisation that was begun; expected it to be gone")

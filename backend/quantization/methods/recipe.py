@@ -21,6 +21,9 @@ from backend.quantization.quantized_linear import Scheme
 Method = Literal["rtn", "gptq", "awq", "mixed"]
 METHODS: tuple[Method, ...] = ("rtn", "gptq", "awq", "mixed")
 
+REVISION = 2
+"""Of what the methods compute: raised when the same recipe makes something else."""
+
 Bits = dict[tuple[int, Group], int]
 """Of a layer's group."""
 
@@ -114,6 +117,7 @@ class Recipe:
         """As JSON values, for a report and to tell one from another."""
         return {
             "method": self.method,
+            "revision": REVISION,
             "scheme": self.scheme.name,
             "act_order": self.act_order,
             "average_bits": self.average_bits,

@@ -18,6 +18,7 @@ from backend.model_source import REPORT_FILE
 from backend.quantization.fp8_scheme import Fp8Scheme
 from backend.quantization.int_scheme import IntScheme
 from backend.quantization.linears import linears
+from backend.quantization.methods import recipe
 from backend.quantization.methods.gptq import ActOrder
 from backend.quantization.methods.quantize import Quantization
 from backend.quantization.methods.recipe import METHODS, Recipe
@@ -209,9 +210,21 @@ def test_other_options_do_not_go_on(changes: dict[str, ActOrder], field: str, so
     stop_after_a_layer(source, tmp_path / "out")
     other = dataclasses.replace(RECIPES["gptq"], **changes)  # type: ignore[arg-type] # each has its own type
     before = sorted((tmp_path / "out.partial").iterdir())
-    with pytest.raises(ModelError, match=f"out.partial: was begun with {field}; expected the same model and options"):
+    with pytest.raises(ModelError, match=f"out.partial: was begun with {field}; expected the same model, options and"):
         quantization(source, tmp_path / "out", other).run(quiet)
     assert sorted((tmp_path / "out.partial").iterdir()) == before
+
+
+def test_what_another_release_computed_does_not_go_on(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half its layers would have been rounded in another way than the rest."""
+    stop_after_a_layer(source, tmp_path / "out")
+    monkeypatch.setattr(recipe, "REVISION", recipe.REVISION + 1)
+    with pytest.raises(
+        ModelError, match=rf"was begun with revision {recipe.REVISION - 1}, and not {recipe.REVISION}; "
+    ):
+        quantization(source, tmp_path / "out", RECIPES["gptq"]).run(quiet)
 
 
 def test_other_calibration_data_or_another_model_does_not_go_on(source: Path, tmp_path: Path) -> None:

@@ -10,20 +10,25 @@ from hypothesis import strategies as st
 from backend.quantization.calibration.input_statistics import output_loss
 from backend.quantization.grid import Codes, Grid
 from backend.quantization.int_scheme import IntLinear, IntScheme
-from backend.quantization.methods import refinement
-from backend.quantization.methods.gptq import damped
+from backend.quantization.methods import gptq, refinement
+from backend.quantization.methods.gptq import ActOrder, Gptq, damped
 from backend.quantization.methods.refinement import refined
-from tests.backend.quantization.methods.test_gptq import correlated, random_weight, statistics
+from tests.backend.quantization.methods.test_gptq import correlated, every_order, random_weight, statistics
 from tests.backend.quantization.schemes import ZEROS
 
 SCHEMES = [IntScheme(4, 32, zero) for zero in ZEROS] + [IntScheme(4), IntScheme(8), IntScheme(4, 64, "integer")]
 
 
-def hessian_of(size: int, seed: int) -> torch.Tensor:
-    """Of inputs of which some are always zero."""
+def inputs(size: int, seed: int) -> torch.Tensor:
+    """Of which some are always zero: float32 [rows, size]."""
     x = correlated(3 * size, size, seed)
     x[:, ::17] = 0
-    return damped(statistics(x).hessian, 0.01)
+    return x
+
+
+def hessian_of(size: int, seed: int) -> torch.Tensor:
+    """Damped, of such inputs."""
+    return damped(statistics(inputs(size, seed)).hessian, 0.01)
 
 
 def nearest(weight: torch.Tensor, scheme: IntScheme) -> Codes:
@@ -31,22 +36,91 @@ def nearest(weight: torch.Tensor, scheme: IntScheme) -> Codes:
     return Codes(grid.encode(weight), grid)
 
 
+def rows_lose_no_more(weight: torch.Tensor, before: Codes, after: Codes, hessian: torch.Tensor) -> bool:
+    """But for what float32 rounds."""
+    old, new = (output_loss(weight.double() - c.grid.decode(c.codes), hessian) for c in (before, after))
+    return bool((new <= old * (1 + 1e-4) + 1e-12).all())
+
+
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 9), groups=st.integers(1, 3), scheme=st.sampled_from(SCHEMES))
 def test_no_row_loses_more(seed: int, rows: int, groups: int, scheme: IntScheme) -> None:
-    """From wherever it starts, but for what float32 rounds; several rows of four bits always have something to give.
+    """Neither from the nearest codes nor from what was refined already, where there is next to nothing to be had.
 
-    What is kept of the grid is the grid.
+    Several rows of four bits always have something to give at first. What is kept of the grid is the grid.
     """
     size = 64 * groups
     weight, hessian = random_weight(rows, size, seed), hessian_of(size, seed)
     before = nearest(weight, scheme)
+    given_codes = before.codes.clone()
     after = refined(weight, before, scheme, hessian)
-    old, new = (output_loss(weight.double() - c.grid.decode(c.codes), hessian) for c in (before, after))
-    assert bool((new <= old * (1 + 2e-3) + 1e-12).all())
-    assert scheme.bits == 8 or rows < 4 or float(new.sum()) < float(old.sum())
+    assert torch.equal(before.codes, given_codes), "what came in has been written over"
+    assert rows_lose_no_more(weight, before, after, hessian)
+    assert rows_lose_no_more(weight, after, refined(weight, after, scheme, hessian), hessian)
+    old, new = (output_loss(weight.double() - c.grid.decode(c.codes), hessian).sum() for c in (before, after))
+    assert scheme.bits == 8 or rows < 4 or float(new) < float(old)
     assert int(after.codes.max()) <= scheme.levels
     assert torch.equal(IntLinear.of(scheme, after.codes, after.grid).unpack(), after.grid.decode(after.codes))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=[scheme.name for scheme in SCHEMES])
+def test_each_step_alone_gains_and_loses_nothing(scheme: IntScheme) -> None:
+    """At first both gain. Once codes have long been refined, a row would lose more by some scales, as half floats round
+    them: these are not taken.
+    """
+    weight, hessian = random_weight(64, 192, 8), hessian_of(192, 9)
+    before = nearest(weight, scheme)
+
+    def lost(codes: Codes) -> float:
+        return float(output_loss(weight.double() - codes.grid.decode(codes.codes), hessian).sum())
+
+    assert lost(refinement._with_best_scales(weight, before, scheme, hessian.float())) < lost(before)
+    assert lost(refinement._descended(weight, before, hessian.float())) < lost(before)
+    long = refined(weight, refined(weight, before, scheme, hessian), scheme, hessian)
+    assert rows_lose_no_more(weight, long, refinement._with_best_scales(weight, long, scheme, hessian.float()), hessian)
+    assert rows_lose_no_more(weight, long, refinement._descended(weight, long, hessian.float()), hessian)
+
+
+@every_order
+@pytest.mark.parametrize("scheme", [IntScheme(4, 32), IntScheme(4, 64, "integer")], ids=["int4-g32", "int4-asym-g64"])
+def test_gptq_loses_less_by_it(act_order: ActOrder, scheme: IntScheme, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Than by the codes and scales that it has before."""
+    weight, seen = random_weight(48, 192, 10), statistics(inputs(192, 11))
+
+    def lost() -> torch.Tensor:
+        (rounded,) = Gptq(act_order)([weight], seen, scheme)
+        return output_loss(weight.double() - rounded.linear.unpack(), damped(seen.hessian, 0.01))
+
+    with_it = lost()
+    monkeypatch.setattr(gptq, "refined", lambda weight, codes, scheme, hessian: codes)
+    without = lost()
+    assert bool((with_it <= without * (1 + 1e-4)).all())
+    assert float(with_it.sum()) < 0.99 * float(without.sum())
+
+
+@every_order
+@settings(max_examples=10)
+@given(
+    seed=st.integers(0, 10**6), exponent=st.integers(-12, 12), apart=st.integers(2, 17), scheme=st.sampled_from(SCHEMES)
+)
+def test_the_magnitude_of_inputs_changes_nothing(
+    act_order: ActOrder, seed: int, exponent: int, apart: int, scheme: IntScheme
+) -> None:
+    """Not where some were always zero either: they would count for more than all others, where those are small."""
+    weight, x = random_weight(8, 128, seed), correlated(300, 128, seed)
+    x[:, ::apart] = 0
+    one, other = (Gptq(act_order)([weight], statistics(x * by), scheme)[0] for by in (1.0, 2.0**exponent))
+    assert torch.equal(one.linear.unpack(), other.linear.unpack())
+
+
+def test_rows_are_solved_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each for itself: a part of one row says what all say together."""
+    weight, hessian, scheme = random_weight(7, 128, 12), hessian_of(128, 13), IntScheme(4, 32, "integer")
+    together = refinement._with_best_scales(weight, nearest(weight, scheme), scheme, hessian.float())
+    monkeypatch.setattr(refinement, "_NUMBERS_AT_ONCE", 2 * 4**2)
+    parts = refinement._with_best_scales(weight, nearest(weight, scheme), scheme, hessian.float())
+    torch.testing.assert_close(parts.grid.scales, together.grid.scales, rtol=1e-3, atol=0)
+    assert not torch.equal(parts.grid.scales, nearest(weight, scheme).grid.scales)
 
 
 def test_blocks_compute_what_single_columns_do() -> None:
