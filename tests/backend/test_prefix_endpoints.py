@@ -110,6 +110,39 @@ async def test_everything_can_be_cleared(served: Served) -> None:
     assert await ask(served) == 0
 
 
+async def test_what_was_asked_while_it_was_cleared_is_cleared_too(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody gets blocks from a tier just before it is emptied, and others find these in the engine's memory: what
+    they have asked is kept anew, with these blocks, where there is nothing any more.
+    """
+    await ask(served)
+    opened = served.state.opened_store
+    assert opened is not None
+    tiers = opened.store.tiers.values()
+    blocks = (await said(served, "POST", "/v1/prefix/lookup", json={"prompt": WORDS}))["tokens"] // BLOCK_SIZE
+    await kept(served, blocks)
+    await kept(served, blocks)
+    clear, times = opened.store.clear, 0
+
+    async def asked_meanwhile() -> int:
+        nonlocal times
+        times += 1
+        if times > 1:
+            return await clear()
+        assert await ask(served) > 0
+        removed = await clear()
+        assert await ask(served, WORDS + "and something else " * 9) > 0
+        await served.state.prefixes.settled()
+        assert all(tier.counts.writes > blocks for tier in tiers), "nothing was kept anew"
+        return removed
+
+    monkeypatch.setattr(opened.store, "clear", asked_meanwhile)
+    await said(served, "DELETE", "/v1/prefix")
+    found = await said(served, "POST", "/v1/prefix/lookup", json={"prompt": WORDS})
+    assert found["leading_tokens"] == {"device": 0, "memory": 0, "disk": 0}
+
+
 async def test_the_description_adds_up(served: Served) -> None:
     """Tokens that were saved, by place; what was decided; and metrics that say the same."""
     assert await ask(served) == 0
