@@ -122,7 +122,6 @@ async def test_what_was_asked_while_it_was_cleared_is_cleared_too(
     tiers = opened.store.tiers.values()
     blocks = (await said(served, "POST", "/v1/prefix/lookup", json={"prompt": WORDS}))["tokens"] // BLOCK_SIZE
     await kept(served, blocks)
-    await kept(served, blocks)
     clear, times = opened.store.clear, 0
 
     async def asked_meanwhile() -> int:
