@@ -1,4 +1,4 @@
-"""transformers, with the package compressed-tensors, computes with what is written here."""
+"""transformers, with compressed-tensors or bitsandbytes, computes with what is written here."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from bitsandbytes.nn.modules import Linear4bit, Params4bit
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, LlamaConfig, LlamaForCausalLM
 
 from backend.quantization.files.writer import write_checkpoint
 from backend.quantization.fp8_scheme import Fp8Scheme
 from backend.quantization.int_scheme import IntScheme
+from backend.quantization.nf4_scheme import Nf4Scheme
 from backend.quantization.quantized_linear import QuantizedLinear, Scheme
 
 SCHEMES: tuple[Scheme, ...] = (
@@ -114,6 +116,18 @@ def test_mixed_precision_gives_the_same_logits(source: Path, tmp_path: Path) -> 
         "float-quantized", "int-quantized", "pack-quantized",
     ]  # fmt: skip
     assert "model.layers.0.self_attn.q_proj" in config["ignore"]
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_nf4_gives_the_same_logits(double: bool, source: Path, tmp_path: Path) -> None:
+    """By bitsandbytes, whose layers are given the bits as they are written."""
+    check(source, {"_proj": Nf4Scheme(double=double)}, tmp_path / "written")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "written")
+    kept = loaded.model.layers[1].mlp.down_proj
+    assert isinstance(kept, Linear4bit)
+    assert isinstance(kept.weight, Params4bit)
+    assert kept.weight.quant_state is not None
+    assert kept.weight.quant_state.nested is double
 
 
 def test_a_head_gives_the_same_logits(source: Path, tmp_path: Path) -> None:
