@@ -93,29 +93,29 @@ def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) ->
     progress(f"loading {source.name}")
     config = read_config(source.directory)
     text = TextSide.load(source.directory, config, source.chat_template)
-    weights = load_weights(source.directory, config)
     from backend.quantization.choice import quantised
+    from backend.quantization.stated_loss import stated_loss
     from backend.runner_choice import choose_runner
 
+    loss = stated_loss(source.directory)
+    weights = load_weights(source.directory, config)
     if engine.quantization == "auto":
         engine = replace(engine, quantization=_fastest(config, weights, engine, progress))
     weights, quantization = quantised(weights, engine.quantization)
     wanted = min(engine.max_context or config.max_position_embeddings, config.max_position_embeddings)
     runner = choose_runner(config, weights, engine, wanted, progress)
     if quantization is not None:
-        quantization = _served(quantization, source, runner, progress)
+        quantization = _served(replace(quantization, divergence=loss), runner, progress)
     longest = _longest_context(runner, engine, wanted)
     if longest < wanted:
         progress(f"the KV memory holds {longest} tokens, so that is the longest context")
     return ServedModel(source.name, config, text, runner, quantization, longest, source.directory)
 
 
-def _served(quantization: Summary, source: ModelSource, runner: ModelRunner, progress: Progress) -> Summary:
-    """As the runner has it, with the loss that was measured when the files were made."""
+def _served(quantization: Summary, runner: ModelRunner, progress: Progress) -> Summary:
+    """As the runner has it."""
     from backend.fused_runner import FusedRunner
-    from backend.quantization.stated_loss import stated_loss
 
-    quantization = replace(quantization, divergence=stated_loss(source.directory))
     if not isinstance(runner, FusedRunner):
         return quantization
     if widened := sorted(form for form in runner.weight_forms if "-as-" in form):

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from backend.quantization.errors import CannotQuantize
+from backend.quantization.quantized_linear import check_range
 
 _MOST = torch.finfo(torch.float8_e4m3fn).max
 _SMALLEST_STEP = 2.0**-9
@@ -60,7 +61,9 @@ class Fp8Scheme:
             most = most.amax(dim=0, keepdim=True)
         if not bool(torch.isfinite(most).all()):
             raise CannotQuantize("a weight is not a finite number")
-        return torch.where(most > 0, (most / _MOST).clamp(min=_SMALLEST_SCALE), 1.0)
+        scales = torch.where(most > 0, (most / _MOST).clamp(min=_SMALLEST_SCALE), 1.0)
+        check_range(scales)
+        return scales
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,11 +11,10 @@ from torch.nn import functional
 from backend.quantization.errors import CannotQuantize
 from backend.quantization.grid import Grid
 from backend.quantization.nibbles import pack_nibbles, unpack_nibbles
-from backend.quantization.quantized_linear import row_scales
+from backend.quantization.quantized_linear import check_range, row_scales
 
 Zero = Literal["middle", "integer", "minimum"]
 
-_FLOAT_MAX = torch.finfo(torch.float32).max
 _HALF_MAX = torch.finfo(torch.float16).max
 _HALF_STEP = 2.0**-24
 """The smallest half float: below it a scale is none."""
@@ -121,11 +120,9 @@ class IntScheme:
     def _kept(self, numbers: torch.Tensor) -> torch.Tensor:
         """Scales or minima as they are when they have been kept."""
         if self.group_size is None:
-            if float(numbers.abs().max()) > _FLOAT_MAX / (self.levels + 1):
-                raise CannotQuantize("a weight is beyond the range that codes times a scale can have")
+            check_range(numbers)
             return numbers
-        if float(numbers.abs().max()) > _HALF_MAX:
-            raise CannotQuantize("a weight is beyond the range of half-float scales")
+        check_range(numbers, _HALF_MAX)
         return numbers.to(torch.float16).float()
 
     def pack(self, weight: torch.Tensor) -> IntLinear:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from backend.quantization.errors import CannotQuantize
 from backend.quantization.nibbles import pack_nibbles, unpack_nibbles
+from backend.quantization.quantized_linear import check_range
 
 # Table 4 of the paper's appendix E: quantiles of N(0, 1), with an exact zero, scaled to [-1, 1].
 LEVELS = (
@@ -65,10 +66,9 @@ class Nf4Scheme:
         scales = blocks.abs().amax(dim=1)
         if not bool(torch.isfinite(scales).all()):
             raise CannotQuantize("a weight is not a finite number")
+        check_range(scales)
         kept = BlockScales.of(scales, self.double)
         steps = kept.unpack()
-        if not bool(torch.isfinite(steps).all()):
-            raise CannotQuantize("a weight is beyond the range that scales of scales can have")
         levels = torch.tensor(LEVELS, dtype=torch.float32)
         middles = (levels[1:] + levels[:-1]) / 2
         # A scale that its own rounding has made zero or less leaves nothing but zeros.

@@ -7,6 +7,11 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from backend.quantization.errors import CannotQuantize
+
+MOST_SCALE = 2.0**64
+"""How far from zero a scale may be, made or read: no product with a code is beyond float32."""
+
 
 class QuantizedLinear(Protocol):
     """The weight [out, in] of a linear layer as it is kept. Immutable; any thread may use it."""
@@ -59,6 +64,12 @@ class Scheme(Protocol):
 
     def error_bound(self, weight: torch.Tensor) -> torch.Tensor:
         """How far ``pack(weight).unpack()`` may be from ``weight``: float32, broadcastable to [out, in]."""
+
+
+def check_range(scales: torch.Tensor, most: float = MOST_SCALE) -> None:
+    """Raises CannotQuantize where a scale or a minimum, none of them NaN, is further from zero than ``most``."""
+    if float(scales.abs().max()) > most:
+        raise CannotQuantize(f"a weight is beyond the range of scales, which end at {most:g}")
 
 
 def reference(linear: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:

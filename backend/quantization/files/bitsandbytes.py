@@ -15,10 +15,8 @@ from backend.quantization.files.integer_weights import int_linear
 from backend.quantization.files.module_tensors import ModuleTensors
 from backend.quantization.int_scheme import IntLinear, IntScheme
 from backend.quantization.nf4_scheme import LEVELS, SCALES_PER_BLOCK, BlockScales, Nf4Linear, Nf4Scheme
+from backend.quantization.quantized_linear import MOST_SCALE
 from backend.tensor_store import TensorStore
-
-_MOST = 2.0**64
-"""How far from zero a scale may be."""
 
 
 class BitsAndBytesReader:
@@ -99,8 +97,8 @@ def _block_scales(module: ModuleTensors, state: Fields, blocks: int) -> BlockSca
     if state.count("nested_blocksize") != SCALES_PER_BLOCK:
         raise state.error("nested_blocksize", f"{SCALES_PER_BLOCK}")
     offset = state.values.get("nested_offset")
-    if isinstance(offset, bool) or not isinstance(offset, int | float) or not abs(offset) <= _MOST:
-        raise state.error("nested_offset", f"a number no further from zero than {_MOST:g}")
+    if isinstance(offset, bool) or not isinstance(offset, int | float) or not abs(offset) <= MOST_SCALE:
+        raise state.error("nested_offset", f"a number no further from zero than {MOST_SCALE:g}")
     return BlockScales(
         module.take("weight.absmax", (torch.uint8,), (blocks,)),
         module.scales("weight.nested_quant_map", (256,), most=1).float(),

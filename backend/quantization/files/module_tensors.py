@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError
 
 from backend.errors import ModelError
+from backend.quantization.quantized_linear import MOST_SCALE
 from backend.tensor_store import TensorStore
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -68,11 +69,11 @@ class ModuleTensors:
             raise self.error(part, f"has shape {list(tensor.shape)}, expected {expected}")
         return tensor
 
-    def scales(self, part: str, *shapes: tuple[int, ...], most: float = 2.0**64) -> torch.Tensor:
+    def scales(self, part: str, *shapes: tuple[int, ...], most: float = MOST_SCALE) -> torch.Tensor:
         """Numbers of one of the shapes, as they are kept.
 
         Args:
-            most: how far from zero they may be; with the default no product with a code is beyond float32.
+            most: how far from zero they may be.
 
         Raises:
             ModelError: as `take`; or one is not a finite number, or beyond ``most``.

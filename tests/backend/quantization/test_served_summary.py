@@ -60,9 +60,10 @@ def test_nothing_is_said_where_nothing_was_measured(source: Path, tmp_path: Path
 
 @pytest.mark.parametrize("report", ["", "[]", '{"divergence": {"tokens": 3, "kl": "little", "top1": 1}}'])
 def test_a_report_that_is_none_is_named(source: Path, tmp_path: Path, report: str) -> None:
-    """In one line, with what to do."""
+    """In one line, with what to do, and before weights are read, which may take minutes."""
     Quantization(source, tmp_path / "out", Recipe("rtn", IntScheme(8)), None).run(quiet)
     (tmp_path / "out" / REPORT_FILE).write_text(report)
+    (tmp_path / "out" / "model.safetensors").write_bytes(b"")
     with pytest.raises(ModelError, match=rf"{REPORT_FILE}: expected a report of `keepgate quantize`, or no such file"):
         served(tmp_path / "out")
 

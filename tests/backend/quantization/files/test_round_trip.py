@@ -60,6 +60,19 @@ def test_a_weight_comes_back_bit_for_bit(scheme: Scheme, weight: torch.Tensor) -
     assert kept(back) == kept(linear)
 
 
+@every_scheme
+@pytest.mark.parametrize("size", [6e4, 1e18, 1e21, 1e30])
+def test_what_could_not_be_read_back_is_refused_before_it_is_written(scheme: Scheme, size: float) -> None:
+    """A file whose scales a reader takes for damage would be worth nothing."""
+    weight = torch.randn(4, 128, generator=torch.Generator().manual_seed(2)).clamp(-2, 2) * size
+    try:
+        linear = scheme.pack(weight)
+    except CannotQuantize as refusal:
+        assert "beyond the range" in str(refusal)  # noqa: PT017 - either is right
+    else:
+        assert kept(written_and_read(linear, weight)) == kept(linear)
+
+
 @settings(max_examples=15)
 @given(weight=weights(), seed=st.integers(0, 100), zero=st.sampled_from(["middle", "integer"]))
 def test_columns_in_another_order_come_back(weight: torch.Tensor, seed: int, zero: str) -> None:
