@@ -149,8 +149,8 @@ __attribute__((noinline)) void multiply_bytes(const Columns& columns, const Oper
   store_rows(total, out);
 }
 
-// Rows follow each other within a group, whose weights stay in registers: a word of a row is read once for both halves
-// of the panel, and the weights are unpacked once for all rows.
+// Rows follow each other within a group of half a panel, whose weights stay in registers, unpacked once for all rows.
+// The totals lie on the stack, for they are touched once a group: registers that held them would be weights' or sums'.
 template <int ROWS>
 __attribute__((noinline)) void multiply_nibbles(const Columns& columns, const Operand& rows, float* out) {
   constexpr int WORDS = GROUP / 4;
@@ -160,33 +160,27 @@ __attribute__((noinline)) void multiply_nibbles(const Columns& columns, const Op
   clear(total);
   for (int end = together; end <= groups; end += together) {
     const half* numbers = (const half*)(panel + together * (GROUP / 2) * PANEL);
-    const Vector scale[2] = {load_half(numbers), load_half(numbers + LANES)};
-    const Vector minimum[2] = {load_half(numbers + PANEL), load_half(numbers + PANEL + LANES)};
     for (int g = end - together; g < end; g++, panel += (GROUP / 2) * PANEL) {
-      Integers w[2][WORDS];
-#pragma GCC unroll 2
-      for (int part = 0; part < 2; part++)
+#pragma GCC unroll 1
+      for (int part = 0; part < 2; part++) {
+        Integers w[WORDS];
 #pragma GCC unroll 4
         for (int i = 0; i < WORDS / 2; i++) {
           const Integers both = load_bytes(panel + (part * (GROUP / 2) + i * 4) * LANES);
-          w[part][i] = low_nibbles(both);
-          w[part][i + WORDS / 2] = high_nibbles(both);
+          w[i] = low_nibbles(both);
+          w[i + WORDS / 2] = high_nibbles(both);
         }
+        const Vector scale = load_half(numbers + part * LANES), minimum = load_half(numbers + PANEL + part * LANES);
+        const int8_t* x = rows.rounded + g * GROUP;
+        const float *row_scale = rows.scales + g, *row_sum = rows.sums + g;
+#pragma GCC unroll 1
+        for (int r = 0; r < ROWS; r++, x += in, row_scale += groups, row_sum += groups) {
+          Integers acc = broadcast_word(0);
 #pragma GCC unroll 8
-      for (int r = 0; r < ROWS; r++) {
-        const int8_t* x = rows.rounded + (long)r * in + g * GROUP;
-        Integers acc[2] = {broadcast_word(0), broadcast_word(0)};
-#pragma GCC unroll 8
-        for (int i = 0; i < WORDS; i++) {
-          const Integers v = word_of(x + 4 * i);
-          acc[0] = dot4_small(acc[0], w[0][i], v);
-          acc[1] = dot4_small(acc[1], w[1][i], v);
-        }
-        const Vector row_scale = broadcast(rows.scales[r * groups + g]), sum = broadcast(rows.sums[r * groups + g]);
-#pragma GCC unroll 2
-        for (int part = 0; part < 2; part++) {
-          total[r][part] = fma(scale[part] * row_scale, to_float(total_of_small(acc[part])), total[r][part]);
-          total[r][part] = fma(minimum[part], sum, total[r][part]);
+          for (int i = 0; i < WORDS; i++) acc = dot4_small(acc, w[i], word_of(x + 4 * i));
+          const Vector products = scale * broadcast(*row_scale);
+          total[r][part] = fma(products, to_float(total_of_small(acc)), total[r][part]);
+          total[r][part] = fma(minimum, broadcast(*row_sum), total[r][part]);
         }
       }
     }
@@ -240,25 +234,23 @@ struct Kernels {
   int tile;  // rows that one call takes at most
   PanelKernel of[13];
 };
-#ifdef WIDE
+#define TO_THREE(kernel) {nullptr, kernel<1>, kernel<2>, kernel<3>}
 #define TO_SIX(kernel) {nullptr, kernel<1>, kernel<2>, kernel<3>, kernel<4>, kernel<5>, kernel<6>}
+#define TO_EIGHT(kernel) \
+  {nullptr, kernel<1>, kernel<2>, kernel<3>, kernel<4>, kernel<5>, kernel<6>, kernel<7>, kernel<8>}
 #define TO_TWELVE(kernel) \
   {nullptr, kernel<1>, kernel<2>, kernel<3>, kernel<4>, kernel<5>, kernel<6>, \
    kernel<7>, kernel<8>, kernel<9>, kernel<10>, kernel<11>, kernel<12>}
 constexpr Kernels KERNELS[] = {  // by format
-    {ROW_TILE, TO_TWELVE(multiply_halves)},        {BYTE_ROW_TILE, TO_SIX(multiply_bytes)},
-    {INTEGER_ROW_TILE, TO_SIX(multiply_nibbles)},  {ROW_TILE, TO_TWELVE(multiply_small_floats)},
+#ifdef WIDE
+    {ROW_TILE, TO_TWELVE(multiply_halves)},        {INTEGER_ROW_TILE, TO_SIX(multiply_bytes)},
+    {NIBBLE_ROW_TILE, TO_EIGHT(multiply_nibbles)}, {ROW_TILE, TO_TWELVE(multiply_small_floats)},
     {INTEGER_ROW_TILE, TO_SIX(multiply_levels)},
-};
 #else
-#define TO_THREE(kernel) {nullptr, kernel<1>, kernel<2>, kernel<3>}
-#define TO_FOUR(kernel) {nullptr, kernel<1>, kernel<2>, kernel<3>, kernel<4>}
-#define TO_SIX(kernel) {nullptr, kernel<1>, kernel<2>, kernel<3>, kernel<4>, kernel<5>, kernel<6>}
-constexpr Kernels KERNELS[] = {  // by format
-    {ROW_TILE, TO_SIX(multiply_halves)},            {BYTE_ROW_TILE, TO_FOUR(multiply_bytes)},
-    {INTEGER_ROW_TILE, TO_THREE(multiply_nibbles)}, {ROW_TILE, TO_SIX(multiply_small_floats)},
+    {ROW_TILE, TO_SIX(multiply_halves)},           {INTEGER_ROW_TILE, TO_THREE(multiply_bytes)},
+    {NIBBLE_ROW_TILE, TO_EIGHT(multiply_nibbles)}, {ROW_TILE, TO_SIX(multiply_small_floats)},
     {INTEGER_ROW_TILE, TO_THREE(multiply_levels)},
-};
 #endif
+};
 
 }  // namespace

@@ -26,7 +26,7 @@ template <Then THEN>
 void linear(
     const Linear& weights, const Rows& input, const float* x, long x_stride, int rows, float* y, long y_stride) {
   constexpr bool GATES = THEN == Then::silu_times;  // then a piece of work is a panel of each part
-  int pieces = 0, tile = ROW_TILE;
+  int pieces = 0, tile = MOST_ROWS;
   for (int i = 0; i < weights.count; i++) {
     pieces = GATES ? weights.parts[i].count() : pieces + weights.parts[i].count();
     tile = std::min(tile, KERNELS[weights.parts[i].format].tile);
@@ -52,7 +52,7 @@ void linear(
                             input.shorts.data() + (long)first * weights.in,
                             input.short_scales.data() + first_group};
       float* target = y + first * y_stride + piece * PANEL;
-      alignas(64) float out[ROW_TILE * PANEL], gated[ROW_TILE * PANEL];
+      alignas(64) float out[MOST_ROWS * PANEL], gated[MOST_ROWS * PANEL];
       multiply_panel(*part, p, weights.in, operand, count, out);
       if constexpr (GATES) multiply_panel(part[1], p, weights.in, operand, count, gated);
       for (int r = 0; r < count; r++, target += y_stride) {

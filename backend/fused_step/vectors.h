@@ -20,7 +20,6 @@ inline __m128i shifted_levels() { return _mm_xor_si128(levels(), _mm_set1_epi8(-
 constexpr int LANES = 16;
 constexpr int ROW_TILE = 12;         // rows of a matrix product that share the weights in registers: 24 accumulators
 constexpr int INTEGER_ROW_TILE = 6;  // the same where sums of integers need registers beside the float ones
-constexpr int BYTE_ROW_TILE = 6;     // and where the float ones are seldom needed
 constexpr int QUERY_TILE = 6;     // query vectors that share keys and values in registers
 constexpr int VALUE_VECTORS = 4;  // vectors of a value row per pass
 using Vector = __m512;
@@ -88,7 +87,6 @@ inline Integers total_of_small(Integers total) { return _mm512_madd_epi16(total,
 constexpr int LANES = 8;
 constexpr int ROW_TILE = 6;
 constexpr int INTEGER_ROW_TILE = 3;
-constexpr int BYTE_ROW_TILE = 4;
 constexpr int QUERY_TILE = 4;
 constexpr int VALUE_VECTORS = 2;
 using Vector = __m256;
@@ -190,7 +188,9 @@ inline Integers total_of_small(Integers total) { return _mm256_madd_epi16(total,
 
 constexpr int PANEL = 2 * LANES;
 constexpr int GROUP = 32;  // inputs that share a scale where weights are integers
-static_assert(ROW_TILE <= 12 && INTEGER_ROW_TILE <= 6 && BYTE_ROW_TILE <= ROW_TILE && QUERY_TILE <= 6,
+constexpr int NIBBLE_ROW_TILE = 8;  // rows that share the weights in registers where no sum of theirs stays in one
+constexpr int MOST_ROWS = std::max(ROW_TILE, NIBBLE_ROW_TILE);
+static_assert(ROW_TILE <= 12 && INTEGER_ROW_TILE <= 6 && NIBBLE_ROW_TILE <= 8 && QUERY_TILE <= 6,
               "the tables of kernels end there");
 static_assert(GROUP / 2 * 15 * 127 <= 32767, "dot4_small adds up GROUP / 2 products in 16 bits");
 static_assert(GROUP * 128L * 32768 <= 2147483647, "dot2 adds up the products of a group in 32 bits");
