@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn.modules import Linear4bit, Params4bit
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, LlamaConfig, LlamaForCausalLM
 
@@ -63,7 +64,7 @@ def quantised(model: LlamaForCausalLM, schemes: dict[str, Scheme]) -> dict[str, 
 
 
 def check(source: Path, schemes: dict[str, Scheme], target: Path) -> None:
-    """That transformers' logits of what is written are those of the weights as they were read before."""
+    """Transformers' logits of what is written are those of the weights before they were written."""
     expected = LlamaForCausalLM.from_pretrained(source)
     layers = quantised(expected, schemes)
     assert layers
@@ -119,15 +120,23 @@ def test_mixed_precision_gives_the_same_logits(source: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_nf4_gives_the_same_logits(double: bool, source: Path, tmp_path: Path) -> None:
-    """By bitsandbytes, whose layers are given the bits as they are written."""
-    check(source, {"_proj": Nf4Scheme(double=double)}, tmp_path / "written")
+def test_nf4_gives_the_same_weights_and_logits(double: bool, source: Path, tmp_path: Path) -> None:
+    """bitsandbytes reads the weights that were written, bit for bit, and computes the same logits with them."""
+    expected = LlamaForCausalLM.from_pretrained(source)
+    layers = quantised(expected, {"_proj": Nf4Scheme(double=double)})
+    write_checkpoint(tmp_path / "written", source, layers)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "written")
-    kept = loaded.model.layers[1].mlp.down_proj
-    assert isinstance(kept, Linear4bit)
-    assert isinstance(kept.weight, Params4bit)
-    assert kept.weight.quant_state is not None
-    assert kept.weight.quant_state.nested is double
+    for name, layer in layers.items():
+        module = loaded.get_submodule(name)
+        assert isinstance(module, Linear4bit)
+        assert isinstance(module.weight, Params4bit)
+        assert module.weight.quant_state is not None
+        assert module.weight.quant_state.nested is double
+        # Before the first forward pass, which packs the codes anew on processors with AVX512-BF16.
+        assert torch.equal(dequantize_4bit(module.weight.data, module.weight.quant_state), layer.unpack())
+    # In inference mode bitsandbytes computes in bfloat16 where the processor has AVX512-BF16.
+    loaded.train()
+    torch.testing.assert_close(logits(loaded), logits(expected), rtol=1e-4, atol=1e-4)
 
 
 def test_a_head_gives_the_same_logits(source: Path, tmp_path: Path) -> None:
