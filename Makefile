@@ -45,10 +45,11 @@ ON_GPU = if $(PYTHON) -c 'import torch, triton; assert torch.cuda.is_available()
 test-gpu: ## check the CUDA kernels on a real device (skips without one)
 	@$(ON_GPU); exec "$$@" -m pytest -m gpu tests/gpu $(ARGS)
 
-lint: $(INSTALLED) ## ruff, its formatter and the strict type checker
+lint: $(INSTALLED) ## ruff, its formatter, the layers of imports and the strict type checker
 	@status=0; \
 	$(BIN)/ruff check || status=1; \
 	$(BIN)/ruff format --check || status=1; \
+	$(BIN)/lint-imports --no-logo || status=1; \
 	$(BIN)/mypy || status=1; \
 	exit $$status
 

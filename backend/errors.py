@@ -2,6 +2,7 @@
 
 BackendError
 ├── ModelError            the model directory, file or package cannot be served
+│   └── PrefixStoreError  its prefix store cannot be opened as configured
 └── RequestError          an HTTP answer in OpenAI's error form (status, type, param, code)
     ├── InvalidRequest    400: the body asks for something wrong or for something not offered
     ├── ContextLengthExceeded  400: prompt and answer do not fit the context
@@ -17,6 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
+
+OUT_OF_MEMORY = "there is not enough memory"
 
 
 class BackendError(Exception):
@@ -43,6 +46,10 @@ class ErrorAnswer:
     """OpenAI's error form: ``{"error": {"message", "type", "param", "code"}}``."""
 
     error: ErrorBody
+
+
+class PrefixStoreError(ModelError):
+    """The prefix store cannot be opened as it is configured; the message begins with a field of ``StoreConfig``."""
 
 
 class RequestError(BackendError):
@@ -142,3 +149,10 @@ class DeadlineExceeded(RequestError):
     status = 504
     type = "timeout_error"
     code = "deadline_exceeded"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the classes that Python and torch have for it, or the plain RuntimeError that torch's CPU allocator raises."""
+    import torch
+
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backend.chat_template import ChatTemplate
-from backend.config import EngineConfig, ModelConfig
-from backend.detokenizer import TokenBytes
-from backend.errors import ModelError
-from backend.gguf_file import Progress
-from backend.model_source import ModelSource
-from backend.quantization.names import WITH_A_TEXT, Quantization
-from backend.runner import BLOCK_SIZE, ModelRunner
-from backend.sequence_blocks import blocks_at_most
-from backend.weights import ModelWeights, load_weights, read_config
+from backend.chat.tokenizer import ModelTokenizer
+from backend.checkpoints.gguf.convert import Progress
+from backend.engine.config import EngineConfig
+from backend.engine.runner import BLOCK_SIZE, ModelRunner
+from backend.engine.sequence_blocks import blocks_at_most
+from backend.model_loader.source import ModelSource
+from backend.model_loader.weights import ModelWeights, load_weights, read_config
+from backend.models.config import ModelConfig
+from backend.quantized_weights.names import WITH_A_TEXT, Quantization
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-    from backend.quantization.summary import Summary
+    from backend.quantization.selection.summary import Summary
 
 _NEARLY_LOSSLESS: tuple[Quantization, ...] = ("none", "int8")
 _NEARLY_LOSSLESS_ON_CUDA: tuple[Quantization, ...] = (*_NEARLY_LOSSLESS, "fp8")
@@ -31,46 +27,12 @@ _MEASURED_KV_BYTES, _MEASURED_CONTEXT = 64 * 2**20, 64
 
 
 @dataclass(frozen=True)
-class TextSide:
-    """Everything between text and token ids."""
-
-    tokenizer: Tokenizer
-    token_bytes: TokenBytes
-    chat_template: ChatTemplate | None
-    """None: a base model, which only completes."""
-
-    @classmethod
-    def load(cls, directory: Path, config: ModelConfig, chat_template: str | None = None) -> TextSide:
-        """Reads ``tokenizer.json`` and the chat template, or takes ``chat_template`` in its place.
-
-        Raises:
-            ModelError: a file is missing or not supported.
-        """
-        # The setting concerns threads of the tokenizer's own; encoding one prompt never needs them.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        from tokenizers import Tokenizer
-
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise ModelError(f"{directory}: no tokenizer.json here; expected a fast tokenizer")
-        try:
-            text = path.read_text("utf-8")
-            tokenizer = Tokenizer.from_str(text)
-            # Settings of whoever used it last, which files keep: prompts are refused where they are too long.
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
-        except Exception as error:  # the library raises nothing narrower
-            raise ModelError(f"{path}: not a tokenizer that can be loaded ({error})") from error
-        return cls(tokenizer, TokenBytes(text, config.vocab_size), ChatTemplate.load(directory, chat_template))
-
-
-@dataclass(frozen=True)
 class ServedModel:
     """A model ready to serve under ``name``."""
 
     name: str
     config: ModelConfig
-    text: TextSide
+    tokenizer: ModelTokenizer
     runner: ModelRunner
     quantization: Summary | None
     """In what its weights are kept; None: they are floats."""
@@ -87,15 +49,15 @@ def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) ->
         ModelError: the model cannot be served, or the KV memory is too small for it.
     """
     if engine.quantization in WITH_A_TEXT:
-        from backend.quantization.prepared import prepared
+        from backend.quantization.selection.prepared import prepared
 
         source = prepared(source, engine.quantization, progress)
     progress(f"loading {source.name}")
     config = read_config(source.directory)
-    text = TextSide.load(source.directory, config, source.chat_template)
-    from backend.quantization.choice import quantised
-    from backend.quantization.stated_loss import stated_loss
-    from backend.runner_choice import choose_runner
+    tokenizer = ModelTokenizer.load(source.directory, config, source.chat_template)
+    from backend.quantization.selection.choice import quantised
+    from backend.quantization.selection.stated_loss import stated_loss
+    from backend.runners.choice import choose_runner
 
     loss = stated_loss(source.directory)
     weights = load_weights(source.directory, config)
@@ -109,12 +71,12 @@ def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) ->
     longest = _longest_context(runner, engine, wanted)
     if longest < wanted:
         progress(f"the KV memory holds {longest} tokens, so that is the longest context")
-    return ServedModel(source.name, config, text, runner, quantization, longest, source.directory)
+    return ServedModel(source.name, config, tokenizer, runner, quantization, longest, source.directory)
 
 
 def _served(quantization: Summary, runner: ModelRunner, progress: Progress) -> Summary:
     """As the runner has it."""
-    from backend.fused_runner import FusedRunner
+    from backend.runners.fused.fused_runner import FusedRunner
 
     if not isinstance(runner, FusedRunner):
         return quantization
@@ -127,10 +89,10 @@ def _fastest(config: ModelConfig, weights: ModelWeights, engine: EngineConfig, p
     """Of those that lose next to nothing the fastest here; what the model's files have, where that is quantised."""
     import torch
 
-    from backend.quantization.automatic import fastest
-    from backend.quantization.choice import quantised
-    from backend.quantization.summary import summarise
-    from backend.runner_choice import choose_runner
+    from backend.quantization.selection.automatic import fastest
+    from backend.quantization.selection.choice import quantised
+    from backend.quantization.selection.summary import summarise
+    from backend.runners.choice import choose_runner
 
     if summarise(weights) is not None:
         return "none"

@@ -4,7 +4,7 @@ Two worker processes load the bundled model: one steps the whole engine (schedul
 other runs `generate`. They are asked in turn, so that both see the same machine; while one computes the other sleeps.
 A sample is the median time of decode steps of a batch whose prompts have been computed, so prefill is not part of it; a
 row has the median over the rounds. `generate` is measured in float32 and bfloat16 and the better one is compared. All
-workers have the same setting of OpenMP's spinning (backend/threads.py), which on busy machines helps both.
+workers have the same setting of OpenMP's spinning (runners/fused/threads.py), which on busy machines helps both.
 
     python benchmarks/decode.py [--batches 1 8 32] [--sampled 8 32] [--rounds 5] [--out FILE]
 
@@ -146,15 +146,15 @@ def work(name: str, threads: int) -> int:
 
 
 def _engine(threads: int) -> tuple[Callable[[int, bool], float], str]:
-    from backend.threads import limit_spinning
+    from backend.runners.fused.threads import limit_spinning
 
     limit_spinning()
-    from backend.config import EngineConfig
-    from backend.detokenizer import Detokenizer
-    from backend.engine import Engine
+    from backend.engine.config import EngineConfig
+    from backend.engine.engine import Engine
+    from backend.engine.sequence import SamplingParams, Sequence
     from backend.model import load_model
-    from backend.model_source import resolve_model
-    from backend.sequence import SamplingParams, Sequence
+    from backend.model_loader.source import resolve_model
+    from backend.text.detokenizer import Detokenizer
 
     config = EngineConfig(threads=threads, max_context=1024)
     model = load_model(resolve_model("default", _quiet), config, _quiet)
@@ -165,7 +165,7 @@ def _engine(threads: int) -> tuple[Callable[[int, bool], float], str]:
         length = 4 * STEPS * batch
         params = SamplingParams(max_tokens=length, temperature=temperature, top_p=top_p, ignore_eos=True)
         sequences = [
-            Sequence(index, _prompt(index), params, Detokenizer(model.text.token_bytes), index)
+            Sequence(index, _prompt(index), params, Detokenizer(model.tokenizer.token_bytes), index)
             for index in range(batch)
         ]
         for sequence in sequences:
@@ -183,13 +183,13 @@ def _engine(threads: int) -> tuple[Callable[[int, bool], float], str]:
 
 
 def _transformers(dtype: str, threads: int) -> tuple[Callable[[int, bool], float], str]:
-    from backend.threads import limit_spinning
+    from backend.runners.fused.threads import limit_spinning
 
     limit_spinning()
     import torch
     from transformers import AutoModelForCausalLM, StoppingCriteriaList
 
-    from backend.model_source import resolve_model
+    from backend.model_loader.source import resolve_model
 
     torch.set_num_threads(threads)
     directory = resolve_model("default", _quiet).directory

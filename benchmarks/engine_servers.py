@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import gguf
 
-from backend.model_source import resolve_model
+from backend.model_loader.source import resolve_model
 from benchmarks.completions import Completion, complete
 from benchmarks.processes import CannotMeasure, cores, free_port, server
 

@@ -24,21 +24,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from backend.config import ModelConfig
-from backend.cuda_runner import CudaRunner
-from backend.detokenizer import Detokenizer, TokenBytes
-from backend.engine import Engine
-from backend.few_rows import FewRows
+from backend.engine.engine import Engine
+from backend.engine.runner import BLOCK_SIZE, StepInput
+from backend.engine.sequence import SamplingParams, Sequence
 from backend.kernels.quantized_fp8 import multiplies_fp8
 from backend.kernels.quantized_product import QuantizedProduct
 from backend.kernels.quantized_weight import DeviceWeight, on_device
-from backend.quantization.fp8_scheme import Fp8Scheme
-from backend.quantization.int_scheme import IntScheme
-from backend.quantization.nf4_scheme import Nf4Scheme
-from backend.quantization.quantized_linear import Scheme
-from backend.runner import BLOCK_SIZE, StepInput
-from backend.sequence import SamplingParams, Sequence
-from backend.weights import LayerWeights, Linear, Mlp, ModelWeights
+from backend.model_loader.weights import LayerWeights, Linear, Mlp, ModelWeights
+from backend.models.config import ModelConfig
+from backend.quantized_weights.fp8_scheme import Fp8Scheme
+from backend.quantized_weights.int_scheme import IntScheme
+from backend.quantized_weights.nf4_scheme import Nf4Scheme
+from backend.quantized_weights.quantized_linear import Scheme
+from backend.runners.cuda.cuda_runner import CudaRunner
+from backend.runners.cuda.skinny_gemm import FewRows
+from backend.text.detokenizer import Detokenizer, TokenBytes
 from prefix_store.frames.segments import gather, scatter
 
 RESULT = Path(__file__).resolve().parent / "results" / "gpu.json"

@@ -11,12 +11,13 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
-from backend.fused_build import FusedUnavailable, load_fused_library
-from backend.fused_runner import FusedRunner
-from backend.model_source import resolve_model
-from backend.runner import BLOCK_SIZE, ModelRunner
-from backend.warm_up import single_sequence_step
-from backend.weights import load_weights, read_config
+from backend.engine.runner import BLOCK_SIZE, ModelRunner
+from backend.model_loader.source import resolve_model
+from backend.model_loader.weights import load_weights, read_config
+from backend.runners.errors import RunnerUnavailable
+from backend.runners.fused.build import load_fused_library
+from backend.runners.fused.fused_runner import FusedRunner
+from backend.runners.warm_up import single_sequence_step
 from benchmarks.figure import Figure, Row, Target
 from benchmarks.processes import CannotMeasure, cores
 from prefix_store.codecs.codec import Codec
@@ -112,7 +113,7 @@ def _runner() -> tuple[ModelRunner, Tokenizer]:
         library = load_fused_library(lambda _: None)
         blocks = _WINDOW // BLOCK_SIZE
         runner = FusedRunner(library, config, weights, blocks, _WINDOW, len(cores().all))
-    except FusedUnavailable as reason:
+    except RunnerUnavailable as reason:
         raise CannotMeasure(f"The fused step is not available: {reason}") from reason
     return runner, Tokenizer.from_file(str(source.directory / "tokenizer.json"))
 

@@ -10,17 +10,18 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from backend.config import ModelConfig
-from backend.fused_build import FusedUnavailable, load_fused_library
-from backend.fused_layout import KVPrecision
-from backend.fused_runner import FusedRunner
-from backend.model_source import resolve_model
-from backend.quantization.int_scheme import IntScheme
-from backend.quantization.rounding import rounded
-from backend.runner import BLOCK_SIZE, ModelRunner
-from backend.torch_runner import TorchRunner
-from backend.warm_up import single_sequence_step
-from backend.weights import ModelWeights, load_weights, read_config
+from backend.engine.runner import BLOCK_SIZE, ModelRunner
+from backend.model_loader.source import resolve_model
+from backend.model_loader.weights import ModelWeights, load_weights, read_config
+from backend.models.config import ModelConfig
+from backend.quantization.selection.rounding import rounded
+from backend.quantized_weights.int_scheme import IntScheme
+from backend.runners.errors import RunnerUnavailable
+from backend.runners.fused.build import load_fused_library
+from backend.runners.fused.fused_runner import FusedRunner
+from backend.runners.fused.layout import KVPrecision
+from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.warm_up import single_sequence_step
 from benchmarks.figure import Figure, Row, Target
 from benchmarks.processes import CannotMeasure, cores
 
@@ -92,7 +93,7 @@ def _fused(config: ModelConfig, weights: ModelWeights, precision: str, kv: KVPre
         library = load_fused_library(lambda _: None)
         some = weights if precision == "float16" else rounded(weights, *_SCHEMES[precision])
         return FusedRunner(library, config, some, _blocks(), _WINDOW, len(cores().all), kv)
-    except FusedUnavailable as reason:
+    except RunnerUnavailable as reason:
         raise CannotMeasure(f"The fused step is not available: {reason}") from reason
 
 

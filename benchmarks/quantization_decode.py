@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
-from backend.quantization.names import WITH_A_TEXT, Quantization
-from backend.threads import limit_spinning
+from backend.quantized_weights.names import WITH_A_TEXT, Quantization
+from backend.runners.fused.threads import limit_spinning
 from benchmarks.figure import RATIO, Figure, Row, Target
 from benchmarks.processes import run_on_all_cores
 
 if TYPE_CHECKING:
     from backend.model import ServedModel
-    from backend.model_source import ModelSource
+    from backend.model_loader.source import ModelSource
 
 _ROUNDS, _QUICK_ROUNDS = 9, 2
 _CONTEXT, _STEPS = 112, 16
@@ -72,7 +72,7 @@ def _rows(batch: int, samples: list[dict[str, float]]) -> list[Row]:
 
 def _measured(rounds: int, quick: bool) -> Measured:
     limit_spinning()
-    from backend.model_source import resolve_model
+    from backend.model_loader.source import resolve_model
 
     source = resolve_model("default", lambda _: None)
     names = [name for name in get_args(Quantization) if name != "auto" and not (quick and name in WITH_A_TEXT)]
@@ -89,7 +89,7 @@ def _measured(rounds: int, quick: bool) -> Measured:
 
 
 def _served(source: ModelSource, name: Quantization, threads: int) -> ServedModel:
-    from backend.config import EngineConfig
+    from backend.engine.config import EngineConfig
     from backend.model import load_model
 
     engine = EngineConfig(
@@ -104,14 +104,15 @@ def _served(source: ModelSource, name: Quantization, threads: int) -> ServedMode
 
 
 def _tokens_per_second(model: ServedModel, batch: int) -> float:
-    from backend.detokenizer import Detokenizer
-    from backend.engine import Engine
-    from backend.sequence import SamplingParams, Sequence
+    from backend.engine.engine import Engine
+    from backend.engine.sequence import SamplingParams, Sequence
+    from backend.text.detokenizer import Detokenizer
 
     engine = Engine(model.runner, max_batch=batch, step_tokens=512)
     params = SamplingParams(max_tokens=4 * _STEPS * batch, temperature=0.0, ignore_eos=True)
     sequences = [
-        Sequence(index, _prompt(index), params, Detokenizer(model.text.token_bytes), index) for index in range(batch)
+        Sequence(index, _prompt(index), params, Detokenizer(model.tokenizer.token_bytes), index)
+        for index in range(batch)
     ]
     for sequence in sequences:
         engine.add(sequence)

@@ -14,12 +14,12 @@ from tokenizers import Tokenizer
 
 from backend.evaluation.evaluation import Loss, perplexity
 from backend.evaluation.scores import Scores
-from backend.model_source import ModelSource, resolve_model
+from backend.model_loader.source import ModelSource, resolve_model
+from backend.model_loader.weights import load_weights, read_config
 from backend.quantization.calibration.text import token_windows
-from backend.quantization.int_scheme import IntScheme
 from backend.quantization.methods.quantize import Quantization
 from backend.quantization.methods.recipe import Recipe
-from backend.weights import load_weights, read_config
+from backend.quantized_weights.int_scheme import IntScheme
 from benchmarks.figure import RATIO, Figure, Row, Target
 from benchmarks.processes import ROOT, CannotMeasure, cores, run_program
 from benchmarks.wikitext_scores import BF16, rise, rounded, runner_of_bits, scores_of, wikitext_tokens

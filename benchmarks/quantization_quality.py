@@ -11,20 +11,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from backend.config import EngineConfig, ModelConfig
+from backend.engine.config import EngineConfig
+from backend.engine.runner import ModelRunner
 from backend.evaluation.evaluation import Loss, perplexity
 from backend.evaluation.scores import Scores
 from backend.model import load_model
-from backend.model_source import ModelSource, resolve_model
-from backend.quantization.fp8_scheme import Fp8Scheme
-from backend.quantization.int_scheme import IntScheme
-from backend.quantization.linears import linears
-from backend.quantization.names import Quantization
-from backend.quantization.nf4_scheme import Nf4Scheme
-from backend.quantization.prepared import RECIPES, prepared
-from backend.quantization.quantized_linear import Scheme
-from backend.runner import ModelRunner
-from backend.weights import ModelWeights, load_weights, read_config
+from backend.model_loader.linears import linears
+from backend.model_loader.source import ModelSource, resolve_model
+from backend.model_loader.weights import ModelWeights, load_weights, read_config
+from backend.models.config import ModelConfig
+from backend.quantization.selection.prepared import RECIPES, prepared
+from backend.quantized_weights.fp8_scheme import Fp8Scheme
+from backend.quantized_weights.int_scheme import IntScheme
+from backend.quantized_weights.names import Quantization
+from backend.quantized_weights.nf4_scheme import Nf4Scheme
+from backend.quantized_weights.quantized_linear import Scheme
 from benchmarks.figure import RATIO, Figure, Row, Target
 from benchmarks.processes import cores
 from benchmarks.wikitext_scores import BF16, STRIDE, WINDOW, rise, rounded, runner_of_bits, scores_of, wikitext_tokens

@@ -25,6 +25,7 @@ from cache.semantic.embedding.load import load_encoder
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.index.vector import Floats, Rows
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
+from cache.semantic.language.text import Text
 from cache.semantic.messages import Ask
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.consensus import opinion
@@ -38,7 +39,6 @@ from cache.semantic.service.precedence import Precedence
 from cache.semantic.service.ration import Ration
 from cache.semantic.service.records import Record
 from cache.semantic.service.semantic_cache import SemanticCache
-from cache.semantic.text import Text
 
 _SIZES = (10_000, 1_000_000)
 _QUESTIONS = 1_000

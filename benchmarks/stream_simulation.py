@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.intent_data import Ints, Questions
+from cache.semantic.language.text import Text
 from cache.semantic.policy.consensus import Opinion, opinion, voucher
 from cache.semantic.policy.label import Label, Source
 from cache.semantic.policy.policy import NEIGHBOURS, Decision, Evidence, Neighbourhood, Policy
 from cache.semantic.policy.posterior import JudgeError
-from cache.semantic.text import Text
 
 # So many nearest questions are listed in advance for each; where too few of them are stored, all stored are searched.
 _LISTED = 512

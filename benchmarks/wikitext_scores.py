@@ -7,20 +7,21 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from backend.config import ModelConfig
+from backend.engine.runner import BLOCK_SIZE, ModelRunner
 from backend.evaluation.evaluation import perplexity
 from backend.evaluation.scores import Scores, score
 from backend.evaluation.windows import windows
-from backend.fused_build import FusedUnavailable, load_fused_library
-from backend.fused_runner import FusedRunner
-from backend.model_source import ModelSource
-from backend.quantization.float_scheme import FloatScheme
-from backend.quantization.linears import Weight, map_linears
+from backend.model_loader.linears import Weight, map_linears
+from backend.model_loader.source import ModelSource
+from backend.model_loader.weights import ModelWeights, dense
+from backend.models.config import ModelConfig
 from backend.quantization.methods.fitting import fitting
-from backend.quantization.quantized_linear import Scheme
-from backend.runner import BLOCK_SIZE, ModelRunner
-from backend.torch_runner import TorchRunner
-from backend.weights import ModelWeights, dense
+from backend.quantized_weights.float_scheme import FloatScheme
+from backend.quantized_weights.quantized_linear import Scheme
+from backend.runners.errors import RunnerUnavailable
+from backend.runners.fused.build import load_fused_library
+from backend.runners.fused.fused_runner import FusedRunner
+from backend.runners.torch.torch_runner import TorchRunner
 from benchmarks.processes import CannotMeasure, cores
 
 WINDOW, STRIDE = 512, 256
@@ -54,7 +55,7 @@ def runner_of_bits(config: ModelConfig, packed: ModelWeights, rounds_activations
         library = load_fused_library(lambda _: None)
         unpacked = map_linears(packed, lambda _, weight: dense(weight))
         return FusedRunner(library, config, unpacked, blocks, WINDOW, len(cores().all))
-    except FusedUnavailable as reason:
+    except RunnerUnavailable as reason:
         raise CannotMeasure(f"The fused step is not available: {reason}") from reason
 
 

@@ -4,13 +4,13 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from cache.entry import Entry
+from cache.entries.entry import Entry
+from cache.entries.generations import Generations, Purge, Scope, new_purge
+from cache.entries.key import Key, namespace_of
+from cache.entries.outcomes import Failed, Hit, Miss, Tier
 from cache.errors import StoreUnavailable
-from cache.generations import Generations, Purge, Scope, new_purge
-from cache.key import Key, namespace_of
-from cache.memory import MemoryStore
-from cache.redis_store import RedisStore
-from cache.results import Failed, Hit, Miss, Tier
+from cache.stores.memory import MemoryStore
+from cache.stores.redis_store import RedisStore
 
 _RETRY_SECONDS = 0.5
 _SWEEP_BATCH = 2_000

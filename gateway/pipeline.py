@@ -8,16 +8,16 @@ always seen, and nothing is computed twice.
 
 from aiohttp import web
 
-from cache.key import Key
-from cache.results import Hit
+from cache.entries.key import Key
+from cache.entries.outcomes import Hit
 from cache.semantic.messages import Found
-from gateway.call import Call
 from gateway.errors import NotCached, UpstreamError
-from gateway.lookup import Lookup
-from gateway.relay import Relay
-from gateway.replay import Replay
-from gateway.semantic import NOT_ASKED, Semantic
-from gateway.single_flight import SingleFlight
+from gateway.proxy.call import Call
+from gateway.proxy.lookup import Lookup
+from gateway.proxy.relay import Relay
+from gateway.proxy.replay import Replay
+from gateway.proxy.semantic_lookup import NOT_ASKED, Semantic
+from gateway.proxy.single_flight import SingleFlight
 
 
 class Pipeline:

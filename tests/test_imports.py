@@ -109,7 +109,7 @@ def test_packages_import_only_what_the_rule_allows(package: str) -> None:
         ("gateway", "from backend.engine import Engine"),
         ("gateway", "def start():\n    from backend import engine"),
         ("gateway", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import backend.engine"),
-        ("gateway", "import importlib\nimportlib.import_module('backend.cli')"),
+        ("gateway", "import importlib\nimportlib.import_module('backend.commands.cli')"),
         ("gateway", "from importlib import import_module\nimport_module('backend')"),
         ("gateway", "__import__('prefix_store')"),
         ("gateway", "import runpy\nrunpy.run_module('backend')"),

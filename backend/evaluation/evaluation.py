@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from backend.engine.runner import ModelRunner
 from backend.errors import ModelError
 from backend.evaluation.scores import Scores, score
 from backend.evaluation.windows import windows
-from backend.runner import ModelRunner
 
 Scored = Callable[[int, int, float], None]
 """Told after each window: tokens scored, tokens in all, mean surprise so far."""

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from backend.config import EngineConfig
+from backend.engine.config import EngineConfig
+from backend.engine.runner import BLOCK_SIZE
 from backend.errors import ModelError
 from backend.evaluation.evaluation import Scored, evaluate
 from backend.evaluation.report import Report
 from backend.model import ServedModel, load_model
-from backend.model_source import ModelSource, resolve_model
-from backend.plan import count_parameters, kv_bytes_per_token
-from backend.runner import BLOCK_SIZE
-from backend.token_ids import token_ids, unknown_token
-from backend.weights import read_config
+from backend.model_loader.source import ModelSource, resolve_model
+from backend.model_loader.weights import read_config
+from backend.models.sizes import count_parameters, kv_bytes_per_token
+from backend.text.token_ids import token_ids, unknown_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +107,10 @@ def _load(
 
 def _tokens(model: ServedModel, question: Question) -> npt.NDArray[np.int32]:
     """Token ids of the text, as many as are to be scored and the one before them."""
-    ids = token_ids(model.text.tokenizer, question.text)
+    ids = token_ids(model.tokenizer.fast, question.text)
     if len(ids) < 2:
         raise ModelError(f"{question.text_name}: too short: {len(ids)} token for {model.name}, expected 2 or more")
-    if (unknown := unknown_token(model.text.tokenizer, ids, model.config.vocab_size)) is not None:
+    if (unknown := unknown_token(model.tokenizer.fast, ids, model.config.vocab_size)) is not None:
         raise ModelError(f"{question.text_name}: {unknown}; expected a text without it")
     return np.array(ids if question.limit is None else ids[: question.limit + 1], dtype=np.int32)
 

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from backend.engine.runner import BLOCK_SIZE, ModelRunner
+from backend.engine.step_input import SequenceRows, pack
 from backend.errors import ModelError
 from backend.evaluation.windows import Window
-from backend.runner import BLOCK_SIZE, ModelRunner
-from backend.step_input import SequenceRows, pack
 
 _MOST_LOGITS = 2**25
 """In a step, whatever the vocabulary: 128 MiB, and a few times as much while two runners are compared."""

@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 
 from backend.kernels.split_reduce import reduce_splits
-from backend.runner import BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ def paged_decode(
 
     Args:
         query: [T, any width ≥ heads * head_dim], heads first, already rotated; rows are ``query.stride(0)`` apart.
-        keys, values: [blocks, kv heads, BLOCK_SIZE, head_dim], contiguous, the rows' own included.
+        keys, values: [blocks, kv heads, block_size, head_dim], contiguous, the rows' own included.
         rows: int32 [R], the rows to compute.
         splits: programs over which one context is spread, a power of two.
 
@@ -186,7 +185,7 @@ def paged_decode(
         GROUP_ROWS=max(16, triton.next_power_of_2(shape.group)),
         HEAD_DIM=dim,
         HEAD_COLUMNS=triton.next_power_of_2(dim),
-        BLOCK=BLOCK_SIZE,
+        BLOCK=keys.shape[2],
         TILE=32 if small else 64,
         SPLITS=splits,
         WINDOW=shape.window,

@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 
 from backend.kernels.paged_decode import AttentionShape, PagedRows
-from backend.runner import BLOCK_SIZE
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -158,7 +157,7 @@ def paged_prefill(
         ROWS=_matrix_rows(shape, query.dtype),
         HEAD_DIM=shape.head_dim,
         HEAD_COLUMNS=triton.next_power_of_2(shape.head_dim),
-        BLOCK=BLOCK_SIZE,
+        BLOCK=keys.shape[2],
         TILE=32 if small else 64,
         WINDOW=shape.window,
         SOFTCAP=shape.softcap > 0,

@@ -106,7 +106,7 @@ def multiplies_fp8(device: torch.device) -> bool:
         return False
     from backend.kernels.quantized_tiles import quantized_tiles
     from backend.kernels.quantized_weight import on_device
-    from backend.quantization.fp8_scheme import Fp8Scheme
+    from backend.quantized_weights.fp8_scheme import Fp8Scheme
 
     random = torch.Generator().manual_seed(0)
     weight = on_device(Fp8Scheme().pack(torch.randn(256, 640, generator=random)), device)

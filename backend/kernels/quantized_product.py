@@ -12,7 +12,7 @@ from backend.kernels.quantized_fp8 import scaled_product
 from backend.kernels.quantized_tiles import quantized_tiles
 from backend.kernels.quantized_weight import DeviceWeight
 from backend.kernels.quantized_widen import quantized_widen
-from backend.quantization.quantized_linear import row_scales
+from backend.quantized_weights.quantized_linear import row_scales
 
 SCALED_ROWS = 64
 """From so many on, rows are rounded to eight bits where the device multiplies such floats."""

@@ -8,8 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-from backend.runner import BLOCK_SIZE
-
 _HEADS = 8
 """Heads of one program: enough bytes in flight, and still several programs for a single row."""
 
@@ -94,9 +92,9 @@ def rotary_write(
         qkv: [T, (heads + 2 * kv heads) * head_dim], contiguous.
         rope: float32 [positions, head_dim], see ``rope_table``.
         positions: int32 [T].
-        slots: int64 [T], block * BLOCK_SIZE + offset.
+        slots: int64 [T], block * block_size + offset.
         norms: weights [head_dim] of the per-head norms of queries and keys, applied before the rotation.
-        keys, values: [blocks, kv heads, BLOCK_SIZE, head_dim], contiguous, in the dtype of ``qkv``.
+        keys, values: [blocks, kv heads, block_size, head_dim], contiguous, in the dtype of ``qkv``.
     """
     rows, width = qkv.shape
     kv_heads, dim = keys.shape[1], keys.shape[3]
@@ -116,7 +114,7 @@ def rotary_write(
         KV_HEADS=kv_heads,
         HEAD_DIM=dim,
         HALF_COLUMNS=triton.next_power_of_2(dim // 2),
-        BLOCK=BLOCK_SIZE,
+        BLOCK=keys.shape[2],
         NORMED=norms is not None,
         HEADS=_HEADS,
         num_warps=2,

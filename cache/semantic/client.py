@@ -8,7 +8,6 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from cache.breaker import Breaker
 from cache.errors import StoreUnavailable
 from cache.semantic.messages import (
     Describe,
@@ -21,6 +20,7 @@ from cache.semantic.messages import (
     frame,
     from_service,
 )
+from cache.stores.breaker import Breaker
 
 R = TypeVar("R")
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from cache.generations import Scope
+from cache.entries.generations import Scope
 
 Layer = Literal["normalized", "semantic"]
 
@@ -106,7 +106,7 @@ class Forget(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
 
 
 class Purged(msgspec.Struct, frozen=True, array_like=True, tag="purged"):
-    """A note: every entry of a scope is no longer kept; see `Purge` in cache/generations.py."""
+    """A note: every entry of a scope is no longer kept; see `Purge` in cache/entries/generations.py."""
 
     scope: Scope
     name: str

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cache.key import canonical_body
+from cache.entries.key import canonical_body
 
 # MessagePack extension type that stands where the text was; JSON text can never produce one.
 _BLANK = msgspec.msgpack.Ext(2, b"")

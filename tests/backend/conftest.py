@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import os
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -13,19 +15,25 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from backend.threads import limit_spinning
+from backend.runners.fused.threads import limit_spinning
 
 limit_spinning()  # before anything imports torch
+# The CUDA kernels run in Triton's interpreter here, whatever the machine has; tests/gpu runs them on a device.
+if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.fail("Triton was imported before it was told to interpret; a test imports it too early", pytrace=False)
+os.environ["TRITON_INTERPRET"] = "1"
 
-from backend.chat_template import ChatTemplate  # noqa: E402
-from backend.config import EngineConfig, ModelConfig  # noqa: E402
-from backend.fused_build import FusedUnavailable, load_fused_library  # noqa: E402
-from backend.http_server import listening  # noqa: E402
+from backend.api.http_server import listening  # noqa: E402
+from backend.api.server import create_app  # noqa: E402
+from backend.api.server_state import STATE, ServerState  # noqa: E402
+from backend.chat.chat_template import ChatTemplate  # noqa: E402
+from backend.engine.config import EngineConfig  # noqa: E402
 from backend.model import ServedModel, load_model  # noqa: E402
-from backend.model_source import ModelSource, resolve_model  # noqa: E402
-from backend.server import create_app  # noqa: E402
-from backend.server_state import STATE, ServerState  # noqa: E402
-from backend.weights import ModelWeights, load_weights, read_config  # noqa: E402
+from backend.model_loader.source import ModelSource, resolve_model  # noqa: E402
+from backend.model_loader.weights import ModelWeights, load_weights, read_config  # noqa: E402
+from backend.models.config import ModelConfig  # noqa: E402
+from backend.runners.errors import RunnerUnavailable  # noqa: E402
+from backend.runners.fused.build import load_fused_library  # noqa: E402
 from tests.prefix_store.tiers.waiting import until  # noqa: E402
 
 ENGINE = EngineConfig(kv_memory=192 * 2**20, max_batch=8, max_context=2048, threads=2, max_waiting=24)
@@ -43,7 +51,7 @@ def built_library() -> ctypes.CDLL:
     """The fused CPU step, as this machine's compiler builds it."""
     try:
         return load_fused_library(quiet)
-    except FusedUnavailable as reason:
+    except RunnerUnavailable as reason:
         pytest.skip(f"the fused CPU step is not available: {reason}")
 
 
@@ -112,8 +120,8 @@ async def start_server(model: ServedModel) -> AsyncIterator[StartServer]:
         ) -> Served:
             served = model if runner is None else dataclasses.replace(model, runner=runner)
             if template is not None:
-                text = dataclasses.replace(served.text, chat_template=ChatTemplate(template, {}))
-                served = dataclasses.replace(served, text=text)
+                tokenizer = dataclasses.replace(served.tokenizer, chat_template=ChatTemplate(template, {}))
+                served = dataclasses.replace(served, tokenizer=tokenizer)
             app = create_app(served, dataclasses.replace(ENGINE, **limits))
             sock = socket.create_server(("127.0.0.1", 0))
             if send_buffer is not None:

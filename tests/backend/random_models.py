@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from backend.runner import BLOCK_SIZE, ModelRunner, StepInput
-from backend.step_input import SequenceRows, pack
+from backend.engine.runner import BLOCK_SIZE, ModelRunner, StepInput
+from backend.engine.step_input import SequenceRows, pack
 
 VOCABULARY = 300
 SIZES: dict[str, Any] = {

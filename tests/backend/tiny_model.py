@@ -11,21 +11,21 @@ from typing import Any
 
 import torch
 
-from backend.config import ModelConfig
-from backend.detokenizer import Detokenizer, TokenBytes
-from backend.engine import Engine, Output
-from backend.fused_layout import KVPrecision
-from backend.fused_runner import FusedRunner
-from backend.runner import BLOCK_SIZE, ModelRunner
-from backend.sequence import NOBODYS, SamplingParams, Sequence, TokenLogprobs
-from backend.torch_runner import TorchRunner
-from backend.weights import ModelWeights, dense
+from backend.engine.engine import Engine, Output
+from backend.engine.runner import BLOCK_SIZE, ModelRunner
+from backend.engine.sequence import NOBODYS, SamplingParams, Sequence, TokenLogprobs
+from backend.model_loader.weights import ModelWeights, dense
+from backend.models.config import ModelConfig
+from backend.runners.fused.fused_runner import FusedRunner
+from backend.runners.fused.layout import KVPrecision
+from backend.runners.torch.torch_runner import TorchRunner
+from backend.text.detokenizer import Detokenizer, TokenBytes
 from prefix_store.identity.keys import KeyChain
 from prefix_store.identity.salts import tenant_salt
 from tests.backend.conftest import built_library
-from tests.backend.fused_schemes import kept
-from tests.backend.kernels.random_model import random_weights
-from tests.backend.shelf import Shelf
+from tests.backend.engine.shelf import Shelf
+from tests.backend.runners.cuda.random_model import random_weights
+from tests.backend.runners.fused_schemes import kept
 
 VOCABULARY = 160
 SPELLED = 320

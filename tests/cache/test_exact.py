@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from cache.entry import Entry, encode_entry
+from cache.entries.entry import Entry, encode_entry
+from cache.entries.key import Key, namespace_for, request_key
+from cache.entries.outcomes import Failed, Hit, Miss
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
-from cache.key import Key, namespace_for, request_key
-from cache.memory import MemoryStore
-from cache.redis_store import RedisStore, open_redis_store
-from cache.results import Failed, Hit, Miss
+from cache.stores.memory import MemoryStore
+from cache.stores.redis_store import RedisStore, open_redis_store
 from tests.cache.conftest import PATIENT
-from tests.cache.entries import entry, until
+from tests.cache.entries.entry_examples import entry, until
 from tests.cache.valkey import Valkey
 
 DEADLINE = 0.5

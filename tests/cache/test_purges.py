@@ -7,15 +7,15 @@ import pytest
 import redis.asyncio
 from redis.asyncio.connection import UnixDomainSocketConnection
 
+from cache.entries.generations import Purge
+from cache.entries.key import Key
+from cache.entries.outcomes import Failed, Hit, Miss
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
-from cache.generations import Purge
-from cache.key import Key
-from cache.memory import MemoryStore
-from cache.redis_store import RedisStore, open_redis_store
-from cache.results import Failed, Hit, Miss
+from cache.stores.memory import MemoryStore
+from cache.stores.redis_store import RedisStore, open_redis_store
 from tests.cache.conftest import PATIENT
-from tests.cache.entries import until
+from tests.cache.entries.entry_examples import until
 from tests.cache.test_exact import answer_to, key_of, tier_of, worker, written
 from tests.cache.valkey import Valkey
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from gateway.mock import Reply
+from gateway.upstreams.mock import Reply
 from tests.clients.node import Node, NodeClient
 from tests.clients.python import AsyncPythonClient, SyncPythonClient
 from tests.gateway.client import Client, assemble

@@ -10,7 +10,7 @@ from tests.clients.node import Node, NodeClient
 from tests.clients.python import AsyncPythonClient, SyncPythonClient
 from tests.clients.test_openai import CREATE, LibraryClient, outcome
 from tests.gateway.client import assemble
-from tests.gateway.serving import Serving, serving
+from tests.gateway.processes.serving import Serving, serving
 
 MODEL = "SmolLM2-135M-Instruct"
 # The gateway's start takes seconds: the tests of this module share one, and so its event loop.

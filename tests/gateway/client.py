@@ -11,7 +11,7 @@ import msgspec
 from multidict import CIMultiDictProxy
 from yarl import URL
 
-from gateway.app import Gateway
+from gateway.processes.app import Gateway
 from tests.gateway.cache_status import Member, parse_cache_status
 
 # Ample for a busy machine; a request that takes longer hangs.

@@ -10,9 +10,9 @@ import aiohttp
 import msgspec
 import pytest
 
-from gateway.app import open_gateway
-from gateway.mock import MockUpstream, Reply
-from gateway.settings import CacheSettings, Settings, TimeoutSettings
+from gateway.processes.app import open_gateway
+from gateway.settings.settings import CacheSettings, Settings, TimeoutSettings
+from gateway.upstreams.mock import MockUpstream, Reply
 
 # The servers of the cache's tests serve here too.
 from tests.cache.conftest import (
@@ -24,8 +24,8 @@ from tests.cache.conftest import (
     shared_valkey,
     valkey,
 )
+from tests.gateway.api.prefix_upstream import PrefixUpstream
 from tests.gateway.client import Client
-from tests.gateway.prefix_upstream import PrefixUpstream
 from tests.gateway.raw_upstream import Conversation, RawUpstream
 
 __all__ = ["folder", "late_valkey", "minilm", "own_valkey", "pytest_asyncio_loop_factories", "shared_valkey", "valkey"]

@@ -9,14 +9,14 @@ import pytest
 import torch
 import triton
 
-from backend.cuda_runner import CudaRunner
-from backend.detokenizer import Detokenizer, TokenBytes
-from backend.engine import Engine
-from backend.flight import Flight
-from backend.sequence import SamplingParams, Sequence
-from backend.warm_up import warm_up
-from tests.backend.kernels.kv_shelf import KvShelf
-from tests.backend.kernels.random_model import CONFIG, random_weights
+from backend.engine.engine import Engine
+from backend.engine.flight import Flight
+from backend.engine.sequence import SamplingParams, Sequence
+from backend.runners.cuda.cuda_runner import CudaRunner
+from backend.runners.warm_up import warm_up
+from backend.text.detokenizer import Detokenizer, TokenBytes
+from tests.backend.runners.cuda.kv_shelf import KvShelf
+from tests.backend.runners.cuda.random_model import CONFIG, random_weights
 
 pytestmark = [
     pytest.mark.gpu,

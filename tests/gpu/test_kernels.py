@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from backend.engine.runner import BLOCK_SIZE
 from backend.kernels.add_rms_norm import add_rms_norm
 from backend.kernels.paged_decode import AttentionShape, paged_decode
 from backend.kernels.paged_prefill import paged_prefill, prefill_tile_rows, prefill_tiles
 from backend.kernels.rotary_write import rotary_write
 from backend.kernels.sampling import sample_tokens
 from backend.kernels.silu_mul import silu_mul
-from backend.runner import BLOCK_SIZE
-from tests.backend.kernels.references import (
+from tests.backend.runners.cuda.references import (
     TOLERANCE,
     attention_reference,
     kept_tokens,

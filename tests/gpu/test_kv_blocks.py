@@ -11,13 +11,13 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from backend.cuda_kv_blocks import CudaIncoming, CudaKvBlocks
-from backend.cuda_queue import DeviceQueue, Mark
-from backend.cuda_runner import STAGING_BYTES, CudaRunner
-from backend.runner import BLOCK_SIZE
+from backend.engine.runner import BLOCK_SIZE
+from backend.runners.cuda.cuda_kv_blocks import CudaIncoming, CudaKvBlocks
+from backend.runners.cuda.cuda_runner import STAGING_BYTES, CudaRunner
+from backend.runners.cuda.queue import DeviceQueue, Mark
 from prefix_store.frames.segments import gather, scatter
-from tests.backend.kernels.random_model import CONFIG, random_weights, step_of
-from tests.backend.kernels.references import relative_error
+from tests.backend.runners.cuda.random_model import CONFIG, random_weights, step_of
+from tests.backend.runners.cuda.references import relative_error
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,23 +7,23 @@ import dataclasses
 import pytest
 import torch
 
-from backend.config import EngineConfig
-from backend.cuda_choice import choose_cuda
-from backend.cuda_runner import CudaRunner
+from backend.engine.config import EngineConfig
+from backend.engine.runner import BLOCK_SIZE
 from backend.kernels.quantized_fp8 import multiplies_fp8, round_rows, scaled_product
 from backend.kernels.quantized_product import WIDENED_ROWS, QuantizedProduct
 from backend.kernels.quantized_weight import on_device
-from backend.quantization.float_scheme import FloatScheme
-from backend.quantization.fp8_scheme import Fp8Scheme
-from backend.quantization.int_scheme import IntLinear, IntScheme
-from backend.quantization.linears import as_floats, map_linears
-from backend.quantization.nf4_scheme import Nf4Scheme
-from backend.quantization.quantized_linear import Scheme
-from backend.runner import BLOCK_SIZE
-from backend.torch_runner import TorchRunner
-from backend.weights import ModelWeights, dense
-from tests.backend.kernels.random_model import CONFIG, STEPS, random_weights
-from tests.backend.kernels.references import TOLERANCE, relative_error
+from backend.model_loader.linears import as_floats, map_linears
+from backend.model_loader.weights import ModelWeights, dense
+from backend.quantized_weights.float_scheme import FloatScheme
+from backend.quantized_weights.fp8_scheme import Fp8Scheme
+from backend.quantized_weights.int_scheme import IntLinear, IntScheme
+from backend.quantized_weights.nf4_scheme import Nf4Scheme
+from backend.quantized_weights.quantized_linear import Scheme
+from backend.runners.cuda.choice import choose_cuda
+from backend.runners.cuda.cuda_runner import CudaRunner
+from backend.runners.torch.torch_runner import TorchRunner
+from tests.backend.runners.cuda.random_model import CONFIG, STEPS, random_weights
+from tests.backend.runners.cuda.references import TOLERANCE, relative_error
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from backend.config import EngineConfig
-from backend.cuda_choice import choose_cuda
-from backend.cuda_runner import CudaRunner
+from backend.engine.config import EngineConfig
+from backend.engine.runner import BLOCK_SIZE
 from backend.errors import ModelError
-from backend.runner import BLOCK_SIZE
-from backend.self_test import disagreement
-from backend.torch_runner import TorchRunner
-from tests.backend.kernels.random_model import CONFIG, STEPS, VARIANTS, random_weights, step_of
-from tests.backend.kernels.references import relative_error
+from backend.runners.cuda.choice import choose_cuda
+from backend.runners.cuda.cuda_runner import CudaRunner
+from backend.runners.self_test import disagreement
+from backend.runners.torch.torch_runner import TorchRunner
+from tests.backend.runners.cuda.random_model import CONFIG, STEPS, VARIANTS, random_weights, step_of
+from tests.backend.runners.cuda.references import relative_error
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,6 +1,6 @@
 """One decoder layer over whole sequences, part by part, so that what its linear layers see can be looked at between.
 
-The same decoder as `backend.torch_runner`, for which sequences lie in paged memory and layers are one piece.
+`backend.runners.torch.torch_runner` is the same decoder over paged memory.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
-from backend.config import ModelConfig
-from backend.rope import rotations
-from backend.tensor_store import TensorStore
-from backend.weights import LayerWeights, Linear, Mlp
+from backend.checkpoints.tensor_store import TensorStore
+from backend.model_loader.weights import LayerWeights, Linear, Mlp
+from backend.models.config import ModelConfig
+from backend.models.rope import rotations
 
 Group = Literal["qkv", "o", "gate_up", "down"]
 """Linear layers with one input, which runners compute as one."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from backend.config import ModelConfig
-from backend.weights import ModelWeights, dense
+from backend.model_loader.weights import ModelWeights, dense
+from backend.models.config import ModelConfig
 
 _TOKENS = 256
 """Whose logits are in memory at once."""

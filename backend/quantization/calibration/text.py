@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from backend.errors import ModelError
-from backend.text_file import read_text
-from backend.token_ids import unknown_token
+from backend.text.text_file import read_text
+from backend.text.token_ids import unknown_token
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

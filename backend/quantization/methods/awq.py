@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 import torch
 
-from backend.config import ModelConfig
+from backend.models.config import ModelConfig
 from backend.quantization.calibration.decoder_layer import DecoderLayer, DenseLinear, ExpertNames, O, V
 from backend.quantization.calibration.input_statistics import InputStatistics, output_loss
 from backend.quantization.calibration.stages import Seen
-from backend.quantization.float_scheme import FloatScheme
-from backend.quantization.int_scheme import IntLinear, IntScheme
 from backend.quantization.methods.fitting import fitting
 from backend.quantization.methods.ranges import by_hessian, searched_grid
 from backend.quantization.methods.rounded import Rounded, round_to_nearest
-from backend.quantization.quantized_linear import Scheme
+from backend.quantized_weights.float_scheme import FloatScheme
+from backend.quantized_weights.int_scheme import IntLinear, IntScheme
+from backend.quantized_weights.quantized_linear import Scheme
 
 _ALPHAS = [step / 20 for step in range(20)]
 _SMALLEST = 1e-4

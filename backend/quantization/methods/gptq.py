@@ -16,13 +16,13 @@ from typing import Literal
 import torch
 
 from backend.quantization.calibration.input_statistics import InputStatistics
-from backend.quantization.grid import Codes, Grid
-from backend.quantization.int_scheme import IntLinear, IntScheme
 from backend.quantization.methods.one_thread import one_thread
 from backend.quantization.methods.ranges import by_inputs, searched_grid
 from backend.quantization.methods.refinement import refined
 from backend.quantization.methods.rounded import Rounded, round_to_nearest
-from backend.quantization.quantized_linear import Scheme
+from backend.quantized_weights.grid import Codes, Grid
+from backend.quantized_weights.int_scheme import IntLinear, IntScheme
+from backend.quantized_weights.quantized_linear import Scheme
 
 ActOrder = Literal["none", "weight", "order"]
 """Whether inputs that see much are rounded first, while many columns are left to make up for them. ``weight``: yes,

@@ -11,11 +11,11 @@ import torch
 from backend.quantization.calibration.decoder_layer import GROUPS, DecoderLayer, Group
 from backend.quantization.calibration.input_statistics import InputStatistics, relative_output_error
 from backend.quantization.calibration.stages import Seen, stages
-from backend.quantization.errors import CannotQuantize
 from backend.quantization.methods.fitting import Schemes
 from backend.quantization.methods.report import LayerReport, MatrixReport
 from backend.quantization.methods.rounded import Rounded, Rounding
-from backend.quantization.quantized_linear import QuantizedLinear
+from backend.quantized_weights.errors import CannotQuantize
+from backend.quantized_weights.quantized_linear import QuantizedLinear
 
 Fold = Callable[[DecoderLayer, Seen], dict[str, torch.Tensor]]
 """Changes a layer, by what its groups were given, into one that computes the same; see `Folding`."""

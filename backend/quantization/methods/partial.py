@@ -25,15 +25,15 @@ from typing import Any, TypeVar
 import torch
 
 from backend.errors import ModelError
-from backend.json_file import read_json_object
-from backend.quantization.float_scheme import FloatLinear, FloatScheme
-from backend.quantization.fp8_scheme import Fp8Linear, Fp8Scheme
-from backend.quantization.int_scheme import IntLinear, IntScheme
+from backend.models.json_file import read_json_object
 from backend.quantization.methods.layerwise import QuantizedLayer, Windows
 from backend.quantization.methods.report import LayerReport, MatrixReport
 from backend.quantization.methods.sensitivity import Sensitivity
-from backend.quantization.nf4_scheme import BlockScales, Nf4Linear, Nf4Scheme
-from backend.quantization.quantized_linear import QuantizedLinear
+from backend.quantized_weights.float_scheme import FloatLinear, FloatScheme
+from backend.quantized_weights.fp8_scheme import Fp8Linear, Fp8Scheme
+from backend.quantized_weights.int_scheme import IntLinear, IntScheme
+from backend.quantized_weights.nf4_scheme import BlockScales, Nf4Linear, Nf4Scheme
+from backend.quantized_weights.quantized_linear import QuantizedLinear
 
 _CLASSES: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     *(IntLinear, IntScheme, Fp8Linear, Fp8Scheme, Nf4Linear, Nf4Scheme, BlockScales, FloatLinear, FloatScheme),

@@ -14,24 +14,23 @@ from typing import Any
 import torch
 import xxhash
 
-from backend.config import ModelConfig
+from backend.checkpoints.quantized.writer import write_checkpoint
+from backend.checkpoints.tensor_store import TensorStore
 from backend.errors import ModelError
-from backend.model_source import REPORT_FILE
+from backend.model_loader.linears import linears
+from backend.model_loader.source import REPORT_FILE, source_files
+from backend.model_loader.weights import ModelWeights, load_weights, read_config
+from backend.models.config import ModelConfig
 from backend.quantization.calibration.decoder_layer import DecoderLayer, ExpertNames
 from backend.quantization.calibration.divergence import Predictions
-from backend.quantization.errors import CannotQuantize
-from backend.quantization.files.writer import write_checkpoint
-from backend.quantization.float_scheme import FloatScheme
-from backend.quantization.linears import linears
 from backend.quantization.methods.awq import Folding
 from backend.quantization.methods.layerwise import LayerQuantizer, Windows
 from backend.quantization.methods.partial import KeptLinears, PartialFolder
 from backend.quantization.methods.recipe import Bits, Recipe
 from backend.quantization.methods.report import Divergence, QuantizationReport
 from backend.quantization.methods.sensitivity import Probe, Sensitivity
-from backend.quantization.source_files import source_files
-from backend.tensor_store import TensorStore
-from backend.weights import ModelWeights, load_weights, read_config
+from backend.quantized_weights.errors import CannotQuantize
+from backend.quantized_weights.float_scheme import FloatScheme
 
 Progress = Callable[[str], None]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from backend.quantization.grid import Grid
-from backend.quantization.int_scheme import IntScheme
+from backend.quantized_weights.grid import Grid
+from backend.quantized_weights.int_scheme import IntScheme
 
 GroupLoss = Callable[[torch.Tensor], torch.Tensor]
 """What weights that are off by [out, groups, width] lose: [out, groups]."""

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from backend.quantization.calibration.decoder_layer import Group
-from backend.quantization.errors import CannotQuantize
-from backend.quantization.float_scheme import FloatScheme
-from backend.quantization.int_scheme import IntScheme
 from backend.quantization.methods.allocation import Choice, least_loss, least_size
 from backend.quantization.methods.awq import round_clipped
 from backend.quantization.methods.fitting import Schemes, fitting
 from backend.quantization.methods.gptq import ActOrder, Gptq
 from backend.quantization.methods.rounded import Rounding, round_to_nearest
 from backend.quantization.methods.sensitivity import Sensitivity
-from backend.quantization.quantized_linear import Scheme
+from backend.quantized_weights.errors import CannotQuantize
+from backend.quantized_weights.float_scheme import FloatScheme
+from backend.quantized_weights.int_scheme import IntScheme
+from backend.quantized_weights.quantized_linear import Scheme
 
 Method = Literal["rtn", "gptq", "awq", "mixed"]
 METHODS: tuple[Method, ...] = ("rtn", "gptq", "awq", "mixed")

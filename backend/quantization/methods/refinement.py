@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 
 from backend.quantization.calibration.input_statistics import output_loss
-from backend.quantization.grid import Codes, Grid
-from backend.quantization.int_scheme import IntScheme
 from backend.quantization.methods.one_thread import one_thread
+from backend.quantized_weights.grid import Codes, Grid
+from backend.quantized_weights.int_scheme import IntScheme
 
 _TURNS = 4
 """Twice as many would win another .1 to 2 % of the loss."""

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from backend.quantization.calibration.input_statistics import InputStatistics
-from backend.quantization.quantized_linear import QuantizedLinear, Scheme
+from backend.quantized_weights.quantized_linear import QuantizedLinear, Scheme
 
 
 @dataclass(frozen=True, slots=True)

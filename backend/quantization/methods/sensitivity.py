@@ -14,7 +14,7 @@ from backend.quantization.calibration.input_statistics import InputStatistics, o
 from backend.quantization.calibration.stages import stages
 from backend.quantization.methods.fitting import Schemes
 from backend.quantization.methods.rounded import Rounding
-from backend.quantization.quantized_linear import QuantizedLinear
+from backend.quantized_weights.quantized_linear import QuantizedLinear
 
 
 @dataclass(frozen=True, slots=True)

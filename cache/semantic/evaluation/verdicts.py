@@ -11,7 +11,7 @@ from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.evaluation.cross_validation import Similarities
 from cache.semantic.evaluation.pairs import LabelledPair
 from cache.semantic.guards import refusal
-from cache.semantic.text import Text
+from cache.semantic.language.text import Text
 
 BATCH = 1024
 """Pairs that are embedded together; no more vectors than theirs are kept."""

@@ -19,7 +19,7 @@ from cache.semantic.guards.question import questions_differ
 from cache.semantic.guards.quotation import quotations_differ
 from cache.semantic.guards.roles import roles_differ
 from cache.semantic.guards.subject import subjects_differ
-from cache.semantic.text import Text
+from cache.semantic.language.text import Text
 
 Guard = Callable[[Text, Text], bool]
 

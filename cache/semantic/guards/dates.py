@@ -1,6 +1,6 @@
 """Dates and times."""
 
-from cache.semantic.text import Text
+from cache.semantic.language.text import Text
 
 
 def dates_differ(asked: Text, cached: Text) -> bool:

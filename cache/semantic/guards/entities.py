@@ -1,6 +1,6 @@
 """Named entities."""
 
-from cache.semantic.text import Text
+from cache.semantic.language.text import Text
 
 
 def entities_differ(asked: Text, cached: Text) -> bool:

@@ -1,6 +1,6 @@
 """Instructions on the form of the answer."""
 
-from cache.semantic.text import Text
+from cache.semantic.language.text import Text
 
 
 def instructions_differ(asked: Text, cached: Text) -> bool:

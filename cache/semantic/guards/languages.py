@@ -1,7 +1,7 @@
 """Languages."""
 
-from cache.semantic.reading.language import ENGLISH
-from cache.semantic.text import Text
+from cache.semantic.language.reading.language import ENGLISH
+from cache.semantic.language.text import Text
 
 
 def languages_differ(asked: Text, cached: Text) -> bool:

@@ -1,6 +1,6 @@
 """Texts too long for an embedding to see."""
 
-from cache.semantic.text import Text
+from cache.semantic.language.text import Text
 
 # Sentence embedding models cut at 128 to 256 tokens; below this many words the cut is not reached.
 MAX_WORDS = 100

@@ -1,7 +1,7 @@
 """Negation."""
 
-from cache.semantic.reading.negation import SUCCESSES
-from cache.semantic.text import Text
+from cache.semantic.language.reading.negation import SUCCESSES
+from cache.semantic.language.text import Text
 
 
 def negations_differ(asked: Text, cached: Text) -> bool:

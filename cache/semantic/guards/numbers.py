@@ -1,7 +1,7 @@
 """Numbers and units."""
 
-from cache.semantic.lexicon import words
-from cache.semantic.text import Text
+from cache.semantic.language.lexicon import words
+from cache.semantic.language.text import Text
 
 # In a longer story they may be said of anything.
 _RESTRICTING = words("only another")

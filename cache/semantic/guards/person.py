@@ -1,7 +1,7 @@
 """Persons."""
 
-from cache.semantic.reading.persons import Place
-from cache.semantic.text import Text
+from cache.semantic.language.reading.persons import Place
+from cache.semantic.language.text import Text
 
 _OWN = {frozenset({"mine"}): "I", frozenset({"yours"}): "you"}
 # These are who talk, or anybody: how you do it is how I do it.

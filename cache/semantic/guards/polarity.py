@@ -1,6 +1,6 @@
 """Opposites: enable and disable, buy and sell, cheapest and most expensive."""
 
-from cache.semantic.text import Text
+from cache.semantic.language.text import Text
 
 
 def polarities_differ(asked: Text, cached: Text) -> bool:

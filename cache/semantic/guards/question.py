@@ -1,7 +1,7 @@
 """Types of question."""
 
-from cache.semantic.reading.questions import PAST
-from cache.semantic.text import Text
+from cache.semantic.language.reading.questions import PAST
+from cache.semantic.language.text import Text
 
 _WHAT = frozenset({"what"})
 # What is never asked by "what".

@@ -1,6 +1,6 @@
 """Quotations, code, a text to work on, addresses and symbols."""
 
-from cache.semantic.text import Text
+from cache.semantic.language.text import Text
 
 # A longer part is not sought: it would take quadratic time.
 _MAX_WORDS = 24

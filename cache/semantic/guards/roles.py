@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from cache.semantic.reading.order import DIRECTIONS, OPENERS
-from cache.semantic.text import Text
+from cache.semantic.language.reading.order import DIRECTIONS, OPENERS
+from cache.semantic.language.text import Text
 
 # From this share of common words on, the longer text's being the whole, two texts say the same words in some order.
 SAME_WORDS = 0.6

@@ -1,9 +1,9 @@
 """The subject: sentences alike but for the word that matters."""
 
-from cache.semantic.kinship import are_opposed, is_derived, is_slip
-from cache.semantic.lexicon import words
-from cache.semantic.text import Text
-from cache.semantic.token import word
+from cache.semantic.language.lexicon import words
+from cache.semantic.language.text import Text
+from cache.semantic.language.token import word
+from cache.semantic.language.word_relations import are_opposed, is_derived, is_slip
 
 # Shares of common content words, the longer text's being the whole. From the first on, two texts are one sentence with
 # something exchanged or added. From the second on, a word more is an elaboration, unless it narrows what is meant:

@@ -3,9 +3,9 @@
 import re
 from dataclasses import dataclass
 
-from cache.semantic.lexicon import words
-from cache.semantic.text import Text
-from cache.semantic.token import Kind, tokens_of
+from cache.semantic.language.lexicon import words
+from cache.semantic.language.text import Text
+from cache.semantic.language.token import Kind, tokens_of
 
 MAX_CHARACTERS = 4000
 """Longer answers are compared for equality only: reading them takes milliseconds, and one fact hides in many."""

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 
-from cache.breaker import Breaker
 from cache.errors import StoreUnavailable
 from cache.semantic.judge.equality import equal
 from cache.semantic.judge.judge import Verdict
 from cache.semantic.policy.posterior import JudgeError
+from cache.stores.breaker import Breaker
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cache.semantic.guards import GUARDS
-from cache.semantic.text import Text
+from cache.semantic.language.text import Text
 
 FEWEST = 3
 """Questions with one answer that are a crowd."""

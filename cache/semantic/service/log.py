@@ -20,11 +20,11 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
-from cache.breaker import Breaker
 from cache.errors import CorruptEntry, StoreUnavailable
 from cache.semantic.service.neighbours import Vector
 from cache.semantic.service.records import Record
 from cache.semantic.service.stored import RecordFormat
+from cache.stores.breaker import Breaker
 
 log = logging.getLogger(__name__)
 

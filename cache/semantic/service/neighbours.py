@@ -10,12 +10,12 @@ from typing import NamedTuple, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from cache.key import namespace_of
+from cache.entries.key import namespace_of
 from cache.semantic.index.index import VectorIndex
+from cache.semantic.language.text import Text
 from cache.semantic.policy.consensus import voucher
 from cache.semantic.policy.policy import NEIGHBOURS, Neighbourhood
 from cache.semantic.service.records import Record, Records
-from cache.semantic.text import Text
 
 T = TypeVar("T")
 Vector = npt.NDArray[np.float32]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import msgspec
 import xxhash
 
-from cache.key import namespace_of
-from cache.semantic.normalize import normalized
+from cache.entries.key import namespace_of
+from cache.semantic.language.normalize import normalized
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 
-from cache.key import namespace_of
+from cache.entries.key import namespace_of
 from cache.semantic.embedding.embedder import Embedder
 from cache.semantic.messages import Answered, Ask, Evicted, Forget, Found, NotFound, Purged, Retried, Unused, Wrong
 from cache.semantic.policy.policy import NEIGHBOURS, Policy

@@ -18,8 +18,6 @@ from redis.backoff import NoBackoff
 
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
-from cache.memory import MemoryStore
-from cache.redis_store import open_redis_store
 from cache.semantic.embedding.embedder import open_embedder
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.index.index import VectorIndex
@@ -55,6 +53,8 @@ from cache.semantic.service.semantic_cache import SemanticCache
 from cache.semantic.service.server import serving
 from cache.semantic.service.sharing import Sharing
 from cache.semantic.service.stored import RecordFormat
+from cache.stores.memory import MemoryStore
+from cache.stores.redis_store import open_redis_store
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import xxhash
 
+from cache.entries.key import namespace_of
 from cache.errors import CorruptEntry
-from cache.key import namespace_of
 from cache.semantic.messages import MOST_TEXT
 from cache.semantic.service.neighbours import Vector
 from cache.semantic.service.records import Record

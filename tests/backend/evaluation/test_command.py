@@ -13,7 +13,7 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from backend.config import EngineConfig
+from backend.engine.config import EngineConfig
 from backend.errors import ModelError
 from backend.evaluation.evaluation import Evaluation, Loss
 from backend.evaluation.model_evaluation import Question, evaluate_model
@@ -52,7 +52,7 @@ def evaluated(question: Question) -> Report:
 
 async def command(*words: str) -> tuple[int | None, str, str]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "backend.eval_cli", *words),
+        *(sys.executable, "-m", "backend.commands.eval_cli", *words),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -16,22 +16,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from backend.config import ModelConfig
+from backend.engine.runner import ModelRunner, StepInput, StepOutput
 from backend.errors import ModelError
 from backend.evaluation.evaluation import evaluate
 from backend.evaluation.scores import divergence, score
 from backend.evaluation.windows import Window
-from backend.fused_runner import FusedRunner
-from backend.model_source import ModelSource
-from backend.runner import ModelRunner, StepInput, StepOutput
-from backend.token_ids import token_ids
-from backend.torch_runner import TorchRunner
-from backend.warm_up import single_sequence_step
-from backend.weights import ModelWeights, dense, load_weights, read_config
+from backend.model_loader.source import ModelSource
+from backend.model_loader.weights import ModelWeights, dense, load_weights, read_config
+from backend.models.config import ModelConfig
+from backend.runners.fused.fused_runner import FusedRunner
+from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.warm_up import single_sequence_step
+from backend.text.token_ids import token_ids
 from tests.backend import tiny_model
 from tests.backend.conftest import built_library
+from tests.backend.engine.test_engine_faults import Around
 from tests.backend.random_models import KINDS, random_tokens, save
-from tests.backend.test_engine_faults import Around
 
 TEXT = Path(__file__).parents[3] / "benchmarks" / "data" / "wikitext-2" / "test.txt.gz"
 TOKENS = np.random.default_rng(5).integers(tiny_model.POISON + 1, tiny_model.VOCABULARY, 150).astype(np.int32)

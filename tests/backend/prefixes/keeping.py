@@ -10,7 +10,7 @@ import redis.asyncio
 
 from tests.backend.prefixes.engine_process import EngineProcess, fresh
 from tests.backend.prefixes.models import BLOCK
-from tests.cache.entries import until
+from tests.cache.entries.entry_examples import until
 
 _CLAIM_BYTES = 11
 _WITHIN = 20.0

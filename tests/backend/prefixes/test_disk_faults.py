@@ -14,7 +14,7 @@ from tests.backend.prefixes.conftest import Start
 from tests.backend.prefixes.engine_process import EngineProcess, fresh, start_all
 from tests.backend.prefixes.keeping import frames, writing
 from tests.backend.prefixes.models import BLOCK
-from tests.cache.entries import until
+from tests.cache.entries.entry_examples import until
 from tests.prefix_store.tiers.full_disk import ANYWHERE, MOUNTED, Fault, tmpfs
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -13,7 +13,7 @@ from tests.backend.prefixes.conftest import Start
 from tests.backend.prefixes.engine_process import EngineProcess, fresh, start_all
 from tests.backend.prefixes.keeping import claimed, claiming, until_met
 from tests.backend.prefixes.models import BLOCK
-from tests.cache.entries import until
+from tests.cache.entries.entry_examples import until
 from tests.cache.valkey import Valkey
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -10,7 +10,7 @@ import pytest
 from tests.backend.prefixes.conftest import Start
 from tests.backend.prefixes.engine_process import DEADLINE, EngineProcess, fresh
 from tests.backend.prefixes.models import BLOCK
-from tests.cache.entries import until
+from tests.cache.entries.entry_examples import until
 from tests.prefix_store.mooncake_master import MooncakeMaster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

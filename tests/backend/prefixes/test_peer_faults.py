@@ -17,7 +17,7 @@ from tests.backend.prefixes.engine_process import EngineProcess, fresh, start_al
 from tests.backend.prefixes.keeping import claiming, until_met
 from tests.backend.prefixes.liar import Honest, Liar, Tell, standing_between, the_truth, trickled
 from tests.backend.prefixes.models import BLOCK, BLOCK_BYTES
-from tests.cache.entries import until
+from tests.cache.entries.entry_examples import until
 from tests.cache.valkey import Valkey
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

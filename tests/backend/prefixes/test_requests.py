@@ -13,7 +13,7 @@ from tests.backend.prefixes.conftest import Start
 from tests.backend.prefixes.engine_process import PREFIX_TOKENS, EngineProcess, fresh, start_all
 from tests.backend.prefixes.keeping import frames, writing
 from tests.backend.prefixes.models import BLOCK
-from tests.cache.entries import until
+from tests.cache.entries.entry_examples import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CHAT = "/v1/chat/completions"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from backend.quantization.float_scheme import FloatScheme
-from backend.quantization.fp8_scheme import Fp8Scheme
-from backend.quantization.int_scheme import IntScheme, Zero
-from backend.quantization.nf4_scheme import Nf4Scheme
-from backend.quantization.quantized_linear import Scheme
+from backend.quantized_weights.float_scheme import FloatScheme
+from backend.quantized_weights.fp8_scheme import Fp8Scheme
+from backend.quantized_weights.int_scheme import IntScheme, Zero
+from backend.quantized_weights.nf4_scheme import Nf4Scheme
+from backend.quantized_weights.quantized_linear import Scheme
 
 ZEROS: tuple[Zero, ...] = ("middle", "integer", "minimum")
 SCHEMES: tuple[Scheme, ...] = (

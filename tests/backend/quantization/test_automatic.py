@@ -8,14 +8,14 @@ from typing import cast
 
 import pytest
 
-from backend.config import ModelConfig
+from backend.engine.runner import ModelRunner, StepInput
 from backend.errors import ModelError
-from backend.quantization import automatic
-from backend.quantization.automatic import fastest
-from backend.quantization.names import Quantization
-from backend.runner import ModelRunner, StepInput
-from backend.weights import ModelWeights
-from tests.backend.kernels.random_model import random_weights
+from backend.model_loader.weights import ModelWeights
+from backend.models.config import ModelConfig
+from backend.quantization.selection import automatic
+from backend.quantization.selection.automatic import fastest
+from backend.quantized_weights.names import Quantization
+from tests.backend.runners.cuda.random_model import random_weights
 from tests.backend.tiny_model import CONFIG
 
 

@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 import torch
 
-from backend.quantization.choice import ROUNDINGS, quantised
-from backend.quantization.errors import CannotQuantize
-from backend.quantization.linears import linears
-from backend.quantization.names import WITH_A_TEXT
-from backend.quantization.prepared import RECIPES
-from backend.weights import ModelWeights
-from tests.backend.kernels.random_model import random_weights
+from backend.model_loader.linears import linears
+from backend.model_loader.weights import ModelWeights
+from backend.quantization.selection.choice import ROUNDINGS, quantised
+from backend.quantization.selection.prepared import RECIPES
+from backend.quantized_weights.errors import CannotQuantize
+from backend.quantized_weights.names import WITH_A_TEXT
+from tests.backend.runners.cuda.random_model import random_weights
 from tests.backend.tiny_model import CONFIG
 
 WIDE = dataclasses.replace(CONFIG, intermediate_size=256)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from backend.model_source import ModelSource
-from backend.quantization import prepared as module
-from backend.quantization.prepared import prepared
+from backend.model_loader.source import ModelSource
+from backend.quantization.selection import prepared as module
+from backend.quantization.selection.prepared import prepared
 from tests.backend.conftest import quiet
 from tests.backend.quantization.methods.small_model import save_small_model
 

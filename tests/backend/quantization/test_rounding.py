@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 import torch
 
-from backend.quantization.errors import CannotQuantize
-from backend.quantization.int_scheme import IntScheme
-from backend.quantization.linears import linears
-from backend.quantization.rounding import rounded
-from backend.quantization.summary import RoundingError, summarise
-from backend.weights import ModelWeights, dense
-from tests.backend.kernels.random_model import random_weights
+from backend.model_loader.linears import linears
+from backend.model_loader.weights import ModelWeights, dense
+from backend.quantization.selection.rounding import rounded
+from backend.quantization.selection.summary import RoundingError, summarise
+from backend.quantized_weights.errors import CannotQuantize
+from backend.quantized_weights.int_scheme import IntScheme
+from tests.backend.runners.cuda.random_model import random_weights
 from tests.backend.tiny_model import CONFIG
 
 INT4, INT8 = IntScheme(4, 32), IntScheme(8)

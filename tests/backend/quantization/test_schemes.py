@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.quantization.errors import CannotQuantize
-from backend.quantization.int_scheme import IntScheme
-from backend.quantization.nf4_scheme import Nf4Scheme
-from backend.quantization.nibbles import pack_nibbles, unpack_nibbles
-from backend.quantization.quantized_linear import Scheme, reference
+from backend.quantized_weights.errors import CannotQuantize
+from backend.quantized_weights.int_scheme import IntScheme
+from backend.quantized_weights.nf4_scheme import Nf4Scheme
+from backend.quantized_weights.nibbles import pack_nibbles, unpack_nibbles
+from backend.quantized_weights.quantized_linear import Scheme, reference
 from tests.backend.quantization.schemes import IDS, SCHEMES, weights
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=IDS)

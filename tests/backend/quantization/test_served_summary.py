@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from backend.config import EngineConfig
+from backend.engine.config import EngineConfig
 from backend.errors import ModelError
 from backend.model import ServedModel, load_model
-from backend.model_source import REPORT_FILE, ModelSource
+from backend.model_loader.source import REPORT_FILE, ModelSource
 from backend.quantization.calibration.text import token_windows
-from backend.quantization.int_scheme import IntScheme
 from backend.quantization.methods.quantize import Quantization
 from backend.quantization.methods.recipe import Recipe
+from backend.quantized_weights.int_scheme import IntScheme
 from tests.backend.conftest import built_library, quiet
 from tests.backend.quantization.methods.small_model import save_small_model, save_text
 from tests.backend.random_models import KINDS, of_vectors

@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from cache.semantic.guards import GUARDS, refusal
-from cache.semantic.text import Text
+from cache.semantic.language.text import Text
 from tests.cache.semantic.trap_pairs import DATA, Pair, trap_pairs
 
 PAIRS = trap_pairs()

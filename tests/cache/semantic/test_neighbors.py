@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from cache.semantic.guards import refusal
-from cache.semantic.text import Text
+from cache.semantic.language.text import Text
 from tests.cache.semantic.trap_pairs import DATA
 
 

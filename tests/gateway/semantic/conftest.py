@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cache.semantic.embedding.encoder import Encoder
-from gateway.mock import MockUpstream, Reply
+from gateway.upstreams.mock import MockUpstream, Reply
 from tests.gateway.conftest import Stage
 from tests.gateway.semantic.stage import ANSWER, SemanticStage
 

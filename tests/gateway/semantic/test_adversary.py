@@ -14,18 +14,19 @@ import pytest
 import redis.asyncio
 import xxhash
 
-from cache.key import namespace_for
+from cache.entries.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.messages import Answered, Ask, Found, NotFound
 from cache.semantic.policy.policy import Decision, Evidence
 from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.service.records import Record
 from cache.semantic.service.service import _log
-from gateway.mock import MockUpstream, Reply
-from gateway.settings import Secret, SemanticSettings
+from gateway.settings.settings import Secret, SemanticSettings
+from gateway.upstreams.mock import MockUpstream, Reply
 from tests.cache.valkey import Valkey
 from tests.gateway.client import Client, chat
 from tests.gateway.conftest import Stage
+from tests.gateway.processes.serving import DEADLINE, serving
 from tests.gateway.semantic.stage import (
     AGAIN,
     ANSWER,
@@ -37,7 +38,6 @@ from tests.gateway.semantic.stage import (
     until_figure,
     until_known,
 )
-from tests.gateway.serving import DEADLINE, serving
 
 TOOL_CALL = Reply(
     message={

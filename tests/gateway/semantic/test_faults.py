@@ -18,17 +18,17 @@ import pytest
 import redis.asyncio
 import xxhash
 
-from cache.key import namespace_for
+from cache.entries.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.embedding.model_files import find_model
 from cache.semantic.service.records import Record
-from gateway.mock import MockUpstream
-from gateway.settings import SemanticSettings
+from gateway.settings.settings import SemanticSettings
+from gateway.upstreams.mock import MockUpstream
 from tests.cache.valkey import Valkey
 from tests.gateway.client import Client, chat
 from tests.gateway.conftest import Stage
+from tests.gateway.processes.serving import parent_of, processes, serving
 from tests.gateway.semantic.stage import AGAIN, ANSWER, ASKED, SERVES_ALL, SemanticStage, entries, figure, until_known
-from tests.gateway.serving import parent_of, processes, serving
 
 STARTS_WITHIN = 60.0
 

@@ -14,7 +14,7 @@ from cache.semantic.embedding.errors import EmbedderBusy
 from cache.semantic.messages import Ask, NotFound, Refused
 from cache.semantic.policy.policy import Decision, Evidence
 from cache.semantic.policy.threshold import ThresholdPolicy
-from gateway.mock import MockUpstream, Reply
+from gateway.upstreams.mock import MockUpstream, Reply
 from tests.gateway.client import DEADLINE, Answer, Client, chat
 from tests.gateway.conftest import Stage
 from tests.gateway.semantic.stage import (

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cache.key import namespace_for
-from gateway.mock import MockUpstream, Reply
+from cache.entries.key import namespace_for
+from gateway.upstreams.mock import MockUpstream, Reply
 from tests.cache.valkey import Valkey
 from tests.gateway.client import COMPLETIONS, Client, chat
 from tests.gateway.conftest import Stage

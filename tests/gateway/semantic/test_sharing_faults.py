@@ -10,11 +10,11 @@ import pytest
 import redis.asyncio
 import xxhash
 
-from cache.key import namespace_for
+from cache.entries.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.service.records import Record
-from gateway.mock import MockUpstream
-from tests.cache.entries import until
+from gateway.upstreams.mock import MockUpstream
+from tests.cache.entries.entry_examples import until
 from tests.cache.valkey import Valkey
 from tests.gateway.client import chat
 from tests.gateway.conftest import Stage

@@ -10,7 +10,7 @@ from redis.crc import key_slot
 from prefix_store.index.index import open_index
 from prefix_store.index.layout import key_names
 from prefix_store.index.match import NOTHING_KNOWN
-from tests.cache.entries import until
+from tests.cache.entries.entry_examples import until
 from tests.prefix_store.index.blocks import PATIENT, chain, new_namespace, outline, owner
 from tests.prefix_store.index.cluster import Cluster
 

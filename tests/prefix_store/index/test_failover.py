@@ -6,7 +6,7 @@ import pytest
 
 from prefix_store.index.index import open_index
 from prefix_store.index.owner import TierKind
-from tests.cache.entries import until
+from tests.cache.entries.entry_examples import until
 from tests.prefix_store.index.blocks import PATIENT, Shelf, chain
 from tests.prefix_store.index.cluster import Cluster
 from tests.prefix_store.index.test_cluster import namespaces_on

@@ -13,7 +13,7 @@ from prefix_store.index.layout import key_names
 from prefix_store.index.match import NOTHING_KNOWN
 from prefix_store.index.owner import TierKind
 from prefix_store.index.writes import _MOST_BLOCKS
-from tests.cache.entries import until
+from tests.cache.entries.entry_examples import until
 from tests.cache.valkey import Valkey
 from tests.prefix_store.index.blocks import PATIENT, Shelf, chain, new_namespace, owner
 

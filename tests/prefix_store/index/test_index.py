@@ -11,7 +11,7 @@ from prefix_store.index.index import RedisIndex, open_index
 from prefix_store.index.local_owner import Held
 from prefix_store.index.match import NOTHING_KNOWN
 from prefix_store.index.owner import Details, TierKind
-from tests.cache.entries import until
+from tests.cache.entries.entry_examples import until
 from tests.cache.valkey import Valkey
 from tests.prefix_store.index.blocks import PATIENT, Shelf, chain, new_namespace, outline, owner
 

@@ -11,7 +11,7 @@ import redis.asyncio
 
 from prefix_store.index.index import open_index
 from prefix_store.index.layout import claimed
-from tests.cache.entries import until
+from tests.cache.entries.entry_examples import until
 from tests.cache.valkey import Valkey
 from tests.prefix_store.index.blocks import PATIENT, new_namespace
 from tests.prefix_store.index.engine import chains

@@ -20,7 +20,7 @@ from prefix_store.tiers.halt import Halt
 from prefix_store.tiers.mooncake.mooncake_tier import MooncakeTier
 from prefix_store.tiers.mooncake.pool import Pool
 from prefix_store.tiers.mooncake.settings import read_settings
-from tests.cache.entries import until
+from tests.cache.entries.entry_examples import until
 from tests.prefix_store.mooncake_master import MooncakeMaster
 from tests.prefix_store.tiers.blocks import Memory, chain, content, format_of
 from tests.prefix_store.tiers.test_contract import kept, restored

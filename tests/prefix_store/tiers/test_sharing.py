@@ -14,7 +14,7 @@ from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.disk.folder import Folder
 from prefix_store.tiers.disk.journal import RECORD_BYTES, Journal, JournalReader, Kind, Record
 from prefix_store.tiers.disk.membership import put_in_place
-from tests.cache.entries import until as eventually
+from tests.cache.entries.entry_examples import until as eventually
 from tests.prefix_store.tiers.blocks import chain, format_of
 from tests.prefix_store.tiers.soak import soak
 from tests.prefix_store.tiers.test_contract import kept, restored

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.quantization.errors import CannotQuantize
 from backend.quantization.methods.allocation import Choice, least_loss, least_size
+from backend.quantized_weights.errors import CannotQuantize
 
 Parts = list[list[Choice]]
 

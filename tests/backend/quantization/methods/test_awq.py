@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend.checkpoints.tensor_store import TensorStore
+from backend.model_loader.weights import load_weights, read_config
 from backend.quantization.calibration.decoder_layer import DecoderLayer, ExpertNames, O, V
 from backend.quantization.calibration.stages import Seen, stages
-from backend.quantization.int_scheme import IntScheme
 from backend.quantization.methods.awq import Folding, round_clipped
 from backend.quantization.methods.rounded import Rounded
-from backend.tensor_store import TensorStore
-from backend.weights import load_weights, read_config
+from backend.quantized_weights.int_scheme import IntScheme
 from tests.backend.quantization.methods.test_gptq import correlated, loss, random_weight, statistics
 from tests.backend.quantization.schemes import ZEROS
 from tests.backend.random_models import KINDS, Kind, random_tokens, relative_error, save

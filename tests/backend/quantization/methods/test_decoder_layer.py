@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from backend.checkpoints.tensor_store import TensorStore
+from backend.model_loader.weights import dense, load_weights, read_config
 from backend.quantization.calibration.decoder_layer import DecoderLayer, ExpertNames
-from backend.tensor_store import TensorStore
-from backend.weights import dense, load_weights, read_config
 from tests.backend.random_models import KINDS, random_tokens, relative_error, save
 
 LENGTH = 70

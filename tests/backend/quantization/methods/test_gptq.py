@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.quantization.calibration.input_statistics import InputStatistics, output_loss
-from backend.quantization.int_scheme import IntLinear, IntScheme
 from backend.quantization.methods.gptq import ACT_ORDERS, ActOrder, Gptq, inverse_factor, rounded_codes
 from backend.quantization.methods.rounded import Rounded
-from backend.quantization.nf4_scheme import Nf4Scheme
+from backend.quantized_weights.int_scheme import IntLinear, IntScheme
+from backend.quantized_weights.nf4_scheme import Nf4Scheme
 from tests.backend.quantization.schemes import ZEROS
 
 every_order = pytest.mark.parametrize("act_order", ACT_ORDERS)

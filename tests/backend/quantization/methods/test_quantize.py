@@ -14,18 +14,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from backend.errors import ModelError
-from backend.model_source import REPORT_FILE
-from backend.quantization.fp8_scheme import Fp8Scheme
-from backend.quantization.int_scheme import IntScheme
-from backend.quantization.linears import linears
+from backend.model_loader.linears import linears
+from backend.model_loader.source import REPORT_FILE
+from backend.model_loader.weights import dense, load_weights, read_config
 from backend.quantization.methods import recipe
 from backend.quantization.methods.gptq import ActOrder
 from backend.quantization.methods.quantize import Quantization
 from backend.quantization.methods.recipe import METHODS, Recipe
 from backend.quantization.methods.report import QuantizationReport
-from backend.quantization.nf4_scheme import Nf4Scheme
-from backend.torch_runner import TorchRunner
-from backend.weights import dense, load_weights, read_config
+from backend.quantized_weights.fp8_scheme import Fp8Scheme
+from backend.quantized_weights.int_scheme import IntScheme
+from backend.quantized_weights.nf4_scheme import Nf4Scheme
+from backend.runners.torch.torch_runner import TorchRunner
 from tests.backend.quantization.methods.small_model import save_small_model
 from tests.backend.random_models import KINDS, chunked, random_tokens, relative_error
 

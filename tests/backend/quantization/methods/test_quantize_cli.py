@@ -13,11 +13,11 @@ from types import ModuleType
 import pytest
 import torch
 
-from backend import eval_cli, quantize_cli
-from backend.quantization.int_scheme import IntScheme
-from backend.quantization.linears import linears
-from backend.quantize_cli import run
-from backend.weights import load_weights, read_config
+from backend.commands import eval_cli, quantize_cli
+from backend.commands.quantize_cli import run
+from backend.model_loader.linears import linears
+from backend.model_loader.weights import load_weights, read_config
+from backend.quantized_weights.int_scheme import IntScheme
 from tests.backend.quantization.methods.small_model import save_small_model, save_text
 
 SMALL = ["--windows", "4", "--window-tokens", "48", "--threads", "1", "--group-size", "32"]
@@ -48,7 +48,7 @@ def outlives_readers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def command(*words: str) -> list[str]:
     """The process that runs it."""
-    return [sys.executable, "-m", "backend.quantize_cli", *words]
+    return [sys.executable, "-m", "backend.commands.quantize_cli", *words]
 
 
 def test_a_killed_process_goes_on(model: Path, text: Path, tmp_path: Path) -> None:

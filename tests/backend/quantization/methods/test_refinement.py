@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.quantization.calibration.input_statistics import output_loss
-from backend.quantization.grid import Codes, Grid
-from backend.quantization.int_scheme import IntLinear, IntScheme
 from backend.quantization.methods import gptq, refinement
 from backend.quantization.methods.gptq import ActOrder, Gptq, damped
 from backend.quantization.methods.refinement import refined
+from backend.quantized_weights.grid import Codes, Grid
+from backend.quantized_weights.int_scheme import IntLinear, IntScheme
 from tests.backend.quantization.methods.test_gptq import correlated, every_order, random_weight, statistics
 from tests.backend.quantization.schemes import ZEROS
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.semantic.guards import refusal
+from cache.semantic.language.text import Text
 from cache.semantic.policy.consensus import FEWEST, voucher
-from cache.semantic.text import Text
 from tests.cache.semantic.trap_pairs import DATA
 
 PIN = ["How do I reset my PIN?", "Where can I change the PIN?", "I forgot my PIN", "How can I get a new PIN?"]

@@ -7,11 +7,11 @@ import pytest
 
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
-from cache.memory import MemoryStore
 from cache.semantic.service import answers as answers_module
 from cache.semantic.service.answers import Answers, plain_answer
 from cache.semantic.service.records import Record
-from tests.cache.entries import entry
+from cache.stores.memory import MemoryStore
+from tests.cache.entries.entry_examples import entry
 
 
 def response(choice: dict[str, Any] | None = None, **message: Any) -> bytes:

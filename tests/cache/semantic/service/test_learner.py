@@ -19,6 +19,7 @@ from cache.semantic.index.index import VectorIndex
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.llm_judge import open_llm_judge
+from cache.semantic.language.text import Text
 from cache.semantic.messages import Answered
 from cache.semantic.policy.policy import Decision
 from cache.semantic.policy.vcache import VCachePolicy
@@ -34,7 +35,6 @@ from cache.semantic.service.neighbours import Neighbours, first_allowed, neighbo
 from cache.semantic.service.precedence import Precedence
 from cache.semantic.service.ration import Ration
 from cache.semantic.service.records import Record
-from cache.semantic.text import Text
 from tests.cache.semantic.judge.chat_server import ChatServer, chat_server
 
 PARTITION = "a.context"

@@ -5,7 +5,7 @@ import msgspec
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cache.semantic.normalize import normalized
+from cache.semantic.language.normalize import normalized
 from cache.semantic.service.records import Record, Records
 
 TEXTS = ("How are you?", "how are you", "HOW ARE YOU", "Where is it?", "print(1)", "I have 3 cats")

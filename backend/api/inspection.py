@@ -1,0 +1,58 @@
+"""The endpoints that only say how the server is: its model, its probes and its metrics."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from backend.api.exchange import json_response
+from backend.api.metrics import CONTENT_TYPE
+from backend.api.server_state import STATE, ServerState
+from backend.engine.async_engine import NOT_RUNNING
+from backend.errors import Unavailable
+from backend.protocol import check_model
+from backend.responses.model_info import describe
+
+
+async def list_models(request: web.Request) -> web.Response:
+    """``GET /v1/models``."""
+    return json_response({"object": "list", "data": [_model_object(request.app[STATE])]})
+
+
+async def get_model(request: web.Request) -> web.Response:
+    """``GET /v1/models/{id}``."""
+    state = request.app[STATE]
+    check_model(request.match_info["model"], state.model.name)
+    return json_response(_model_object(state))
+
+
+async def model_info(request: web.Request) -> web.Response:
+    """``GET /v1/model/info``: how the model is computed, for those who compare answers."""
+    state = request.app[STATE]
+    lossy = state.prefix_config.lossy_codec if state.prefix_config is not None else None
+    return json_response(describe(state.model, state.metrics.stats, lossy.name if lossy is not None else None))
+
+
+async def health(request: web.Request) -> web.Response:
+    """``GET /health``: whether the process works."""
+    _check_engine(request)
+    return json_response({"status": "ok"})
+
+
+async def ready(request: web.Request) -> web.Response:
+    """``GET /ready``: whether requests are taken. The server only listens when the model is warm."""
+    _check_engine(request)
+    return json_response({"status": "ready", "model": request.app[STATE].model.name})
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """``GET /metrics`` for Prometheus."""
+    return web.Response(body=request.app[STATE].metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _check_engine(request: web.Request) -> None:
+    if not request.app[STATE].engine.alive:
+        raise Unavailable(NOT_RUNNING)
+
+
+def _model_object(state: ServerState) -> dict[str, object]:
+    return {"id": state.model.name, "object": "model", "created": state.created, "owned_by": "keepgate"}

@@ -1,0 +1,160 @@
+"""What the engine reports to Prometheus. Names follow Prometheus' conventions; times are in seconds."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from backend.engine.async_engine import StepReport
+from backend.engine.stats import EngineStats
+from backend.prefixes.metrics import PrefixCollector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_STEP_BUCKETS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_RATE_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_RECENT_STEPS = 256
+_RATE_SECONDS = 10.0
+_TOTALS = {
+    "prompt_tokens": "Prompt tokens computed.",
+    "generated_tokens": "Tokens generated.",
+    "prefix_asked_tokens": "Tokens that sequences had when they joined the batch.",
+    "prefix_hit_tokens": "Those of them whose keys and values were there already.",
+    "batch_slots_used": "Sequences that got a chunk, summed over the steps.",
+    "computed_rows": "Tokens computed.",
+    "padding_rows": "Rows computed beside them, to fill up a shape that the runner has prepared.",
+    "useful_rows": "Tokens computed for the first time, not again after a preemption.",
+    "preemptions": "Sequences that gave their KV blocks back.",
+    "expired": "Sequences whose deadline passed.",
+    "poisoned": "Sequences for which the model produced values that are not numbers.",
+    "shed": "Sequences ended because a step ran out of memory.",
+}
+"""Totals of ``EngineStats`` that are counters here."""
+_LEVELS = {
+    "running_sequences": ("running", "Sequences in the batch."),
+    "waiting_sequences": ("waiting", "Sequences queued."),
+    "kv_blocks_free": ("free_blocks", "KV blocks that nobody holds, the cached ones included."),
+    "kv_blocks_cached": ("cached_blocks", "Free KV blocks whose content can still be found."),
+    "kv_blocks_held": ("held_blocks", "KV blocks held by running sequences."),
+    "kv_fragmentation_ratio": ("fragmentation", "Share of slots in held blocks that hold no token."),
+}
+"""Gauges, and what of ``EngineStats`` they show."""
+
+
+class _EngineCollector(Collector):
+    """Shows the newest picture of the engine when somebody asks: a step has no time to tell each metric."""
+
+    def __init__(self, stats: EngineStats) -> None:
+        self.stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        for name, help_text in _TOTALS.items():
+            yield CounterMetricFamily(f"keepgate_backend_{name}", help_text, getattr(self.stats, name))
+        for name, (field, help_text) in _LEVELS.items():
+            yield GaugeMetricFamily(f"keepgate_backend_{name}", help_text, getattr(self.stats, field))
+
+
+class Metrics:
+    """Counters of one server, in a registry of their own.
+
+    Args:
+        stats: of the engine at its start.
+    """
+
+    def __init__(self, stats: EngineStats) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.prefixes = PrefixCollector()
+        self.requests = Counter(
+            "keepgate_backend_requests", "Requests by endpoint and status.", ["endpoint", "status"], registry=registry
+        )
+        self.first_token_seconds = Histogram(
+            "keepgate_backend_time_to_first_token_seconds",
+            "From the request's arrival to its first token.",
+            buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+
+        def histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"keepgate_backend_{name}", help_text, buckets=buckets, registry=registry)
+
+        def gauge(name: str, help_text: str) -> Gauge:
+            return Gauge(f"keepgate_backend_{name}", help_text, registry=registry)
+
+        self._queue_seconds = histogram("queue_seconds", "From arrival to the first chunk.", _LATENCY_BUCKETS)
+        self._between_tokens = histogram("inter_token_seconds", "Between two tokens of an answer.", _STEP_BUCKETS)
+        self._answer_rates = histogram(
+            "answer_tokens_per_second", "What one user sees: tokens per second after the first token.", _RATE_BUCKETS
+        )
+        self._step_seconds = histogram("step_seconds", "Duration of a step.", _STEP_BUCKETS)
+        self._failed_steps = Counter("keepgate_backend_failed_steps", "Steps that failed.", registry=registry)
+        self._problems = Counter(
+            "keepgate_backend_integrity_problems", "Faults found in the books of blocks.", registry=registry
+        )
+        self._engine = _EngineCollector(stats)
+        self.registry.register(self.prefixes)
+        registry.register(self._engine)
+        utilisation = gauge("batch_utilisation_ratio", "Share of the batch's places used, over recent steps.")
+        utilisation.set_function(lambda: self._recent_share(0, 1))
+        efficiency = gauge("padding_efficiency_ratio", "Share of rows computed that are tokens, over recent steps.")
+        efficiency.set_function(lambda: self._recent_share(2, 3))
+        fresh = gauge("fresh_rows_ratio", "Share of tokens computed for the first time, over recent steps.")
+        fresh.set_function(lambda: self._recent_share(4, 2))
+        gauge("tokens_per_second", "What the device generates, over the last 10 s.").set_function(self._device_rate)
+        gauge("kv_blocks", "KV blocks in all.").set(stats.free_blocks + stats.held_blocks)
+        # Of recent steps: sequences, places, rows, rows with padding, useful rows.
+        self._recent: deque[tuple[int, int, int, int, int]] = deque(maxlen=_RECENT_STEPS)
+        # Of recent seconds: when, and how many tokens.
+        self._generated: deque[tuple[float, int]] = deque()
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine after its last step."""
+        return self._engine.stats
+
+    def note_step(self, report: StepReport) -> None:
+        """Takes over what a step did."""
+        before, stats, timings = self._engine.stats, report.stats, report.timings
+        self._engine.stats = stats
+        if report.computed:
+            self._step_seconds.observe(report.seconds)
+            slots = stats.batch_slots_used - before.batch_slots_used
+            rows = stats.computed_rows - before.computed_rows
+            padded = rows + stats.padding_rows - before.padding_rows
+            self._recent.append((slots, stats.max_batch, rows, padded, stats.useful_rows - before.useful_rows))
+        if generated := stats.generated_tokens - before.generated_tokens:
+            self._generated.append((time.monotonic(), generated))
+            self._drop_old()
+        for histogram, values in (
+            (self._queue_seconds, timings.queued),
+            (self._between_tokens, timings.between_tokens),
+            (self._answer_rates, timings.answer_rates),
+        ):
+            for value in values:
+                histogram.observe(value)
+        if report.failed:
+            self._failed_steps.inc()
+        if report.problems:
+            self._problems.inc(report.problems)
+
+    def _drop_old(self) -> None:
+        oldest = time.monotonic() - _RATE_SECONDS
+        while self._generated and self._generated[0][0] < oldest:
+            self._generated.popleft()
+
+    def _recent_share(self, part: int, whole: int) -> float:
+        recent = tuple(self._recent)
+        return sum(step[part] for step in recent) / max(1, sum(step[whole] for step in recent))
+
+    def _device_rate(self) -> float:
+        self._drop_old()
+        return sum(count for _, count in self._generated) / _RATE_SECONDS
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)

@@ -1,0 +1,91 @@
+"""The HTTP face of the engine: its endpoints over one served model, and the form of every error."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from aiohttp import web
+
+from backend.api import handlers, inspection, prefix_handlers
+from backend.api.exchange import MAX_BODY_BYTES
+from backend.api.http_server import UNEXPECTED, error_response, translated
+from backend.api.prefix_store import open_prefixes
+from backend.api.server_state import STATE, ServerState
+from backend.engine.config import EngineConfig
+from backend.errors import RequestError
+from backend.model import ServedModel
+from prefix_store.peers.protocol import PATH as BLOCKS_PATH
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def create_app(model: ServedModel, engine_config: EngineConfig) -> web.Application:
+    """The application; its engine starts and stops with it."""
+    app = web.Application(middlewares=[_answer_errors], client_max_size=MAX_BODY_BYTES)
+    app[STATE] = ServerState(model, engine_config)
+    app.cleanup_ctx.append(_run_engine)
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", handlers.chat_completions),
+            web.post("/v1/completions", handlers.completions),
+            web.post("/v1/embeddings", handlers.embeddings),
+            web.post("/tokenize", handlers.tokenize),
+            web.post("/detokenize", handlers.detokenize),
+            web.get("/v1/prefix", prefix_handlers.describe_prefixes),
+            web.delete("/v1/prefix", prefix_handlers.clear_prefixes),
+            web.post("/v1/prefix/lookup", prefix_handlers.look_up_prefix),
+            web.post("/v1/prefix/pin", prefix_handlers.pin_prefix),
+            web.post("/v1/prefix/unpin", prefix_handlers.unpin_prefix),
+            web.post(BLOCKS_PATH, prefix_handlers.prefix_blocks),
+            web.get("/v1/models", inspection.list_models),
+            web.get("/v1/models/{model:.+}", inspection.get_model),
+            web.get("/v1/model/info", inspection.model_info),
+            web.get("/health", inspection.health),
+            web.get("/ready", inspection.ready),
+            web.get("/metrics", inspection.metrics),
+        ]
+    )
+    return app
+
+
+async def _run_engine(app: web.Application) -> AsyncIterator[None]:
+    state = app[STATE]
+    async with open_prefixes(state):
+        state.engine.start()
+        yield
+        if state.engine.alive:
+            await state.engine.stop()
+    state.form_threads.shutdown(wait=False, cancel_futures=True)
+    state.reader.close()
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error leaves in OpenAI's form; none says more than its own message."""
+    status = 499  # the client left, in nginx's numbering; only metrics see it
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    except RequestError as error:
+        status = error.status
+        return error_response(error)
+    except web.HTTPException as error:
+        answer = translated(error, request)
+        status = answer.status
+        return error_response(answer)
+    except (ConnectionResetError, asyncio.CancelledError):
+        raise
+    except Exception:
+        status = 500
+        # The traceback holds code, never a body.
+        logger.exception("unexpected failure in a handler")
+        return error_response(UNEXPECTED)
+    finally:
+        resource = request.match_info.route.resource
+        endpoint = resource.canonical if resource is not None else "unknown"
+        request.app[STATE].metrics.requests.labels(endpoint, str(status)).inc()

@@ -1,0 +1,107 @@
+"""Reads what bitsandbytes writes: NF4 (arXiv 2305.14314) and LLM.int8 (arXiv 2208.07339)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from backend.checkpoints.module_tensors import ModuleTensors
+from backend.checkpoints.quantized.bitsandbytes_format import STATE, swap_nibbles
+from backend.checkpoints.quantized.integer_weights import int_linear
+from backend.checkpoints.tensor_store import TensorStore
+from backend.models.json_fields import Fields
+from backend.quantized_weights.errors import CannotQuantize
+from backend.quantized_weights.int_scheme import IntLinear, IntScheme
+from backend.quantized_weights.nf4_scheme import LEVELS, SCALES_PER_BLOCK, BlockScales, Nf4Linear, Nf4Scheme
+from backend.quantized_weights.quantized_linear import MOST_SCALE
+
+
+class BitsAndBytesReader:
+    """Four bits that index quantiles, or int8 with a scale for each output.
+
+    Args:
+        values: ``quantization_config``.
+        source: where that is, for messages.
+
+    Raises:
+        ModelError: a field asks for what is not read here; names it.
+    """
+
+    def __init__(self, values: Mapping[str, Any], store: TensorStore, source: str) -> None:
+        fields = Fields(values, source)
+        self._store = store
+        self._eight_bits = fields.flag("load_in_8bit")
+        if self._eight_bits == fields.flag("load_in_4bit"):
+            raise fields.error("load_in_4bit", "that either it or load_in_8bit is true")
+        if not self._eight_bits:
+            if values.get("bnb_4bit_quant_type", "fp4") != "nf4":
+                raise fields.error("bnb_4bit_quant_type", "nf4")
+            if values.get("bnb_4bit_quant_storage", "uint8") not in ("uint8", None):
+                raise fields.error("bnb_4bit_quant_storage", "uint8")
+
+    def linear(self, name: str, out_features: int, in_features: int) -> Nf4Linear | IntLinear | None:
+        """See `CheckpointReader.linear`."""
+        module = ModuleTensors(self._store, name, out_features, in_features)
+        if module.is_plain:
+            return None
+        return _int8(module) if self._eight_bits else _nf4(module)
+
+
+def _int8(module: ModuleTensors) -> IntLinear:
+    """weight int8 [out, in] times SCB [out] / 127."""
+    if module.has("weight_format") and (layout := int(module.take("weight_format", (torch.uint8,), ()))) != 0:
+        raise module.error("weight_format", f"is {layout}, expected 0: row after row")
+    codes = module.take("weight", (torch.int8,), module.shape)
+    scales = module.scales("SCB", (module.out_features,)).float() / 127
+    return int_linear(module, IntScheme(8), (codes.to(torch.int16) + 128).to(torch.uint8), scales.unsqueeze(1))
+
+
+def _nf4(module: ModuleTensors) -> Nf4Linear:
+    """See `bitsandbytes_format.nf4_tensors`."""
+    state = _state(module)
+    scheme = Nf4Scheme(state.count("blocksize"), double="nested_blocksize" in state.values)
+    try:
+        scheme.check(*module.shape)
+    except CannotQuantize as error:
+        raise CannotQuantize(f"{module.store.directory}: {module.name}: {error}") from error
+    if state.values.get("shape") != list(module.shape):
+        raise state.error("shape", f"{list(module.shape)}")
+    weights = module.out_features * module.in_features
+    codes = swap_nibbles(module.take("weight", (torch.uint8,), (weights // 2, 1), (1, weights // 2)))
+    if not torch.allclose(module.scales("weight.quant_map", (16,)).float(), torch.tensor(LEVELS), rtol=0, atol=1e-6):
+        raise module.error("weight.quant_map", "holds other levels than those of NF4")
+    packed = codes.view(module.out_features, -1)
+    return Nf4Linear(scheme, packed, _block_scales(module, state, weights // scheme.block_size))
+
+
+def _state(module: ModuleTensors) -> Fields:
+    """The object in JSON that tells how a weight is kept."""
+    tensor = module.raw(STATE)
+    if tensor.dtype != torch.uint8 or tensor.ndim != 1:
+        raise module.error(STATE, f"is {tensor.dtype} {list(tensor.shape)}, expected bytes")
+    try:
+        values = json.loads(bytes(tensor.tolist()))
+    except (ValueError, RecursionError) as error:
+        raise module.error(STATE, f"holds no JSON ({error})") from error
+    if not isinstance(values, dict) or values.get("quant_type") != "nf4":
+        raise module.error(STATE, "holds no state of NF4")
+    return Fields(values, f"{module.store.path(f'{module.name}.{STATE}')}: tensor {module.name}.{STATE}")
+
+
+def _block_scales(module: ModuleTensors, state: Fields, blocks: int) -> BlockScales:
+    if "nested_blocksize" not in state.values:
+        return BlockScales(module.scales("weight.absmax", (blocks,)).float())
+    if state.count("nested_blocksize") != SCALES_PER_BLOCK:
+        raise state.error("nested_blocksize", f"{SCALES_PER_BLOCK}")
+    offset = state.values.get("nested_offset")
+    if isinstance(offset, bool) or not isinstance(offset, int | float) or not abs(offset) <= MOST_SCALE:
+        raise state.error("nested_offset", f"a number no further from zero than {MOST_SCALE:g}")
+    return BlockScales(
+        module.take("weight.absmax", (torch.uint8,), (blocks,)),
+        module.scales("weight.nested_quant_map", (256,), most=1).float(),
+        module.scales("weight.nested_absmax", (-(-blocks // SCALES_PER_BLOCK),)).float(),
+        float(offset),
+    )

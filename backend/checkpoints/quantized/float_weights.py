@@ -1,0 +1,55 @@
+"""Eight-bit floats as checkpoints have them, made into what is multiplied with."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from backend.checkpoints.module_tensors import ModuleTensors
+from backend.quantized_weights.float_scheme import FloatLinear, FloatScheme
+from backend.quantized_weights.fp8_scheme import Fp8Linear, Fp8Scheme
+
+
+def fp8_linear(
+    module: ModuleTensors,
+    scale: str,
+    block: tuple[int, int] | None = None,
+    scaled: Literal["row", "tensor"] | None = None,
+) -> Fp8Linear | FloatLinear:
+    """weight float8_e4m3fn [out, in] times its scales, which are of one of the shapes that say what shares them.
+
+    A weight with a scale for each block of rows and columns is widened to bfloat16, and so rounded once.
+
+    Args:
+        scale: the tensor that the weight is multiplied with.
+        block: rows and columns that share a scale; None: a row or the whole weight does.
+        scaled: which of these does; None: the shape of the scales tells.
+
+    Raises:
+        ModelError: a tensor is missing, of another shape or dtype, or holds what is not a number.
+    """
+    codes = module.take("weight", (torch.float8_e4m3fn,), module.shape)
+    if bool((codes.view(torch.uint8) & 127 == 127).any()):
+        raise module.error("weight", "holds a value that is not a number")
+    if block is None:
+        of_rows: tuple[tuple[int, ...], ...] = ((module.out_features, 1), (module.out_features,))
+        of_all: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1))
+        shapes = {"row": of_rows, "tensor": of_all, None: (*of_rows, *of_all)}[scaled]
+        scales = module.scales(scale, *shapes).float()
+        scaled = scaled or ("row" if scales.shape == of_rows[0] or scales.numel() > 1 else "tensor")
+        return Fp8Linear(Fp8Scheme(scaled), codes, scales.reshape(-1, 1).contiguous())
+    rows, columns = block
+    scales = module.scales(scale, (-(-module.out_features // rows), -(-module.in_features // columns))).float()
+    each = scales.repeat_interleave(rows, 0)[: module.out_features].repeat_interleave(columns, 1)
+    return FloatLinear(FloatScheme(), (codes.float() * each[:, : module.in_features]).to(torch.bfloat16))
+
+
+def block_shape(block: object) -> tuple[int, int] | None:
+    """Rows and columns from what a config has; None where it is no pair of positive integers."""
+    if not isinstance(block, list | tuple) or len(block) != 2:
+        return None
+    rows, columns = block
+    if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in block):
+        return None
+    return rows, columns

@@ -1,0 +1,143 @@
+"""Writes a model whose linear layers are quantised, so that vLLM and transformers load it too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from backend.checkpoints.quantized.quantized_modules import QuantizedModules
+from backend.checkpoints.shards import Shards
+from backend.checkpoints.tensor_store import TensorStore
+from backend.errors import ModelError
+from backend.models.json_file import read_json_object
+from backend.quantized_weights.errors import CannotQuantize
+from backend.quantized_weights.int_scheme import IntLinear
+from backend.quantized_weights.quantized_linear import QuantizedLinear
+
+# Of a model's directory, what is neither weights nor what is written anew.
+_TAKEN_OVER = ("*.jinja", "*.model", "*.txt", "LICENSE*", "*.json")
+_WRITTEN_ANEW = ("config.json", "model.safetensors.index.json")
+_HEAD, _EMBEDDING = "lm_head", "model.embed_tokens"
+
+
+def write_checkpoint(
+    directory: Path,
+    source: Path,
+    layers: Mapping[str, QuantizedLinear],
+    tensors: Mapping[str, torch.Tensor] | None = None,
+    shard_bytes: int = 2**32,
+) -> None:
+    """Writes a Hugging Face directory: config, weights, and all that ``source`` has for its tokenizer.
+
+    Integers and eight-bit floats are written in the format of compressed-tensors, NF4 in that of bitsandbytes, sixteen
+    bits as they are; all of them bit for bit. The directory appears when it is complete, by a rename.
+
+    A kept act-order (`IntLinear.order`) is what compressed-tensors reads up to its version 0.18, and refuses since.
+
+    Args:
+        directory: where to; it may exist if it is empty.
+        source: the directory of the model that was quantised, its weights plain.
+        layers: by module name, such as ``model.layers.0.self_attn.q_proj``; ``lm_head`` too, which ends the tie with
+            the embedding. Each is asked for once, in the order of the source's tensors.
+        tensors: what replaces other tensors of the source, by full name such as ``model.norm.weight``.
+        shard_bytes: of tensors in a file, about.
+
+    Raises:
+        ModelError: the source has no such module, or one of another shape; two formats would be needed, or none holds
+            a scheme; the directory is not empty or cannot be written.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ModelError(f"{directory}: is there already, expected a new or an empty directory")
+    store = TensorStore(source)
+    config = read_json_object(source / "config.json")
+    _check(store, config, source, layers, tensors or {})
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        # A rename is atomic: the directory either holds everything or is not there.
+        work = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    except OSError as error:
+        raise ModelError(f"{directory}: cannot be written ({error})") from error
+    try:
+        _write(work, store, config, layers, tensors or {}, shard_bytes)
+        _take_over(source, work)
+        work.chmod(0o755)
+        work.rename(directory)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{directory}: cannot be written ({error})") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _check(
+    store: TensorStore,
+    config: dict[str, Any],
+    source: Path,
+    layers: Mapping[str, QuantizedLinear],
+    tensors: Mapping[str, torch.Tensor],
+) -> None:
+    """Raises ModelError where names do not fit the source."""
+    if config.get("quantization_config"):
+        raise ModelError(f"{source}: is quantised already, expected plain weights")
+    for name in layers:
+        if not store.has(f"{name}.weight") and not (name == _HEAD and config.get("tie_word_embeddings")):
+            raise ModelError(f"{source}: there is no {name}.weight to have been quantised")
+    for name in tensors:
+        if not store.has(name):
+            raise ModelError(f"{source}: there is no tensor {name} to be replaced")
+
+
+def _write(
+    work: Path,
+    store: TensorStore,
+    config: dict[str, Any],
+    layers: Mapping[str, QuantizedLinear],
+    tensors: Mapping[str, torch.Tensor],
+    shard_bytes: int,
+) -> None:
+    """Weights and config.json."""
+    dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    written, shards = QuantizedModules(str(dtype)), Shards(work, shard_bytes)
+    for name in store.names():
+        module, stored_name = name.removesuffix(".weight"), store.stored_name(name)
+        if module == name or module not in layers:
+            tensor = tensors[name] if name in tensors else store.raw(name)
+            shards.add(stored_name, tensor)
+            if module not in (name, _EMBEDDING) and tensor.ndim == 2:
+                written.left_alone.append(stored_name.removesuffix(".weight"))
+            continue
+        shape, stored_module = tuple(store.raw(name).shape), stored_name.removesuffix(".weight")
+        for part, tensor in written.parts(stored_module, _fitting(module, layers[module], shape)).items():
+            shards.add(f"{stored_module}.{part}", tensor)
+    if not store.has(f"{_HEAD}.weight"):
+        if _HEAD in layers:
+            shape = tuple(store.raw(f"{_EMBEDDING}.weight").shape)
+            for part, tensor in written.parts(_HEAD, _fitting(_HEAD, layers[_HEAD], shape)).items():
+                shards.add(f"{_HEAD}.{part}", tensor)
+            config = {**config, "tie_word_embeddings": False}
+        else:
+            written.left_alone.append(_HEAD)  # a module of its own, whatever its weight is
+    shards.close()
+    (work / "config.json").write_text(json.dumps({**config, **written.config()}, indent=2) + "\n", encoding="utf-8")
+
+
+def _fitting(module: str, linear: QuantizedLinear, shape: tuple[int, ...]) -> QuantizedLinear:
+    """A weight that can be written in the place of one of this shape. Raises CannotQuantize where it cannot."""
+    if linear.shape != shape:
+        raise CannotQuantize(f"{module} is {list(linear.shape)}, and {list(shape)} in the source")
+    if isinstance(linear, IntLinear) and linear.minima is not None:
+        raise CannotQuantize(f"{module}: no public format holds {linear.scheme.name}, expected a zero or none")
+    return linear
+
+
+def _take_over(source: Path, work: Path) -> None:
+    for pattern in _TAKEN_OVER:
+        for path in source.glob(pattern):
+            if path.is_file() and path.name not in _WRITTEN_ANEW:
+                shutil.copyfile(path, work / path.name)

@@ -1,0 +1,203 @@
+"""``keepgate plan``: what a model needs of a device's memory, from its ``config.json`` alone.
+
+Keys and values of b sequences of s tokens take ``2 * layers * KV heads * head size * s * b`` numbers: one key and one
+value for each layer, KV head and token. They are stored as they are computed, so that a number has four bytes beside
+float32 weights and two beside all others, unless ``--kv-dtype`` makes it one. Nothing here computes with tensors, so
+nothing heavy is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from backend.commands.cli import Parser, end_with_the_reader, outlive_readers
+from backend.commands.options import memory_size
+from backend.engine.runner import BLOCK_SIZE
+from backend.errors import ModelError
+from backend.models.config import KvDtype, ModelConfig
+from backend.models.hf_config import read_hf_config
+from backend.models.json_file import read_json_object
+from backend.models.sizes import PRECISIONS, Precision, count_parameters, kv_bytes_per_token, weight_bytes
+
+_KV_COLUMNS: dict[str, Precision] = {"2 bytes": "bfloat16", "4 bytes": "float32"}
+"""What the table calls these, and a precision of weights that has them."""
+_SHORTEST = 512
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Row:
+    """One length of sequences."""
+
+    tokens: int
+    kv_bytes: dict[Precision, int]
+    """Keys and values of one sequence, by the weights' precision."""
+    batch: dict[Precision, int]
+    """Sequences that fit beside the weights, by the weights' precision; 0: not one."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What fits. Memory is in bytes."""
+
+    model: str
+    architecture: str
+    memory: int
+    parameters: int
+    weight_bytes: dict[Precision, int]
+    kv_dtype: KvDtype
+    kv_bytes_per_token: dict[Precision, int]
+    """By the weights' precision."""
+    unlike_llama: tuple[str, ...]
+    """What this model does that the fused step does not."""
+    head_twice: int | None
+    """Bytes more that 16-bit weights take on a CPU, which keeps a head beside the embedding that it is tied to."""
+    rows: tuple[Row, ...]
+
+
+def make_plan(model: str, config: ModelConfig, memory: int, kv_dtype: KvDtype = "auto") -> Plan:
+    """Plans for sequences of powers of two, up to the longest that the model takes."""
+    parameters = count_parameters(config)
+    needed = {precision: weight_bytes(parameters, precision) for precision in PRECISIONS}
+    per_token = {precision: kv_bytes_per_token(config, precision, kv_dtype) for precision in PRECISIONS}
+    longest = config.max_position_embeddings
+    lengths = [_SHORTEST << power for power in range(32) if _SHORTEST << power < longest] + [longest]
+    rows = []
+    for tokens in lengths:
+        held = -(-tokens // BLOCK_SIZE) * BLOCK_SIZE
+        batch = {name: max(0, memory - needed[name]) // (held * per_token[name]) for name in PRECISIONS}
+        rows.append(Row(tokens, {name: tokens * per_token[name] for name in PRECISIONS}, batch))
+    return Plan(
+        model,
+        config.model_type,
+        memory,
+        parameters.total,
+        needed,
+        kv_dtype,
+        per_token,
+        config.unlike_llama(),
+        2 * parameters.words if parameters.tied and not config.unlike_llama() else None,
+        tuple(rows),
+    )
+
+
+def read_model(name: str) -> tuple[str, ModelConfig]:
+    """Name and shape of a model; of one on the hub only ``config.json`` is fetched.
+
+    Raises:
+        ModelError: there is no such model, or this engine does not know its family.
+    """
+    path = Path(name).expanduser()
+    if path.suffix == ".json" and path.is_file():
+        return path.resolve().parent.name, read_hf_config(read_json_object(path), str(path))
+    from backend.model_loader.source import hub_directory, resolve_model
+
+    if name.count("/") == 1 and not path.exists() and not name.startswith((".", "/", "~")):
+        config = hub_directory(name, ["config.json"]) / "config.json"
+        return name, read_hf_config(read_json_object(config), str(config))
+    source = resolve_model(name, lambda sentence: print(f"keepgate plan: {sentence}", file=sys.stderr))
+    config = source.directory / "config.json"
+    return source.name, read_hf_config(read_json_object(config), str(config))
+
+
+def as_text(plan: Plan) -> str:
+    """The plan as tables for people."""
+    per_token = plan.kv_bytes_per_token
+    # One column of sizes for each KV precision, under the name of a weights' precision that has it.
+    columns = dict(_KV_COLUMNS) if plan.kv_dtype == "auto" else {"sequence": PRECISIONS[0]}
+    above = "KV of one sequence" if len(columns) > 1 else "KV of one"
+    lines = [
+        f"{plan.model}: {plan.architecture}, {plan.parameters / 1e9:.2f} billion parameters, "
+        f"{_size(plan.memory)} of memory",
+        "",
+        f"{'weights':<10}{'size':>12}{'left for KV':>14}{'tokens':>12}",
+    ]
+    for precision, needed in plan.weight_bytes.items():
+        left = plan.memory - needed
+        fits = f"{_size(left):>14}{left // per_token[precision]:>12,}" if left > 0 else f"{'does not fit':>14}{0:>12}"
+        lines.append(f"{precision:<10}{_size(needed):>12}{fits}")
+    lines += [
+        "",
+        f"keys and values: {_kv_in_words(plan)}",
+        "",
+        f"{'':<10}{above:>{12 * len(columns)}}  sequences at the same time, by the weights' precision",
+        f"{'tokens':<10}" + "".join(f"{name:>12}" for name in columns) + "".join(f"{name:>10}" for name in PRECISIONS),
+    ]
+    for row in plan.rows:
+        sizes = "".join(f"{_size(row.kv_bytes[name]):>12}" for name in columns.values())
+        counts = "".join(f"{row.batch[name] or '-':>10}" for name in PRECISIONS)
+        lines.append(f"{row.tokens:<10}{sizes}{counts}")
+    lines += ["", *_notes(plan)]
+    return "\n".join(lines)
+
+
+def _kv_in_words(plan: Plan) -> str:
+    per_token = plan.kv_bytes_per_token
+    wide, narrow = per_token["float32"] / 2**10, per_token["bfloat16"] / 2**10
+    if plan.kv_dtype == "auto":
+        return f"{narrow:,.1f} KiB a token (2 bytes a number); beside float32 weights {wide:,.1f} KiB (4 bytes)"
+    return f"{narrow:,.1f} KiB a token ({plan.kv_dtype} with a scale for each vector)"
+
+
+def _notes(plan: Plan) -> list[str]:
+    notes = [
+        "float16 takes what bfloat16 takes, gptq-int4 and awq-int4 about what nf4; mixed 5.5 bits a weight.",
+        "A step needs some memory beside these, a few per cent; leave it room.",
+    ]
+    if plan.head_twice is not None:
+        notes.append(f"On a CPU 16-bit weights take {_size(plan.head_twice)} more: its head lies beside the embedding.")
+    if plan.unlike_llama:
+        notes += [
+            f"On a CPU torch computes this model, which has {', '.join(plan.unlike_llama)}:",
+            "in float32, and so are its keys and values, unless --dtype says bfloat16.",
+        ]
+    return notes
+
+
+def _size(size: int) -> str:
+    return f"{size / _GIB:,.2f} GiB" if size >= _GIB else f"{size / 2**20:,.1f} MiB"
+
+
+def run(words: Sequence[str]) -> int:
+    """The command; returns the exit status."""
+    end_with_the_reader()
+    parser = Parser(
+        prog="keepgate plan",
+        description="What fits a device's memory: weights, KV memory and batch.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a directory with config.json, a config.json, a .gguf file, a hub id, or 'default' (the bundled model)",
+    )
+    parser.add_argument("--memory", type=memory_size, required=True, metavar="SIZE", help="such as 24GB or 80GiB")
+    parser.add_argument(
+        "--kv-dtype",
+        choices=get_args(KvDtype),
+        default="auto",
+        help="how keys and values are stored; auto is as computed, in two bytes a number beside 16-bit and "
+        "quantised weights, in four beside float32 (%(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
+    arguments = parser.parse_args(words)
+    outlive_readers()  # while the hub is asked
+    try:
+        name, config = read_model(arguments.model)
+    except ModelError as error:
+        print(f"keepgate plan: {error}", file=sys.stderr)
+        return 1
+    plan = make_plan(name, config, arguments.memory, arguments.kv_dtype)
+    end_with_the_reader()
+    shown: dict[str, Any] = asdict(plan)
+    print(json.dumps(shown, indent=2) if arguments.json else as_text(plan))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

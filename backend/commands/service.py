@@ -1,0 +1,158 @@
+"""The backend's process: load, warm up, listen, and stop in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import dataclasses
+import ipaddress
+import os
+import signal
+import socket
+import sys
+import urllib.parse
+from collections.abc import Callable
+
+import uvloop
+
+from backend.checkpoints.gguf.convert import Progress
+from backend.engine.config import EngineConfig
+from backend.model import ServedModel, load_model
+from backend.model_loader.source import resolve_model
+from backend.runners.warm_up import warm_up
+from prefix_store.store.config import StoreConfig
+
+_PR_SET_PDEATHSIG = 1
+_PARENT_CHECK_SECONDS = 0.5
+_SHUTDOWN_SECONDS = 5.0
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
+
+
+def serve(
+    model_name: str,
+    engine: EngineConfig,
+    *,
+    chat_template: str | None,
+    host: str,
+    port: int,
+    exit_with_parent: bool,
+    progress: Progress,
+    announce: Callable[[str, str], None],
+) -> None:
+    """Serves one model until SIGTERM or SIGINT, or until the parent is gone.
+
+    Args:
+        chat_template: Jinja source in the place of the model's own.
+        announce: called once with URL and model name, when the model is warm and the port listens.
+
+    Raises:
+        ModelError: the model cannot be served.
+        OSError: the address cannot be had.
+    """
+    parent = os.getppid()
+    if exit_with_parent:
+        _die_with_parent()
+    # The address is claimed before the model is loaded, so that a taken port is known at once.
+    with _bound_socket(host, port) as sock:
+        source = dataclasses.replace(resolve_model(model_name, progress), chat_template=chat_template)
+        model = load_model(source, engine, progress)
+        progress("warming up")
+        warm_up(model.runner, model.tokenizer.token_bytes, model.max_context)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(model, engine, sock, parent if exit_with_parent else None, progress, announce))
+
+
+async def _serve(
+    model: ServedModel,
+    engine: EngineConfig,
+    sock: socket.socket,
+    parent: int | None,
+    progress: Progress,
+    announce: Callable[[str, str], None],
+) -> None:
+    # Imported here, for torch comes with it and takes seconds: a mistyped model or a taken port is said before.
+    from backend.api.http_server import listening
+    from backend.api.server import create_app
+    from backend.api.server_state import STATE
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    address, port = sock.getsockname()[:2]
+    url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
+    app = create_app(model, dataclasses.replace(engine, prefix_store=_prefix_store(model, engine, url, progress)))
+    async with listening(app, sock, _SHUTDOWN_SECONDS):
+        announce(url, model.name)
+        progress(f"serving {model.name} with {model.runner.name} on {url}")
+        watcher = asyncio.create_task(_watch_parent(parent, stop)) if parent is not None else None
+        await stop.wait()
+        if watcher is not None:
+            watcher.cancel()
+        progress("stopping")
+        # Running answers end with an error now; their handlers send it while the server waits for them.
+        await app[STATE].engine.stop()
+
+
+def _prefix_store(model: ServedModel, engine: EngineConfig, url: str, progress: Progress) -> StoreConfig | None:
+    """Where prefixes are kept, if they can be; under which name, and where other engines reach this one."""
+    from backend.api.prefix_store import why_not
+
+    config = engine.prefix_store
+    if config is None:
+        return None
+    if not engine.shares_prefixes:
+        progress("keeping no prefixes: --no-prefix-sharing has every prompt computed whole")
+        return None
+    if reason := why_not(model):
+        progress(f"keeping no prefixes beyond the engine's own memory: {reason}")
+        return None
+    if config.index and not config.secret:
+        progress("--prefix-index without --prefix-secret-file: this engine neither asks other engines nor serves them")
+    name = f"{socket.gethostname()}:{url.rpartition(':')[2]}"
+    return dataclasses.replace(config, name=config.name or name, address=config.address or _address(url, name, config))
+
+
+def _address(url: str, name: str, config: StoreConfig) -> str:
+    """Where other engines reach a server at this URL; empty: they cannot."""
+    host = urllib.parse.urlsplit(url).hostname or ""
+    if host in _EVERYWHERE:
+        return f"http://{name}"
+    # On another host this address would be somebody else's.
+    return "" if _is_loopback(host) and not _is_loopback(urllib.parse.urlsplit(config.index).hostname or "") else url
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a host is this one; without a name it is, by a socket in a file."""
+    try:
+        return not host or host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bound_socket(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return sock
+
+
+def _die_with_parent() -> None:
+    """On Linux the kernel sends SIGTERM when the parent dies; elsewhere ``_watch_parent`` notices."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+async def _watch_parent(parent: int, stop: asyncio.Event) -> None:
+    """Covers what the kernel's signal does not: other systems, and a parent that died before it was asked for."""
+    while os.getppid() == parent:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _PARENT_CHECK_SECONDS)
+            return
+    stop.set()

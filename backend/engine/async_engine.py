@@ -1,0 +1,247 @@
+"""The engine seen from asyncio: it steps in a thread of its own, answers arrive on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from backend.engine.engine import Engine, Output
+from backend.engine.pace import Pace
+from backend.engine.sequence import FinishReason, Sequence
+from backend.engine.stats import EngineStats, StepTimings
+from backend.errors import QueueFull, Unavailable
+
+logger = logging.getLogger(__name__)
+
+_CHECK_AFTER_SECONDS = 1.0
+"""The books are checked when there has been nothing to do for so long."""
+NOT_RUNNING = "the engine is not running; try another server, or try again later"
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What a step did, for metrics."""
+
+    stats: EngineStats
+    timings: StepTimings
+    computed: bool
+    """False if there was nothing to compute and only requests came or went."""
+    seconds: float
+    failed: bool
+    problems: int = 0
+    """What an integrity check found wrong, in this report alone."""
+
+
+class Generation:
+    """Answers to one request, arriving. What is not taken yet is bounded by the tokens that were asked for."""
+
+    def __init__(self, sequence_ids: Many[int]) -> None:
+        self._index = {sequence_id: index for index, sequence_id in enumerate(sequence_ids)}
+        self.unfinished = set(sequence_ids)
+        self._arrived: list[tuple[int, Output]] = []
+        self._wake = asyncio.Event()
+
+    async def take(self) -> list[tuple[int, Output]]:
+        """Waits for news and returns all of it: (index of the sequence in the request, output)."""
+        await self._wake.wait()
+        self._wake.clear()
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def put(self, output: Output) -> None:
+        """Adds one output; on the event loop."""
+        self._arrived.append((self._index[output.sequence_id], output))
+        if output.finish_reason is not None:
+            self.unfinished.discard(output.sequence_id)
+        self._wake.set()
+
+    def fail(self) -> None:
+        """Ends what is unfinished with ``FAILED``; on the event loop."""
+        for sequence_id in tuple(self.unfinished):
+            self.put(Output(sequence_id, "", [], [], 0, FinishReason.FAILED))
+
+
+class AsyncEngine:
+    """Owns the engine's thread and the room for requests.
+
+    Args:
+        max_in_flight: sequences accepted and not completely answered, at most; more are refused.
+        on_step: called on the event loop after each step.
+    """
+
+    def __init__(self, engine: Engine, max_in_flight: int, on_step: Callable[[StepReport], None]) -> None:
+        self.engine = engine
+        self.in_flight = 0
+        self._max_in_flight = max_in_flight
+        self._on_step = on_step
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._generations: dict[int, Generation] = {}
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pace = Pace()
+        self._steps = 0
+        self._unchecked = False
+        self._stopping = False
+        self._broken = False
+
+    def start(self) -> None:
+        """Starts the thread; call it on the event loop that is to get the answers."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can be served."""
+        return self._thread.is_alive() and not self._stopping and not self._broken
+
+    def submit(self, sequences: Many[Sequence]) -> Generation:
+        """Queues the sequences of one request. Every submit is followed by one ``release``, whatever happens.
+
+        Raises:
+            QueueFull: too many sequences are in flight.
+            Unavailable: the engine is stopping, or broken.
+        """
+        if not self.alive:
+            raise Unavailable(NOT_RUNNING)
+        if self.in_flight + len(sequences) > self._max_in_flight:
+            raise QueueFull(
+                f"{self.in_flight} of at most {self._max_in_flight} answers are in flight; try again later",
+                self._pace.seconds_for(self.in_flight + len(sequences) - self._max_in_flight, time.monotonic()),
+            )
+        if not self.in_flight:
+            self._pace.begin(time.monotonic())
+        self.in_flight += len(sequences)
+        generation = Generation([sequence.id for sequence in sequences])
+        for sequence in sequences:
+            self._generations[sequence.id] = generation
+
+        def add() -> None:
+            try:
+                for sequence in sequences:
+                    self.engine.add(sequence)
+            except ValueError:
+                # The caller had to see to it that they fit; of all requests only this one is at fault.
+                logger.exception("a request is refused that should not have been submitted")
+                for sequence in sequences:
+                    self.engine.abort(sequence.id)
+                self._call(generation.fail)
+
+        self._commands.put(add)
+        return generation
+
+    def release(self, sequences: Many[Sequence], generation: Generation) -> None:
+        """Ends the request: what is unfinished is aborted before the next step, and its KV blocks are freed."""
+        self.in_flight -= len(sequences)
+        self._pace.note_ended(len(sequences), time.monotonic())
+        for sequence in sequences:
+            self._generations.pop(sequence.id, None)
+        unfinished = list(generation.unfinished)
+
+        def abort() -> None:
+            for sequence_id in unfinished:
+                self.engine.abort(sequence_id)
+
+        if unfinished:
+            self._commands.put(abort)
+
+    def command(self, command: Callable[[], None]) -> None:
+        """Has the engine's thread call something between two steps; any thread may ask."""
+        self._commands.put(command)
+
+    async def stop(self) -> None:
+        """Fails what is running and ends the thread; answers to that arrive before this returns."""
+        self._stopping = True
+        self._commands.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _work(self) -> None:
+        try:
+            working = True
+            while working:
+                working = self._turn()
+            self._send(self.engine.fail_all(), StepReport(self.engine.stats(), StepTimings(), False, 0.0, False))
+        except Exception:
+            # Not even failing the requests worked, so the engine's own books are wrong: nothing can be computed here
+            # any more, but nobody may wait for ever.
+            logger.exception("the engine cannot go on; every request is refused until the server is started again")
+            self._broken = True
+            self._call(self._fail_open)
+
+    def _turn(self) -> bool:
+        """Obeys commands and computes a step; False: stop."""
+        started = time.perf_counter()
+        outputs: list[Output] = []
+        timings = StepTimings()
+        working = True
+        failed = False
+        try:
+            working = self._obey()
+            started = time.perf_counter()
+            if working and self.engine.has_work:
+                self._unchecked = True
+                outputs, timings = self.engine.step(), self.engine.timings
+        except Exception:
+            # Whatever went wrong, it went wrong for the whole batch.
+            logger.exception("a step failed; its requests are ended with an error")
+            outputs, failed = self.engine.fail_all(), True
+        seconds, stats = time.perf_counter() - started, self.engine.stats()
+        self._send(outputs, StepReport(stats, timings, stats.steps > self._steps, seconds, failed))
+        self._steps = stats.steps
+        return working
+
+    def _obey(self) -> bool:
+        """Runs the commands that have arrived, waiting for one if there is nothing else to do; False: stop."""
+        pause = self.engine.pause()
+        while pause != 0.0 or not self._commands.empty():
+            try:
+                command = self._commands.get_nowait() if pause == 0.0 else self._wait(pause)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            pause = 0.0
+            command()
+        return True
+
+    def _wait(self, pause: float | None) -> Callable[[], None] | None:
+        """Next command, for which it waits ``pause`` seconds (None: for ever) and has the books checked meanwhile."""
+        if pause is None and self._unchecked:
+            try:
+                return self._commands.get(timeout=_CHECK_AFTER_SECONDS)
+            except queue.Empty:
+                self._check()
+        return self._commands.get(timeout=pause)
+
+    def _check(self) -> None:
+        """Says what is wrong with the books. Nothing is repaired: whoever reads the log has to know."""
+        self._unchecked = False
+        problems = self.engine.problems()
+        for problem in problems:
+            logger.error("integrity check: %s", problem)
+        report = StepReport(self.engine.stats(), StepTimings(), False, 0.0, False, len(problems))
+        self._send([], report)
+
+    def _send(self, outputs: list[Output], report: StepReport) -> None:
+        self._call(lambda: self._deliver(outputs, report))
+
+    def _call(self, function: Callable[[], None]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function)
+
+    def _deliver(self, outputs: list[Output], report: StepReport) -> None:
+        for output in outputs:
+            generation = self._generations.get(output.sequence_id)
+            if generation is not None and output.finish_reason is not FinishReason.ABORTED:
+                generation.put(output)
+        self._on_step(report)
+
+    def _fail_open(self) -> None:
+        """Ends what waits for the thread that has ended; on the event loop, like every change to a generation."""
+        for generation in set(self._generations.values()):
+            generation.fail()

@@ -1,0 +1,101 @@
+"""The contract between the engine and what computes: one step over rows of tokens on a paged KV memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from backend.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from backend.engine.kv_blocks import KvBlocks
+
+BLOCK_SIZE = 16
+"""Tokens in one KV block."""
+CPU_BATCH, CPU_STEP_TOKENS = 32, 128
+"""What suits processor cores: a step of 128 tokens is long enough there to make running answers wait."""
+
+
+def _no_rows() -> npt.NDArray[np.int32]:
+    return np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """One step: T rows (tokens) of S sequences; the rows of a sequence are consecutive and in order.
+
+    row        0   1   2   3 | 4 | 5
+    sequence   a   a   a   a | b | c        query_starts = [0, 4, 5, 6]
+    position   8   9  10  11 |97 |20        keys and values of a row go to slot_mapping[row]
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    """[T]"""
+    positions: npt.NDArray[np.int32]
+    """[T] place of the token in its sequence, from 0."""
+    slot_mapping: npt.NDArray[np.int64]
+    """[T] block * BLOCK_SIZE + offset: where the row's keys and values are written."""
+    query_starts: npt.NDArray[np.int32]
+    """[S + 1] first row of each sequence, then T."""
+    block_tables: npt.NDArray[np.int32]
+    """[S, B] blocks of each sequence in order; entries beyond its length are 0 and never read."""
+    logits_rows: npt.NDArray[np.int32]
+    """[R] rows whose logits are wanted, ascending."""
+    hidden_rows: npt.NDArray[np.int32] = field(default_factory=_no_rows)
+    """[E] rows whose hidden states are wanted, ascending."""
+    device_tokens: torch.Tensor | None = None
+    """int64 [T] in place of ``token_ids``, where the runner's device alone knows them yet; only for a runner whose last
+    step was ``unfinished``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step computed; the tensors are only valid until the runner's next step."""
+
+    logits: torch.Tensor
+    """float32 [R, vocab_size]"""
+    hidden: torch.Tensor
+    """float32 [E, hidden_size], after the last norm: what the head would be applied to."""
+    unfinished: bool = False
+    """Whether a device is still computing them. Work on them is then queued behind that, and so is the next step,
+    which may be launched at once: reading them on the host is what waits."""
+    padding_rows: int = 0
+    """Rows computed beside those that were asked for, to fill up a shape that was prepared."""
+
+
+class ModelRunner(Protocol):
+    """Owns weights and KV memory. One thread calls it."""
+
+    config: ModelConfig
+    name: str
+    """Short name for people: which path serves, and in which precision."""
+    weights_precision: str
+    kv_precision: str
+    kv_bytes_per_token: int
+    """Over all layers, scales included."""
+    num_blocks: int
+    max_batch: int
+    """Sequences at a time, and tokens in a step, that suit it best; whoever runs the engine may say otherwise."""
+    step_tokens: int
+    kernels: str
+    """What computes, as far as rounding depends on it: two runners that name the same here, and are alike otherwise,
+    compute the same bits wherever ``deterministic`` is true."""
+    deterministic: bool
+    """Whether a row's logits are bitwise the same whatever else is in the step, and however it was chunked."""
+
+    @property
+    def kv_blocks(self) -> KvBlocks | None:
+        """Its blocks, always the same object, for those who keep them elsewhere; None: this runner has none to give.
+
+        Whoever asks may have memory set aside for them, so only those who will use them do. Not during a step.
+        """
+        ...
+
+    def run(self, step: StepInput) -> StepOutput:
+        """Computes every row and writes its keys and values."""
+        ...

@@ -1,0 +1,296 @@
+"""Decides which tokens of which sequences the next step computes."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from backend.engine.batching import Batching
+from backend.engine.block_pool import BlockPool
+from backend.engine.prefix_io import Fetch
+from backend.engine.runner import BLOCK_SIZE
+from backend.engine.sequence import Sequence
+from backend.engine.sequence_blocks import SequenceBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens ``[start, start + count)`` of a sequence, to be computed in this step."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def reaches_end(self) -> bool:
+        """Whether the next token can be sampled after this chunk."""
+        return self.start + self.count == self.sequence.num_tokens
+
+
+class Scheduler:
+    """One rule: a sequence has ``num_computed`` of ``num_tokens``, and a step computes at most ``step_tokens``.
+
+    Decoding is the case of one missing token, prefill of many, a chunked prefill is what the budget leaves over, a
+    prefix hit is a sequence that starts with something computed, and a preempted one has nothing computed.
+
+    Order: smaller ``priority`` first, then order of arrival. When blocks run out the last in this order gives its own
+    back and starts again later, so the first always gets to its end. Among priorities the order is strict: as long
+    as there is enough work of a better priority, a worse one waits.
+
+    Fairness of a step's budget: each sequence that lacks one token gets it, so a long prompt delays running answers
+    by one step at most. Of what is left, at least half goes to the first prompt in order, which bounds how long any
+    prompt takes; the rest goes to prompts by how little they lack, so that a short one does not wait for a long one.
+
+    Memory: a sequence joins when there are blocks for all its tokens (those it shares do not count) and one more. The
+    first that does not fit holds back those after it, or it might wait for ever. A sequence whose next block is being
+    computed by another one waits for it, and shares it; so the answers to one prompt compute it once.
+
+    What can be had from elsewhere sooner than it is computed is fetched into a sequence's blocks as it joins. Until
+    that has ended, one way or another, steps leave the sequence out.
+
+    Args:
+        max_batch: sequences that run at the same time.
+        step_tokens: tokens computed in one step at most; ``max_batch`` if that is more.
+        shares_prefixes: whether sequences may use blocks that others have computed.
+        window: tokens that a token sees at most, itself included; None: there is a layer in which it sees all.
+        fetching: begins to fill a sequence's blocks, from the first that is not computed up to that with this number;
+            None: it cannot.
+        lossy_key: see ``SequenceBlocks``.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        max_batch: int,
+        step_tokens: int,
+        batching: Batching = Batching(),  # noqa: B008 - frozen
+        shares_prefixes: bool = True,
+        window: int | None = None,
+        fetching: Callable[[Sequence, int], Fetch | None] | None = None,
+        lossy_key: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        self.max_batch = max_batch
+        self.step_tokens = max(step_tokens, max_batch)
+        self._batching = batching
+        self._blocks = SequenceBlocks(pool, self.step_tokens, shares_prefixes, window, lossy_key)
+        self._fetching = fetching
+        self._arrivals = 0
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        # Somebody waits for room, and since that was seen nothing was given back and nobody came.
+        self._held_back = False
+        # Nothing could be computed until what is being fetched is there, or what is being copied is free again, and
+        # since that was seen nothing happened.
+        self._stalled = False
+        self.num_preemptions = 0
+        self.prefix_hit_tokens = 0
+        self.prefix_asked_tokens = 0
+
+    def add(self, sequence: Sequence, now: float = 0.0) -> None:
+        """Queues a sequence. The caller has checked that it can fit the pool on its own, see ``blocks_at_most``.
+
+        Args:
+            now: ``time.monotonic()``, in seconds.
+        """
+        self._arrivals += 1
+        sequence.arrival = self._arrivals
+        sequence.queued_at = now
+        insort(self.waiting, sequence, key=_order)
+        self.note_news()
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forgets a sequence, waiting or running, and frees its blocks."""
+        (self.running if sequence in self.running else self.waiting).remove(sequence)
+        self._release(sequence)
+
+    def opens_in(self, now: float) -> float | None:
+        """Seconds until a step has something to compute; None: not before something else happens."""
+        if any(sequence.fetch is None for sequence in self.running):
+            return 0.0
+        return self._admission_in(now) if self.waiting and not self._stalled else None
+
+    def schedule(self, now: float = 0.0) -> list[Chunk]:
+        """Chooses the next step's chunks and gives each sequence the blocks it needs for them.
+
+        Empty only if there is nothing to do, or if a batch that has not begun waits for more.
+        """
+        if self._grow() and self._has_place() and self._admission_in(now) == 0.0:
+            self._admit(now)
+        chunks = self._deal()
+        waits_for_news = bool(self.running) or self._held_back
+        self._stalled = not chunks and waits_for_news and not (self.waiting and self._admission_in(now))
+        return chunks
+
+    def follow(self, chunks: list[Chunk], now: float = 0.0) -> list[Chunk]:
+        """The step after one that is still being computed and gives each of its sequences a token.
+
+        It is made without knowing the tokens, so it is as if no answer ended with them, except those whose length says
+        so. Gives the sequences the blocks for it.
+
+        Returns:
+            One row for each sequence that goes on; none if ``schedule`` might let somebody in or would have to take
+            blocks from somebody, which waits until ``chunks`` are noted as computed.
+        """
+        following = [
+            Chunk(chunk.sequence, chunk.start + chunk.count, 1)
+            for chunk in chunks
+            if chunk.sequence.num_generated + 1 < chunk.sequence.params.max_tokens
+        ]
+        may_join = self._has_place() and not self._held_back and self._admission_in(now) == 0.0
+        if len(chunks) != sum(sequence.fetch is None for sequence in self.running) or may_join:
+            return []
+        missing = [max(0, -(-(chunk.start + 1 - chunk.sequence.room) // BLOCK_SIZE)) for chunk in following]
+        if sum(missing) > self._blocks.num_free:
+            return []
+        for chunk, count in zip(following, missing, strict=True):
+            self._blocks.give(chunk.sequence, count)
+        return following
+
+    def note_computed(self, chunk: Chunk) -> None:
+        """Takes over what a step has computed, and lets others find the blocks that are full now."""
+        self._blocks.note_computed(chunk.sequence, chunk.count)
+
+    def note_fetched(self, sequence: Sequence, count: int, lossy_from: int | None) -> None:
+        """Takes over that the first ``count`` of the blocks that were to be fetched are filled; steps go on with it.
+
+        Args:
+            lossy_from: the first block of the sequence that was restored with a loss; None: none was.
+        """
+        sequence.fetch = None
+        if lossy_from is not None and sequence.lossy_from is None:
+            sequence.lossy_from = lossy_from
+        tokens = count * BLOCK_SIZE
+        self._blocks.note_computed(sequence, tokens)
+        self.prefix_hit_tokens += tokens
+        if not sequence.num_generated:
+            sequence.num_cached += tokens
+        self.note_news()
+
+    def note_news(self) -> None:
+        """Blocks were given back, or somebody came or went: who could not join may be able to now."""
+        self._held_back = self._stalled = False
+
+    def may_share(self, sequence: Sequence) -> bool:
+        """Whether the sequence uses blocks of others and lets them use its own."""
+        return self._blocks.may_share(sequence)
+
+    def registered_keys(self, sequence: Sequence) -> list[bytes]:
+        """Keys of a sequence's blocks that others can find."""
+        return self._blocks.registered_keys(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Lets nobody find the sequence's blocks any more: what they contain is not to be trusted."""
+        self._blocks.forget(sequence)
+
+    def _grow(self) -> bool:
+        """Gives running sequences the blocks for their next token; False if that took a preemption."""
+        preemptions = self.num_preemptions
+        index = 0
+        while index < len(self.running):
+            sequence = self.running[index]
+            missing = self._blocks.lacking(sequence)
+            while missing > self._blocks.num_free and sequence in self.running:
+                self._preempt(self.running[-1])
+            if missing > 0 and sequence in self.running:
+                self._blocks.give(sequence, missing)
+            index += 1
+        return preemptions == self.num_preemptions
+
+    def _has_place(self) -> bool:
+        """Whether somebody waits for whom there is a place in the batch, or could be made."""
+        if not self.waiting or len(self.running) < self.max_batch:
+            return bool(self.waiting)
+        return self.running[-1].priority > self.waiting[0].priority
+
+    def _admission_in(self, now: float) -> float | None:
+        waited = now - min(sequence.queued_at for sequence in self.waiting)
+        return self._batching.opens_in(len(self.running), len(self.waiting), waited, self.max_batch)
+
+    def _admit(self, now: float) -> None:
+        prefilling = [sequence for sequence in self.running if _missing(sequence) > 1]
+        computing = {key: sequence for sequence in prefilling for key in self._blocks.keys_to_come(sequence)}
+        follows = False
+        for sequence in tuple(self.waiting):
+            shared = self._blocks.match(sequence)
+            if self._batching.joins_late and self._follows(sequence, shared, computing):
+                follows = True
+                continue
+            if not self._make_room(sequence, shared):
+                self._held_back = not follows
+                break
+            self.waiting.remove(sequence)
+            self._start(sequence, shared, now)
+            insort(self.running, sequence, key=_order)
+            computing.update(dict.fromkeys(self._blocks.keys_to_come(sequence), sequence))
+
+    def _follows(self, sequence: Sequence, shared: list[int], computing: dict[bytes, Sequence]) -> bool:
+        """Whether a sequence that is not less urgent is about to compute the next block that this one lacks."""
+        keys = self._blocks.keys_to_find(sequence)
+        if len(shared) == len(keys):
+            return False
+        leader = computing.get(keys[len(shared)])
+        return leader is not None and leader.priority <= sequence.priority
+
+    def _make_room(self, sequence: Sequence, shared: list[int]) -> bool:
+        """Whether the sequence can join; running ones of a worse priority make room for it."""
+        worse = [other for other in self.running if other.priority > sequence.priority]
+        if self._wanted(sequence, shared) > self._blocks.num_free + self._blocks.held_alone(worse):
+            return False  # not even if all of them went
+        while len(self.running) == self.max_batch or self._wanted(sequence, shared) > self._blocks.num_free:
+            if not worse:
+                return False
+            self._preempt(worse.pop())
+        return True
+
+    def _wanted(self, sequence: Sequence, shared: list[int]) -> int:
+        """Free blocks that must be there for the sequence to join."""
+        return self._blocks.wanted(sequence, shared) + (1 if self.running else 0)
+
+    def _start(self, sequence: Sequence, shared: list[int], now: float) -> None:
+        self._blocks.start(sequence, shared)
+        self.prefix_asked_tokens += sequence.num_tokens
+        self.prefix_hit_tokens += sequence.num_computed
+        if sequence.started_at is None:
+            sequence.started_at = now
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+        if self._fetching is not None and sequence.prefix is not None:
+            until = min(sequence.prefix.worth, len(self._blocks.keys_to_find(sequence)))
+            sequence.prefix.worth = 0  # asked for once
+            if until > len(shared):
+                sequence.fetch = self._fetching(sequence, until)
+
+    def _deal(self) -> list[Chunk]:
+        """Divides the budget; see the class for the rule."""
+        decoding = [sequence for sequence in self.running if _missing(sequence) == 1 and sequence.fetch is None]
+        prefilling = [sequence for sequence in self.running if _missing(sequence) > 1 and sequence.fetch is None]
+        budget = self.step_tokens - len(decoding)
+        counts = dict.fromkeys(prefilling, 0)
+        if prefilling:
+            first = prefilling[0]
+            counts[first] = min(_missing(first), (budget + 1) // 2)
+            budget -= counts[first]
+        for sequence in sorted(prefilling, key=lambda sequence: (sequence.priority, _missing(sequence))):
+            more = min(_missing(sequence) - counts[sequence], budget)
+            counts[sequence] += more
+            budget -= more
+        chunks = [Chunk(sequence, sequence.num_computed, 1) for sequence in decoding]
+        return chunks + [Chunk(s, s.num_computed, count) for s, count in counts.items() if count]
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._release(sequence)
+        insort(self.waiting, sequence, key=_order)
+        self.num_preemptions += 1
+
+    def _release(self, sequence: Sequence) -> None:
+        self.note_news()
+        self._blocks.release(sequence)
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.priority, sequence.arrival
+
+
+def _missing(sequence: Sequence) -> int:
+    return sequence.num_tokens - sequence.num_computed

@@ -1,0 +1,200 @@
+"""Plain state of one sequence: a prompt, what was generated from it, and how far the model has got."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+
+from backend.engine.block_pool import Match
+from backend.engine.runner import BLOCK_SIZE
+from backend.text.detokenizer import Detokenizer
+from backend.text.stop_strings import StopStrings
+from prefix_store.identity.keys import KeyChain
+
+if TYPE_CHECKING:
+    import torch
+
+    from backend.engine.prefix_io import Fetch, StoredPrefix
+
+NOBODYS = KeyChain(bytes(16), BLOCK_SIZE)
+"""Keys of sequences that share their blocks with all others."""
+
+
+class FinishReason(Enum):
+    """Why a sequence ended, in OpenAI's words where there is one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    EXPIRED = "expired"
+    SHED = "shed"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. Zero and one are the neutral values, as in OpenAI's interface."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: no limit."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    """None: a seed that nobody knows."""
+    logprobs: int | None = None
+    """Alternatives to report at each token (0: the chosen one alone); None: no log-probabilities."""
+    prompt_logprobs: bool = False
+    """Report log-probabilities of the prompt's tokens too."""
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens so far change the next logits."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, of the model's own distribution (before penalties and temperature)."""
+
+    token_id: int
+    logprob: float | None
+    """None for a prompt's first token, which nothing precedes."""
+    top: tuple[tuple[int, float], ...]
+    """(token id, log-probability), most likely first."""
+
+
+class Constraint(Protocol):
+    """What an answer must look like, followed token by token."""
+
+    def allowed(self) -> torch.Tensor | None:
+        """bool [vocab_size]: the tokens that may come next; None: all. Changes nothing."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Takes over the token that was chosen."""
+        ...
+
+
+class Sequence:
+    """One sequence. The scheduler moves ``num_computed`` and ``blocks``, the engine appends tokens.
+
+    tokens:    p p p p p p p p g g g        p prompt, g generated
+               └ num_computed ┘└ rest ┘     their keys and values are in ``blocks``
+
+    Of a model all of whose layers are windowed, ``first_block`` blocks have been given back at the front.
+
+    Args:
+        constraint: what the answer must look like, if anything.
+        priority: smaller numbers go first.
+        deadline: ``time.monotonic()`` seconds after which the answer is of no use; None: never.
+        keys: how the keys of its KV blocks are made; sequences of different tenants have none in common.
+        pooled: wants the mean of the prompt's hidden states, and generates nothing.
+        probes: wants the logits of its next token; "fresh" ones are computed without anything that is there already.
+    """
+
+    def __init__(
+        self,
+        sequence_id: int,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        detokenizer: Detokenizer,
+        random_seed: int,
+        *,
+        constraint: Constraint | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        keys: KeyChain = NOBODYS,
+        pooled: bool = False,
+        probes: Literal["fresh", "shared"] | None = None,
+    ) -> None:
+        self.id = sequence_id
+        self.tokens = list(prompt_ids)
+        self.num_prompt = len(prompt_ids)
+        self.num_computed = 0
+        self.blocks: list[int] = []
+        self.first_block = 0
+        self.params = params
+        self.logit_bias = (
+            np.fromiter(params.logit_bias.keys(), np.int64),
+            np.fromiter(params.logit_bias.values(), np.float32),
+        )
+        """Token ids and what is added to their logits: made once, for every step needs them."""
+        self.detokenizer = detokenizer
+        self.stop_strings = StopStrings(params.stop)
+        # One uniform number for each generated token, from a generator of its own: what the sequence draws does
+        # not depend on what runs beside it, and a preemption does not draw again.
+        self._random_seed = random_seed
+        self.random = random.Random(random_seed)  # noqa: S311 - reproducible draws are the point
+        self.output_counts: Counter[int] = Counter()
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.finish_reason: FinishReason | None = None
+        self.constraint = constraint
+        self.priority = priority
+        self.deadline = deadline
+        self.keys = keys
+        self.pooled = pooled
+        self.probes = probes
+        # The scheduler's notes: place in the queue, keys of full blocks, the keys they have where something was
+        # restored with a loss and from which block on that counts, what was found of them while the sequence waited,
+        # how many blocks others can find, the prompt's tokens that were computed already when the sequence first ran,
+        # what is kept of it elsewhere, and what is being fetched from there.
+        self.arrival = 0
+        self.block_keys: list[bytes] = []
+        self.lossy_keys: list[bytes] = []
+        self.lossy_from: int | None = None
+        self.match: Match | None = None
+        self.num_registered = 0
+        self.num_cached = 0
+        self.prefix: StoredPrefix | None = None
+        self.fetch: Fetch | None = None
+        # Times of time.monotonic(), in seconds.
+        self.queued_at = 0.0
+        self.started_at: float | None = None
+
+    @property
+    def can_share(self) -> bool:
+        """Whether it may use computed blocks: not if each token's state or logits are wanted, which are not kept."""
+        return not (self.pooled or self.params.prompt_logprobs or self.probes == "fresh")
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and answer so far."""
+        return len(self.tokens)
+
+    @property
+    def room(self) -> int:
+        """Tokens up to which there are blocks, those that were given back included."""
+        return (self.first_block + len(self.blocks)) * BLOCK_SIZE
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.tokens) - self.num_prompt
+
+    def append(self, token_id: int) -> None:
+        """Adds one generated token."""
+        self.tokens.append(token_id)
+        self.output_counts[token_id] += 1
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
+
+    def rewind_random(self) -> None:
+        """Takes back what was drawn for tokens that were never appended: the next draw is that of the next token."""
+        self.random.seed(self._random_seed)
+        if self.params.temperature > 0:
+            for _ in range(self.num_generated):
+                self.random.random()

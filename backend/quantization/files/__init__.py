@@ -1,1 +1,0 @@
-"""Checkpoints with quantised weights: the formats that others write, and the one that is written here."""

@@ -1,0 +1,69 @@
+"""What ``--quantization`` means: in which schemes the weights of a model are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from backend.model_loader.linears import Weight
+from backend.model_loader.weights import ModelWeights
+from backend.quantization.methods.fitting import fitting
+from backend.quantization.selection.rounding import rounded
+from backend.quantization.selection.summary import RoundingError, Summary, summarise
+from backend.quantized_weights.errors import CannotQuantize
+from backend.quantized_weights.float_scheme import FloatScheme
+from backend.quantized_weights.fp8_scheme import Fp8Scheme
+from backend.quantized_weights.int_scheme import IntScheme
+from backend.quantized_weights.names import WITH_A_TEXT
+from backend.quantized_weights.nf4_scheme import Nf4Scheme
+from backend.quantized_weights.quantized_linear import Scheme
+
+_HEAD = IntScheme(8, 64)
+"""Four bits would cost most in the head, and so would one scale for all inputs, or eight-bit floats: its weights are as
+wide apart as the embedding's, which in many models they are."""
+ROUNDINGS: Mapping[str, tuple[Scheme, Scheme]] = {
+    "int8": (IntScheme(8), _HEAD),
+    "int4": (IntScheme(4, 32, "minimum"), _HEAD),
+    "fp8": (Fp8Scheme(), _HEAD),
+    "nf4": (Nf4Scheme(), _HEAD),
+}
+"""Rounding to the nearest by the name that it is asked for with: of the layers, and of the head."""
+
+
+def quantised(weights: ModelWeights, name: str) -> tuple[ModelWeights, Summary | None]:
+    """A model's weights as they are served, and what that is; None: they are floats.
+
+    Args:
+        name: of ``ROUNDINGS``; of ``names.WITH_A_TEXT``, of which these are the layers; or ``none``: as they are in the
+            model's files.
+
+    Raises:
+        CannotQuantize: a weight does not fit, or they are quantised already.
+    """
+    found = summarise(weights)
+    if name == "none":
+        return weights, found
+    if name in WITH_A_TEXT:
+        head = weights.head
+        packed = replace(weights, head=_fitting(_HEAD, head).pack(head)) if isinstance(head, torch.Tensor) else weights
+        return packed, summarise(packed)
+    if found is not None:
+        schemes = ", ".join(scheme for scheme in found.schemes if scheme != "float")
+        raise CannotQuantize(
+            f"--quantization {name}: the model's files are quantised already ({schemes}); expected none"
+        )
+    error = RoundingError()
+    try:
+        layers, head_scheme = ROUNDINGS[name]
+        packed = rounded(weights, layers, _fitting(head_scheme, weights.head), error)
+    except CannotQuantize as refusal:
+        raise CannotQuantize(f"--quantization {name}: {refusal}") from refusal
+    return packed, summarise(packed, error.relative)
+
+
+def _fitting(scheme: Scheme, head: Weight) -> Scheme:
+    """The scheme of a head, in smaller groups where its own do not divide the inputs."""
+    outputs, inputs = head.shape
+    return fitting(scheme, outputs, inputs, FloatScheme())[0]

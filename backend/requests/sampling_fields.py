@@ -1,0 +1,90 @@
+"""The fields of a request that say how tokens are chosen and where an answer stops."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from backend.engine.sequence import SamplingParams
+from backend.errors import InvalidRequest
+from backend.protocol import CommonFields
+
+MOST_LOGPROBS = 20
+"""Alternatives to a token that may be asked for."""
+_MOST_STOPS = 16
+_LONGEST_STOP = 1000
+_SEED_RANGE = 2**63
+# They are added to a row of logits at every step.
+_MOST_BIASES = 1024
+# One spelling of each number, and none that is too long to be one.
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+def sampling_params(
+    request: CommonFields, vocab_size: int, max_tokens: int, logprobs: int | None, prompt_logprobs: bool = False
+) -> SamplingParams:
+    """Parameters of every answer to the request.
+
+    Args:
+        vocab_size: token ids are below it.
+        max_tokens: what the answer may have, as the context allows it.
+        logprobs: alternatives to report at each token; the endpoints ask for them in ways of their own.
+
+    Raises:
+        InvalidRequest: names the field.
+    """
+    seed = request.seed
+    if seed is not None and not -_SEED_RANGE <= seed < _SEED_RANGE:
+        raise InvalidRequest("seed: expected an integer of 64 bits", "seed")
+    top_k = 0 if request.top_k == -1 else request.top_k  # both are how clients say: no limit
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=in_range("temperature", request.temperature, 1.0, 0.0, 2.0),
+        top_p=in_range("top_p", request.top_p, 1.0, 0.0, 1.0),
+        top_k=int(in_range("top_k", top_k, 0, 0, vocab_size)),
+        min_p=in_range("min_p", request.min_p, 0.0, 0.0, 1.0),
+        presence_penalty=in_range("presence_penalty", request.presence_penalty, 0.0, -2.0, 2.0),
+        frequency_penalty=in_range("frequency_penalty", request.frequency_penalty, 0.0, -2.0, 2.0),
+        repetition_penalty=in_range("repetition_penalty", request.repetition_penalty, 1.0, 0.01, 100.0),
+        logit_bias=_logit_bias(request.logit_bias or {}, vocab_size),
+        seed=seed,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        stop=_stops(request.stop),
+        ignore_eos=bool(request.ignore_eos),
+    )
+
+
+def in_range(field: str, value: float | None, default: float, low: float, high: float) -> float:
+    """The value of a field; where it is absent, its default.
+
+    Raises:
+        InvalidRequest: it is not from ``low`` to ``high``.
+    """
+    if value is None:
+        return default
+    if not low <= value <= high:
+        raise InvalidRequest(f"{field}: out of range, expected {low} to {high}", field)
+    return value
+
+
+def _logit_bias(values: dict[str, float], vocab_size: int) -> dict[int, float]:
+    if len(values) > _MOST_BIASES:
+        raise InvalidRequest(f"logit_bias: {len(values)} tokens, expected at most {_MOST_BIASES}", "logit_bias")
+    biases: dict[int, float] = {}
+    for key, bias in values.items():
+        if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
+            raise InvalidRequest(f"logit_bias: keys must be token ids from 0 to {vocab_size - 1}", "logit_bias")
+        biases[int(key)] = in_range("logit_bias", bias, 0.0, -100.0, 100.0)
+    return biases
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops: Sequence[str] = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if len(stops) > _MOST_STOPS:
+        raise InvalidRequest(f"stop: {len(stops)} strings, expected at most {_MOST_STOPS}", "stop")
+    if not all(stops):
+        raise InvalidRequest("stop: an empty string would stop everything; leave it out", "stop")
+    if (longest := max(map(len, stops), default=0)) > _LONGEST_STOP:
+        raise InvalidRequest(f"stop: a string of {longest} characters, expected at most {_LONGEST_STOP}", "stop")
+    return tuple(stops)

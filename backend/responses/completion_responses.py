@@ -1,0 +1,101 @@
+"""Answers of ``POST /v1/completions`` in OpenAI's shapes, whole and in chunks.
+
+Log-probabilities are four lists side by side, with an item a token.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+import msgspec
+
+from backend.engine.engine import Output
+from backend.requests.generation_request import Work
+from backend.responses.answers import Answer, AnswerFormat, Usage
+from backend.text.detokenizer import Detokenizer, TokenBytes
+
+
+class TextLogprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TextChoice(msgspec.Struct):
+    text: str
+    index: int
+    logprobs: TextLogprobs | None
+    finish_reason: str | None
+
+
+class TextCompletion(msgspec.Struct):
+    """Whole answer and chunk alike; chunks have no usage unless it was asked for."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[TextChoice]
+    system_fingerprint: str
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class CompletionFormat(AnswerFormat):
+    """``text_completion``, whole and in chunks."""
+
+    def __init__(self, work: Work, model: str, fingerprint: str, token_bytes: TokenBytes) -> None:
+        super().__init__(work, model, fingerprint, token_bytes)
+        self._id = f"cmpl-{uuid.uuid4().hex}"
+        self._offsets = [0] * len(work.sequences)
+        self._started = [False] * len(work.sequences)
+
+    def opening(self) -> list[Answer]:
+        return []
+
+    def chunks(self, index: int, outputs: list[Output]) -> list[Answer]:
+        choice = self._choice(index, outputs)
+        has_logprobs = choice.logprobs is not None and bool(choice.logprobs.tokens)
+        if not choice.text and choice.finish_reason is None and not has_logprobs:
+            return []
+        return [self._answer([choice], self._chunk_usage)]
+
+    def usage_chunk(self) -> Answer:
+        return self._answer([], self.usage())
+
+    def whole(self, outputs: list[list[Output]]) -> Answer:
+        choices = [self._choice(index, parts) for index, parts in enumerate(outputs)]
+        return self._answer(choices, self.usage())
+
+    def _answer(self, choices: list[TextChoice], usage: Usage | msgspec.UnsetType | None) -> TextCompletion:
+        return TextCompletion(
+            self._id, "text_completion", self._created, self._model, choices, self._fingerprint, usage
+        )
+
+    def _choice(self, index: int, outputs: list[Output]) -> TextChoice:
+        self._count(index, outputs)
+        text = "".join(output.text for output in outputs)
+        if self._work.echo and not self._started[index]:
+            text = self._prompt_text(index) + text
+        self._started[index] = True
+        reason = outputs[-1].finish_reason
+        return TextChoice(text, index, self._logprobs(index, outputs), reason.value if reason else None)
+
+    def _prompt_text(self, index: int) -> str:
+        sequence = self._work.sequences[index]
+        return Detokenizer(self._token_bytes).decode(sequence.tokens[: sequence.num_prompt])
+
+    def _logprobs(self, index: int, outputs: list[Output]) -> TextLogprobs | None:
+        if not self._work.logprobs:
+            return None
+        lists = TextLogprobs([], [], [], [])
+        for output in outputs:
+            for entry in output.prompt_logprobs + output.logprobs:
+                text = self._token_text(entry.token_id)
+                lists.tokens.append(text)
+                lists.token_logprobs.append(entry.logprob)
+                top = {self._token_text(token_id): value for token_id, value in entry.top}
+                lists.top_logprobs.append(None if entry.logprob is None else top)
+                lists.text_offset.append(self._offsets[index])
+                self._offsets[index] += len(text)
+        return lists

@@ -1,0 +1,80 @@
+"""``GET /v1/model/info``: how the model is computed, and how much of it fits the memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from backend.engine.runner import BLOCK_SIZE, ModelRunner
+from backend.engine.sequence_blocks import blocks_at_most
+from backend.engine.stats import EngineStats
+from backend.model import ServedModel
+
+_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_SAME_BITS = "each row of a step is computed on its own, bit for bit the same in any batch, chunk or prefix hit"
+_OTHER_BATCH = "the library's matrix products round differently for other batch shapes, which can change a close choice"
+_LOSSY = "prefixes are kept as {}, so a prompt that is restored may be answered differently from one that is computed"
+
+
+def describe(model: ServedModel, stats: EngineStats, lossy_codec: str | None) -> dict[str, Any]:
+    """What the endpoint answers. Memory is in bytes, blocks are of 16 tokens.
+
+    Args:
+        lossy_codec: in which prefixes are kept with a loss; None: none are.
+    """
+    config, runner = model.config, model.runner
+    template = model.tokenizer.chat_template
+    lengths = [length for length in _LENGTHS if length < model.max_context] + [model.max_context]
+    return {
+        "id": model.name,
+        "architecture": config.model_type,
+        "runner": runner.name,
+        "deterministic": runner.deterministic and lossy_codec is None,
+        "deterministic_because": _promise(runner, lossy_codec),
+        "weights_precision": runner.weights_precision,
+        "quantization": None if model.quantization is None else dataclasses.asdict(model.quantization),
+        "kv_precision": runner.kv_precision,
+        "kv_bytes_per_token": runner.kv_bytes_per_token,
+        "kv_bytes_per_token_out_of_sight": _out_of_sight(runner),
+        "attention_window": runner.config.sight,
+        "max_context": model.max_context,
+        "vocab_size": config.vocab_size,
+        "num_layers": config.num_layers,
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_size": config.hidden_size,
+        "embedding_dimensions": config.hidden_size,
+        "chat": template is not None,
+        "chat_template": None if template is None else "replaced" if template.replaces else "model",
+        "tools": template is not None and template.tool_format is not None,
+        "kv_blocks": {
+            "total": runner.num_blocks,
+            "free": stats.free_blocks,
+            "cached": stats.cached_blocks,
+            "held": stats.held_blocks,
+            "tokens_per_block": BLOCK_SIZE,
+        },
+        "feasible_batch": {
+            str(length): min(
+                stats.max_batch,
+                runner.num_blocks // blocks_at_most(length, runner.config.sight, stats.step_tokens),
+            )
+            for length in lengths
+        },
+    }
+
+
+def _promise(runner: ModelRunner, lossy_codec: str | None) -> str:
+    if not runner.deterministic:
+        return _OTHER_BATCH
+    return _SAME_BITS if lossy_codec is None else _LOSSY.format(lossy_codec)
+
+
+def _out_of_sight(runner: ModelRunner) -> int:
+    """Bytes kept of a token that has left the windows of some layers, for those layers.
+
+    A block is of all layers: as long as one of them sees it, the others keep theirs. Where none does, it is given back.
+    """
+    config = runner.config
+    windowed = sum(window is not None for window in config.windows)
+    return 0 if config.sight is not None else runner.kv_bytes_per_token * windowed // config.num_layers

@@ -1,0 +1,107 @@
+"""Chooses what computes the model: the fastest runner that proves itself here, or the torch reference."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from backend.checkpoints.gguf.convert import Progress
+from backend.engine.config import EngineConfig
+from backend.engine.runner import BLOCK_SIZE, ModelRunner
+from backend.errors import ModelError
+from backend.model_loader.linears import linears
+from backend.model_loader.weights import ModelWeights
+from backend.models.config import KvDtype, ModelConfig
+from backend.runners.cuda.choice import choose_cuda
+from backend.runners.errors import RunnerUnavailable
+from backend.runners.fused.build import load_fused_library
+from backend.runners.fused.fused_runner import FusedRunner, check_shape
+from backend.runners.fused.layout import KVPrecision, rounds_rows
+from backend.runners.self_test import disagreement
+from backend.runners.torch.torch_runner import TorchRunner
+
+_TORCH_DTYPES = {
+    "auto": torch.float32,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_CPU_KV_MEMORY = 512 * 2**20
+_FUSED_KV: dict[KvDtype, KVPrecision] = {"auto": "float16", "int8": "int8"}
+
+MOST_DISAGREEMENT = 0.01
+"""Relative error of logits up to which a runner counts as right; half floats stay ten times below it."""
+_MOST_WITH_INTEGERS = 0.1
+"""The same where activations or KV are rounded to int8, which alone makes up to .06 with weights of four bits."""
+
+
+def choose_runner(
+    config: ModelConfig, weights: ModelWeights, engine: EngineConfig, max_context: int, progress: Progress
+) -> ModelRunner:
+    """Builds the runner and gives it as many KV blocks as fit the configured memory: what sequences leave of them keeps
+    beginnings that others may have in common.
+
+    Args:
+        weights: served as they are kept, quantised or not.
+
+    Raises:
+        ModelError: the KV memory does not hold a single block, or the device that was asked for cannot serve.
+    """
+    torch.set_num_threads(engine.threads)
+    config = config.served_up_to(max_context)
+    if engine.device == "cuda" and not torch.cuda.is_available():
+        raise ModelError("--device cuda: torch sees no CUDA device; expected auto or cpu")
+    if engine.device != "cpu" and torch.cuda.is_available():
+        try:
+            return choose_cuda(config, weights, engine, max_context, progress)
+        except RunnerUnavailable as reason:
+            if engine.device == "cuda":
+                raise ModelError(f"--device cuda: {reason}; expected auto or cpu") from reason
+            progress(f"serving on the CPU, although there is a CUDA device: {reason}")
+    try:
+        return _fused(config, weights, engine, max_context, progress)
+    except RunnerUnavailable as reason:
+        progress(f"serving with torch, which is slower: {reason}")
+    dtype = _TORCH_DTYPES[engine.dtype]
+    num_blocks = _num_blocks(engine, TorchRunner.block_bytes(config, dtype, engine.kv_dtype))
+    return TorchRunner(config, weights, num_blocks, _reach(config, num_blocks, max_context), dtype, engine.kv_dtype)
+
+
+def _fused(
+    config: ModelConfig, weights: ModelWeights, engine: EngineConfig, max_context: int, progress: Progress
+) -> FusedRunner:
+    if engine.dtype not in ("auto", "float16"):
+        raise RunnerUnavailable(f"the fused step does not compute in {engine.dtype}")
+    if engine.kv_dtype not in _FUSED_KV:
+        raise RunnerUnavailable(f"the fused step does not keep keys and values in {engine.kv_dtype}")
+    kv_precision = _FUSED_KV[engine.kv_dtype]
+    check_shape(config)
+    library = load_fused_library(progress)
+
+    def make(model: ModelConfig, some: ModelWeights, num_blocks: int, context: int) -> FusedRunner:
+        return FusedRunner(library, model, some, num_blocks, context, engine.threads, kv_precision)
+
+    error = disagreement(config, weights, make)
+    integers = kv_precision == "int8" or any(map(rounds_rows, [*linears(weights).values(), weights.head]))
+    most = _MOST_WITH_INTEGERS if integers else MOST_DISAGREEMENT
+    if error > most:
+        raise RunnerUnavailable(f"the fused step failed its self-test (relative error {error:.3g}, at most {most})")
+    num_blocks = _num_blocks(engine, FusedRunner.block_bytes(config, kv_precision))
+    return make(config, weights, num_blocks, _reach(config, num_blocks, max_context))
+
+
+def _reach(config: ModelConfig, num_blocks: int, max_context: int) -> int:
+    """Positions that a sequence can come to: where all of it stays in sight, all of it has to fit the blocks."""
+    return max_context if config.sight is not None else min(max_context, num_blocks * BLOCK_SIZE)
+
+
+def _num_blocks(engine: EngineConfig, block_bytes: int) -> int:
+    memory = _CPU_KV_MEMORY if engine.kv_memory is None else engine.kv_memory
+    if memory < block_bytes:
+        raise ModelError(f"--kv-memory: {memory} bytes hold no KV block, expected at least {block_bytes}")
+    # A system that overcommits would let the first long answers find out.
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if memory > there:
+        raise ModelError(f"--kv-memory: {memory} bytes are more than the {there} bytes that this machine has")
+    return memory // block_bytes

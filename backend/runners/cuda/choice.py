@@ -1,0 +1,79 @@
+"""Whether a CUDA device serves: the device, Triton and the kernels have to be there, and the self-test has to pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from backend.checkpoints.gguf.convert import Progress
+from backend.engine.config import EngineConfig
+from backend.engine.runner import ModelRunner
+from backend.model_loader.weights import ModelWeights
+from backend.models.config import ModelConfig
+from backend.quantized_weights.errors import CannotQuantize
+from backend.runners.errors import RunnerUnavailable
+from backend.runners.self_test import disagreement
+
+if TYPE_CHECKING:
+    from backend.runners.cuda.cuda_runner import CudaRunner
+
+_DTYPES = {
+    "auto": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+_MOST_DISAGREEMENT = {torch.bfloat16: 0.04, torch.float16: 0.01, torch.float32: 0.001}
+"""Relative error of logits up to which the kernels count as right; a wrong one is beyond 0.1. bfloat16 keeps 8 bits."""
+_SELF_TEST_BATCH = 4
+
+
+def choose_cuda(
+    config: ModelConfig, weights: ModelWeights, engine: EngineConfig, max_context: int, progress: Progress
+) -> ModelRunner:
+    """Tests the kernels on the model's first layers, then loads all of it and records its decode steps.
+
+    Weights are served as they are kept, quantised or not.
+
+    Raises:
+        RunnerUnavailable: the CUDA runner cannot serve this model as it is asked for, or is wrong here.
+        ModelError: the device has not the memory that ``--kv-memory`` asks for.
+    """
+    if engine.kv_dtype != "auto":
+        raise RunnerUnavailable(f"the CUDA kernels do not keep keys and values in {engine.kv_dtype}")
+    try:
+        from triton.runtime.errors import TritonError
+
+        from backend.runners.cuda.cuda_runner import CUDA_BATCH, CUDA_STEP_TOKENS, CudaRunner
+    except ImportError as error:
+        raise RunnerUnavailable("Triton is not installed") from error
+    dtype = _DTYPES[engine.dtype]
+
+    def make(small: ModelConfig, its_weights: ModelWeights, num_blocks: int, context: int) -> CudaRunner:
+        runner = CudaRunner(small, its_weights, num_blocks, context, _SELF_TEST_BATCH, dtype)
+        runner.record(lambda sentence: None)
+        return runner
+
+    try:
+        distance = disagreement(config, weights, make)
+        if distance > _MOST_DISAGREEMENT[dtype]:
+            raise RunnerUnavailable(f"the kernels failed their self-test (relative error {distance:.3g})")
+        runner = CudaRunner(
+            config,
+            weights,
+            None,
+            max_context,
+            engine.max_batch or CUDA_BATCH,
+            dtype,
+            kv_memory=engine.kv_memory,
+            step_tokens=engine.step_tokens or CUDA_STEP_TOKENS,
+        )
+        runner.record(progress)
+        return runner
+    except CannotQuantize as error:
+        raise RunnerUnavailable(str(error)) from error
+    except torch.cuda.OutOfMemoryError as error:
+        raise RunnerUnavailable("the device has too little memory for the weights") from error
+    except (TritonError, RuntimeError) as error:  # what a compiler, a driver or cuBLAS raises
+        raise RunnerUnavailable(f"the kernels do not run: {error}") from error

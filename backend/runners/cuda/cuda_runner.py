@@ -1,0 +1,176 @@
+"""The runner for a CUDA device: Triton kernels over paged KV, and recorded graphs where every row decodes."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+import torch
+from triton.runtime.errors import TritonError
+
+from backend.checkpoints.gguf.convert import Progress
+from backend.engine.runner import BLOCK_SIZE, StepInput, StepOutput
+from backend.model_loader.weights import ModelWeights
+from backend.models.config import ModelConfig
+from backend.runners.cuda.cuda_kv_blocks import CudaKvBlocks
+from backend.runners.cuda.decoder import CudaDecoder
+from backend.runners.cuda.device_step import Staging, device_step
+from backend.runners.cuda.graphs import DecodeGraphs, is_pure_decode
+from backend.runners.cuda.memory import blocks_that_fit
+from backend.runners.cuda.queue import queues_of
+from backend.runners.cuda.skinny_gemm import FewRows
+from backend.runners.errors import RunnerUnavailable
+from backend.runners.warm_up import single_sequence_step
+
+logger = logging.getLogger(__name__)
+
+CUDA_BATCH = 256
+"""Decoding reads every weight once a step, so a device earns more with each sequence that shares the reading."""
+CUDA_STEP_TOKENS = 2048
+"""A device with 200 operations for each byte it reads (H200: 206) is busy with some 200 rows of 16-bit weights; ten
+times as many leave launches and attention little of the time, and still take less than a tenth of a second with an
+8B model."""
+STAGING_BYTES = 512 * 2**20
+"""4,096 tokens of an 8B model under way in each direction. A power of two, to which torch rounds pinned memory up."""
+
+
+class CudaRunner:
+    """Runs a step on one device; ``run`` returns while the device still computes.
+
+    cuBLAS chooses its kernels by the number of rows, and contexts are split by it, so ``deterministic`` is False.
+
+    Args:
+        num_blocks: KV blocks to own; None: as many as ``kv_memory`` holds.
+        max_context: positions the rotary table covers.
+        max_batch: the most sequences of a recorded step; larger ones are computed without a recording.
+        dtype: of weights, activations and KV.
+        device: where to compute. On "cpu" the kernels must be interpreted, and nothing is recorded.
+        kv_memory: bytes for KV blocks; None: most of what is free beside the weights and the largest step.
+        step_tokens: rows of the largest step.
+        staging_memory: bytes of host memory that restored blocks pass through, and as many for those copied out.
+
+    Raises:
+        RunnerUnavailable: the kernels do not cover the model, or no block fits.
+        ModelError: ``kv_memory`` is more than there is.
+    """
+
+    deterministic = False
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        num_blocks: int | None,
+        max_context: int,
+        max_batch: int,
+        dtype: torch.dtype = torch.bfloat16,
+        device: str = "cuda",
+        *,
+        kv_memory: int | None = None,
+        step_tokens: int = CUDA_STEP_TOKENS,
+        staging_memory: int = STAGING_BYTES,
+    ) -> None:
+        self.config = config
+        self.name = f"{device}-{str(dtype).removeprefix('torch.')}"
+        what = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+        self.kernels = f"torch {torch.__version__} on {what}"
+        self.weights_precision = self.kv_precision = str(dtype).removeprefix("torch.")
+        self.kv_bytes_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+        self.max_batch = max_batch
+        self.step_tokens = step_tokens
+        self._device = torch.device(device)
+        self._max_context = max_context
+        self._graphs: DecodeGraphs | None = None
+        self._staging_memory = staging_memory
+        self._stages = True
+        self._kv_blocks: CudaKvBlocks | None = None
+        with torch.inference_mode():
+            self.decoder = CudaDecoder(config, weights, max_context, dtype, self._device)
+            self._staging = Staging(self._device)
+            self._no_hidden = torch.empty(0, config.hidden_size, device=self._device)
+            if num_blocks is None:
+                num_blocks = blocks_that_fit(self._free_memory(), self.decoder.block_bytes(), kv_memory)
+            self.num_blocks = num_blocks
+            # One more, which the engine does not know: see DecodeGraphs.
+            self.decoder.allocate(num_blocks + 1)
+
+    @property
+    def kv_blocks(self) -> CudaKvBlocks | None:
+        """See ``ModelRunner.kv_blocks``; None: they do not work here, which is logged.
+
+        Made and tried out when they are first asked for, so who keeps no blocks elsewhere pins no memory.
+        """
+        if self._kv_blocks is None and self._stages:
+            try:
+                with torch.inference_mode():
+                    made = CudaKvBlocks(self.decoder.memory, self._staging_memory, queues_of(self._device))
+                made.check(self.num_blocks)
+                self._kv_blocks = made
+            except (MemoryError, RuntimeError) as reason:  # a lack of the device's memory is a RuntimeError
+                self._stages = False
+                logger.warning("KV blocks cannot be kept beyond the device: %s", reason)
+        return self._kv_blocks
+
+    def record(self, progress: Progress) -> None:
+        """Finds the fastest way to decode on this device; where one of them fails there, the plain one remains."""
+        if self._device.type == "cuda":
+            self._choose_products(progress)
+            self._record_steps(progress)
+
+    @torch.inference_mode()
+    def _choose_products(self, progress: Progress) -> None:
+        try:
+            self.decoder.product = FewRows.measured(self.decoder.linears())
+        except (TritonError, RuntimeError) as reason:
+            progress(f"multiplying few rows with cuBLAS: {reason}")
+            return
+        count = len(self.decoder.product.ours)
+        progress(f"{count} kinds of products with few rows are faster in our kernel than in cuBLAS")
+
+    @torch.inference_mode()
+    def _record_steps(self, progress: Progress) -> None:
+        began, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
+        max_blocks = -(-self._max_context // BLOCK_SIZE)
+        progress(f"recording decode steps for batches of up to {self.max_batch}")
+        try:
+            self._graphs = DecodeGraphs(self.decoder, self._staging, self.max_batch, max_blocks, self.num_blocks)
+        except (RunnerUnavailable, TritonError, RuntimeError) as reason:  # a lack of memory is a RuntimeError too
+            progress(f"launching decode steps kernel by kernel, which is slower in small batches: {reason}")
+            return
+        taken = (free - torch.cuda.mem_get_info(self._device)[0]) >> 20
+        seconds = time.monotonic() - began
+        progress(f"recorded decode steps for {len(self._graphs.sizes)} batch sizes in {seconds:.1f} s and {taken} MiB")
+
+    @torch.inference_mode()
+    def run(self, step: StepInput) -> StepOutput:
+        """See ``ModelRunner.run``; the tensors stay on the device.
+
+        A step that blocks are arriving for is launched kernel by kernel even where everybody decodes: a replay would
+        begin when the last layer is there, and the launches hide behind the copies.
+        """
+        wait = None if self._kv_blocks is None else self._kv_blocks.waits()
+        replays = wait is None and self._graphs is not None and is_pure_decode(step)
+        if replays and self._graphs is not None and (logits := self._graphs.run(step)) is not None:
+            rows = len(step.token_ids)
+            padding = (self._graphs.size_for(rows) or rows) - rows
+            return StepOutput(logits, self._no_hidden, unfinished=True, padding_rows=padding)
+        logits, hidden = self.decoder(device_step(step, self._staging, self.decoder.tile_rows), wait)
+        return StepOutput(logits, hidden, unfinished=True)
+
+    def _free_memory(self) -> int:
+        """Bytes that are free beside the weights and what the largest step needs while it runs, which is tried out.
+
+        All of its logits are asked for, as log-probabilities of a prompt do.
+        """
+        rows = min(self.step_tokens, self._max_context)
+        self.decoder.allocate(-(-rows // BLOCK_SIZE))
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        self.run(single_sequence_step(np.zeros(rows, dtype=np.int32), 0))
+        torch.cuda.synchronize(self._device)
+        needed = torch.cuda.max_memory_allocated(self._device) - before
+        self.decoder.allocate(0)
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return free - needed * self.step_tokens // rows

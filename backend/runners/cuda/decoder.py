@@ -1,0 +1,232 @@
+"""The llama-family decoder on a device: cuBLAS for most dense products, Triton for all others and between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.nn import functional
+
+from backend.engine.runner import BLOCK_SIZE
+from backend.kernels.add_rms_norm import add_rms_norm
+from backend.kernels.paged_decode import AttentionShape, paged_decode
+from backend.kernels.paged_prefill import paged_prefill, prefill_tile_rows
+from backend.kernels.quantized_fp8 import multiplies_fp8
+from backend.kernels.quantized_product import QuantizedProduct
+from backend.kernels.quantized_weight import DeviceWeight, on_device, side_by_side
+from backend.kernels.rotary_write import rotary_write
+from backend.kernels.silu_mul import silu_mul
+from backend.model_loader.weights import LayerWeights, Linear, ModelWeights
+from backend.models.config import ModelConfig
+from backend.models.rope import rotations
+from backend.quantized_weights.float_scheme import FloatLinear
+from backend.runners.cuda.device_step import DeviceStep
+from backend.runners.cuda.skinny_gemm import FewRows
+from backend.runners.errors import RunnerUnavailable
+
+Products = tuple[Linear | QuantizedProduct, ...]
+"""What one input is multiplied with, outputs side by side: a single matrix wherever its parts are kept alike."""
+
+_PROGRAMS_PER_PROCESSOR = 4
+"""Decode programs that one multiprocessor should have, to keep enough loads in flight."""
+_MOST_SPLITS = 32
+
+
+def check_model(config: ModelConfig) -> None:
+    """Says whether the kernels cover this model.
+
+    Raises:
+        RunnerUnavailable: names what they do not cover.
+    """
+    lacking = {
+        f"{config.activation} activation": config.activation != "silu",
+        "layers without rotary embedding": None in config.ropes,
+        "softcapped logits": config.logit_softcap is not None,
+        "scaled embeddings": config.embedding_scale != 1.0,
+        "norms on the outputs of attention and MLP": config.output_norms,
+        "a mixture of experts": config.experts is not None,
+        f"a head_dim of {config.head_dim}": config.head_dim not in (64, 80, 96, 128, 256),
+    }
+    if missing := [name for name, needed in lacking.items() if needed]:
+        raise RunnerUnavailable(f"the CUDA kernels do not do {', '.join(missing)}")
+
+
+class CudaDecoder:
+    """Weights and KV memory on one device.
+
+    The KV memory is [layers, 2, blocks, kv heads, BLOCK_SIZE, head_dim]: a head's part of a block is one stretch of
+    memory. It is made by ``allocate``, after the weights, so that its size can follow from what is left.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: ModelWeights, max_context: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        check_model(config)
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self._embedding = weights.embedding.to(device, dtype)
+        tied = weights.head is weights.embedding
+        head = Linear(self._embedding if tied else weights.head, None)
+        self._head: Products = (head,) if tied else _fused((head,), dtype, device)
+        self._norm = weights.norm.to(device, torch.float32)
+        tables = {config.rope(index) for index in range(config.num_layers)}
+        angles = {rope: rotations(rope, config.head_dim, max_context).to(device) for rope in tables if rope is not None}
+        self._layers = [
+            _Layer(config, index, layer, angles[rope], dtype, device)
+            for index, layer in enumerate(weights.layers)
+            if (rope := config.rope(index)) is not None
+        ]
+        self.tile_rows = prefill_tile_rows(self._layers[0].shape, dtype)
+        self.memory = torch.empty(0)
+        self.product = FewRows()
+        self._processors = (
+            torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+        )
+
+    def linears(self) -> list[Linear]:
+        """Every dense matrix that a step multiplies with."""
+        layers = [layer.qkv + layer.output + layer.gate_up + layer.down for layer in self._layers]
+        return [part for products in (self._head, *layers) for part in products if isinstance(part, Linear)]
+
+    def block_bytes(self) -> int:
+        """Bytes of one KV block over all layers."""
+        c = self.config
+        return 2 * c.num_layers * BLOCK_SIZE * c.num_kv_heads * c.head_dim * self.dtype.itemsize
+
+    def allocate(self, num_blocks: int) -> None:
+        """Makes the KV memory."""
+        c = self.config
+        shape = (c.num_layers, 2, num_blocks, c.num_kv_heads, BLOCK_SIZE, c.head_dim)
+        self.memory = torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def __call__(
+        self, step: DeviceStep, wait: Callable[[int], None] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits float32 [R, vocab_size] and hidden states float32 [E, hidden_size] of the rows that want them.
+
+        Args:
+            wait: called with each layer's number before its keys and values are touched.
+        """
+        residual = functional.embedding(step.token_ids, self._embedding)
+        delta: torch.Tensor | None = None
+        splits = self._splits(step.decode_rows.shape[0])
+        for index, layer in enumerate(self._layers):
+            keys, values = self.memory[index]
+            normed = add_rms_norm(residual, delta, layer.input_norm, layer.eps)
+            qkv = self._multiply(normed, layer.qkv)
+            if wait is not None:
+                wait(index)
+            mixed = layer.attend(qkv, step, keys, values, splits)
+            delta = self._multiply(mixed, layer.output)
+            normed = add_rms_norm(residual, delta, layer.mlp_norm, layer.eps)
+            delta = self._multiply(silu_mul(self._multiply(normed, layer.gate_up)), layer.down)
+        logits = self._multiply(self._last_norm(residual, delta, step.logits_rows), self._head)
+        return logits.float(), self._last_norm(residual, delta, step.hidden_rows).float()
+
+    def _multiply(self, x: torch.Tensor, products: Products) -> torch.Tensor:
+        """[T, in] to [T, out]."""
+        if not x.shape[0]:
+            return x.new_empty(0, sum(_outputs(part) for part in products))
+        done = [self.product(x, part) if isinstance(part, Linear) else part(x) for part in products]
+        return done[0] if len(done) == 1 else torch.cat(done, dim=1)
+
+    def _last_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
+        if not rows.shape[0]:
+            return residual[:0]
+        some = None if delta is None else delta.index_select(0, rows)
+        return add_rms_norm(residual.index_select(0, rows), some, self._norm, self.config.rms_norm_eps)
+
+    def _splits(self, rows: int) -> int:
+        """Programs for each context, so that few sequences still fill the device: a power of two."""
+        wanted = _PROGRAMS_PER_PROCESSOR * self._processors // max(1, rows * self.config.num_kv_heads)
+        return min(_MOST_SPLITS, 1 << max(0, wanted.bit_length() - 1)) if wanted else 1
+
+
+class _Layer:
+    """One layer's weights on the device, with the projections that share an input fused."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        weights: LayerWeights,
+        rope: torch.Tensor,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.eps = config.rms_norm_eps
+        self.shape = AttentionShape(
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.attention_scale or config.head_dim**-0.5,
+            config.window(index) or 0,
+            config.attention_softcap or 0.0,
+        )
+        self.input_norm = weights.input_norm.to(device, torch.float32)
+        self.mlp_norm = weights.post_attention_norm.to(device, torch.float32)
+        self.output = _fused((weights.output,), dtype, device)
+        self.down = _fused((weights.down,), dtype, device)
+        self._rope = rope
+        self.qkv = _fused((weights.query, weights.key, weights.value), dtype, device)
+        self.gate_up = _fused((weights.gate, weights.up), dtype, device)
+        self._head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
+        if weights.query_norm is not None and weights.key_norm is not None:
+            self._head_norms = (weights.query_norm.to(device, dtype), weights.key_norm.to(device, dtype))
+
+    def attend(
+        self, qkv: torch.Tensor, step: DeviceStep, keys: torch.Tensor, values: torch.Tensor, splits: int
+    ) -> torch.Tensor:
+        """Writes the rows' keys and values and attends; [T, heads * head_dim]."""
+        where, shape = step.where, self.shape
+        rotary_write(qkv, self._rope, where.positions, step.slots, self._head_norms, self.eps, keys, values)
+        if not step.tiles.shape[0]:
+            return paged_decode(qkv, keys, values, where, step.decode_rows, shape, splits)
+        mixed = torch.empty(qkv.shape[0], shape.num_heads * shape.head_dim, dtype=qkv.dtype, device=qkv.device)
+        paged_prefill(qkv, keys, values, where, step.tiles, shape, mixed)
+        if step.decode_rows.shape[0]:
+            mixed[step.decode_rows] = paged_decode(qkv, keys, values, where, step.decode_rows, shape, splits)
+        return mixed
+
+
+def _fused(parts: Sequence[Linear], dtype: torch.dtype, device: torch.device) -> Products:
+    """Parts with one input: as one matrix those that follow each other and are kept alike, dense or quantised.
+
+    Raises:
+        CannotQuantize: the kernels do not compute with a part's scheme.
+    """
+    products: list[Linear | QuantizedProduct] = []
+    for part in parts:
+        product = _on_device(part, dtype, device)
+        joined = _joined(products[-1], product) if products else None
+        if joined is None:
+            products.append(product)
+        else:
+            products[-1] = joined
+    return tuple(products)
+
+
+def _on_device(part: Linear, dtype: torch.dtype, device: torch.device) -> Linear | QuantizedProduct:
+    bias = None if part.bias is None else part.bias.to(device, dtype)
+    if isinstance(part.weight, torch.Tensor | FloatLinear):
+        return Linear(part.dense.to(device, dtype), bias)
+    weight = on_device(part.weight, device)
+    return QuantizedProduct(weight, bias, scaled=weight.form == "fp8" and multiplies_fp8(device))
+
+
+def _joined(one: Linear | QuantizedProduct, other: Linear | QuantizedProduct) -> Linear | QuantizedProduct | None:
+    """Both as one; None: they are not kept alike."""
+    if (one.bias is None) != (other.bias is None):
+        return None
+    bias = None if one.bias is None or other.bias is None else torch.cat((one.bias, other.bias))
+    if isinstance(one.weight, DeviceWeight) and isinstance(other.weight, DeviceWeight):
+        weight = side_by_side((one.weight, other.weight))
+        return None if weight is None else QuantizedProduct(weight, bias, one.scaled)
+    if isinstance(one, Linear) and isinstance(other, Linear):
+        return Linear(torch.cat((one.dense, other.dense)), bias)
+    return None
+
+
+def _outputs(part: Linear | QuantizedProduct) -> int:
+    return part.weight.outputs if isinstance(part, QuantizedProduct) else part.weight.shape[0]

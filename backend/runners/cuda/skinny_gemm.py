@@ -1,0 +1,84 @@
+"""Which products with few rows our own kernel computes, not cuBLAS: those in which it was right and faster here."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from backend.kernels.few_rows_linear import MOST_ROWS, few_rows_linear
+from backend.model_loader.weights import Linear
+
+_ROWS = (1, 2, MOST_ROWS)
+"""Of these the sizes of recorded batches are."""
+_MOST_DISAGREEMENT = 0.02
+"""Relative error up to which the kernel counts as right; both round to bfloat16 once."""
+_MOST_SHARE = 0.97
+"""Of cuBLAS' time, for the kernel to be taken: less would be the clock's noise."""
+_ROUNDS = 7
+
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
+class FewRows:
+    """The products of a decoder.
+
+    Args:
+        ours: (rows, outputs, inputs) of the products that our kernel computes.
+    """
+
+    def __init__(self, ours: frozenset[tuple[int, int, int]] = frozenset()) -> None:
+        self.ours = ours
+
+    def __call__(self, x: torch.Tensor, linear: Linear) -> torch.Tensor:
+        """[T, inputs] to [T, outputs]."""
+        if (x.shape[0], *linear.weight.shape) in self.ours:
+            return few_rows_linear(x, linear.dense, linear.bias)
+        return functional.linear(x, linear.dense, linear.bias)
+
+    @classmethod
+    def measured(cls, linears: Sequence[Linear]) -> FewRows:
+        """Times both on a CUDA device, over all matrices of a shape in turn, so that none is in a cache."""
+        by_shape: dict[tuple[int, int], list[Linear]] = {}
+        for linear in linears:
+            outputs, inputs = linear.weight.shape
+            by_shape.setdefault((outputs, inputs), []).append(linear)
+        return cls(
+            frozenset(
+                (rows, *shape)
+                for shape, group in by_shape.items()
+                for rows in _ROWS
+                if _is_better(group, rows, shape[1])
+            )
+        )
+
+
+def _is_better(group: list[Linear], rows: int, inputs: int) -> bool:
+    first = group[0].dense
+    x = torch.randn(rows, inputs, device=first.device).to(first.dtype)
+    expected = functional.linear(x, first, group[0].bias).float()
+    error = (few_rows_linear(x, first, group[0].bias).float() - expected).norm() / expected.norm()
+    if not float(error) <= _MOST_DISAGREEMENT:
+        return False
+    return _milliseconds(few_rows_linear, x, group) < _MOST_SHARE * _milliseconds(functional.linear, x, group)
+
+
+def _milliseconds(product: Product, x: torch.Tensor, group: list[Linear]) -> float:
+    """Median time for all matrices, from a recording: one by one, launching them would take longer than they do."""
+    cuda: Any = torch.cuda  # its events have no types
+    graph = cuda.CUDAGraph()
+    with cuda.graph(graph):
+        for linear in group:
+            product(x, linear.dense, linear.bias)
+    times = []
+    for _ in range(_ROUNDS):
+        begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return float(statistics.median(times))

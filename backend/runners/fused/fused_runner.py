@@ -1,0 +1,272 @@
+"""The runner around ``fused_step/``: packs weights into its layout and calls it once a step."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+import xxhash
+
+from backend.engine.kv_blocks import HostKvBlocks, KvBlocks
+from backend.engine.runner import BLOCK_SIZE, CPU_BATCH, CPU_STEP_TOKENS, StepInput, StepOutput
+from backend.model_loader.weights import LayerWeights, Linear, ModelWeights
+from backend.models.config import ModelConfig
+from backend.models.rope import rope_table
+from backend.runners.errors import RunnerUnavailable
+from backend.runners.fused.build import source_digest
+from backend.runners.fused.huge_pages import Arena, zeros
+from backend.runners.fused.layout import KVPrecision, Panels, common_order, in_groups, lay_out
+from backend.runners.fused.thread_choice import ThreadChoice
+from prefix_store.frames.layout import BlockLayout
+
+_INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+# Of fused_step(): the model, the rows, and by pairs or threes a number and the arrays that have so many entries.
+_STEP_ARGUMENTS = (
+    _POINTER,
+    *(_INT32, _POINTER, _POINTER, _POINTER),
+    *(_INT32, _POINTER),
+    *(_POINTER, _INT32),
+    *(_INT32, _POINTER, _POINTER),
+    *(_INT32, _POINTER, _POINTER),
+    _INT32,
+)
+
+_NAMED = {("int4-min-g32", "int8-g64"): "int4", ("int8", "int8-g64"): "int8"}
+"""What has a name of its own: schemes of the layers and of the head."""
+_MOST_PARTS = 3
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        *((name, _INT32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab")),
+        ("max_context", _INT32),
+        ("blocks", _INT64),
+        ("eps", _FLOAT),
+        ("kv_is_bytes", _INT32),
+    )
+
+
+class _PackedPart(ctypes.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("panels", "scales", "bias")),
+        *((name, _INT32) for name in ("out", "format", "group", "stride")),
+    )
+
+
+class _PackedLinear(ctypes.Structure):
+    _fields_ = (("parts", _PackedPart * _MOST_PARTS), ("order", _POINTER), ("count", _INT32), ("in_", _INT32))
+
+
+class _PackedLayer(ctypes.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("input_norm", "post_attention_norm", "query_norm", "key_norm")),
+        *((name, _PackedLinear) for name in ("qkv", "output", "gate_up", "down")),
+    )
+
+
+class FusedRunner:
+    """Runs a step as one call: half-float KV, float sums, bitwise the same for any batch.
+
+    Half floats keep 11 bits of mantissa, so weights released in bfloat16 lose nothing (values below 6e-5 excepted,
+    which lose at most 3e-8) and float32 ones less than in bfloat16. Quantised weights stay as they are, each matrix in
+    the layout of its own scheme (`fused_layout.lay_out`); norms, biases and the embedding are floats.
+
+    Args:
+        kv_precision: of keys and values. With ``int8`` each token has a scale for each head.
+
+    Raises:
+        RunnerUnavailable: the model's shape is not one that the kernels cover, or a weight is beyond half floats.
+    """
+
+    deterministic = True
+    max_batch, step_tokens = CPU_BATCH, CPU_STEP_TOKENS
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        config: ModelConfig,
+        weights: ModelWeights,
+        num_blocks: int,
+        max_context: int,
+        threads: int,
+        kv_precision: KVPrecision = "float16",
+    ) -> None:
+        check_shape(config)
+        self.config = config
+        self.kv_precision: str = kv_precision
+        self.kv_bytes_per_token = self.block_bytes(config, kv_precision) // BLOCK_SIZE
+        self.num_blocks = num_blocks
+        self._library = library
+        library.fused_step.argtypes = _STEP_ARGUMENTS
+        self._threads = ThreadChoice(threads)
+        self._lanes: int = library.fused_lanes()
+        # Sums are made in so many parts.
+        self.kernels = f"fused step {source_digest()} in {self._lanes} lanes"
+        # Everything the library points to stays here.
+        self._arena = Arena()
+        self._kv_precision = kv_precision
+        self._kv = zeros(num_blocks * self.block_bytes(config, kv_precision))
+        self.kv_blocks = self._blocks()
+        self._logits = torch.empty(0)
+        self._kept_as: list[str] = []
+        self.weight_forms: dict[str, int] = {}
+        """Bytes of the layers' matrices and the head, scales included, by how they are kept."""
+        self._model = self._create(weights, max_context)
+        self.weights_precision = _name_of(self._kept_as[:-1], self._kept_as[-1])
+        self.name = f"fused-{self.weights_precision}" + ("" if kv_precision == "float16" else f"-kv-{kv_precision}")
+
+    @staticmethod
+    def block_bytes(config: ModelConfig, kv_precision: KVPrecision = "float16") -> int:
+        """Bytes of one KV block over all layers."""
+        token = 2 * config.head_dim if kv_precision == "float16" else config.head_dim + torch.float32.itemsize
+        return 2 * config.num_layers * BLOCK_SIZE * config.num_kv_heads * token
+
+    def __del__(self) -> None:
+        if getattr(self, "_model", None):
+            self._library.fused_destroy(_POINTER(self._model))
+
+    def run(self, step: StepInput) -> StepOutput:
+        """See ``ModelRunner.run``."""
+        rows, wanted = len(step.token_ids), len(step.logits_rows)
+        size = wanted * self.config.vocab_size
+        if self._logits.numel() < size:
+            self._logits = torch.empty(size)
+        hidden = torch.empty(len(step.hidden_rows), self.config.hidden_size)
+        threads, began = self._threads.threads(rows), time.perf_counter()
+        failed = self._library.fused_step(
+            self._model,
+            rows,
+            step.token_ids.ctypes.data,
+            step.positions.ctypes.data,
+            step.slot_mapping.ctypes.data,
+            *(step.block_tables.shape[0], step.query_starts.ctypes.data),
+            *(step.block_tables.ctypes.data, step.block_tables.shape[1]),
+            *(wanted, step.logits_rows.ctypes.data, self._logits.data_ptr()),
+            *(len(step.hidden_rows), step.hidden_rows.ctypes.data, hidden.data_ptr()),
+            threads,
+        )
+        if failed:
+            raise MemoryError(f"no memory for a step of {rows} tokens")
+        self._threads.note(rows, threads, time.perf_counter() - began)
+        return StepOutput(self._logits[:size].view(wanted, self.config.vocab_size), hidden)
+
+    def _blocks(self) -> KvBlocks:
+        c = self.config
+        memory = self._kv.numpy().reshape(c.num_layers, self.num_blocks, -1)
+        if self._kv_precision == "int8":  # with scales between the numbers
+            return HostKvBlocks(BlockLayout("uint8", (memory[:, 0].size,)), [memory], block_axis=1)
+        shape = (c.num_layers, c.num_kv_heads, 2, BLOCK_SIZE, c.head_dim)
+        layout = BlockLayout("float16", shape, "lhptd", keys_transposed=True)
+        return HostKvBlocks(layout, [memory.view(np.float16)], block_axis=1)
+
+    def _create(self, weights: ModelWeights, max_context: int) -> int:
+        c = self.config
+        shape = _Shape(
+            c.num_layers,
+            c.hidden_size,
+            c.num_heads,
+            c.num_kv_heads,
+            c.head_dim,
+            c.intermediate_size,
+            c.vocab_size,
+            max_context,
+            self.num_blocks,
+            c.rms_norm_eps,
+            int(self._kv_precision == "int8"),
+        )
+        layers = (_PackedLayer * c.num_layers)(*(self._layer(layer) for layer in weights.layers))
+        head = self._linear(Linear(weights.head, None))
+        create = self._library.fused_create
+        create.restype = _POINTER
+        handle: int = create(
+            ctypes.byref(shape),
+            layers,
+            ctypes.byref(head),
+            self._keep(weights.embedding.to(torch.float16)),
+            self._keep(weights.norm.float()),
+            self._keep(rope_table(c, max_context)),
+            _POINTER(self._kv.data_ptr()),
+        )
+        return handle
+
+    def _layer(self, layer: LayerWeights) -> _PackedLayer:
+        return _PackedLayer(
+            self._keep(layer.input_norm.float()),
+            self._keep(layer.post_attention_norm.float()),
+            self._keep(None if layer.query_norm is None else layer.query_norm.float()),
+            self._keep(None if layer.key_norm is None else layer.key_norm.float()),
+            self._linear(layer.query, layer.key, layer.value),
+            self._linear(layer.output),
+            self._linear(layer.gate, layer.up, in_turn=True),
+            self._linear(layer.down),
+        )
+
+    def _linear(self, *parts: Linear, in_turn: bool = False) -> _PackedLinear:
+        """Lays out matrices that multiply the same rows; ``in_turn``: a panel of each after the other, one stream."""
+        order = common_order([part.weight for part in parts])
+        laid = [self._lay_out(part, order) for part in parts]
+        panels = [part.panels.flatten(1).view(torch.uint8) for part in laid]
+        widths = [part.shape[1] for part in panels]
+        if in_turn:
+            first = self._arena.keep(torch.cat(panels, dim=1))
+            addresses, strides = (
+                [first + before for before in accumulate(widths[:-1], initial=0)],
+                [sum(widths)] * len(parts),
+            )
+        else:
+            addresses, strides = [self._arena.keep(part) for part in panels], widths
+        packed = map(self._part, parts, laid, addresses, strides)
+        return _PackedLinear(
+            (_PackedPart * _MOST_PARTS)(*packed), self._keep(order), len(parts), parts[0].weight.shape[1]
+        )
+
+    def _lay_out(self, part: Linear, order: torch.Tensor | None) -> Panels:
+        laid = lay_out(part.weight, self._lanes, order)
+        self._kept_as.append(laid.kept_as)
+        self.weight_forms[laid.kept_as] = self.weight_forms.get(laid.kept_as, 0) + laid.nbytes
+        return laid
+
+    def _part(self, part: Linear, laid: Panels, address: int, stride: int) -> _PackedPart:
+        bias = None if part.bias is None else in_groups(part.bias.float(), 2 * self._lanes).contiguous()
+        return _PackedPart(
+            _POINTER(address),
+            self._keep(laid.scales),
+            self._keep(bias),
+            part.weight.shape[0],
+            laid.format,
+            laid.group,
+            stride,
+        )
+
+    def _keep(self, tensor: torch.Tensor | None) -> ctypes.c_void_p:
+        return _POINTER(None if tensor is None else self._arena.keep(tensor))
+
+
+def check_shape(config: ModelConfig) -> None:
+    """Says whether the kernels cover this model.
+
+    Raises:
+        RunnerUnavailable: the model does something that Llama does not, or a size is not a multiple of what the vectors
+            need.
+    """
+    if features := config.unlike_llama():
+        raise RunnerUnavailable(f"the fused step does not do {', '.join(features)}")
+    for field, multiple in (("hidden_size", 16), ("head_dim", 64)):
+        if (value := getattr(config, field)) % multiple:
+            raise RunnerUnavailable(f"{field} is {value}, not a multiple of {multiple}")
+
+
+def _name_of(layers: Sequence[str], head: str) -> str:
+    """Of the schemes of all matrices: no two models that compute differently for them have the same."""
+    kinds = set(layers)
+    kind = "+".join(kinds)
+    if (kind, head) in _NAMED:
+        return _NAMED[kind, head]
+    digest = xxhash.xxh3_64_hexdigest("\n".join(layers).encode())[:8]
+    name = kind if len(kinds) == 1 else f"mixed-{digest}"
+    return name if name == head and name not in _NAMED.values() else f"{name}-head-{head}"

@@ -1,0 +1,143 @@
+// One step of a llama-family decoder on a CPU, as one function: rows of tokens in, logits out, over paged KV memory.
+//
+// Why it exists: a small model's step is hundreds of short operations, and a framework spends longer between them
+// than in them. Here the whole step is one OpenMP region; what is shared between threads is separated by the barrier
+// at the end of each `omp for`.
+//
+// Numbers: weights are half floats (11 bits of mantissa, half the traffic of float) or what quantisation made of them;
+// KV are half floats, or bytes with a scale for each token and head; activations and every sum are float. Where weights
+// are integers or levels, a row of activations is rounded in groups of GROUP with a scale each, to int8 for weights of
+// four bits and to int16 for bytes, and products within a group are summed as integers. Each sum runs in an order that
+// depends on nothing but its own row's position, so a row's result is bitwise the same alone, in any batch, in any
+// chunk of a prefill and with any number of threads.
+#include <omp.h>
+
+#include <cstdint>
+#include <new>
+#include <vector>
+
+#include "attention.h"
+#include "model.h"
+#include "products.h"
+#include "rows.h"
+#include "vectors.h"
+
+namespace {
+
+void run_layer(Model& m, int index, const Step& step, const std::vector<RowGroup>& groups, int thread) {
+  const Layer& layer = m.layer[index];
+  const int rows = step.rows, width = m.qkv_width(), mixed_width = m.heads * m.head_dim;
+  float* x = m.residual.data();
+  Rows& input = rows == 1 ? m.own[thread] : m.shared;
+  norm_rows(m, x, layer.input_norm, rows, nullptr, layer.qkv, input);
+  linear<Then::store>(layer.qkv, input, input.floats.data(), m.hidden, rows, m.qkv.data(), width);
+#pragma omp for schedule(static)
+  for (int row = 0; row < rows; row++) write_kv(m, index, step, row, &m.qkv[(long)row * width]);
+  attention(m, index, step, groups, thread);
+  round_rows(m.mixed.data(), mixed_width, rows, layer.output, input);
+  linear<Then::add>(layer.output, input, m.mixed.data(), mixed_width, rows, x, m.hidden);
+  norm_rows(m, x, layer.post_attention_norm, rows, nullptr, layer.gate_up, input);
+  const int padded = m.padded_intermediate();
+  linear<Then::silu_times>(layer.gate_up, input, input.floats.data(), m.hidden, rows, m.activated.data(), padded);
+  round_rows(m.activated.data(), padded, rows, layer.down, input);
+  linear<Then::add>(layer.down, input, m.activated.data(), padded, rows, x, m.hidden);
+}
+
+}  // namespace
+
+extern "C" {
+
+int fused_lanes() { return LANES; }
+
+struct FusedShape {
+  int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, max_context;
+  int64_t blocks;
+  float eps;
+  int32_t kv_is_bytes;
+};
+
+struct FusedPart {
+  const uint8_t* panels;
+  const float *scales, *bias;
+  int32_t out, format, group, stride;
+};
+
+struct FusedLinear {
+  FusedPart parts[3];
+  const int32_t* order;
+  int32_t count, in;
+};
+
+struct FusedLayer {
+  const float *input_norm, *post_attention_norm, *query_norm, *key_norm;
+  FusedLinear qkv, output, gate_up, down;
+};
+
+// All pointers stay the caller's and must outlive the model.
+void* fused_create(const FusedShape* shape, const FusedLayer* layers, const FusedLinear* head, const half* embedding,
+                   const float* norm, const float* rope, uint8_t* kv) {
+  auto convert = [](const FusedLinear& l) {
+    Linear linear{{}, l.count, l.in, l.order};
+    for (int i = 0; i < l.count; i++) {
+      const FusedPart& part = l.parts[i];
+      linear.parts[i] = {part.panels, part.scales,  part.bias, part.out, static_cast<Format>(part.format),
+                         part.group,  part.stride};
+    }
+    return linear;
+  };
+  Model* m = new Model{};
+  m->layers = shape->layers, m->hidden = shape->hidden, m->heads = shape->heads, m->kv_heads = shape->kv_heads;
+  m->head_dim = shape->head_dim, m->intermediate = shape->intermediate, m->vocab = shape->vocab;
+  m->max_context = shape->max_context, m->blocks = shape->blocks, m->eps = shape->eps;
+  m->kv_is_bytes = shape->kv_is_bytes;
+  for (int i = 0; i < shape->layers; i++) {
+    const FusedLayer& l = layers[i];
+    m->layer.push_back({l.input_norm, l.post_attention_norm, l.query_norm, l.key_norm, convert(l.qkv),
+                        convert(l.output), convert(l.gate_up), convert(l.down)});
+  }
+  m->head = convert(*head);
+  m->embedding = embedding, m->norm = norm, m->rope = rope, m->kv = kv;
+  return m;
+}
+
+void fused_destroy(void* model) { delete static_cast<Model*>(model); }
+
+// Arrays as in backend/engine/runner.py.
+// logits: [wanted][vocab]; hidden: [wanted_hidden][hidden].
+// Returns 0, or 1 if there is no memory for a step of so many rows; then nothing has been written.
+int fused_step(void* model, int rows, const int32_t* tokens, const int32_t* positions, const int64_t* slots,
+                int sequences, const int32_t* query_starts, const int32_t* block_tables, int table_width, int wanted,
+                const int32_t* logits_rows, float* logits, int wanted_hidden, const int32_t* hidden_rows, float* hidden,
+                int threads) {
+  Model& m = *static_cast<Model*>(model);
+  Step step{rows, tokens, positions, slots, {}, block_tables, table_width};
+  std::vector<RowGroup> groups;
+  try {
+    m.reserve(rows, threads);
+    for (int s = 0; s < sequences; s++) step.row_sequence.resize(query_starts[s + 1], s);
+    groups = group_rows(m, step);
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+#pragma omp parallel num_threads(threads)
+  {
+    const int thread = omp_get_thread_num();
+#pragma omp for schedule(static)
+    for (int row = 0; row < rows; row++)
+      for (int i = 0; i < m.hidden; i++)
+        m.residual[(long)row * m.hidden + i] = from_half(m.embedding[(long)tokens[row] * m.hidden + i]);
+    for (int index = 0; index < m.layers; index++) run_layer(m, index, step, groups, thread);
+    if (wanted) {
+      Rows& input = wanted == 1 ? m.own[thread] : m.shared;
+      norm_rows(m, m.residual.data(), m.norm, wanted, logits_rows, m.head, input);
+      linear<Then::store>(m.head, input, input.floats.data(), m.hidden, wanted, logits, m.vocab);
+    }
+#pragma omp for schedule(static)
+    for (int row = 0; row < wanted_hidden; row++) {
+      const float* x = m.residual.data() + (long)hidden_rows[row] * m.hidden;
+      rms_norm(x, m.norm, m.hidden, m.eps, hidden + (long)row * m.hidden);
+    }
+  }
+  return 0;
+}
+}

@@ -1,0 +1,133 @@
+// A model's weights as they are kept, the memory of its steps, and the rows of one.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "vectors.h"
+
+namespace {
+
+enum Format { HALVES, BYTES, NIBBLES, SMALL_FLOATS, LEVEL_NIBBLES };
+
+// Some outputs of a matrix, in panels of one format.
+struct Part {
+  const uint8_t* panels;
+  const float* scales;  // of the columns, for BYTES and SMALL_FLOATS
+  const float* bias;    // padded like the columns; or null
+  int out;              // columns that mean something; the last panel may be padded
+  Format format;
+  int group;    // inputs that share a scale in the panel; 0 where none do
+  long stride;  // bytes from one panel to the next
+
+  int count() const { return (out + PANEL - 1) / PANEL; }
+  bool wants_int8() const { return format == NIBBLES || format == LEVEL_NIBBLES; }
+  bool wants_int16() const { return format == BYTES; }
+};
+
+// A matrix of one to three parts that multiply the same rows: query, key and value, or gate and up. Only the last panel
+// of the last part may be padded where their outputs follow each other.
+struct Linear {
+  Part parts[3];
+  int count;
+  int in;
+  const int32_t* order;  // input order[i] comes i-th where rows are rounded; null: they keep their order
+
+  bool wants_int8() const {
+    return std::any_of(parts, parts + count, [](const Part& part) { return part.wants_int8(); });
+  }
+  bool wants_int16() const {
+    return std::any_of(parts, parts + count, [](const Part& part) { return part.wants_int16(); });
+  }
+};
+
+// Rows that a matrix is multiplied with: floats and, for integer weights, their rounded forms in the matrix's order.
+struct Rows {
+  std::vector<float> floats;
+  std::vector<int16_t> shorts;      // [row][in]
+  std::vector<float> short_scales;  // [row][in / GROUP]
+  std::vector<int8_t> rounded;      // [row][in], and so the next three
+  std::vector<float> scales;        // [row][in / GROUP]
+  std::vector<float> sums;      // [row][in / GROUP], of the rounded ones times their scale
+  std::vector<int32_t> shifts;  // [row][in / GROUP], minus what the 128 in every byte adds to a group's product
+
+  void reserve(int rows, int width) {
+    if (floats.size() >= (size_t)rows * width) return;
+    shorts.resize((size_t)rows * width);
+    short_scales.resize((size_t)rows * width / GROUP);
+    rounded.resize((size_t)rows * width);
+    scales.resize((size_t)rows * width / GROUP);
+    sums.resize((size_t)rows * width / GROUP);
+    shifts.resize((size_t)rows * width / GROUP);
+    floats.resize((size_t)rows * width);  // last, for it says that the others are there
+  }
+};
+
+struct Layer {
+  const float *input_norm, *post_attention_norm;
+  const float *query_norm, *key_norm;  // per head, or null
+  Linear qkv, output, gate_up, down;
+};
+
+struct Model {
+  int layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, max_context;
+  float eps;
+  long blocks;
+  std::vector<Layer> layer;
+  Linear head;
+  const half* embedding;  // [vocab][hidden]
+  const float* norm;
+  const float* rope;  // [max_context][head_dim]: cosines, then sines
+  uint8_t* kv;
+  bool kv_is_bytes;
+  // Work space of a step, by rows.
+  int capacity = 0;
+  std::vector<float> residual, qkv, mixed, activated;
+  Rows shared;            // of all rows, for the next matrix
+  std::vector<Rows> own;  // of one row, for each thread: cheaper to make twice than to wait for
+  std::vector<std::vector<float>> scores;        // one for each thread
+  std::vector<std::vector<const void*>> values;  // the same: where the values of each block of a sequence are
+
+  int qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
+  int widest() const { return std::max({hidden, heads * head_dim, padded_intermediate()}); }
+  int padded_intermediate() const { return (intermediate + PANEL - 1) / PANEL * PANEL; }
+  size_t head_bytes() const {  // of one block and kv head
+    const size_t numbers = 2UL * BLOCK * head_dim;
+    return kv_is_bytes ? numbers + 2 * BLOCK * sizeof(float) : numbers * sizeof(half);
+  }
+  uint8_t* block(int layer_index, int block_index, int kv_head) const {
+    return kv + ((layer_index * blocks + block_index) * kv_heads + kv_head) * head_bytes();
+  }
+  float* block_scales(uint8_t* block) const { return (float*)(block + 2L * BLOCK * head_dim); }
+  // All memory that a step needs, or std::bad_alloc, and then the next step may ask again.
+  void reserve(int rows, int threads) {
+    if (rows > capacity) {
+      residual.resize((size_t)rows * hidden);
+      shared.reserve(rows, widest());
+      qkv.resize((size_t)rows * qkv_width());
+      mixed.resize((size_t)rows * heads * head_dim);
+      activated.resize((size_t)rows * padded_intermediate());
+      capacity = rows;
+    }
+    scores.resize(std::max<size_t>(scores.size(), threads));
+    values.resize(std::max<size_t>(values.size(), threads));
+    own.resize(std::max<size_t>(own.size(), threads));
+    for (auto& rows_of_one : own) rows_of_one.reserve(1, widest());
+    for (auto& buffer : scores) buffer.resize((size_t)QUERY_TILE * (max_context + BLOCK));
+    for (auto& buffer : values) buffer.resize(max_context / BLOCK + 1);
+  }
+};
+
+// One step's rows; see backend/engine/runner.py.
+struct Step {
+  int rows;
+  const int32_t *tokens, *positions;
+  const int64_t* slots;
+  std::vector<int32_t> row_sequence;  // which block table a row's keys are found by
+  const int32_t* block_tables;
+  int table_width;
+};
+
+}  // namespace

@@ -1,0 +1,125 @@
+"""Inspection of the cache, for its operator; an entry also for the tenant that owns it."""
+
+import time
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from cache.entries.entry import Entry
+from cache.entries.generations import Scope
+from cache.entries.key import namespace_for, namespace_of
+from cache.errors import StoreUnavailable
+from gateway.api import stats
+from gateway.api.access import require_operator
+from gateway.api.app_keys import CACHE, GAUGES, SEMANTIC, SETTINGS
+from gateway.errors import InvalidRequest, NotFound, StoreDown
+from gateway.proxy.call import credential
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def get_stats(request: web.Request) -> web.Response:
+    """GET /v1/cache/stats."""
+    require_operator(request)
+    request.app[GAUGES].refresh()
+    return _json(await stats.collect(request.app[CACHE], request.app[SEMANTIC]))
+
+
+async def get_entry(request: web.Request) -> web.Response:
+    """GET /v1/cache/entries/{id}: what is kept, and what it cost."""
+    entry = await _entry(request)
+    age = entry.age(time.time())
+    return _json(
+        {
+            "id": entry.id,
+            "namespace": namespace_of(entry.id),
+            "family": entry.family,
+            "model": entry.model,
+            "created": entry.created,
+            "age": age,
+            "fresh_for": entry.fresh_for,
+            "stale": age >= entry.fresh_for,
+            "bytes": len(entry.body),
+            "cost": {
+                "prompt_tokens": entry.prompt_tokens,
+                "completion_tokens": entry.completion_tokens,
+                "seconds": entry.seconds,
+            },
+            "answer": msgspec.Raw(entry.body),
+        }
+    )
+
+
+async def delete_entry(request: web.Request) -> web.Response:
+    """DELETE /v1/cache/entries/{id}: forget one answer, in every worker.
+
+    With `?reason=wrong` the answer was served for a question that it does not answer: what decides that learns from it.
+    """
+    is_wrong = _is_wrong(request)
+    entry = await _entry(request)
+    deleted: dict[str, Any] = {"id": entry.id, "deleted": True}
+    try:
+        if is_wrong:  # first, so that it can be said again where nobody has heard it
+            deleted["labels"] = (await request.app[SEMANTIC].wrong(entry.id)).labels
+        await request.app[CACHE].delete(entry.id)
+        await request.app[SEMANTIC].forget(entry.id)
+    except StoreUnavailable as error:
+        raise StoreDown(f"The entry is not gone from everywhere, and may be deleted again: {error}.") from error
+    return _json(deleted)
+
+
+def _is_wrong(request: web.Request) -> bool:
+    for field in request.query:
+        if field != "reason":
+            raise InvalidRequest(f"'{field}' is no parameter of a deletion; use reason=wrong.", param=field)
+    if request.query.get("reason", "wrong") != "wrong":
+        raise InvalidRequest("'reason' must be wrong, or be left out.", param="reason")
+    return "reason" in request.query
+
+
+async def purge(request: web.Request) -> web.Response:
+    """DELETE /v1/cache: everything, or `?namespace=` or `?model=`."""
+    require_operator(request)
+    scope, name = _purge_scope(request)
+    try:
+        await request.app[SEMANTIC].purged(scope, name)
+        await request.app[CACHE].purge(scope, name)
+    except StoreUnavailable as error:
+        raise StoreDown(f"The purge holds in this worker, but not in the shared store: {error}.") from error
+    return _json({"purged": scope} if scope == "all" else {"purged": scope, scope: name})
+
+
+def _purge_scope(request: web.Request) -> tuple[Scope, str]:
+    query = request.query
+    for field in query:
+        if field not in ("namespace", "model"):
+            raise InvalidRequest(f"'{field}' is no parameter of a purge; use namespace or model.", param=field)
+    if len(query) > 1:
+        raise InvalidRequest("A purge takes one of namespace and model, once.", param=list(query.keys())[-1])
+    for field, scopes in (("namespace", "namespace"), ("model", "model")):
+        if field in query:
+            if not query[field]:
+                raise InvalidRequest(f"'{field}' is empty; name one, or leave it out to purge everything.", param=field)
+            return scopes, query[field]  # type: ignore[return-value]  # both are scopes
+    return "all", ""
+
+
+async def _entry(request: web.Request) -> Entry:
+    """The entry of the path, if the caller may see it; one that it may not see looks like none."""
+    entry_id = request.match_info["id"]
+    settings = request.app[SETTINGS]
+    own = namespace_for(credential(request.headers, settings.cache.namespace))
+    if namespace_of(entry_id) != own:
+        require_operator(request)
+    try:
+        entry = await request.app[CACHE].entry(entry_id)
+    except StoreUnavailable as error:
+        raise StoreDown(f"The shared store does not answer: {error}.") from error
+    if entry is None:
+        raise NotFound(f"There is no entry {entry_id!r}; it may have expired or been purged.", param="id")
+    return entry
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=_encode(value), content_type="application/json")

@@ -1,0 +1,145 @@
+"""The prefix stores of the upstreams, for the operator: what they hold, and what is asked of all of them at once."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.api.access import carries_admin_key, require_operator
+from gateway.api.app_keys import ROUTER, SETTINGS
+from gateway.errors import GatewayError, InvalidRequest, NoPrefixStore, UpstreamCut, UpstreamError, UpstreamTimeout
+from gateway.http.body import read_body
+from gateway.http.sse import event_json
+from gateway.proxy.call import decode_object, namespace_header
+from gateway.upstreams.upstream import Upstream
+
+_encode = msgspec.json.Encoder().encode
+_REPORT_DEADLINE = 5.0
+# A prompt may have to be made into tokens, and a disk's files be removed.
+_OPERATION_DEADLINE = 60.0
+_MOST_BYTES = 8 * 2**20
+_LARGE_BODY = 2**18
+
+# What one upstream says: the JSON text of an object, or why there is none.
+Said = bytes | GatewayError
+
+
+async def describe(request: web.Request) -> web.Response:
+    """GET /v1/cache/prefix: what each upstream's store says of itself, and of the others why they say nothing."""
+    require_operator(request)
+    _refuse_parameters(request)
+    return _gathered(await _ask_all(request, request.app[ROUTER].upstreams, "GET", "/v1/prefix", None))
+
+
+async def operate(request: web.Request) -> web.Response:
+    """POST /v1/cache/prefix/lookup, pin and unpin: of a prompt, at every upstream that has its model."""
+    require_operator(request)
+    _refuse_parameters(request)
+    settings = request.app[SETTINGS]
+    body = await read_body(request, settings.max_body, settings.timeouts.client)
+    fields = await asyncio.to_thread(decode_object, body) if len(body) > _LARGE_BODY else decode_object(body)
+    upstreams = request.app[ROUTER].having(_model(fields.get("model")))
+    path = f"/v1/prefix/{request.match_info['operation']}"
+    return _done(await _ask_all(request, upstreams, "POST", path, body))
+
+
+async def empty(request: web.Request) -> web.Response:
+    """DELETE /v1/cache/prefix: the stores of all upstreams, or with `?model=` of those that have it."""
+    require_operator(request)
+    _refuse_parameters(request, "model")
+    upstreams = request.app[ROUTER].having(_model(request.query.get("model")))
+    return _done(await _ask_all(request, upstreams, "DELETE", "/v1/prefix", None))
+
+
+def _refuse_parameters(request: web.Request, known: str = "") -> None:
+    """Raises InvalidRequest for what would have no effect: who wrote it expects one."""
+    for name in request.query:
+        if name != known:
+            hint = f"; use {known}, or none" if known else ""
+            raise InvalidRequest(f"'{name}' is no parameter of this{hint}.", param=name)
+    if len(request.query) > 1:
+        raise InvalidRequest(f"'{known}' is there twice.", param=known)
+
+
+def _model(name: Any) -> str | None:
+    if name is not None and (not isinstance(name, str) or not name):
+        raise InvalidRequest(
+            "'model' must be the name of a model, as listed by GET /v1/models, or be left out for all upstreams.",
+            param="model",
+        )
+    return name
+
+
+async def _ask_all(
+    request: web.Request, upstreams: Sequence[Upstream], method: str, path: str, body: bytes | None
+) -> dict[str, Said]:
+    """What each upstream says, by its URL. They take the operator for the tenant whose credentials come along."""
+    settings = request.app[SETTINGS]
+    headers = CIMultiDict(
+        (name, value)
+        for name, value in request.headers.items()
+        if name.lower() != "authorization" or not carries_admin_key(value, settings)
+    )
+    own = namespace_header(CIMultiDictProxy(headers), settings.cache.namespace)
+    said = await asyncio.gather(*(_ask(upstream, method, path, headers, body, own) for upstream in upstreams))
+    return dict(zip((upstream.url for upstream in upstreams), said, strict=True))
+
+
+async def _ask(
+    upstream: Upstream, method: str, path: str, headers: Mapping[str, str], body: bytes | None, own: Mapping[str, str]
+) -> Said:
+    deadline = _REPORT_DEADLINE if method == "GET" else _OPERATION_DEADLINE
+    try:
+        async with asyncio.timeout(deadline):
+            with await upstream.request(method, path, headers, body, own) as reply:
+                return _read(upstream, reply.status, await reply.body(_MOST_BYTES))
+    except GatewayError as error:
+        return error
+    except TimeoutError:
+        return UpstreamTimeout(f"{upstream.name} did not answer in {deadline:g} s.")
+
+
+def _read(upstream: Upstream, status: int, body: bytes) -> bytes:
+    """The body of an answer that is one. Raises GatewayError for any other."""
+    try:
+        said: dict[str, Any] | None = event_json(body)
+    except ValueError:
+        said = None
+    if status == 200 and said is not None:
+        return body
+    error = said.get("error") if said else None
+    refusal = error if isinstance(error, dict) and isinstance(error.get("message"), str) else {}
+    if status in (404, 405, 501) and refusal.get("param") != "model":
+        raise NoPrefixStore(f"{upstream.name} has no prefix store.")
+    if status == 200 or not refusal:
+        raise UpstreamCut(f"{upstream.name} answered with status {status} and nothing that a prefix store says.")
+    raise _refused(status, refusal)
+
+
+def _refused(status: int, refusal: Mapping[str, Any]) -> GatewayError:
+    """What an upstream refuses is refused in its words."""
+    param, code = (text if isinstance(text := refusal.get(name), str) else None for name in ("param", "code"))
+    kind = InvalidRequest if 400 <= status < 500 else UpstreamError
+    error = kind(refusal["message"], param=param, code=code)
+    error.status = status
+    return error
+
+
+def _done(said: Mapping[str, Said]) -> web.Response:
+    """What was done, where anybody has done it. Raises GatewayError where nobody has."""
+    errors = [error for error in said.values() if isinstance(error, GatewayError)]
+    if len(errors) < len(said):
+        return _gathered(said)
+    if all(isinstance(error, NoPrefixStore) for error in errors):
+        raise NoPrefixStore("No upstream has a prefix store.")
+    if len({error.body() for error in errors}) == 1:
+        raise errors[0]
+    raise UpstreamError(" ".join(f"{url}: {error}" for url, error in zip(said, errors, strict=True)))
+
+
+def _gathered(said: Mapping[str, Said]) -> web.Response:
+    upstreams = {url: msgspec.Raw(one if isinstance(one, bytes) else one.body()) for url, one in said.items()}
+    return web.Response(body=_encode({"upstreams": upstreams}), content_type="application/json")

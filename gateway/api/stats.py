@@ -1,0 +1,125 @@
+"""The cache's figures as an operator reads them, from the counters of all workers on this host."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from cache.errors import StoreUnavailable
+from cache.exact import ExactCache
+from gateway import metrics
+from gateway.proxy.semantic_lookup import Semantic
+
+
+async def collect(cache: ExactCache, semantic: Semantic) -> dict[str, Any]:
+    """The body of GET /v1/cache/stats. Counts are since the start; rates are shares between 0 and 1."""
+    totals = _Totals()
+    kinds = {kind: totals.sum("requests", {"cache": kind}) for kind in ("hit", "miss", "bypass", "failed")}
+    hits = {layer: int(totals.sum("requests", {"cache": "hit", "layer": layer})) for layer in metrics.LAYERS}
+    memory = {
+        **_tier(totals, "memory"),
+        "entries": int(totals.sum("memory_entries", total=False)),
+        "bytes": int(totals.sum("memory_bytes", total=False)),
+        "evictions": int(totals.sum("memory_evictions", total=False)),
+    }
+    asked = sum(kinds.values()) - kinds["bypass"]
+    exact = {
+        "hits": hits["exact"],
+        "misses": int(asked - hits["exact"] - kinds["failed"]),
+        "bypasses": int(kinds["bypass"]),
+        "failures": int(kinds["failed"]),
+        "hit_rate": _rate(hits["exact"], asked - hits["exact"]),
+        "entries": memory["entries"],
+        "bytes": memory["bytes"],
+        "saved": _saved(totals, layer="exact"),
+        "tiers": {"memory": memory},
+    }
+    if cache.redis is not None:
+        exact["tiers"]["redis"] = redis = {**_tier(totals, "redis"), **await _redis_usage(cache)}
+        if redis["entries"] is not None:
+            exact["entries"], exact["bytes"] = redis["entries"], redis["bytes"]
+    layers = {
+        "exact": exact,
+        **{layer: {"hits": hits[layer], "saved": _saved(totals, layer=layer)} for layer in ("normalized", "semantic")},
+    }
+    layers["semantic"] |= await semantic.describe()
+    return {
+        "requests": int(sum(kinds.values())),
+        "collapsed": int(totals.sum("collapsed_requests")),
+        "hit_rate": _rate(kinds["hit"], kinds["miss"] + kinds["failed"]),
+        "saved": _saved(totals),
+        "layers": layers,
+        "prefix": _prefill(totals),
+    }
+
+
+def _prefill(totals: "_Totals") -> dict[str, Any]:
+    """Of the prompts that were computed: how many tokens an upstream had computed before."""
+    upstreams = sorted(totals.labels("prompt_tokens", "upstream"))
+    return {
+        **_prefix_tokens(totals, {}),
+        "upstreams": {upstream: _prefix_tokens(totals, {"upstream": upstream}) for upstream in upstreams},
+    }
+
+
+def _prefix_tokens(totals: "_Totals", labels: Mapping[str, str]) -> dict[str, Any]:
+    prompt_tokens, prefix_tokens = (int(totals.sum(name, labels)) for name in ("prompt_tokens", "prefix_tokens"))
+    return {
+        "prompt_tokens": prompt_tokens,
+        "prefix_tokens": prefix_tokens,
+        "hit_rate": _rate(prefix_tokens, prompt_tokens - prefix_tokens),
+    }
+
+
+def _saved(totals: "_Totals", layer: str = "") -> dict[str, Any]:
+    """What hits saved, of one layer or of all."""
+    labels = {"layer": layer} if layer else {}
+    return {
+        "prompt_tokens": int(totals.sum("tokens_saved", {"kind": "prompt", **labels})),
+        "completion_tokens": int(totals.sum("tokens_saved", {"kind": "completion", **labels})),
+        "seconds": round(totals.sum("seconds_saved", labels), 6),
+    }
+
+
+class _Totals:
+    """All samples of the moment, summed over the labels that are not asked for."""
+
+    def __init__(self) -> None:
+        self._samples = list(metrics.samples())
+
+    def sum(self, name: str, labels: Mapping[str, str] = MappingProxyType({}), total: bool = True) -> float:
+        wanted = f"keepgate_{name}" + ("_total" if total else "")
+        return sum(
+            value
+            for sample, sample_labels, value in self._samples
+            if sample == wanted and labels.items() <= sample_labels.items()
+        )
+
+    def labels(self, name: str, label: str) -> set[str]:
+        """The values that a label of a counter has had."""
+        return {labels[label] for sample, labels, _ in self._samples if sample == f"keepgate_{name}_total"}
+
+
+def _tier(totals: _Totals, tier: str) -> dict[str, Any]:
+    hits, misses, failures = (
+        totals.sum("tier_lookups", {"tier": tier, "outcome": outcome}) for outcome in ("hit", "miss", "failed")
+    )
+    return {
+        "hits": int(hits),
+        "misses": int(misses),
+        "failures": int(failures),
+        "hit_rate": _rate(hits, misses + failures),
+    }
+
+
+async def _redis_usage(cache: ExactCache) -> dict[str, Any]:
+    """Keys and memory of the whole database: exact when nothing else lives in it."""
+    assert cache.redis is not None  # noqa: S101  # the caller has looked
+    try:
+        keys, used = await cache.redis.usage()
+    except StoreUnavailable:
+        return {"available": False, "entries": None, "bytes": None}
+    return {"available": True, "entries": keys, "bytes": used}
+
+
+def _rate(hits: float, others: float) -> float:
+    return round(hits / (hits + others), 6) if hits + others else 0.0

@@ -1,0 +1,271 @@
+"""The command `keepgate`. Light at import: `keepgate --help` loads nothing of the gateway."""
+
+import argparse
+import difflib
+import importlib.util
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from gateway import __version__
+
+_DESCRIPTION = """\
+A caching gateway in front of LLM backends. Point a chat app's base URL at it:
+every answer is computed at most once."""
+
+_EXAMPLES = """\
+examples:
+  keepgate serve                                   the small in-repo model, nothing else needed
+  keepgate serve --upstream http://gpu:8000/v1     in front of any OpenAI-compatible server
+  keepgate serve --upstream mock:                  a scripted upstream, to try an app without a model
+  keepgate backend --model ./Llama-3.2-1B          the decode engine alone
+  keepgate plan ./Llama-3.2-1B --memory 24GB       what fits a device: weights, KV memory, batch
+  keepgate quantize ./Llama-3.2-1B --method gptq --bits 4 --calibration text.txt --out ./Llama-3.2-1B-int4
+  keepgate eval ./Llama-3.2-1B-int4 --text test.txt --reference ./Llama-3.2-1B     what that has lost
+  keepgate eval-pairs pairs.csv                    what a semantic cache would do on labelled pairs of prompts
+  keepgate replay trace.jsonl --capacity 5000      what a prefix store of that many blocks would have found
+
+`keepgate serve --help` lists the options."""
+
+_BACKEND_MODULES = {
+    "backend": "backend",
+    "plan": "backend.commands.plan",
+    "quantize": "backend.commands.quantize_cli",
+    "eval": "backend.commands.eval_cli",
+}
+"""Commands of the backend, and what runs them."""
+
+_SERVE_DESCRIPTION = """\
+Run the gateway until Ctrl-C. Apps use http://HOST:PORT/v1 as their base URL.
+Without --upstream it also runs the in-repo backend on a small chat model."""
+
+_SERVE_NOTES = """\
+Every setting may also stand in a YAML file or in the environment; the command line wins, then the environment:
+  port: 9000              KEEPGATE_PORT=9000
+  upstreams: [URL, URL]   KEEPGATE_UPSTREAMS=URL,URL
+  cache: {ttl: 3600}      KEEPGATE_CACHE_TTL=3600      how long an answer is fresh, in seconds
+  admin_key: ...          KEEPGATE_ADMIN_KEY=...       asked for by /v1/cache/*; needed beyond loopback
+  backend: {threads: 4}   KEEPGATE_BACKEND_THREADS=4   the options of `keepgate backend`, for the one it runs
+
+examples:
+  keepgate serve --port 9000
+  keepgate serve --model ./Qwen3-1.7B --quantization int4 --kv-memory 4GiB
+  keepgate serve --upstream http://gpu-1:8000/v1 --upstream http://gpu-2:8000/v1 --redis redis://cache:6379/0
+  keepgate serve --config keepgate.yaml --workers 4"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, and where the options are listed."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        sys.exit(2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    # Whoever reads the output may stop reading (`keepgate --help | head -1`): end quietly then, as commands do.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] in _BACKEND_MODULES:
+        return _run_backend(words[0], words[1:])
+    if words[:1] == ["eval-pairs"]:
+        return _run_evaluation(words[1:])
+    if words[:1] == ["replay"]:
+        return _run_replay(words[1:])
+    parser, commands = _parsers()
+    if not words:
+        parser.print_help()
+        return 2
+    if not words[0].startswith("-") and words[0] not in commands:
+        parser.error(f"{words[0]!r} is not a command" + _suggestion(words[0], list(commands)))
+    parsed, rest = parser.parse_known_args(words)
+    if rest:
+        serve = commands["serve"] if parsed.command == "serve" else parser
+        _refuse(serve, rest[0])
+    if parsed.command is None:
+        parser.error("a command is missing")
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a server outlives the sockets that are closed on it
+    try:
+        return _serve(parsed)
+    except KeyboardInterrupt:  # before the gateway had taken over the signal
+        return 130
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    parser = _Parser(
+        prog="keepgate",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"keepgate {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    serve = commands.add_parser(
+        "serve",
+        help="run the gateway",
+        description=_SERVE_DESCRIPTION,
+        epilog=_SERVE_NOTES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    serve.add_argument(
+        "--upstream",
+        action="append",
+        dest="upstreams",
+        metavar="URL",
+        help="an OpenAI-compatible server, or mock: or mock:FILE.yaml; may be given again",
+    )
+    serve.add_argument("--host", metavar="ADDRESS", help="address to listen on (127.0.0.1; 0.0.0.0 for all)")
+    serve.add_argument("--port", metavar="N", help="port to listen on, 0 for any free one (8080)")
+    serve.add_argument("--workers", metavar="N", help="processes that share the port (1)")
+    serve.add_argument(
+        "--redis",
+        metavar="URL",
+        help="where answers are shared and kept: a Redis URL, `embedded` for a Valkey of its own (the default), or"
+        " `none` for memory only",
+    )
+    serve.add_argument(
+        "--semantic",
+        metavar="MODE",
+        dest="semantic.mode",
+        help="answers to questions asked before in other words: off, observe (count them) or on (off)",
+    )
+    serve.add_argument(
+        "--state-dir",
+        metavar="FOLDER",
+        help="where the embedded Valkey and the prefix store keep their data (~/.local/state/keepgate)",
+    )
+    serve.add_argument("--config", metavar="FILE", help="settings in YAML (none)")
+    serve.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (info)")
+    engine = serve.add_argument_group("the in-repo backend, which runs where no --upstream is given")
+    engine.add_argument(
+        "--model", metavar="PATH_OR_ID", help="a folder, a .gguf file or a hub id (SmolLM2-135M-Instruct)"
+    )
+    engine.add_argument(
+        "--quantization",
+        metavar="FORM",
+        dest="backend.quantization",
+        help="of weights: none, auto, int8, int4, fp8, nf4, gptq-int4, awq-int4 or mixed (none)",
+    )
+    engine.add_argument(
+        "--kv-memory",
+        metavar="SIZE",
+        dest="backend.kv_memory",
+        help="for keys and values, such as 4GiB (512MiB on a CPU)",
+    )
+    engine.add_argument(
+        "--max-batch",
+        metavar="N",
+        dest="backend.max_batch",
+        help="answers that are computed at the same time (32 on a CPU)",
+    )
+    engine.add_argument(
+        "--prefix-memory",
+        metavar="SIZE",
+        dest="backend.prefix_memory",
+        help="host memory for keys and values of prompts that may come again, such as 2GiB (none)",
+    )
+    engine.add_argument(
+        "--prefix-disk-size",
+        metavar="SIZE",
+        dest="backend.prefix_disk_size",
+        help="disk space for them in the state folder, which outlive the backend there; 0 for none (4GiB)",
+    )
+    backend = commands.add_parser("backend", help="run the decode engine alone; see `keepgate backend --help`")
+    plan = commands.add_parser("plan", help="print what of a model fits a device's memory; see `keepgate plan --help`")
+    quantize = commands.add_parser(
+        "quantize", help="make a model with weights in fewer bits; see `keepgate quantize --help`"
+    )
+    evaluate = commands.add_parser(
+        "eval", help="show how well a model predicts a text, and what fewer bits lose; see `keepgate eval --help`"
+    )
+    pairs = commands.add_parser(
+        "eval-pairs", help="show what a semantic cache would do on labelled pairs; see `keepgate eval-pairs --help`"
+    )
+    replay = commands.add_parser(
+        "replay", help="show what a prefix store would have found of recorded traffic; see `keepgate replay --help`"
+    )
+    return parser, {
+        "serve": serve,
+        "backend": backend,
+        "plan": plan,
+        "quantize": quantize,
+        "eval": evaluate,
+        "eval-pairs": pairs,
+        "replay": replay,
+    }
+
+
+def _refuse(parser: argparse.ArgumentParser, word: str) -> NoReturn:
+    if not word.startswith("-"):
+        parser.error(f"{word!r} is not expected here; options begin with --")
+    option = word.partition("=")[0]
+    options = [string for action in parser._actions for string in action.option_strings]
+    parser.error(f"{option} is not an option" + _suggestion(option, options))
+
+
+def _suggestion(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _serve(parsed: argparse.Namespace) -> int:
+    from gateway.settings.settings import SettingsError
+    from gateway.settings.sources import PREFIX, load
+
+    said = {name: value for name, value in vars(parsed).items() if name not in ("command", "config")}
+    file = parsed.config or os.environ.get(PREFIX + "CONFIG")
+    environment = {name: value for name, value in os.environ.items() if name != PREFIX + "CONFIG"}
+    try:
+        settings, warnings = load(Path(file) if file else None, environment, said)
+    except SettingsError as error:
+        print(f"keepgate: {error}", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    for warning in warnings:
+        print(f"keepgate: {warning}", file=sys.stderr)
+    if settings.workers > 1:
+        from gateway.processes.shared_metrics import share_metrics
+
+        share_metrics()
+    from gateway.processes.serve import serve
+
+    return serve(settings)
+
+
+def _run_backend(command: str, words: list[str]) -> int:
+    """Become the backend: the gateway reaches it over HTTP only, and imports nothing of it."""
+    if importlib.util.find_spec("torch") is None:
+        print(f"keepgate {command}: not installed; install the extra: pip install 'keepgate[backend]'", file=sys.stderr)
+        return 1
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", _BACKEND_MODULES[command], *words])  # noqa: S606  # no shell is wanted
+    return 1
+
+
+def _run_evaluation(words: list[str]) -> int:
+    """Become the evaluation of pairs: its libraries take seconds to load, and no other command needs them."""
+    if any(importlib.util.find_spec(package) is None for package in ("numpy", "tokenizers", "onnxruntime")):
+        print(
+            "keepgate eval-pairs: not installed; install the extra: pip install 'keepgate[semantic]'", file=sys.stderr
+        )
+        return 1
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "cache.semantic.evaluation", *words])  # noqa: S606  # as above
+    return 1
+
+
+def _run_replay(words: list[str]) -> int:
+    """Become the replay: it is the prefix store's, of which the gateway imports nothing."""
+    if importlib.util.find_spec("numpy") is None:
+        print("keepgate replay: not installed; install the extra: pip install 'keepgate[backend]'", file=sys.stderr)
+        return 1
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "prefix_store.replay", *words])  # noqa: S606  # as above
+    return 1

@@ -1,0 +1,233 @@
+"""The composition root: what the gateway is made of, in the order in which it starts and, backwards, stops."""
+
+import asyncio
+import contextlib
+import errno
+import functools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from cache.errors import StoreUnavailable
+from cache.exact import ExactCache
+from cache.semantic.client import SemanticClient
+from cache.stores.memory import MemoryStore
+from cache.stores.redis_store import RedisStore, open_redis_store
+from gateway.api import admin, handlers, prefix_stores
+from gateway.api.app_keys import CACHE, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
+from gateway.api.gauges import Gauges
+from gateway.http.middleware import answer_errors, note_start
+from gateway.http.server import Handler, HttpServer
+from gateway.http.tasks import background_tasks
+from gateway.metrics import HitTally
+from gateway.pipeline import Pipeline
+from gateway.processes.embedded_store import embedded_store
+from gateway.processes.semantic_service import semantic_service
+from gateway.proxy.fast_lane import FastLane
+from gateway.proxy.flight import FlightTable
+from gateway.proxy.lookup import Lookup
+from gateway.proxy.relay import Relay
+from gateway.proxy.replay import Replay
+from gateway.proxy.semantic_lookup import Semantic
+from gateway.proxy.single_flight import SingleFlight
+from gateway.settings.settings import Settings, SettingsError
+from gateway.upstreams.connection import Connections, open_connections
+from gateway.upstreams.mock import MockUpstream, load_script
+from gateway.upstreams.router import Router
+from gateway.upstreams.upstream import Upstream
+
+# Entries stay an hour beyond their lifetime, for requests that say max-stale.
+_KEPT_FOR_MAX_STALE = 3600.0
+_GAUGE_SECONDS = 1.0
+# For a client that has sent no request, or only part of its head; longer than common load balancers keep theirs.
+_IDLE_CONNECTION_SECONDS = 75.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A gateway that is listening at `url`. `redis_url` is of the store that it shares with others, "" for none."""
+
+    url: str
+    port: int
+    redis_url: str
+    router: Router
+    cache: ExactCache
+    connections: Connections
+
+
+@asynccontextmanager
+async def open_gateway(
+    settings: Settings, *, share_port: bool = False, semantic_socket: Path | None = None
+) -> AsyncIterator[Gateway]:
+    """A running gateway: stores, upstreams, flights, server. The local backend is the caller's, and the service of the
+    semantic cache where `semantic_socket` says where it listens.
+
+    Raises SettingsError when a setting cannot be carried out, such as a port that is taken.
+    """
+    cache_settings = settings.cache
+    keep_stale = max(_KEPT_FOR_MAX_STALE, cache_settings.stale_while_revalidate, cache_settings.stale_if_error)
+    async with (
+        _redis_url(settings) as redis_url,
+        _redis(settings, redis_url) as redis,
+        _semantic_client(settings, redis_url, semantic_socket) as semantic_client,
+        open_connections(settings.timeouts.connect) as connections,
+        _upstream_urls(settings) as urls,
+        background_tasks() as tasks,
+    ):
+        cache = ExactCache(MemoryStore(cache_settings.memory), redis, keep_stale)
+        with contextlib.suppress(StoreUnavailable):  # it is learned later, by follow_purges
+            await cache.learn_purges()
+        router = Router(*(Upstream(url, connections, settings.timeouts) for url in urls))
+        flights = FlightTable(tasks)
+        tasks.keep(cache.follow_purges)
+        tasks.keep(router.refresh_forever)
+        hits = HitTally()
+        gauges = Gauges(cache, flights, hits)
+        tasks.keep(functools.partial(_keep_gauges, gauges))
+        if semantic_client is not None:
+            tasks.keep(semantic_client.watch)
+        semantic = Semantic(semantic_client, cache, settings, tasks)
+        lookup = Lookup(cache, settings.cache)
+        pipeline = Pipeline(
+            lookup,
+            semantic,
+            Replay(cache, hits, draws=settings.cache.sampled == "variants"),
+            SingleFlight(cache, semantic, flights, router, settings.cache),
+            Relay(lookup, settings.timeouts.client),
+        )
+        application = build_application(settings, cache, semantic, router, pipeline, gauges)
+        fast_lane = functools.partial(FastLane, cache=cache, settings=settings, hits=hits)
+        async with _listening(application, settings, fast_lane, share_port) as (url, port):
+            yield Gateway(url, port, redis_url, router, cache, connections)
+
+
+def build_application(
+    settings: Settings, cache: ExactCache, semantic: Semantic, router: Router, pipeline: Pipeline, gauges: Gauges
+) -> web.Application:
+    application = web.Application(middlewares=[answer_errors], client_max_size=settings.max_body)
+    application[SETTINGS] = settings
+    application[CACHE] = cache
+    application[SEMANTIC] = semantic
+    application[ROUTER] = router
+    application[PIPELINE] = pipeline
+    application[GAUGES] = gauges
+    application.on_response_prepare.append(note_start)
+    application.add_routes(
+        [
+            web.post("/v1/chat/completions", handlers.answer),
+            web.post("/v1/completions", handlers.answer),
+            web.get("/v1/models", handlers.list_models),
+            web.get("/v1/models/{model:.+}", handlers.forward),
+            web.get("/v1/cache/stats", admin.get_stats),
+            web.get("/v1/cache/entries/{id}", admin.get_entry),
+            web.delete("/v1/cache/entries/{id}", admin.delete_entry),
+            web.delete("/v1/cache", admin.purge),
+            web.get("/v1/cache/prefix", prefix_stores.describe),
+            web.delete("/v1/cache/prefix", prefix_stores.empty),
+            web.post("/v1/cache/prefix/{operation:lookup|pin|unpin}", prefix_stores.operate),
+            web.route("*", "/v1/cache{rest:(/.*)?}", handlers.not_found),
+            web.route("*", "/v1/{rest:.+}", handlers.forward),
+            web.get("/health", handlers.health),
+            web.get("/ready", handlers.ready),
+            web.get("/metrics", handlers.expose_metrics),
+        ]
+    )
+    return application
+
+
+@asynccontextmanager
+async def _redis_url(settings: Settings) -> AsyncIterator[str]:
+    """Where the store is that gateways share; "" for none."""
+    if settings.redis == "embedded":
+        async with embedded_store(settings.state_path(), settings.cache.embedded_memory) as url:
+            yield url
+    else:
+        yield "" if settings.redis == "none" else settings.redis
+
+
+@asynccontextmanager
+async def _redis(settings: Settings, url: str) -> AsyncIterator[RedisStore | None]:
+    if not url:
+        yield None
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            store = await stack.enter_async_context(open_redis_store(url, settings.cache.redis_deadline))
+        except (StoreUnavailable, ValueError) as error:
+            raise SettingsError(f"redis: {error}") from error
+        yield store
+
+
+@asynccontextmanager
+async def _semantic_client(
+    settings: Settings, redis_url: str, socket: Path | None
+) -> AsyncIterator[SemanticClient | None]:
+    if settings.semantic.mode == "off":
+        yield None
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        if socket is None:
+            socket = await stack.enter_async_context(semantic_service(settings, redis_url))
+        assert socket is not None  # noqa: S101  # it is on
+        yield SemanticClient(socket, settings.semantic.deadline)
+
+
+@asynccontextmanager
+async def _upstream_urls(settings: Settings) -> AsyncIterator[list[str]]:
+    """The URLs of the upstreams named in the settings; `mock:` ones are served from here."""
+    async with contextlib.AsyncExitStack() as stack:
+        urls: list[str] = []
+        for url in settings.upstreams:
+            if url.startswith("mock:"):
+                script = url.removeprefix("mock:")
+                mock = MockUpstream(load_script(Path(script)) if script else ())
+                url = (await stack.enter_async_context(mock.serving())).url
+            urls.append(url)
+        yield urls
+
+
+@asynccontextmanager
+async def _listening(
+    application: web.Application, settings: Settings, fast_lane: Callable[[Handler], FastLane], share_port: bool
+) -> AsyncIterator[tuple[str, int]]:
+    application_runner = web.AppRunner(application)
+    await application_runner.setup()
+    assert application_runner.server is not None  # noqa: S101  # setup() has made it
+    server = HttpServer(
+        application_runner.server,
+        settings.timeouts.client,
+        access_log=None,
+        handler_cancellation=True,
+        keepalive_timeout=_IDLE_CONNECTION_SECONDS,
+    )
+    server.request_handler = fast_lane(server.request_handler)
+    runner = web.ServerRunner(server, shutdown_timeout=settings.timeouts.shutdown)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, settings.host, settings.port, reuse_port=share_port or None, backlog=1024)
+        try:
+            await site.start()
+        except OSError as error:
+            raise SettingsError(_why_not_listening(settings, error)) from error
+        port = runner.addresses[0][1]
+        host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104  # compared, not bound
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", port
+    finally:
+        await runner.cleanup()
+        await application_runner.cleanup()
+
+
+def _why_not_listening(settings: Settings, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port: {settings.port} is taken on {settings.host}; choose another with --port or KEEPGATE_PORT"
+    return f"host: cannot listen on {settings.host}:{settings.port}: {error.strerror}"
+
+
+async def _keep_gauges(gauges: Gauges) -> None:
+    """Other workers answer for this one too, so its gauges are never old."""
+    while True:
+        gauges.refresh()
+        await asyncio.sleep(_GAUGE_SECONDS)

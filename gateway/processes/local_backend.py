@@ -1,0 +1,123 @@
+"""The in-repo decode engine as a child process: one more upstream, reached over HTTP like any other."""
+
+import asyncio
+import importlib.util
+import json
+import logging
+import sys
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from gateway.processes.app import Gateway
+from gateway.processes.child import running
+from gateway.settings.settings import BackendSettings, SettingsError, TimeoutSettings, masked
+from gateway.upstreams.upstream import Upstream
+
+log = logging.getLogger(__name__)
+
+# In figures: its port is another one at each start.
+_LABEL = "in-repo backend"
+# The URL of its prefix index, where it is not on its command line.
+_INDEX_VARIABLE = "KEEPGATE_PREFIX_INDEX"
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 30.0
+# The statuses with which it ends after it has said itself what is wrong: with the model, or with an option.
+_SAID_WHY = (1, 2)
+
+
+class BackendFailed(Exception):
+    """The backend ended before it was ever ready. The message is empty where it has said why on standard error."""
+
+
+def require_backend() -> None:
+    """Raises SettingsError when the engine's dependencies are not installed."""
+    if importlib.util.find_spec("torch") is None:
+        raise SettingsError(
+            "upstreams: none is named, and the in-repo backend is not installed; name one with --upstream URL, or"
+            " install the extra: pip install 'keepgate[backend]'"
+        )
+
+
+class LocalBackend:
+    """Keeps one backend running. `came` is called with its URL and model when it is ready, `went` when it is gone."""
+
+    def __init__(
+        self, model: str, backend: BackendSettings, came: Callable[[str, str], None], went: Callable[[], None]
+    ) -> None:
+        self._variables = {}
+        if backend.prefix_index is not None and masked(backend.prefix_index) != backend.prefix_index:
+            # Command lines are for everybody on the machine to read.
+            self._variables[_INDEX_VARIABLE] = backend.prefix_index
+            backend = replace(backend, prefix_index=None)
+        # -P: the backend is the installed package, whatever lies in the current directory.
+        program = (sys.executable, "-P", "-m", "backend")
+        self._command = (
+            *program,
+            f"--model={model}",
+            "--port=0",
+            "--exit-with-parent",
+            *backend.options(),
+        )
+        self._came = came
+        self._went = went
+        self._was_ready = False
+
+    async def supervise(self) -> None:
+        """Start it, and start it again when it ends. Raises BackendFailed when it cannot even start once."""
+        pause = _FIRST_PAUSE
+        while True:
+            ready, status = await self._run_once()
+            if not self._was_ready:
+                reason = "" if status in _SAID_WHY else f"the backend could not start: it {_ended(status)}"
+                raise BackendFailed(reason)
+            pause = _FIRST_PAUSE if ready else min(pause * 2, _LONGEST_PAUSE)
+            log.error("the backend %s; starting it again in %g s", _ended(status), pause)
+            await asyncio.sleep(pause)
+
+    async def _run_once(self) -> tuple[bool, int]:
+        """(whether it became ready, its exit status)."""
+        ready = False
+        async with running(self._command, stdout=asyncio.subprocess.PIPE, variables=self._variables) as process:
+            assert process.stdout is not None  # noqa: S101  # it was asked for
+            try:
+                async for line in process.stdout:
+                    if event := _ready_event(line):
+                        ready = self._was_ready = True
+                        self._came(event["url"], event["model"])
+                return ready, await process.wait()
+            finally:
+                if ready:
+                    self._went()
+
+
+class LocalUpstream:
+    """The place in a gateway's router where the local backend comes and goes."""
+
+    def __init__(self, gateway: Gateway, timeouts: TimeoutSettings) -> None:
+        self._gateway = gateway
+        self._timeouts = timeouts
+        self._current: Upstream | None = None
+
+    def came(self, url: str, model: str) -> None:
+        upstream = Upstream(url, self._gateway.connections, self._timeouts, _LABEL)
+        upstream.models, upstream.reachable = frozenset({model}), True
+        self._current = upstream
+        self._gateway.router.add(upstream)
+
+    def went(self) -> None:
+        if self._current is not None:
+            self._gateway.router.remove(self._current)
+            self._current = None
+
+
+def _ready_event(line: bytes) -> dict[str, str] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and event.get("event") == "ready" else None
+
+
+def _ended(status: int) -> str:
+    return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"

@@ -1,0 +1,113 @@
+"""The process of the semantic cache as a child: one for all workers of a host, started again when it ends."""
+
+import asyncio
+import contextlib
+import importlib.util
+import itertools
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from cache.semantic.embedding.folder import models_folder
+from gateway.http.tasks import background_tasks
+from gateway.processes.child import running
+from gateway.settings.settings import Settings, SettingsError
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 30.0
+_STOP_DEADLINE = 5.0
+# What Linux takes is 107 bytes, macOS 103.
+_LONGEST_SOCKET = 103
+# Exit status with which it ends after it has said itself what is wrong with a setting.
+_SAID_WHY = 2
+
+
+@asynccontextmanager
+async def semantic_service(settings: Settings, redis: str) -> AsyncIterator[Path | None]:
+    """The socket of a service that is kept running; None where the semantic cache is off.
+
+    `redis` is the URL of the store that gateways share, "" for none. Raises SettingsError when the dependencies are
+    not installed, or when the service refuses a setting at its first start.
+    """
+    if settings.semantic.mode == "off":
+        yield None
+        return
+    _require(settings, redis)
+    with tempfile.TemporaryDirectory(prefix="keepgate-semantic-") as folder:
+        socket = Path(folder) / "s"
+        if len(os.fsencode(socket)) > _LONGEST_SOCKET:
+            raise SettingsError(
+                f"TMPDIR: {tempfile.gettempdir()} is too long a folder for a Unix socket in it; set TMPDIR to one of at"
+                " most 60 bytes"
+            )
+        line = msgspec.json.encode(_config(settings, redis, socket), enc_hook=str) + b"\n"
+        async with background_tasks() as tasks:
+            tasks.start(_supervise(line))
+            yield socket
+
+
+def _require(settings: Settings, redis: str) -> None:
+    if importlib.util.find_spec("faiss") is None or importlib.util.find_spec("sentence_transformers") is None:
+        raise SettingsError(
+            "semantic.mode: the semantic cache is not installed; install the extra: pip install 'keepgate[semantic]',"
+            " or set semantic.mode (KEEPGATE_SEMANTIC_MODE) to off"
+        )
+    if not redis and settings.workers > 1:
+        raise SettingsError(
+            f"semantic.mode: {settings.workers} workers without a redis keep their answers apart; set redis, or workers"
+            " to 1"
+        )
+
+
+def _config(settings: Settings, redis: str, socket: Path) -> dict[str, object]:
+    """What cache/semantic/service/config.py describes."""
+    said = msgspec.structs.asdict(settings.semantic)
+    del said["mode"]
+    return {
+        **said,
+        "judge_key": str(settings.semantic.judge_key or ""),
+        "socket": str(socket),
+        "redis": redis,
+        "models": str(models_folder()),
+        "log_level": settings.log_level,
+    }
+
+
+async def _supervise(line: bytes) -> None:
+    """Keep it running. Raises SettingsError when its first process refuses a setting.
+
+    The gateway has begun by the time of the later ones: what stops them now may be gone at the next try.
+    """
+    loop = asyncio.get_running_loop()
+    pause = _FIRST_PAUSE
+    for start in itertools.count():
+        began = loop.time()
+        try:
+            status = await _run(line)
+            if status == _SAID_WHY and start == 0:
+                raise SettingsError  # it has said itself which setting
+            reason = f"ended with status {status}"
+        except OSError as error:
+            reason = f"cannot be started: {error}"
+        pause = _FIRST_PAUSE if loop.time() - began > _LONGEST_PAUSE else min(pause * 2, _LONGEST_PAUSE)
+        log.error("the semantic cache %s; starting it again in %g s", reason, pause)
+        await asyncio.sleep(pause)
+
+
+async def _run(line: bytes) -> int:
+    """Its exit status, when it ends. Raises OSError when it cannot be started."""
+    command = (sys.executable, "-P", "-m", "cache.semantic.service")
+    async with running(command, stdin=asyncio.subprocess.PIPE, stop_deadline=_STOP_DEADLINE) as process:
+        assert process.stdin is not None  # noqa: S101  # it was asked for
+        with contextlib.suppress(ConnectionError):  # it has ended already; its status says why
+            process.stdin.write(line)
+            await process.stdin.drain()
+        return await process.wait()

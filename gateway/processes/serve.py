@@ -1,0 +1,208 @@
+"""`keepgate serve`: the gateway with its children, from the first line it prints to the last signal it gets."""
+
+import asyncio
+import contextlib
+import errno
+import gc
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+
+import msgspec
+import uvloop
+
+from gateway import __version__
+from gateway.http.tasks import background_tasks
+from gateway.processes.app import Gateway, open_gateway
+from gateway.processes.embedded_store import embedded_store
+from gateway.processes.local_backend import BackendFailed, LocalBackend, LocalUpstream, require_backend
+from gateway.processes.semantic_service import semantic_service
+from gateway.processes.workers import Backend, Workers
+from gateway.settings.prefix_defaults import with_prefix_store
+from gateway.settings.settings import BackendSettings, Settings, SettingsError, masked
+
+# SIGHUP: the terminal was closed. It is left ignored where nohup has asked for that.
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def say(line: str) -> None:
+    """A line for the person at the terminal, who may have closed it."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def serve(settings: Settings) -> int:
+    """Serve until a signal; returns the exit status."""
+    return run_until_signalled(lambda: _serve(settings), on_stop=lambda: say("Stopping."))
+
+
+def run_until_signalled(main: Callable[[], Awaitable[None]], on_stop: Callable[[], None] = lambda: None) -> int:
+    """Run `main` on an event loop and cancel it at the first signal, whatever it is at: its scopes stop what they
+    started. Returns the exit status.
+    """
+
+    async def until_signalled() -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  # this is a coroutine of one
+        stopped = False
+
+        def stop() -> None:
+            nonlocal stopped
+            if not stopped:  # a second signal would break off the stopping
+                stopped = True
+                on_stop()
+                task.cancel()
+
+        for number in _STOP_SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, stop)
+        try:
+            await main()
+        except asyncio.CancelledError:
+            if not stopped:
+                raise
+
+    # What has been imported stays: the cycle collector, which stops everything, need not look at it again and again.
+    gc.freeze()
+    status = 0
+    try:
+        uvloop.run(until_signalled())
+    except* (SettingsError, BackendFailed) as errors:
+        for error in _leaves(errors):
+            if str(error):
+                say(f"keepgate: {error}")
+        status = 1
+    return status
+
+
+async def _serve(settings: Settings) -> None:
+    if not settings.upstreams:
+        require_backend()
+    if settings.workers > 1:
+        await _serve_with_workers(settings)
+        return
+    # The backend outlives the gateway, whose last requests it still answers.
+    async with background_tasks() as tasks, open_gateway(settings) as gateway:
+        _introduce(settings, gateway.url)
+        if not settings.upstreams:
+            place = LocalUpstream(gateway, settings.timeouts)
+
+            def came(url: str, model: str) -> None:
+                place.came(url, model)
+                _invite(gateway.url, model)
+
+            tasks.start(_local_backend(settings, gateway, came, place.went).supervise())
+        await _forever()
+
+
+async def _serve_with_workers(settings: Settings) -> None:
+    """This process is the first worker; the others share its port, its store and its backend."""
+    _require_free_port(settings)
+    async with contextlib.AsyncExitStack() as stack:
+        shared = settings
+        if settings.redis == "embedded":
+            store = embedded_store(settings.state_path(), settings.cache.embedded_memory)
+            shared = msgspec.structs.replace(shared, redis=await stack.enter_async_context(store))
+        redis_url = "" if shared.redis == "none" else shared.redis
+        socket = await stack.enter_async_context(semantic_service(shared, redis_url))
+        # In this order, so that the last requests of each worker still find the backend.
+        backend_tasks = await stack.enter_async_context(background_tasks())
+        gateway = await stack.enter_async_context(open_gateway(shared, share_port=True, semantic_socket=socket))
+        worker_tasks = await stack.enter_async_context(background_tasks())
+        _introduce(settings, gateway.url)
+        workers = Workers(msgspec.structs.replace(shared, port=gateway.port), socket)
+        for _ in range(settings.workers - 1):
+            worker_tasks.start(workers.keep_one())
+        if not settings.upstreams:
+            place = LocalUpstream(gateway, settings.timeouts)
+
+            def came(url: str, model: str) -> None:
+                place.came(url, model)
+                workers.tell(Backend(url, model))
+                _invite(gateway.url, model)
+
+            def went() -> None:
+                place.went()
+                workers.tell(Backend())
+
+            backend_tasks.start(_local_backend(settings, gateway, came, went).supervise())
+        await _forever()
+
+
+def _require_free_port(settings: Settings) -> None:
+    """A port that is shared among workers would be shared with a stranger as well. Raises SettingsError."""
+    if not settings.port:
+        return
+    with contextlib.suppress(socket.gaierror):  # an unknown host is told when the gateway listens on it
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(address)
+                except OSError as error:
+                    if error.errno == errno.EADDRINUSE:
+                        raise SettingsError(
+                            f"port: {settings.port} is taken on {settings.host}; choose another with --port or"
+                            " KEEPGATE_PORT"
+                        ) from error
+
+
+async def _forever() -> None:
+    await asyncio.Event().wait()
+
+
+def _local_backend(
+    settings: Settings, gateway: Gateway, came: Callable[[str, str], None], went: Callable[[], None]
+) -> LocalBackend:
+    backend = with_prefix_store(settings, gateway.redis_url)
+    say(f"  prefixes   {_prefixes_in_words(backend)}")
+    return LocalBackend(settings.model, backend, came, went)
+
+
+def _introduce(settings: Settings, url: str) -> None:
+    say(f"Keepgate {__version__}")
+    say(f"  serving    {url}/v1")
+    say(f"  figures    {url}/v1/cache/stats and {url}/metrics")
+    say(f"  store      {_store_in_words(settings)}")
+    if settings.semantic.mode != "off":
+        say(f"  semantic   {_semantic_in_words(settings)}")
+    say(f"  upstreams  {', '.join(settings.upstreams) or 'the in-repo backend, starting now'}")
+    if settings.upstreams:
+        say("Ready. Ctrl-C stops it.")
+
+
+def _invite(url: str, model: str) -> None:
+    say(f"Ready: {model} answers at {url}/v1. Ctrl-C stops it.")
+
+
+def _store_in_words(settings: Settings) -> str:
+    if settings.redis == "embedded":
+        return f"embedded, data in {settings.state_path()}"
+    return "memory only" if settings.redis == "none" else masked(settings.redis)
+
+
+def _prefixes_in_words(backend: BackendSettings) -> str:
+    if backend.prefix_sharing is False:
+        return "not shared: every prompt is computed whole"
+    places = [f"in {backend.prefix_disk}"] if backend.prefix_disk else []
+    if backend.prefix_memory:
+        places.insert(0, "in memory")
+    return f"kept {' and '.join(places)}" if places else "in the engine's own memory only"
+
+
+def _semantic_in_words(settings: Settings) -> str:
+    semantic = settings.semantic
+    rule = {
+        "budget": f"no more than {semantic.delta:.2%} of all requests answered wrong on average",
+        "vcache": f"at most {semantic.delta:.2%} of each entry's answers wrong",
+        "threshold": f"whatever is at least {semantic.threshold:g} similar, right or wrong",
+    }[semantic.policy]
+    return rule if semantic.mode == "on" else f"observed only; it would serve {rule}"
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        yield from _leaves(error) if isinstance(error, BaseExceptionGroup) else (error,)

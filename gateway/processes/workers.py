@@ -1,0 +1,96 @@
+"""Worker processes of `keepgate serve --workers N`, which share the port of the first.
+
+The first process is the parent of the others and of the children that all use. It tells each worker over its standard
+input, a line of JSON at a time: its settings, the socket of the semantic cache, then where the local backend is,
+whenever that changes. The end of the input is the end of the worker.
+"""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gateway.processes.app import open_gateway
+from gateway.processes.child import running
+from gateway.processes.local_backend import LocalUpstream
+from gateway.processes.shared_metrics import forget_process
+from gateway.settings.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_PAUSE = 1.0
+# Beyond the time that a worker gives its last requests.
+_STOP_MARGIN = 5.0
+_LONGEST_LINE = 2**20
+
+
+class Backend(msgspec.Struct, frozen=True, array_like=True):
+    """Where the local backend is; an empty URL says that it is gone."""
+
+    url: str = ""
+    model: str = ""
+
+
+class Workers:
+    """The parent's side: keeps workers running and tells them the news."""
+
+    def __init__(self, settings: Settings, semantic_socket: Path | None) -> None:
+        self._settings = settings
+        self._semantic_socket = semantic_socket
+        self._backend = Backend()
+        self._inputs: set[asyncio.StreamWriter] = set()
+
+    def tell(self, backend: Backend) -> None:
+        self._backend = backend
+        for stdin in self._inputs:
+            _write_line(stdin, backend)
+
+    async def keep_one(self) -> None:
+        """Run a worker, and another when it ends."""
+        command = (sys.executable, "-P", "-m", "gateway.processes.worker")
+        deadline = self._settings.timeouts.shutdown + _STOP_MARGIN
+        while True:
+            async with running(command, stdin=asyncio.subprocess.PIPE, stop_deadline=deadline) as process:
+                assert process.stdin is not None  # noqa: S101  # it was asked for
+                _write_line(process.stdin, self._settings)
+                _write_line(process.stdin, str(self._semantic_socket or ""))
+                _write_line(process.stdin, self._backend)
+                self._inputs.add(process.stdin)
+                try:
+                    status = await process.wait()
+                finally:
+                    self._inputs.discard(process.stdin)
+            forget_process(process.pid)
+            log.error("a worker ended with status %s; starting another", status)
+            await asyncio.sleep(_PAUSE)
+
+
+async def work() -> None:
+    """The worker's side: serve until the parent closes the input."""
+    news = await _standard_input()
+    settings = msgspec.json.decode(await news.readline(), type=Settings, dec_hook=lambda kind, value: kind(value))
+    logging.getLogger().setLevel(settings.log_level.upper())
+    socket = msgspec.json.decode(await news.readline(), type=str)
+    semantic_socket = Path(socket) if socket else None
+    async with open_gateway(settings, share_port=True, semantic_socket=semantic_socket) as gateway:
+        backend = LocalUpstream(gateway, settings.timeouts)
+        async for line in news:
+            told = msgspec.json.decode(line, type=Backend)
+            backend.went()
+            if told.url:
+                backend.came(told.url, told.model)
+
+
+def _write_line(stdin: asyncio.StreamWriter, value: Any) -> None:
+    # Nothing waits for the reader: a few lines fit into the pipe, and a worker that is gone is replaced.
+    stdin.write(msgspec.json.encode(value, enc_hook=str) + b"\n")
+
+
+async def _standard_input() -> asyncio.StreamReader:
+    reader = asyncio.StreamReader(limit=_LONGEST_LINE)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+    return reader

@@ -1,0 +1,84 @@
+"""Listens to an upstream's answer on its way to the clients, and says at the end whether it may be kept."""
+
+from typing import Any
+
+import msgspec
+
+from cache.entries.answer import StreamAssembler, Usage, check_whole, usage_of
+from cache.errors import UnstorableAnswer
+from gateway.http.sse import event_data, event_json
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """A whole answer: the JSON text of its response object, and the tokens it reports.
+
+    `prefix_tokens` of the prompt had been computed before; None where the upstream does not say, or what cannot be.
+    """
+
+    body: bytes
+    usage: Usage | None
+    prefix_tokens: int | None
+
+
+class StreamRecorder:
+    """For an answer that comes as events; `choices` is how many were asked for."""
+
+    def __init__(self, choices: int) -> None:
+        self._choices = choices
+        self._assembler = StreamAssembler()
+        self._fault: str | None = None
+        self._done = False
+
+    def add(self, event: bytes) -> bool:
+        """Take in one whole event; True when it carries usage and nothing else."""
+        data = event_data(event)
+        if not data or self._fault or self._done:
+            return False
+        if data == b"[DONE]":
+            self._done = True
+            return False
+        try:
+            chunk = event_json(data)
+            self._assembler.add(chunk)
+        except (ValueError, UnstorableAnswer) as error:
+            self._fault = str(error)
+            return False
+        return not chunk["choices"] and bool(chunk.get("usage"))
+
+    @property
+    def done(self) -> bool:
+        """Whether the stream has said that it is over."""
+        return self._done
+
+    def finish(self) -> Recording:
+        """Raises UnstorableAnswer, saying why, when the answer is not whole."""
+        if self._fault:
+            raise UnstorableAnswer(self._fault)
+        if not self._done:
+            raise UnstorableAnswer("the stream did not end with [DONE]")
+        response = self._assembler.response()
+        check_whole(response, self._choices)
+        return _recording(_encode(response), response)
+
+
+def record_response(body: bytes, choices: int) -> Recording:
+    """For an answer that came in one piece. Raises UnstorableAnswer when it must not be kept."""
+    try:
+        response: dict[str, Any] = event_json(body)
+    except ValueError as error:
+        raise UnstorableAnswer("the answer is not a JSON object") from error
+    check_whole(response, choices)
+    return _recording(body, response)
+
+
+def _recording(body: bytes, response: dict[str, Any]) -> Recording:
+    usage = usage_of(response)
+    return Recording(body, usage, _prefix_tokens(response["usage"], usage.prompt_tokens) if usage else None)
+
+
+def _prefix_tokens(usage: dict[str, Any], prompt_tokens: int) -> int | None:
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return cached if type(cached) is int and 0 <= cached <= prompt_tokens else None

@@ -1,0 +1,119 @@
+"""Answers as HTTP responses: how the cache took part is told by standard headers (Age, RFC 9111; Cache-Status,
+RFC 9211) and by Keepgate's own beside them.
+"""
+
+import functools
+import time
+from collections.abc import Mapping
+from email.utils import formatdate
+
+from aiohttp import HttpVersion11, web
+from aiohttp.http import SERVER_SOFTWARE
+from multidict import CIMultiDict
+
+from cache.entries.entry import Entry
+from cache.entries.outcomes import Bypass, Failed, Hit, Outcome
+from cache.semantic.messages import Advice, NotFound
+
+CONTENT_TYPES = {"json": "application/json", "stream": "text/event-stream", "stream+usage": "text/event-stream"}
+_SERVER = f"Server: {SERVER_SOFTWARE}"
+
+
+def hit_headers(entry: Entry, age: float, form: str, detail: str, layer: str = "exact") -> dict[str, str]:
+    """For an answer from the cache; `age` in seconds."""
+    headers = {
+        "Content-Type": CONTENT_TYPES[form],
+        "Age": str(int(age)),
+        "Cache-Status": f"keepgate; hit; ttl={int(entry.fresh_for - age)}; detail={detail}",
+        "x-keepgate-cache": "hit",
+        "x-keepgate-layer": layer,
+        "x-keepgate-entry": entry.id,
+    }
+    if form != "json":
+        headers["Cache-Control"] = "no-cache"  # for proxies in between: a stream is not theirs to keep
+    return headers
+
+
+def whole_response(request: web.BaseRequest, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
+    """Status 200 with these headers and this body."""
+    if _is_plain(request):
+        return _ReadyResponse(headers, body)
+    return web.Response(body=body, headers=headers)
+
+
+def _is_plain(request: web.BaseRequest) -> bool:
+    """Whether aiohttp would do nothing for the request but write the answer at once, and keep the connection."""
+    return (
+        request.version == HttpVersion11
+        and request.keep_alive
+        and request.transport is not None
+        and request.transport.get_write_buffer_size() == 0
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _date(now: int) -> str:
+    """Unix seconds as an HTTP date (RFC 9110, section 5.6.7)."""
+    return formatdate(now, usegmt=True)
+
+
+class _ReadyResponse(web.StreamResponse):
+    """Sent as it is. For a kept-alive HTTP/1.1 connection with nothing left to send."""
+
+    def __init__(self, headers: Mapping[str, str], body: bytes) -> None:
+        super().__init__()
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        date = _date(int(time.time()))
+        head = f"HTTP/1.1 200 OK\r\n{lines}Content-Length: {len(body)}\r\nDate: {date}\r\n{_SERVER}\r\n\r\n"
+        self._wire = head.encode("utf-8", "surrogateescape") + body
+
+    @property
+    def keep_alive(self) -> bool:
+        return True
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        if request.transport is None:
+            raise ConnectionResetError("the client has gone")
+        request.transport.write(self._wire)
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Everything is written."""
+
+
+def semantic_headers(reply: Advice | None) -> dict[str, str]:
+    """What the semantic cache says of the nearest question: how near it is, how risky its answer, and who refused."""
+    headers: dict[str, str] = {}
+    if reply is None or reply.similarity is None:
+        return headers
+    headers["x-keepgate-similarity"] = f"{reply.similarity:.4f}"
+    if reply.risk is not None:
+        headers["x-keepgate-risk"] = f"{reply.risk:.5f}"
+    if isinstance(reply, NotFound) and reply.guard:
+        headers["x-keepgate-guard"] = reply.guard
+    return headers
+
+
+def forwarded_headers(upstream: CIMultiDict[str], outcome: Outcome, entry_id: str, collapsed: bool) -> CIMultiDict[str]:
+    """The upstream's own headers, with how the cache took part in a request that was forwarded."""
+    headers = upstream.copy()
+    headers.add("Cache-Status", _forwarded(outcome) + ("; collapsed" if collapsed else ""))
+    headers["x-keepgate-cache"] = "bypass" if isinstance(outcome, Bypass) else "miss"
+    headers["x-keepgate-layer"] = "none"
+    if not isinstance(outcome, Bypass) or outcome.reason == "no-cache":
+        headers["x-keepgate-entry"] = entry_id  # where the answer will be found, if it may be kept
+    return headers
+
+
+def _forwarded(outcome: Outcome) -> str:
+    match outcome:
+        case Bypass(reason):
+            return "keepgate; fwd=" + (
+                "request; detail=no-cache" if reason == "no-cache" else f"bypass; detail={reason}"
+            )
+        case Failed():
+            return "keepgate; fwd=miss; detail=store-unavailable"
+        case Hit(stale=True):
+            return "keepgate; fwd=stale"
+        case Hit():
+            return "keepgate; fwd=request"
+    return "keepgate; fwd=uri-miss"

@@ -1,0 +1,110 @@
+"""Which upstream answers a request."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from gateway.errors import NotFound, NoUpstream, UpstreamError, UpstreamUnreachable
+from gateway.http.sse import event_json
+from gateway.upstreams.upstream import NO_HEADERS, Upstream, UpstreamAnswer
+
+log = logging.getLogger(__name__)
+
+_NONE_YET = "No upstream is ready yet; the model may still be loading. Try again shortly."
+_REFRESH_SECONDS = 15.0
+_REFRESH_DEADLINE = 5.0
+_MOST_LISTED_BYTES = 8 * 2**20
+
+
+class Router:
+    """Upstreams come and go (a backend restarts); a request goes to the least busy one that has its model."""
+
+    def __init__(self, *upstreams: Upstream) -> None:
+        self._upstreams = list(upstreams)
+
+    @property
+    def upstreams(self) -> tuple[Upstream, ...]:
+        return tuple(self._upstreams)
+
+    @property
+    def ready(self) -> bool:
+        return any(upstream.reachable for upstream in self._upstreams)
+
+    def add(self, upstream: Upstream) -> None:
+        self._upstreams.append(upstream)
+
+    def remove(self, upstream: Upstream) -> None:
+        self._upstreams.remove(upstream)
+
+    def candidates(self, model: str | None) -> list[Upstream]:
+        """Upstreams to try, in order: those that list the model, or all, for some servers take aliases.
+
+        One that can be reached comes before one that cannot; of those, one that has not said what it has (it may have
+        anything) before one that has said, and said otherwise. Raises NoUpstream when there is none.
+        """
+        if not self._upstreams:
+            raise NoUpstream(_NONE_YET)
+        listing = [u for u in self._upstreams if model is not None and u.models is not None and model in u.models]
+        return sorted(
+            listing or self._upstreams,
+            key=lambda u: (not u.reachable, model is not None and u.models is not None, u.in_flight),
+        )
+
+    def having(self, model: str | None) -> list[Upstream]:
+        """Every upstream that lists the model or has not said what it has; with None all.
+
+        Raises NoUpstream when there is none at all, and NotFound when none has the model.
+        """
+        having = [u for u in self._upstreams if model is None or u.models is None or model in u.models]
+        if not self._upstreams:
+            raise NoUpstream(_NONE_YET)
+        if not having:
+            raise NotFound(f"No upstream has the model {model!r}; GET /v1/models lists those there are.", param="model")
+        return having
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        model: str | None,
+        own: Mapping[str, str] = NO_HEADERS,
+    ) -> UpstreamAnswer:
+        """The answer of the first candidate that can be reached, once it has begun. Raises UpstreamError.
+
+        `headers` and `own` are as for `Upstream.request`.
+        """
+        *others, last = self.candidates(model)
+        for upstream in others:
+            try:
+                return await upstream.request(method, path, headers, body, own)
+            except UpstreamUnreachable as error:
+                log.warning("%s Trying another upstream.", error)
+        return await last.request(method, path, headers, body, own)
+
+    async def refresh_forever(self) -> None:
+        """Keep learning which models are where; runs for as long as the router is used."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(_REFRESH_SECONDS if self.ready else 1.0)
+
+    async def refresh(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for upstream in self._upstreams:
+                tasks.create_task(_learn_models(upstream))
+
+
+async def _learn_models(upstream: Upstream) -> None:
+    try:
+        async with asyncio.timeout(_REFRESH_DEADLINE):
+            with await upstream.request("GET", "/v1/models", {}, None) as answer:
+                body = await answer.body(_MOST_LISTED_BYTES)
+            if answer.status != 200:
+                return
+            listed = event_json(body).get("data")
+            if isinstance(listed, list):
+                names = (item.get("id") for item in listed if isinstance(item, dict))
+                upstream.models = frozenset(name for name in names if isinstance(name, str))
+    except (UpstreamError, TimeoutError, ValueError) as error:
+        log.debug("%s: models unknown: %s", upstream.name, error)

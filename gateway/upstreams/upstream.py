@@ -1,0 +1,206 @@
+"""An OpenAI-compatible server, reached over HTTP. Exceptions of the HTTP client become the gateway's own here."""
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
+
+import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
+from multidict import CIMultiDict
+from yarl import URL
+
+from gateway.errors import UpstreamCut, UpstreamTimeout, UpstreamUnreachable
+from gateway.settings.settings import TimeoutSettings
+from gateway.upstreams.connection import Connections, Exchange, Origin, request_head
+
+# RFC 9110, section 7.6.1, and what this hop decides for itself.
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+USAGE_HEADER = "x-keepgate-usage"
+# For an upstream that keeps what it computed for one tenant from others, where no credential of the caller tells.
+NAMESPACE_HEADER = "x-keepgate-namespace"
+# Whether the prompt is likely to begin another one.
+REUSE_HEADER = "x-keepgate-reuse"
+
+# A body arrives here unpacked, so what it was packed with is over as well.
+_NOT_SENT_UPSTREAM = HOP_BY_HOP | {
+    "host",
+    "content-length",
+    "content-encoding",
+    "accept-encoding",
+    "expect",
+    "x-keepgate-admin-key",
+    # Said by the gateway alone: who could say it himself would choose whose keys and values he is given.
+    NAMESPACE_HEADER,
+}
+_NOT_SENT_DOWN = HOP_BY_HOP | {"content-length", "content-encoding", "date", "server"}
+
+# A server that was just closing a kept-alive connection says so within a round trip; one that says it later has failed
+# on the request, which would only fail it again.
+_STALE_SECONDS = 0.5
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+def end_to_end(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[str]:
+    """The headers that travel on: without `dropped` and without those that Connection names."""
+    named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
+    kept: CIMultiDict[str] = CIMultiDict()
+    for name, value in headers.items():
+        if name.lower() not in dropped and name.lower() not in named:
+            kept.add(name, value)
+    return kept
+
+
+class UpstreamAnswer:
+    """An answer that has begun: status and headers are there, the body follows. Use as a context manager."""
+
+    def __init__(self, upstream: "Upstream", exchange: Exchange, idle: float) -> None:
+        self.upstream = upstream
+        self._exchange = exchange
+        self._idle = idle
+        self.status = exchange.status
+        self.headers = end_to_end(exchange.headers, _NOT_SENT_DOWN)
+
+    def __enter__(self) -> "UpstreamAnswer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exchange.end()
+        self.upstream.in_flight -= 1
+
+    @property
+    def is_event_stream(self) -> bool:
+        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "text/event-stream"
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it arrives. Raises UpstreamCut when it breaks, UpstreamTimeout when nothing comes."""
+        name = self.upstream.name
+        try:
+            while piece := await self._exchange.piece(self._idle):
+                yield piece
+        except TimeoutError as error:
+            raise UpstreamTimeout(f"{name} sent nothing for {self._idle:g} s within its answer.") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise UpstreamCut(f"{name} broke the connection within its answer.") from error
+
+    async def body(self, limit: int) -> bytes:
+        """The whole body. Raises what `pieces` raises, and UpstreamCut when it is longer than `limit` bytes."""
+        body = bytearray()
+        async for piece in self.pieces():
+            body += piece
+            if len(body) > limit:
+                raise UpstreamCut(f"{self.upstream.name} sent more than {limit} bytes.")
+        return bytes(body)
+
+
+class Upstream:
+    """One base URL. `models` are the names it lists, None while it has not said; `in_flight` counts open requests.
+
+    `label` names it in figures.
+    """
+
+    def __init__(self, url: str, connections: Connections, timeouts: TimeoutSettings, label: str = "") -> None:
+        base = URL(url)
+        # "http://host:8000" and "http://host:8000/v1" are both what people paste.
+        path = "/v1" if base.path in ("", "/") else base.raw_path.rstrip("/")
+        self._path = path
+        self._origin = Origin(base)
+        self._connections = connections
+        self._timeouts = timeouts
+        self.name = f"upstream {base.host}:{base.port}"
+        self.url = url
+        self.label = label or url
+        self.models: frozenset[str] | None = None
+        self.reachable = False
+        self.in_flight = 0
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        own: Mapping[str, str] = NO_HEADERS,
+    ) -> UpstreamAnswer:
+        """The answer to a request, once it has begun; `path` begins with /v1 and may carry a query.
+
+        `headers` are the client's; what the gateway says in its `own` takes the place of what the client says in them.
+
+        Raises UpstreamUnreachable when there is no connection, UpstreamCut when it ends before an answer begins,
+        UpstreamTimeout when none begins in time.
+        """
+        sent = end_to_end(headers, _NOT_SENT_UPSTREAM)
+        sent.update(own)
+        head = request_head(method, self._path + path.removeprefix("/v1"), self._origin.host, sent, body)
+        self.in_flight += 1
+        try:
+            exchange = await self._begin(head, body, without_body=method == "HEAD")
+        except BaseException:
+            self.in_flight -= 1
+            raise
+        self.reachable = True
+        if 200 <= exchange.status <= 599:
+            return UpstreamAnswer(self, exchange, self._timeouts.idle)
+        status = exchange.status
+        exchange.end()
+        self.in_flight -= 1
+        raise UpstreamCut(f"{self.name} answered with status {status}, which no answer has.")
+
+    async def _begin(self, head: bytes, body: bytes | None, *, without_body: bool) -> Exchange:
+        try:
+            try:
+                return await self._exchange(head, body, without_body)
+            except _StaleConnection:
+                return await self._exchange(head, body, without_body, new=True)
+        except aiohttp.ConnectionTimeoutError as error:
+            self.reachable = False
+            raise UpstreamUnreachable(f"{self.name}: no connection in {self._timeouts.connect:g} s.") from error
+        except TimeoutError as error:
+            raise UpstreamTimeout(f"{self.name} did not begin to answer in {self._timeouts.first_byte:g} s.") from error
+        except aiohttp.ClientConnectorError as error:
+            self.reachable = False
+            raise UpstreamUnreachable(f"{self.name} cannot be reached: {_reason(error)}.") from error
+        except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
+            # It has the request, and may have begun to work: another upstream is not asked the same.
+            raise UpstreamCut(f"{self.name} gave no answer: {_reason(error)}.") from error
+
+    async def _exchange(self, head: bytes, body: bytes | None, without_body: bool, *, new: bool = False) -> Exchange:
+        connection, reused = await self._connections.connection(self._origin, new=new)
+        exchange = Exchange(connection)
+        began = time.monotonic()
+        try:
+            await exchange.begin(head, body, without_body=without_body, silence=self._timeouts.first_byte)
+        except BaseException as error:
+            exchange.end()
+            # On a new connection, or after a while, somebody has read the request, and may have begun to work.
+            is_early = time.monotonic() - began < _STALE_SECONDS
+            if reused and is_early and isinstance(error, aiohttp.ClientConnectionError | ConnectionError):
+                raise _StaleConnection from error
+            raise
+        return exchange
+
+
+class _StaleConnection(Exception):
+    """A kept-alive connection ended before an answer: the server was just closing it, most likely, and read nothing."""
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return str(error.os_error.strerror or error.os_error).lower()
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "it closed the connection"
+    if isinstance(error, HttpProcessingError):
+        return "what it said cannot be read as HTTP"
+    return type(error).__name__

@@ -1,0 +1,155 @@
+"""/tokenize, /detokenize, /v1/model/info, priorities and deadlines over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from backend.engine.runner import BLOCK_SIZE
+from backend.model import ServedModel
+from tests.backend.api.test_server import QUESTION, all_free, until
+from tests.backend.api.test_tools import TOOLS
+from tests.backend.chat import tool_templates
+from tests.backend.conftest import CHAT, COMPLETIONS, EMBEDDINGS, MODEL, Served, StartServer
+
+
+async def call(served: Served, path: str, **body: Any) -> dict[str, Any]:
+    async with served.client.post(path, json=body) as response:
+        assert response.status == 200, await response.text()
+        answer: dict[str, Any] = await response.json()
+        return answer
+
+
+async def test_tokens_there_and_back(server: Served) -> None:
+    """What tokenize takes apart, detokenize puts together, special tokens included."""
+    text = "Hé, 世界! <|im_end|>\n"
+    answer = await call(server, "/tokenize", prompt=text, model=MODEL, return_token_strs=True)
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    assert answer["max_model_len"] == 2048
+    assert "<|im_end|>" in answer["token_strs"]
+    assert await call(server, "/detokenize", tokens=answer["tokens"]) == {"prompt": text}
+    assert (await call(server, "/tokenize", prompt=""))["tokens"] == []
+    assert await call(server, "/detokenize", tokens=[]) == {"prompt": ""}
+
+
+async def test_the_texts_of_tokens(server: Served, model: ServedModel) -> None:
+    """One for each token: what is half a character on its own is shown as such, the others join to the prompt."""
+    answer = await call(server, "/tokenize", prompt="a  b世<|im_end|>c", return_token_strs=True)
+    assert len(answer["token_strs"]) == answer["count"]
+    shown = [model.tokenizer.token_bytes.shown(token) for token in answer["tokens"]]
+    assert b"".join(shown).decode() == "a  b世<|im_end|>c"
+    assert answer["token_strs"] == [content.decode("utf-8", "replace") for content in shown]
+
+
+async def test_nobody_waits_for_the_texts_of_many_tokens(server: Served) -> None:
+    """The event loop turns while they are made."""
+    body = {"prompt": "a b " * 75_000, "return_token_strs": True}
+    turns, began, longest = 0, time.perf_counter(), 0.0
+    last = began
+    asked = asyncio.create_task(_received(server, body))
+    while not asked.done():
+        await asyncio.sleep(0.001)
+        now = time.perf_counter()
+        turns, longest, last = turns + 1, max(longest, now - last), now
+    assert await asked > 1_000_000
+    assert turns > 20
+    assert longest < (last - began) / 2, "the time in which nothing else was done, however busy the machine is"
+
+
+async def _received(served: Served, body: dict[str, Any]) -> int:
+    async with served.client.post("/tokenize", json=body) as response:
+        assert response.status == 200
+        return len(await response.read())
+
+
+async def test_the_tokens_of_a_chat(server: Served) -> None:
+    """They are those that a chat counts, and without the generation prompt they are fewer."""
+    answer = await call(server, "/tokenize", messages=QUESTION)
+    usage = (await server.post(CHAT, messages=QUESTION, max_tokens=1))["usage"]
+    assert answer["count"] == usage["prompt_tokens"]
+    assert answer["token_strs"] is None
+    closed = await call(server, "/tokenize", messages=QUESTION, add_generation_prompt=False)
+    assert answer["tokens"][: closed["count"]] == closed["tokens"]
+    text = (await call(server, "/detokenize", tokens=answer["tokens"][closed["count"] :]))["prompt"]
+    assert text == "<|im_start|>assistant\n"
+
+
+async def test_tools_are_tokens_too(start_server: StartServer) -> None:
+    """Where the template has a place for them."""
+    served = await start_server(template=tool_templates.HERMES)
+    without = await call(served, "/tokenize", messages=QUESTION)
+    with_tools = await call(served, "/tokenize", messages=QUESTION, tools=TOOLS)
+    assert with_tools["count"] > without["count"]
+
+
+async def test_model_info(server: Served, model: ServedModel) -> None:
+    """What computes, how much fits, and how much of the KV memory is in use."""
+    async with server.client.get("/v1/model/info") as response:
+        info = await response.json()
+    assert info["id"] == MODEL
+    assert info["architecture"] == "llama"
+    assert info["runner"] == model.runner.name
+    assert info["deterministic"] is model.runner.deterministic
+    assert info["deterministic_because"]
+    assert info["weights_precision"] == info["kv_precision"] == model.runner.weights_precision
+    assert info["kv_bytes_per_token"] == 2 * 30 * 3 * 64 * (2 if info["kv_precision"] == "float16" else 4)
+    blocks = info["kv_blocks"]
+    assert blocks["total"] == blocks["free"] == model.runner.num_blocks
+    assert blocks["held"] == blocks["cached"] == 0
+    assert blocks["tokens_per_block"] == BLOCK_SIZE
+    assert info["feasible_batch"]["2048"] == min(8, model.runner.num_blocks * BLOCK_SIZE // 2048)
+    assert info["feasible_batch"]["512"] == 8, "the batch's own limit holds too"
+    await server.text("one two three four five six seven eight nine ten " * 4, max_tokens=2)
+    await until(server, lambda: all_free(server))
+    async with server.client.get("/v1/model/info") as response:
+        blocks = (await response.json())["kv_blocks"]
+    assert blocks["cached"] > 0
+    assert blocks["free"] == blocks["total"]
+
+
+async def test_a_deadline_of_the_callers(server: Served) -> None:
+    """An answer that takes longer is a 504, and in a stream an error event; one in time is an answer."""
+    body = {"model": MODEL, "prompt": "1, 2,", "max_tokens": 1900, "ignore_eos": True}
+    short = {"x-request-timeout": "0.05"}
+    async with server.client.post(COMPLETIONS, json=body, headers=short) as response:
+        assert response.status == 504
+        assert (await response.json())["error"]["code"] == "deadline_exceeded"
+    async with server.client.post(
+        COMPLETIONS, json={**body, "max_tokens": 2}, headers={"x-request-timeout": "60"}
+    ) as response:
+        assert response.status == 200
+    async with server.client.post(
+        EMBEDDINGS, json={"model": MODEL, "input": ["word " * 500] * 8}, headers={"x-request-timeout": "0.001"}
+    ) as response:
+        assert response.status == 504
+    await until(server, lambda: all_free(server))
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf", "100000"])
+async def test_a_wrong_deadline_is_named(server: Served, value: str) -> None:
+    """Seconds, of a sensible number."""
+    body = {"model": MODEL, "prompt": "1, 2,", "max_tokens": 1}
+    async with server.client.post(COMPLETIONS, json=body, headers={"x-request-timeout": value}) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == "x-request-timeout"
+
+
+async def test_priority_reaches_the_engine(start_server: StartServer) -> None:
+    """With room for one at a time, the urgent of two waiting requests is answered first."""
+    served = await start_server(max_batch=1, max_waiting=8)
+    order: list[str] = []
+
+    async def ask(name: str, priority: int) -> None:
+        await served.text("1, 2, 3,", max_tokens=4, temperature=0, priority=priority)
+        order.append(name)
+
+    running = asyncio.create_task(served.text("a b c", max_tokens=60, ignore_eos=True))
+    await until(served, lambda: served.state.engine.engine.stats().running == 1)
+    waiting = [asyncio.create_task(ask("late", 5))]
+    await until(served, lambda: served.state.engine.engine.stats().waiting == 1)
+    waiting.append(asyncio.create_task(ask("urgent", -5)))
+    await asyncio.gather(running, *waiting)
+    assert order == ["urgent", "late"]

@@ -1,0 +1,268 @@
+"""``keepgate plan``: figures that textbooks and model cards give, and what the command prints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from backend.commands.plan import as_text, make_plan
+from backend.engine.config import ComputeDtype, EngineConfig
+from backend.model_loader.source import ModelSource
+from backend.model_loader.weights import ModelWeights
+from backend.models.config import KvDtype, ModelConfig
+from backend.models.hf_config import read_hf_config
+from backend.models.sizes import Precision, count_parameters, kv_bytes_per_token, weight_bytes
+from backend.runners.choice import choose_runner
+from backend.runners.fused.fused_runner import FusedRunner
+from backend.runners.fused.huge_pages import Arena
+from tests.backend.conftest import built_library, quiet
+from tests.backend.runners import fused_schemes
+
+_LLAMA2 = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+}
+
+
+def llama2(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
+    return {
+        **_LLAMA2,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+    }
+
+
+SEVEN = llama2(4096, 11008, 32, 32, 32)
+THIRTEEN = llama2(5120, 13824, 40, 40, 40)
+SEVENTY = llama2(8192, 28672, 80, 64, 8)
+
+
+@pytest.mark.parametrize(
+    ("values", "parameters", "kv_per_token", "kv_of_a_sequence"),
+    [
+        (SEVEN, 6_738_415_616, 512 * 2**10, 2 * 2**30),
+        (THIRTEEN, 13_015_864_320, 800 * 2**10, 3.125 * 2**30),
+        (SEVENTY, 68_976_648_192, 320 * 2**10, 1.25 * 2**30),
+    ],
+    ids=["7B", "13B", "70B"],
+)
+def test_the_textbook_cases(
+    values: dict[str, Any], parameters: int, kv_per_token: int, kv_of_a_sequence: float
+) -> None:
+    """Llama 2 at 4,096 tokens: the published number of weights, and 2·L·n_kv·d·s·b·bytes in half precision."""
+    config = read_hf_config(values, "config.json")
+    assert count_parameters(config).total == parameters
+    by_formula = 2 * values["num_hidden_layers"] * values["num_key_value_heads"] * config.head_dim * 2
+    assert kv_bytes_per_token(config, "bfloat16") == by_formula == kv_per_token
+    plan = make_plan("llama", config, 80 * 2**30)
+    last = plan.rows[-1]
+    assert (last.tokens, last.kv_bytes["bfloat16"]) == (4096, kv_of_a_sequence)
+    assert plan.weight_bytes["bfloat16"] == 2 * parameters
+    assert plan.weight_bytes["float32"] == 4 * parameters
+    for precision, batch in last.batch.items():
+        left = 80 * 2**30 - plan.weight_bytes[precision]
+        kv = kv_of_a_sequence * (2 if precision == "float32" else 1)
+        assert last.kv_bytes[precision] == kv
+        assert batch == max(0, int(left // kv))
+
+
+def test_a_seven_billion_model_on_24_gb() -> None:
+    """Half precision leaves room for 4 sequences of 4,096, none in full precision, and int8 KV nearly doubles them."""
+    config = read_hf_config(SEVEN, "config.json")
+    plan = make_plan("llama", config, 24 * 10**9)
+    assert plan.rows[-1].batch["float32"] == 0
+    assert plan.rows[-1].batch["bfloat16"] == 4
+    assert plan.rows[0].batch["bfloat16"] == 39
+    assert make_plan("llama", config, 24 * 10**9, "int8").rows[-1].batch["bfloat16"] == 9
+    assert kv_bytes_per_token(config, "float32", "fp8") == 2 * 32 * 32 * (128 + 4)
+    text = as_text(plan)
+    assert "6.74 billion" in text
+    assert "512.0 KiB a token (2 bytes a number); beside float32 weights 1,024.0 KiB (4 bytes)" in text
+    assert "does not fit" in text
+    assert max(map(len, text.splitlines())) <= 100
+    text = as_text(make_plan("llama", config, 24 * 10**9, "int8"))
+    assert "264.0 KiB a token (int8 with a scale for each vector)" in text
+    assert "4 bytes" not in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "kv_dtype", "precision"),
+    [
+        ("auto", "none", "auto", "bfloat16"),
+        ("auto", "int8", "int8", "int8"),
+        ("float32", "none", "auto", "float32"),
+        ("bfloat16", "none", "auto", "bfloat16"),
+        ("float32", "none", "fp8", "float32"),
+    ],
+)
+def test_the_kv_memory_is_what_the_runner_takes(
+    config: ModelConfig,
+    weights: ModelWeights,
+    dtype: ComputeDtype,
+    quantization: Literal["none", "int8", "int4"],
+    kv_dtype: KvDtype,
+    precision: Precision,
+) -> None:
+    """Bytes a token of the runner that the engine would choose on a CPU, beside weights of that precision."""
+    engine = EngineConfig(kv_memory=2**23, dtype=dtype, quantization=quantization, kv_dtype=kv_dtype, threads=1)
+    runner = choose_runner(config, weights, engine, 64, quiet)
+    if dtype == "auto" and not runner.name.startswith("fused"):
+        pytest.skip(f"the fused step is not to be had here: {runner.name} serves")
+    assert kv_bytes_per_token(config, precision, kv_dtype) == runner.kv_bytes_per_token
+
+
+def test_a_model_that_only_torch_computes_says_so() -> None:
+    """And in which numbers: on a CPU those take more room."""
+    values = {**SEVEN, "model_type": "mistral", "sliding_window": 1024}
+    text = as_text(make_plan("m", read_hf_config(values, "config.json"), 24 * 10**9))
+    assert "On a CPU torch computes this model, which has sliding-window attention:" in text
+    assert "torch computes" not in as_text(make_plan("m", read_hf_config(SEVEN, "c"), 24 * 10**9))
+
+
+def test_quantised_weights() -> None:
+    """Four-bit weights have five bits with their scales, the head eight and a quarter and the embedding sixteen."""
+    parameters = count_parameters(read_hf_config(SEVEN, "config.json"))
+    assert parameters.words == 32000 * 4096
+    head = parameters.words * 33 // 32
+    expected = parameters.layers * 5 // 8 + head + 2 * parameters.words + 2 * parameters.vectors
+    assert weight_bytes(parameters, "int4") == expected
+
+
+@pytest.mark.parametrize(
+    ("precision", "planned"),
+    [("float16", "bfloat16"), ("int8", "int8"), ("fp8", "fp8"), ("int4", "int4"), ("nf4", "nf4")],
+)
+def test_the_weights_are_what_the_runner_keeps(
+    config: ModelConfig,
+    weights: ModelWeights,
+    precision: str,
+    planned: Precision,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the bundled model, whose head is tied: within two hundredths, which scales of columns and padding take."""
+    kept = 0
+    keep = Arena.keep
+
+    def counted(arena: Arena, tensor: torch.Tensor) -> int:
+        nonlocal kept
+        kept += tensor.numel() * tensor.element_size()
+        return keep(arena, tensor)
+
+    monkeypatch.setattr(Arena, "keep", counted)
+    FusedRunner(built_library(), config, fused_schemes.kept(weights, precision), 4, 64, 1)
+    plan = make_plan("m", config, 2**30)
+    twice = plan.head_twice if precision == "float16" else 0
+    assert twice is not None
+    assert plan.weight_bytes[planned] + twice == pytest.approx(kept, rel=0.02)
+
+
+def test_the_count_is_that_of_the_files(source: ModelSource) -> None:
+    """For the small model every weight of its file is counted."""
+    config = read_hf_config(json.loads((source.directory / "config.json").read_text()), "config.json")
+    stored = 0
+    for path in source.directory.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            stored += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 - no mapping
+    assert count_parameters(config).total == stored
+
+
+def test_a_mixture_of_experts() -> None:
+    """Mixtral 8x7B: 46.7 billion weights, all of which have to be in memory."""
+    values = {
+        **_LLAMA2,
+        "model_type": "mixtral",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 32768,
+    }
+    assert count_parameters(read_hf_config(values, "config.json")).total == 46_702_792_704
+
+
+async def command(*words: str) -> tuple[int | None, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        str(Path(sys.executable).with_name("keepgate")),
+        "plan",
+        *words,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_the_command(tmp_path: Path) -> None:
+    """A directory with nothing but config.json is enough, and JSON has every figure in bytes."""
+    (tmp_path / "config.json").write_text(json.dumps(SEVENTY))
+    status, out, err = await command(str(tmp_path), "--memory", "80GiB")
+    assert (status, err) == (0, "")
+    assert "320.0 KiB a token" in out
+    status, out, _ = await command(str(tmp_path / "config.json"), "--memory", "80GiB", "--kv-dtype", "int8", "--json")
+    assert status == 0
+    plan = json.loads(out)
+    assert set(plan["kv_bytes_per_token"].values()) == {2 * 80 * 8 * (128 + 4)}
+    assert plan["rows"][-1]["tokens"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["absent.gguf", "--memory", "24GB"], 1, "absent.gguf: no such file"),
+        (["default"], 2, "--memory"),
+        (["default", "--memory", "much"], 2, "'much' is no size"),
+        (["default", "--memory", "24GB", "--kv-dtype", "int2"], 2, "int2"),
+    ],
+)
+async def test_wrong_words(words: list[str], status: int, message: str) -> None:
+    """One line that names what is wrong."""
+    seen = await command(*words)
+    assert seen[0] == status
+    assert message in seen[2]
+    assert "Traceback" not in seen[2]
+
+
+async def test_a_reader_that_stops_reading(tmp_path: Path) -> None:
+    """As with `| head -1`: the command ends by the signal that ends others, and says nothing."""
+    (tmp_path / "config.json").write_text(json.dumps(SEVENTY))
+    for words in ([str(tmp_path), "--memory", "80GiB"], ["--help"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        process = await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).with_name("keepgate")),
+            "plan",
+            *words,
+            stdout=writer,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        os.close(writer)
+        _, err = await process.communicate()
+        assert (process.returncode, err) == (-signal.SIGPIPE, b"")
+
+
+async def test_it_needs_no_torch() -> None:
+    """Planning takes no seconds of imports."""
+    check = "import sys, backend.plan; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", check)
+    assert await process.wait() == 0

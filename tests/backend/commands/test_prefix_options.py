@@ -1,0 +1,71 @@
+"""What is said of options of the prefix store that cannot be had, before a model is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+
+from backend.commands.prefix_options import add_prefix_arguments, read_prefix_arguments
+from prefix_store.store.config import StoreConfig
+
+
+def read(*options: str) -> StoreConfig | None:
+    parser = argparse.ArgumentParser()
+    add_prefix_arguments(parser)
+    return read_prefix_arguments(parser.parse_args(options))
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KEEPGATE_PREFIX_SECRET", "KEEPGATE_PREFIX_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_nothing_is_kept_unless_a_place_is_named() -> None:
+    """An audit or a published prefix alone makes no store."""
+    assert read() is None
+    assert read("--prefix-audit", "5") is None
+
+
+def test_the_folder_is_made_with_all_above_it_and_so_is_the_secret(tmp_path: Path) -> None:
+    """At the first start of a fresh machine; the secret for the owner's eyes alone, and the same from then on."""
+    folder, secret = tmp_path / "a" / "b" / "kv", tmp_path / "secret"
+    options = ("--prefix-disk", str(folder), "--prefix-secret-file", str(secret))
+    first = read(*options)
+    assert first is not None
+    assert (folder / "identity").is_file()
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert read(*options) == first
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--prefix-secret-file", "{here}/none/secret"), "nothing is kept, expected it with --prefix-memory"),
+        (("--prefix-name", "a"), "--prefix-name: nothing is kept, expected it with --prefix-memory, --prefix-disk, "),
+        (("--prefix-mooncake-codec", "fp8"), "--prefix-mooncake-codec: nothing is kept there, expected it with"),
+        (("--prefix-mooncake", "/no/such.json"), "--prefix-mooncake: /no/such.json: No such file or directory"),
+        (("--prefix-address", "http://a:1"), "--prefix-address: nothing is kept"),
+        (("--prefix-disk-size", "1GiB"), "--prefix-disk-size: nothing is kept there, expected it with --prefix-disk"),
+        (
+            ("--prefix-memory", "1MiB", "--prefix-secret-file", "{here}/none/secret"),
+            "--prefix-secret-file {here}/none/secret: it cannot be read or made (there is no folder {here}/none)",
+        ),
+        (
+            ("--prefix-memory", "1MiB", "--prefix-secret-file", "{here}/short"),
+            "--prefix-secret-file {here}/short: the secret has 5 bytes, expected 16 or more",
+        ),
+        (("--prefix-memory", "90000GiB"), "--prefix-memory: 96,636,764,160,000 bytes are more than the "),
+        (("--prefix-disk", "{here}/short/kv"), "--prefix-disk {here}/short/kv: Not a directory"),
+        (("--prefix-disk", "{here}"), "--prefix-disk {here}: {here} is not a folder of KV blocks: it has 'short'"),
+    ],
+)
+def test_what_cannot_be_had_is_said_of_its_option(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    """In one line, with what would be right; nothing half made stays."""
+    (tmp_path / "short").write_text("short")
+    with pytest.raises(ValueError, match=re.escape(message.format(here=tmp_path))):
+        read(*(option.format(here=tmp_path) for option in options))
+    assert [file.name for file in tmp_path.iterdir()] == ["short"]

@@ -1,0 +1,331 @@
+"""The engine's thread sleeps when there is nothing to do, wakes in time, and looks after its books meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from backend.api import metrics as metrics_module
+from backend.api.metrics import Metrics
+from backend.engine import async_engine
+from backend.engine.async_engine import AsyncEngine, Generation, StepReport
+from backend.engine.batching import Batching, BatchingMode
+from backend.engine.engine import Engine, Output
+from backend.engine.pace import Pace
+from backend.engine.runner import ModelRunner, StepInput, StepOutput
+from backend.engine.sequence import FinishReason, SamplingParams, Sequence
+from backend.engine.stats import StepTimings
+from backend.errors import QueueFull
+from backend.text.detokenizer import Detokenizer
+from tests.backend.engine.test_engine_faults import Around
+from tests.backend.tiny_model import fused, token_bytes
+
+numbers = itertools.count()
+
+
+def sequence(prompt: list[int], answer: int = 8, **options: Any) -> Sequence:
+    params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
+    return Sequence(next(numbers), prompt, params, Detokenizer(token_bytes()), 0, **options)
+
+
+@asynccontextmanager
+async def running(
+    engine: Engine, on_step: Callable[[StepReport], None] = lambda _: None, max_in_flight: int = 8
+) -> AsyncIterator[AsyncEngine]:
+    served = AsyncEngine(engine, max_in_flight, on_step)
+    served.start()
+    try:
+        async with asyncio.timeout(30):
+            yield served
+    finally:
+        await served.stop()
+
+
+async def answers(served: AsyncEngine, *sequences: Sequence) -> list[Output]:
+    """Last outputs of one request."""
+    generation = served.submit(sequences)
+    last: dict[int, Output] = {}
+    try:
+        while generation.unfinished:
+            last.update(await generation.take())
+    finally:
+        served.release(sequences, generation)
+    return [last[index] for index in range(len(sequences))]
+
+
+async def test_a_dynamic_batch_begins_without_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread wakes when the first one has waited long enough, not when somebody comes or the books are due."""
+    monkeypatch.setattr(async_engine, "_CHECK_AFTER_SECONDS", 3600.0)
+    engine = Engine(fused(20), 4, 32, Batching(BatchingMode.DYNAMIC, max_wait=0.05))
+    async with running(engine) as served:
+        started = time.monotonic()
+        (output,) = await answers(served, sequence([20]))
+        assert time.monotonic() - started >= 0.05
+        assert output.finish_reason is FinishReason.LENGTH
+        await answers(served, sequence([21]))
+        await asyncio.gather(*(answers(served, sequence([20 + n])) for n in range(4)))
+
+
+async def test_a_deadline_wakes_the_thread() -> None:
+    """Even if the batch would have waited for an hour."""
+    engine = Engine(fused(20), 4, 32, Batching(BatchingMode.DYNAMIC, max_wait=3600.0))
+    async with running(engine) as served:
+        (output,) = await answers(served, sequence([20], deadline=time.monotonic() + 0.05))
+    assert output.finish_reason is FinishReason.EXPIRED
+    assert output.error == "the request's deadline passed while it waited"
+
+
+async def test_the_books_are_checked_when_there_is_nothing_to_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once after each busy time; what is wrong is logged and counted, and not repaired."""
+    monkeypatch.setattr(async_engine, "_CHECK_AFTER_SECONDS", 0.01)
+    engine = Engine(fused(20), 4, 32)
+    found: asyncio.Queue[int] = asyncio.Queue()
+    checks = 0
+    check = engine.problems
+
+    def counted() -> list[str]:
+        nonlocal checks
+        checks += 1
+        return check()
+
+    monkeypatch.setattr(engine, "problems", counted)
+
+    def note(report: StepReport) -> None:
+        if checks and not report.computed and not report.stats.running:
+            found.put_nowait(report.problems)
+
+    async with running(engine, note) as served:
+        await answers(served, sequence([20]))
+        assert await found.get() == 0
+        lost = engine.pool.allocate(1)
+        assert lost is not None
+        await answers(served, sequence([21]))
+        while not await found.get():
+            pass
+        assert engine.pool.references(lost[0]) == 1
+        assert checks == 2
+    message = f"integrity check: block {lost[0]} counts 1 references, sequences hold it 0 times"
+    assert [record.message for record in caplog.records] == [message]
+
+
+async def test_a_full_queue_says_when_to_come_again() -> None:
+    """From how fast answers have ended so far."""
+    engine = Engine(fused(20), 1, 32)
+    async with running(engine, max_in_flight=2) as served:
+        for _ in range(3):
+            await answers(served, sequence([20]))
+        one, two = sequence([20], 200), sequence([21], 200)
+        generation = served.submit([one, two])
+        with pytest.raises(QueueFull, match="2 of at most 2") as refused:
+            served.submit([sequence([22])])
+        assert refused.value.retry_after == 1, "these answers take milliseconds"
+        served.release([one, two], generation)
+        assert served.in_flight == 0
+        await answers(served, sequence([20]))
+
+
+async def test_news_are_taken_once() -> None:
+    """All that has come since the last time, with the place of its sequence in the request."""
+    generation = Generation([7, 9])
+    first, second = (Output(number, "a", [], [], 1, None) for number in (9, 7))
+    last = Output(7, "b", [], [], 2, FinishReason.LENGTH)
+    generation.put(first)
+    generation.put(second)
+    assert await generation.take() == [(1, first), (0, second)]
+    generation.put(last)
+    assert await generation.take() == [(0, last)]
+    assert generation.unfinished == {9}
+
+
+def test_the_pace_is_the_mean_time_between_ends() -> None:
+    """Of the last ones; before the first has ended, the time that it takes already."""
+    pace = Pace()
+    pace.begin(100.0)
+    assert pace.seconds_for(1, 100.0) == 1
+    assert pace.seconds_for(1, 107.5) == 8
+    assert pace.seconds_for(3, 107.5) == 23
+    for number in range(200):
+        pace.note_ended(1, 110.0 + 2 * number)
+    assert pace.seconds_for(1, 510.0) == 3, "no more than the last 64 count, 2 s apart"
+    assert pace.seconds_for(5, 510.0) == 11
+    assert pace.seconds_for(1000, 510.0) == 60, "nobody is sent away for longer than a minute"
+    pace.begin(2000.0)
+    assert pace.seconds_for(1, 2000.0) == 1, "a new busy time"
+    assert pace.seconds_for(1, 2010.0) == 10, "in which none has ended yet"
+    pace.note_ended(4, 2010.0)
+    assert pace.seconds_for(1, 2012.0) == 3, "the four answers of one request, in 12 s"
+
+
+async def test_metrics_say_what_the_engine_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts, times and shares, under names that stay."""
+    engine = Engine(fused(40), 4, 64)
+    metrics = Metrics(engine.stats())
+    async with running(engine, metrics.note_step) as served:
+        prompt = [*range(20, 60)]
+        await answers(served, *(sequence(prompt, 10) for _ in range(2)))
+        await answers(served, sequence(prompt, 1), sequence([30], 4, deadline=time.monotonic() - 1))
+    lines = (line.rsplit(" ", 1) for line in metrics.exposition().decode().splitlines() if not line.startswith("#"))
+    value = {name.removeprefix("keepgate_backend_"): float(number) for name, number in lines}
+    assert value["generated_tokens_total"] == 21
+    assert value["prefix_hit_tokens_total"] == 2 * 32
+    assert value["prefix_asked_tokens_total"] == 3 * 40
+    assert value["prompt_tokens_total"] == 40 + 8 + 8
+    assert value["expired_total"] == 1
+    assert value["queue_seconds_count"] == 3
+    assert 0 <= value["queue_seconds_sum"] < 30
+    assert value["inter_token_seconds_count"] == 18
+    assert value["answer_tokens_per_second_count"] == 2
+    assert value["tokens_per_second"] == pytest.approx(2.1)
+    assert value["padding_efficiency_ratio"] == value["fresh_rows_ratio"] == 1.0
+    assert value["padding_rows_total"] == 0
+    assert value["batch_utilisation_ratio"] == pytest.approx(
+        value["batch_slots_used_total"] / (4 * value["step_seconds_count"])
+    )
+    assert value["kv_blocks_free"] == value["kv_blocks"] == 40
+    assert value["kv_blocks_cached"] == 3, "two of the prompt, and one with the first tokens of an answer"
+    assert value["kv_blocks_held"] == value["kv_fragmentation_ratio"] == 0
+    assert value["step_seconds_count"] == engine.stats().steps, "not the times when requests only came or went"
+    monkeypatch.setattr(metrics_module, "_RATE_SECONDS", 1e-9)
+    assert "keepgate_backend_tokens_per_second 0.0\n" in metrics.exposition().decode(), "all that was long ago"
+
+
+def test_every_fault_is_counted() -> None:
+    """A failed step once, and each sentence of an integrity check."""
+    stats = Engine(fused(4), 1, 32).stats()
+    metrics = Metrics(stats)
+    metrics.note_step(StepReport(stats, StepTimings(), computed=False, seconds=0.0, failed=False, problems=3))
+    metrics.note_step(StepReport(stats, StepTimings(), computed=False, seconds=0.0, failed=True))
+    text = metrics.exposition().decode()
+    assert "\nkeepgate_backend_integrity_problems_total 3.0\n" in text
+    assert "\nkeepgate_backend_failed_steps_total 1.0\n" in text
+
+
+class Held(Around):
+    """A runner whose first step lasts until it is let go."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner)
+        self.began, self.let_go = threading.Event(), threading.Event()
+        self.rows: list[int] = []
+
+    def run(self, step: StepInput) -> StepOutput:
+        self.rows.append(len(step.query_starts) - 1)
+        self.began.set()
+        assert self.let_go.wait(30)
+        return self._runner.run(step)
+
+
+async def test_who_came_during_a_step_is_in_the_next_one() -> None:
+    """All of them, and who has left since is not."""
+    runner = Held(fused(20))
+    async with running(Engine(runner, 8, 64)) as served:
+        first = asyncio.create_task(answers(served, sequence([20])))
+        await asyncio.to_thread(runner.began.wait)
+        others = [asyncio.create_task(answers(served, sequence([21 + number]))) for number in range(3)]
+        left = sequence([30])
+        generation = served.submit([left])
+        served.release([left], generation)
+        await asyncio.sleep(0)
+        runner.let_go.set()
+        await asyncio.gather(first, *others)
+    assert runner.rows[:2] == [1, 4]
+
+
+def test_a_loop_that_has_ended_gets_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The thread does not take that for a fault of its own, and can still be stopped."""
+    runner = Held(fused(20))
+    served = AsyncEngine(Engine(runner, 4, 32), 8, lambda _: None)
+
+    async def leave() -> None:
+        served.start()
+        served.submit([sequence([20])])
+        await asyncio.to_thread(runner.began.wait)
+
+    asyncio.run(leave())
+    runner.let_go.set()
+    asyncio.run(served.stop())
+    assert caplog.messages == []
+    assert served.engine.has_work is False
+
+
+class Padded(Around):
+    """A runner that has prepared steps of eight rows."""
+
+    def run(self, step: StepInput) -> StepOutput:
+        return dataclasses.replace(self._runner.run(step), padding_rows=-len(step.token_ids) % 8)
+
+
+async def test_padding_is_what_the_runner_computes_for_nobody() -> None:
+    """Its rows count in the efficiency and not as tokens; nor does what is computed again after a preemption."""
+    engine = Engine(Padded(fused(4)), 2, 64)
+    metrics = Metrics(engine.stats())
+    async with running(engine, metrics.note_step) as served:
+        await answers(served, sequence([*range(20, 36)], 30), sequence([*range(40, 56)], 30))
+    stats = engine.stats()
+    assert stats.preemptions == 1
+    shares = {}
+    for line in metrics.exposition().decode().splitlines():
+        if "_ratio " in line and not line.startswith("#"):
+            name, number = line.removeprefix("keepgate_backend_").split(" ")
+            shares[name] = float(number)
+    assert (stats.computed_rows + stats.padding_rows) % 8 == 0
+    assert shares["padding_efficiency_ratio"] == stats.computed_rows / (stats.computed_rows + stats.padding_rows) < 0.5
+    assert shares["fresh_rows_ratio"] == stats.useful_rows / stats.computed_rows < 1
+
+
+async def test_a_sequence_that_should_not_have_come_harms_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    """It cannot fit the memory: its request fails at once and whole, and all others go on."""
+    engine = Engine(fused(20), 4, 64)
+    async with running(engine) as served:
+        going_on = asyncio.create_task(answers(served, sequence([*range(20, 60)], 200)))
+        refused = await answers(served, sequence([2], 3), sequence([1], 100_000), sequence([2], 3))
+        assert {output.finish_reason for output in refused} == {FinishReason.FAILED}
+        (output,) = await going_on
+        assert output.finish_reason is FinishReason.LENGTH
+        await answers(served, sequence([2], 3))
+    assert engine.pool.num_free == 20
+    assert engine.problems() == []
+    (record,) = caplog.records
+    assert record.message == "a request is refused that should not have been submitted"
+
+
+async def test_the_speed_of_an_answer_that_was_given_up_does_not_count() -> None:
+    """Its caller saw no end of it."""
+    engine = Engine(fused(40), 4, 64)
+    metrics = Metrics(engine.stats())
+    async with running(engine, metrics.note_step) as served:
+        for _ in range(5):
+            left = sequence([20], 400)
+            generation = served.submit([left])
+            while left.num_generated < 3:
+                await generation.take()
+            served.release([left], generation)
+            await answers(served, sequence([30], 4))
+    text = metrics.exposition().decode()
+    assert "keepgate_backend_answer_tokens_per_second_count 5.0" in text
+
+
+async def test_the_pace_is_of_one_busy_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins anew with the first answer after an idle time, and not with each answer."""
+    begun: list[float] = []
+    monkeypatch.setattr(Pace, "begin", lambda self, now: begun.append(now))
+    async with running(Engine(fused(40), 4, 64)) as served:
+        first, second = sequence([20], 200), sequence([21], 200)
+        generations = [served.submit([first]), served.submit([second])]
+        assert len(begun) == 1
+        served.release([first], generations[0])
+        await answers(served, sequence([22]))
+        assert len(begun) == 1
+        served.release([second], generations[1])
+        await answers(served, sequence([23]))
+        assert len(begun) == 2

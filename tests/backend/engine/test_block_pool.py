@@ -1,0 +1,297 @@
+"""Blocks are never lost, never handed out twice, free exactly when nobody holds them, and never taken for others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from backend.engine.block_pool import BlockPool, Match
+from prefix_store.identity.keys import chain_key
+
+SIZE = 2
+TOKENS = st.lists(st.integers(0, 1), min_size=SIZE, max_size=4 * SIZE)
+SALTS = st.sampled_from(["", "tenant"])
+
+
+def keys_of(tokens: list[int], salt: str, weak: bool = False) -> list[bytes]:
+    """Keys of the full blocks; weak ones collide all the time, as far as four values go."""
+    keys: list[bytes] = []
+    for start in range(0, len(tokens) - SIZE + 1, SIZE):
+        key = chain_key(keys[-1] if keys else salt.ljust(16).encode(), tokens[start : start + SIZE])
+        keys.append(bytes([key[0] % 4]) if weak else key)
+    return keys
+
+
+class Holder:
+    """A sequence as the pool sees it."""
+
+    def __init__(self, tokens: list[int], salt: str, blocks: list[int], computed: int) -> None:
+        self.tokens = tokens
+        self.salt = salt
+        self.blocks = blocks
+        self.computed = computed
+        self.left_behind = False
+
+
+class Pool(RuleBasedStateMachine):
+    """Sequences come, compute, share and go in any order; ``written`` is what the blocks really contain."""
+
+    weak_keys = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(8)
+        self.holders: list[Holder] = []
+        self.written: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.waiting: list[tuple[list[int], str, Match]] = []
+
+    def keys(self, tokens: list[int], salt: str) -> list[bytes]:
+        return keys_of(tokens, salt, self.weak_keys)
+
+    @rule(tokens=TOKENS, salt=SALTS)
+    def join(self, tokens: list[int], salt: str) -> None:
+        """Shares what is known, which must be what the sequence begins with, and takes the rest."""
+        if self.weak_keys:
+            salt = ""  # tenants are kept apart by keys alone
+        shared = self.pool.match(self.keys(tokens, salt), tokens, SIZE).blocks
+        for index, block in enumerate(shared):
+            assert self.written[block] == (salt, tuple(tokens[: (index + 1) * SIZE]))
+        for block in shared:
+            self.pool.share(block)
+        free = self.pool.num_free
+        own = self.pool.allocate(-(-len(tokens) // SIZE) - len(shared))
+        assert (own is None) == (-(-len(tokens) // SIZE) - len(shared) > free)
+        if own is None:
+            self.pool.release(shared)
+            return
+        held = {block for holder in self.holders for block in holder.blocks} | set(shared)
+        assert not held & set(own)
+        for block in own:
+            self.written.pop(block, None)
+        self.holders.append(Holder(tokens, salt, shared + own, len(shared)))
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def compute(self, data: st.DataObject) -> None:
+        """Computes a sequence's next full block and offers it."""
+        holder = data.draw(st.sampled_from(self.holders))
+        index = holder.computed
+        if (index + 1) * SIZE > len(holder.tokens) or holder.left_behind:
+            return
+        content = (holder.salt, tuple(holder.tokens[: (index + 1) * SIZE]))
+        self.written[holder.blocks[index]] = content
+        key = self.keys(holder.tokens, holder.salt)[index]
+        parent = holder.blocks[index - 1] if index else None
+        tokens = holder.tokens[index * SIZE : (index + 1) * SIZE]
+        block = self.pool.register(holder.blocks[index], key, parent, tokens)
+        if block is not None:
+            assert self.written[block] == content
+            holder.blocks[index] = block
+            holder.computed += 1
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        holder = data.draw(st.sampled_from(self.holders))
+        self.holders.remove(holder)
+        self.pool.release(holder.blocks)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def leave_behind(self, data: st.DataObject) -> None:
+        """A sequence gives its first blocks back and keeps the others, as windows do."""
+        holder = data.draw(st.sampled_from(self.holders))
+        past = data.draw(st.integers(0, len(holder.blocks)))
+        self.pool.release(holder.blocks[:past])
+        holder.blocks, holder.left_behind = holder.blocks[past:], True
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def distrust(self, data: st.DataObject) -> None:
+        """What a sequence holds cannot be found any more, by nobody."""
+        holder = data.draw(st.sampled_from(self.holders))
+        self.pool.forget(holder.blocks)
+        keys = self.keys(holder.tokens, holder.salt)
+        found = self.pool.match(keys, holder.tokens, SIZE).blocks
+        assert not set(found) & set(holder.blocks)
+
+    @rule(tokens=TOKENS, salt=SALTS)
+    def wait(self, tokens: list[int], salt: str) -> None:
+        """Somebody comes who will look again for what others have computed."""
+        self.waiting.append((tokens, salt, self.pool.match(self.keys(tokens, salt), tokens, SIZE)))
+
+    @invariant()
+    def what_was_found_before_is_only_a_short_cut(self) -> None:
+        for tokens, salt, before in self.waiting:
+            anew = self.pool.match(self.keys(tokens, salt), tokens, SIZE)
+            assert self.pool.match(self.keys(tokens, salt), tokens, SIZE, before) == anew
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        holders = Counter(block for holder in self.holders for block in holder.blocks)
+        assert self.pool.problems(holders) == []
+        assert self.pool.num_held == len(holders)
+        assert self.pool.num_free + self.pool.num_held == self.pool.num_blocks
+        assert self.pool.num_cached <= self.pool.num_free
+
+    def teardown(self) -> None:
+        for holder in self.holders:
+            self.pool.release(holder.blocks)
+        assert self.pool.num_free == self.pool.num_blocks
+
+
+class PoolWithCollisions(Pool):
+    """The same when keys collide: they find less, and never what they should not."""
+
+    weak_keys = True
+
+
+TestPool = Pool.TestCase
+TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPoolWithCollisions = PoolWithCollisions.TestCase
+TestPoolWithCollisions.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+def chain(pool: BlockPool, tokens: list[int]) -> list[int]:
+    """Blocks of a sequence that has computed all its tokens."""
+    blocks = pool.allocate(len(tokens) // SIZE)
+    assert blocks is not None
+    for index, key in enumerate(keys_of(tokens, "")):
+        parent = blocks[index - 1] if index else None
+        got = pool.register(blocks[index], key, parent, tokens[index * SIZE : (index + 1) * SIZE])
+        assert got is not None
+        blocks[index] = got
+    return blocks
+
+
+def test_the_least_recently_used_end_of_a_chain_goes_first() -> None:
+    """Beginnings, which more sequences have in common, outlive what follows them."""
+    pool = BlockPool(4)
+    old, new = chain(pool, [1, 2, 3, 4]), chain(pool, [5, 6, 7, 8])
+    pool.release(old)
+    pool.release(new)
+    assert (pool.num_free, pool.num_cached) == (4, 4)
+    assert [pool.allocate(1) for _ in range(4)] == [[old[1]], [old[0]], [new[1]], [new[0]]]
+    assert pool.num_cached == 0
+
+
+def test_blank_blocks_are_used_before_cached_ones() -> None:
+    """A content is given up only when there is no other block."""
+    pool = BlockPool(3)
+    blocks = chain(pool, [1, 2])
+    pool.release(blocks)
+    taken = pool.allocate(2)
+    assert taken is not None
+    assert blocks[0] not in taken
+    assert pool.match(keys_of([1, 2], ""), [1, 2], SIZE).blocks == blocks
+    assert pool.allocate(1) == blocks
+    assert pool.match(keys_of([1, 2], ""), [1, 2], SIZE).blocks == []
+
+
+def test_equal_blocks_become_one() -> None:
+    """Two sequences that computed the same in one step hold one block afterwards."""
+    pool = BlockPool(4)
+    first, second = chain(pool, [1, 2, 3, 4]), chain(pool, [1, 2, 9, 9])
+    assert second[0] == first[0]
+    assert pool.references(first[0]) == 2
+    assert pool.num_free == 1
+
+
+def test_a_key_alone_is_not_believed() -> None:
+    """The same tokens after others are another content, even if the keys were the same."""
+    pool = BlockPool(4)
+    blocks = pool.allocate(4)
+    assert blocks is not None
+    one, after_one, two, after_two = blocks
+    assert pool.register(one, b"one", None, [1, 2]) == one
+    assert pool.register(after_one, b"same", one, [9, 9]) == after_one
+    assert pool.register(two, b"two", None, [3, 4]) == two
+    assert pool.match([b"one", b"same"], [1, 2, 9, 9], SIZE).blocks == [one, after_one]
+    assert pool.match([b"two", b"same"], [3, 4, 9, 9], SIZE).blocks == [two]
+    assert pool.match([b"one", b"same"], [1, 2, 9, 8], SIZE).blocks == [one]
+    assert pool.register(after_two, b"same", two, [9, 9]) is None
+
+
+def test_what_was_found_before_is_continued_or_cut() -> None:
+    """As far as there are keys, and without changing what was found."""
+    pool = BlockPool(4)
+    tokens = [1, 2, 3, 4]
+    keys = keys_of(tokens, "")
+    chain(pool, tokens[:2])
+    before = pool.match(keys, tokens, SIZE)
+    blocks = chain(pool, tokens)
+    after = pool.match(keys, tokens, SIZE, before)
+    assert (before.blocks, after.blocks) == (blocks[:1], blocks)
+    assert pool.match(keys[:1], tokens, SIZE, after) == before
+
+
+def test_salts_separate() -> None:
+    """The same tokens under another salt are another prefix."""
+    pool = BlockPool(2)
+    chain(pool, [1, 2])
+    assert keys_of([1, 2], "") != keys_of([1, 2], "tenant")
+    assert pool.match(keys_of([1, 2], "tenant"), [1, 2], SIZE).blocks == []
+
+
+def test_the_check_finds_what_is_wrong() -> None:
+    """A lost reference, and a reference too many, are said with the block's number."""
+    pool = BlockPool(3)
+    blocks = pool.allocate(2)
+    assert blocks == [0, 1]
+    assert pool.problems(Counter([0, 1])) == []
+    assert pool.problems(Counter([0])) == ["block 1 counts 1 references, sequences hold it 0 times"]
+    assert len(pool.problems(Counter([0, 1, 2, 1]))) == 2
+
+
+def release_and_blank(pool: BlockPool, held: list[int]) -> None:
+    pool.release(held)
+    pool._contents[held[1]] = None
+
+
+def test_the_check_knows_every_way_to_be_wrong() -> None:
+    """Each fault, put into the books by hand, has its sentence, and nothing is said without one."""
+    sentences = []
+    faults: list[Callable[[BlockPool, list[int]], object]] = [
+        lambda pool, _: None,
+        lambda pool, _: pool._blank.append(pool._blank[0]),
+        lambda pool, held: pool._blank.append(held[0]),
+        lambda pool, held: pool._contents.__setitem__(pool._blank[0], pool._contents[held[0]]),
+        release_and_blank,
+        lambda pool, _: pool._by_key.update({b"strange": 0}),
+        lambda pool, held: pool._contents.__setitem__(held[0], None),
+    ]
+    for fault in faults:
+        pool = BlockPool(4)
+        held = chain(pool, [1, 2, 3, 4])
+        fault(pool, held)
+        counts = Counter({block: pool.references(block) for block in range(4)})
+        sentences.append(set(pool.problems(counts)))
+    assert sentences == [
+        set(),
+        {"a block is free twice"},
+        {"block 0 is both held and free, or neither", "block 0 is blank and has a content"},
+        {
+            "block 2 is blank and has a content",
+            "block 2 is not found by its key",
+            "there are more keys than contents",
+        },
+        {"block 1 is cached without a content", "there are more keys than contents"},
+        {"there are more keys than contents"},
+        {"block 1 follows block 0, which has no content", "there are more keys than contents"},
+    ]
+
+
+def test_misuse_is_an_error() -> None:
+    """A free block can be neither released nor shared, and a pool has at least one block."""
+    pool = BlockPool(2)
+    with pytest.raises(ValueError, match="already free"):
+        pool.release([0])
+    with pytest.raises(ValueError, match="cannot be shared"):
+        pool.share(1)
+    with pytest.raises(ValueError, match="at least 1"):
+        BlockPool(0)

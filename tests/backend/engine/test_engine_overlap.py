@@ -1,0 +1,348 @@
+"""The next step is launched before the tokens of the last one are known, and nobody can tell from the answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from backend.engine.batching import Batching, BatchingMode
+from backend.engine.engine import Engine
+from backend.engine.runner import ModelRunner, StepInput, StepOutput
+from backend.engine.sequence import FinishReason
+from backend.runners.fused.layout import KVPrecision
+from backend.runners.torch.torch_runner import TorchRunner
+from tests.backend.engine.schedules import Ask, Options, assert_as_alone, play, schedules, stage
+from tests.backend.engine.soak import soak
+from tests.backend.engine.test_engine_faults import Around
+from tests.backend.tiny_model import CONFIG, CONTEXT, POISON, VOCABULARY, Talk, alone, fused, weights
+
+
+class Device(Around):
+    """A runner whose results are read late: they are gone when the next step is launched."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner)
+        self.ahead: list[bool] = []
+        """Of each step, whether it was launched on tokens that the host did not know."""
+        self.fails_at: int | None = None
+        self._last: torch.Tensor | None = None
+
+    def run(self, step: StepInput) -> StepOutput:
+        if self._last is not None:
+            self._last.fill_(torch.nan)
+        self.ahead.append(step.device_tokens is not None)
+        if len(self.ahead) == self.fails_at:
+            raise torch.OutOfMemoryError("out of memory")
+        if step.device_tokens is not None:
+            assert not step.token_ids.any(), "the host does not know them"
+            step = dataclasses.replace(step, token_ids=step.device_tokens.int().numpy(), device_tokens=None)
+        output = self._runner.run(step)
+        self._last = output.logits.clone()
+        return StepOutput(self._last, output.hidden, unfinished=True)
+
+
+# Half of the answers can be drawn ahead.
+OPTIONS: st.SearchStrategy[Options] = st.sampled_from(
+    [
+        {},
+        {},
+        {"ignore_eos": True},
+        {"stop": ("a", "cd")},
+        {"temperature": 0.9},
+        {"temperature": 0.8, "top_p": 0.9, "ignore_eos": True},
+        {"logprobs": 1},
+        {"presence_penalty": 1.0},
+        {"logit_bias": {20: 4.0}},
+        {"pooled": True},
+    ]
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    asks=schedules(OPTIONS.map(lambda options: {"logprobs": None, **options}), longest_answer=24),
+    max_batch=st.integers(1, 5),
+    step_tokens=st.sampled_from([1, 17, 80, 400]),
+    mode=st.sampled_from(BatchingMode),
+)
+def test_no_answer_depends_on_it(asks: list[Ask], max_batch: int, step_tokens: int, mode: BatchingMode) -> None:
+    """Whatever comes, leaves, stops and is preempted: who stays gets what he gets alone, one step after the other."""
+    on = stage()
+    talk, left = play(Engine(Device(on.runner), max_batch, step_tokens, Batching(mode)), asks)
+    assert_as_alone(on, asks, talk, left)
+
+
+def plain(talk: Talk, number: int, answer: int = 30, **options: Any) -> None:
+    talk.say(number, [20 + number], answer, **{"logprobs": None, "ignore_eos": True, **options})
+
+
+def test_steps_are_launched_before_the_last_tokens_are_known() -> None:
+    """All but the first; an answer of a known length has no row too many, and the last step nothing after it."""
+    device = Device(fused(20))
+    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    plain(talk, 0, 10)
+    plain(talk, 1, 6)
+    launched = []
+    while talk.engine.has_work:
+        talk.step()
+        launched.append(len(device.ahead) - talk.said[0].sequence.num_generated)
+    assert device.ahead == [False] + [True] * 9
+    assert launched == [1] * 9 + [0]
+    stats = talk.engine.stats()
+    assert (stats.steps, stats.computed_rows, stats.useful_rows) == (10, 16, 16)
+
+
+@pytest.mark.parametrize(
+    "options", [{"logprobs": 0}, {"frequency_penalty": 0.5}, {"logit_bias": {9: 1.0}}, {"prompt_logprobs": True}]
+)
+def test_a_row_that_needs_the_host_keeps_its_batch_waiting(options: dict[str, Any]) -> None:
+    """While it runs no step is launched ahead; when it has ended they are again."""
+    device = Device(fused(20))
+    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    plain(talk, 0, 12)
+    plain(talk, 1, 4, **options)
+    talk.run()
+    assert device.ahead == [False] * 5 + [True] * 7
+
+
+def test_who_comes_waits_for_one_step() -> None:
+    """The step that is under way; then nothing is launched ahead before the newcomer has joined."""
+    device = Device(fused(20))
+    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    plain(talk, 0)
+    for _ in range(3):
+        talk.step()
+    plain(talk, 1)
+    talk.step()
+    assert talk.said[1].sequence.num_computed == 0
+    talk.step()
+    assert talk.said[1].sequence.num_generated == 1
+    assert device.ahead == [False, True, True, True, False, True]
+
+
+def test_who_waits_for_memory_stops_nobody() -> None:
+    """As long as nothing is given back there is nothing to let in, and steps go on ahead of their tokens."""
+    device = Device(fused(4))
+    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    plain(talk, 0, 33)
+    talk.say(1, [*range(20, 69)], 4, logprobs=None)
+    for _ in range(10):
+        talk.step()
+    assert talk.said[1].sequence.started_at is None
+    assert device.ahead[3:] == [True] * len(device.ahead[3:])
+    talk.run()
+    assert talk.said[1].text == alone(fused(4), [*range(20, 69)], 4).text
+
+
+def test_who_waited_for_memory_joins_when_there_is_some() -> None:
+    """While others still run, and at the latest in the step after the next."""
+    talk = Talk(Engine(Device(fused(6)), max_batch=4, step_tokens=64))
+    plain(talk, 0, 40)
+    plain(talk, 1, 12)
+    talk.say(2, [*range(20, 69)], 4, logprobs=None)
+    while talk.said[1].last is None or talk.said[1].last.finish_reason is None:
+        talk.step()
+        assert talk.said[2].sequence.started_at is None
+    talk.step()
+    talk.step()
+    assert talk.said[2].sequence.started_at is not None
+    assert talk.said[0].sequence.num_generated < 20
+    talk.run()
+
+
+def test_rows_that_go_on_keep_their_own_tokens() -> None:
+    """When one drops out in front of them and between them."""
+    talk = Talk(Engine(Device(fused(20)), max_batch=8, step_tokens=64))
+    lengths = [3, 20, 9, 15, 4]
+    for number, length in enumerate(lengths):
+        plain(talk, number, length)
+    talk.run()
+    for number, length in enumerate(lengths):
+        assert talk.said[number].text == alone(fused(20), [20 + number], length, ignore_eos=True).text
+
+
+def test_a_prompt_that_got_nothing_is_not_passed_over() -> None:
+    """All of a step's rows give tokens, but a longer prompt still waits for its part of the budget."""
+    talk = Talk(Engine(Device(fused(20)), max_batch=2, step_tokens=2))
+    talk.say(0, [20, 21], 30, logprobs=None, ignore_eos=True)
+    talk.say(1, [*range(30, 60)], 4, logprobs=None)
+    talk.step()
+    assert (talk.said[0].sequence.num_generated, talk.said[1].sequence.num_computed) == (1, 0)
+    talk.step()
+    talk.step()
+    assert talk.said[1].sequence.num_computed > 0
+    talk.run()
+
+
+def test_blocks_are_taken_from_nobody_for_a_step_ahead() -> None:
+    """When there are none left, the steps before are taken over first, and somebody gives his own back."""
+    talk = Talk(Engine(Device(fused(4)), max_batch=2, step_tokens=64))
+    for number in range(2):
+        talk.say(number, [20 + number] * 14, 40, logprobs=None, ignore_eos=True)
+    talk.run()
+    assert talk.engine.stats().preemptions > 0
+    for number in range(2):
+        wanted = alone(fused(4), [20 + number] * 14, 40, ignore_eos=True)
+        assert talk.said[number].text == wanted.text
+
+
+class Even:
+    """An answer of even tokens."""
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+
+    def allowed(self) -> torch.Tensor:
+        return torch.arange(VOCABULARY) % 2 == 0
+
+    def accept(self, token_id: int) -> None:
+        self.accepted.append(token_id)
+
+
+def test_an_answer_with_a_form_follows_it() -> None:
+    """What may come next depends on the last token, so nothing is launched ahead of it."""
+    device = Device(fused(20))
+    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    plain(talk, 0, 12)
+    plain(talk, 1, 12)
+    form = Even()
+    talk.said[1].sequence.constraint = form
+    talk.run()
+    assert len(form.accepted) == 12
+    assert not any(token % 2 for token in form.accepted)
+    assert not any(device.ahead)
+
+
+def test_stop_strings_end_one_step_late_and_nobody_sees_it() -> None:
+    """The row too many is computed, thrown away, and not called useful."""
+    full = alone(fused(20), [20], 30, ignore_eos=True).text
+    device = Device(fused(20))
+    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    stop = full[21:25]
+    plain(talk, 0, stop=(stop,))
+    plain(talk, 1, 40)
+    talk.run()
+    last = talk.said[0].last
+    assert talk.said[0].text == full[: full.index(stop)]
+    assert last is not None
+    assert last.finish_reason is FinishReason.STOP
+    stats = talk.engine.stats()
+    assert stats.computed_rows == stats.useful_rows + 1
+    assert talk.said[1].text == alone(fused(20), [21], 40, ignore_eos=True).text
+
+
+def test_a_step_under_way_when_all_have_left() -> None:
+    """Is forgotten: their blocks serve the next ones, who get what they get alone."""
+    device = Device(fused(4))
+    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    for leave in (lambda: talk.engine.abort(0), talk.engine.fail_all):
+        plain(talk, 0)
+        for _ in range(3):
+            talk.step()
+        leave()
+        assert not talk.engine.has_work
+        assert talk.engine.pool.num_free == 4
+        talk.said.clear()
+    talk.say(1, [*range(30, 70)], 12, logprobs=None)
+    talk.run()
+    assert talk.said[1].text == alone(fused(4), [*range(30, 70)], 12).text
+
+
+def test_a_deadline_ends_an_answer_under_way() -> None:
+    """The step that has a row of it gives the others their tokens."""
+    talk = Talk(Engine(Device(fused(20)), max_batch=4, step_tokens=64))
+    plain(talk, 0)
+    plain(talk, 1)
+    for _ in range(3):
+        talk.step()
+    talk.said[0].sequence.deadline = time.monotonic()
+    talk.run()
+    last = talk.said[0].last
+    assert last is not None
+    assert last.finish_reason is FinishReason.EXPIRED
+    assert talk.said[1].text == alone(fused(20), [21], 30, ignore_eos=True).text
+
+
+def test_numbers_that_are_none_end_one_answer() -> None:
+    """Also when they come in a step that was launched ahead, and the step after it is under way."""
+    talk = Talk(Engine(Device(fused(20)), max_batch=4, step_tokens=64))
+    plain(talk, 0)
+    plain(talk, 1)
+    talk.step()
+    talk.step()
+    bad = talk.said[0].sequence
+    bad_from = bad.num_generated
+    talk.engine.runner = Poisoning(talk.engine.runner)
+    talk.run()
+    last = talk.said[0].last
+    assert last is not None
+    assert last.finish_reason is FinishReason.FAILED
+    assert bad.num_generated == bad_from + 1, "the token of the step that was under way, and no other"
+    assert talk.engine.stats().poisoned == 1
+    assert talk.said[1].text == alone(fused(20), [21], 30, ignore_eos=True).text
+
+
+class Poisoning(Around):
+    """Puts a token whose embedding is not a number into the first row, once."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner)
+        self._done = False
+
+    def run(self, step: StepInput) -> StepOutput:
+        if not self._done and step.device_tokens is not None:
+            self._done = True
+            tokens = step.device_tokens.clone()
+            tokens[0] = POISON
+            step = dataclasses.replace(step, device_tokens=tokens)
+        return self._runner.run(step)
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 7])
+def test_out_of_memory_ahead_ends_the_younger_half(fails_at: int) -> None:
+    """In its turn: the tokens before it are delivered, and the others say what they say alone, drawn ones too."""
+    device = Device(fused(20))
+    device.fails_at = fails_at
+    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    for number in range(4):
+        plain(talk, number, temperature=0.9)
+    talk.run()
+    reasons = [said.last and said.last.finish_reason for said in talk.said.values()]
+    assert reasons == [FinishReason.LENGTH] * 2 + [FinishReason.SHED] * 2
+    assert [talk.said[n].sequence.num_generated for n in (2, 3)] == [fails_at - 1] * 2
+    for number in range(2):
+        wanted = alone(fused(20), [20 + number], 30, number=number, ignore_eos=True, temperature=0.9)
+        assert talk.said[number].text == wanted.text
+
+
+def test_blocks_that_windows_have_left_are_given_back_under_a_step_ahead() -> None:
+    """What the step under way still sees is not among them."""
+    config = dataclasses.replace(CONFIG, windows=(24, 24))
+    talk = Talk(Engine(Device(TorchRunner(config, weights(), 14, CONTEXT)), max_batch=3, step_tokens=32))
+    for number in range(3):
+        plain(talk, number, 100)
+    talk.run()
+    assert talk.engine.stats().preemptions == 0, "whole contexts would not have fitted"
+    for number in range(3):
+        wanted = alone(TorchRunner(config, weights(), 14, CONTEXT), [20 + number], 100, ignore_eos=True)
+        assert talk.said[number].text == wanted.text
+
+
+async def test_random_requests_with_random_ends() -> None:
+    """Clients that come and leave as they like, in front of the engine's own thread: see ``soak``."""
+    devices: list[Device] = []
+
+    def make(num_blocks: int, precision: str, kv_precision: KVPrecision) -> Device:
+        devices.append(Device(fused(num_blocks, precision, kv_precision)))
+        return devices[0]
+
+    tally = await soak(5.0, seed=3, make=make)
+    assert tally.engine is not None
+    assert tally.engine.stats().preemptions > 0
+    assert sum(devices[0].ahead) > len(devices[0].ahead) // 10

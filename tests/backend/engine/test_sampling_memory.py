@@ -1,0 +1,83 @@
+"""A lack of memory while tokens are chosen is shed like one while the model computes: some end, the others go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from backend.engine import flight as flight_module
+from backend.engine.engine import Engine
+from backend.engine.sampler import Sampled, sample
+from backend.engine.sequence import FinishReason, Sequence
+from tests.backend.tiny_model import Talk, alone, fused
+
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 1.5, "repetition_penalty": 1.3, "prompt_logprobs": True},
+    {"temperature": 0.9, "top_p": 0.9},
+    {"temperature": 1.0},
+    {},
+]
+PROMPT = [*range(20, 60)]
+
+
+def words(number: int) -> str:
+    """What a request says when nobody is beside it."""
+    talk = Talk(Engine(fused(20), max_batch=1, step_tokens=256, shares_prefixes=False))
+    talk.say(number, [*PROMPT, number + 11], 20, ignore_eos=True, **OPTIONS[number])
+    talk.run()
+    return talk.said[number].text
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("out of memory")])
+@pytest.mark.parametrize("late", [False, True])
+def test_sampling_out_of_memory_ends_the_youngest(
+    error: Exception, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Penalties are not applied twice and no draw is lost, even if the memory ended when all was chosen."""
+
+    def narrow(logits: torch.Tensor, sequences: list[Sequence]) -> list[Sampled]:
+        if len(sequences) > 2:
+            if late:
+                sample(logits, sequences)
+            raise error
+        return sample(logits, sequences)
+
+    wanted = [words(number) for number in range(2)]
+    monkeypatch.setattr(flight_module, "sample", narrow)
+    talk = Talk(Engine(fused(20), max_batch=2, step_tokens=256))
+    for number in range(2):
+        talk.say(number, [*PROMPT, number + 11], 20, ignore_eos=True, **OPTIONS[number])
+    for _ in range(5):
+        talk.step()
+    talk.engine.scheduler.max_batch = 4
+    for number in (2, 3):
+        talk.say(number, [*PROMPT, number + 11], 20, ignore_eos=True, **OPTIONS[number])
+    talk.run()
+    ends = [said.last and said.last.finish_reason for said in talk.said.values()]
+    assert ends == [FinishReason.LENGTH] * 2 + [FinishReason.SHED] * 2
+    assert [talk.said[number].text for number in range(2)] == wanted
+    assert len(talk.said[0].sequence.prompt_logprobs) == len(PROMPT) + 1
+    assert talk.engine.stats().shed == 2
+
+
+def test_the_memory_of_log_probabilities_is_shed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the prompt are noted once, though the step that computed them is tried again."""
+    wanted = alone(fused(20), PROMPT, 3, prompt_logprobs=True).sequence.prompt_logprobs
+    failures = iter([False] * 10 + [True])
+    real = torch.log_softmax
+
+    def scarce(*arguments: Any, **options: Any) -> torch.Tensor:
+        if next(failures, False):
+            raise torch.OutOfMemoryError("out of memory")
+        return real(*arguments, **options)
+
+    talk = Talk(Engine(fused(20), max_batch=2, step_tokens=256))
+    talk.say(0, PROMPT, 3, prompt_logprobs=True)
+    talk.say(1, [30, 31, 32], 3)
+    monkeypatch.setattr(torch, "log_softmax", scarce)
+    talk.run()
+    assert talk.said[0].sequence.prompt_logprobs == wanted
+    ends = [said.last and said.last.finish_reason for said in talk.said.values()]
+    assert ends == [FinishReason.LENGTH, FinishReason.SHED]

@@ -1,0 +1,87 @@
+"""The same answer every time: whatever else runs, and however the work is cut, a greedy answer keeps every bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from backend.engine.batching import Batching, BatchingMode
+from backend.engine.engine import Engine
+from backend.engine.runner import ModelRunner
+from backend.engine.sequence import FinishReason
+from backend.runners.fused.layout import KVPrecision
+from tests.backend.engine.schedules import Ask, Options, Stage, assert_as_alone, play, schedules, stage
+from tests.backend.tiny_model import Talk, alone, fused, reference
+
+OPTIONS: st.SearchStrategy[Options] = st.fixed_dictionaries(
+    {"tenant": st.sampled_from(["", "", "tenant"]), "pooled": st.sampled_from([False, False, False, True])}
+)
+# Weights, and keys and values.
+PRECISIONS: tuple[tuple[str, KVPrecision], ...] = (
+    ("float16", "float16"),
+    ("int8", "int8"),
+    ("int4", "float16"),
+    ("fp8", "float16"),
+    ("nf4", "float16"),
+    ("mixed", "int8"),
+    ("act-order", "float16"),
+)
+
+
+@pytest.fixture(scope="module", params=PRECISIONS, ids=lambda precisions: "-".join(precisions))
+def on(request: pytest.FixtureRequest) -> Stage:
+    return stage(*request.param)
+
+
+@pytest.mark.timeout(600)  # a failure is worth the five minutes that hypothesis may take to make it small
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    asks=schedules(OPTIONS, longest_answer=20),
+    max_batch=st.integers(1, 5),
+    step_tokens=st.integers(1, 80),
+    shares=st.booleans(),
+    mode=st.sampled_from(BatchingMode),
+)
+def test_no_schedule_changes_a_bit(
+    asks: list[Ask], max_batch: int, step_tokens: int, shares: bool, mode: BatchingMode, on: Stage
+) -> None:
+    """Text, log-probabilities and embeddings are what they are alone, for those who stay to the end."""
+    assert on.runner.deterministic
+    talk, left = play(Engine(on.runner, max_batch, step_tokens, Batching(mode), shares), asks)
+    assert_as_alone(on, asks, talk, left)
+
+
+def test_the_schedules_do_what_they_are_made_for(on: Stage) -> None:
+    """The same kind of requests does share, does preempt, and does get to its end."""
+    talk = Talk(Engine(on.runner, max_batch=4, step_tokens=24))
+    for number in range(6):
+        talk.say(number, [*range(20, 68), 11 + number], 20, ignore_eos=True)
+    talk.run()
+    stats = talk.engine.stats()
+    assert stats.preemptions > 0
+    assert stats.prefix_hit_tokens > 48
+    assert stats.computed_rows > stats.useful_rows
+    assert all(said.last and said.last.finish_reason is FinishReason.LENGTH for said in talk.said.values())
+
+
+@pytest.mark.parametrize("make", [fused, reference])
+def test_a_runner_says_whether_it_promises_this(make: Callable[[int], ModelRunner]) -> None:
+    """The engine's picture of itself repeats it."""
+    runner = make(4)
+    assert Engine(runner, 1, 16).stats().deterministic is runner.deterministic
+
+
+def test_the_reference_says_the_same_up_to_rounding() -> None:
+    """Its sums may round differently in another batch, so it promises nothing; the words agree here all the same."""
+    runner = reference(40)
+    assert not runner.deterministic
+    prompts = [[*range(20, 60), 11 + number] for number in range(4)]
+    wanted = [alone(runner, prompt).text for prompt in prompts]
+    talk = Talk(Engine(runner, max_batch=4, step_tokens=24))
+    for number, prompt in enumerate(prompts):
+        talk.say(number, prompt)
+    talk.run()
+    assert [talk.said[number].text for number in range(4)] == wanted

@@ -1,0 +1,65 @@
+"""A step that does not fit the memory ends its requests and not the process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# The address space is limited once the model is there: the first step of 2,048 rows finds no room, the next ones do.
+SCRIPT = """
+import resource
+from backend.config import EngineConfig
+from backend.detokenizer import Detokenizer
+from backend.engine import Engine
+from backend.model import load_model
+from backend.model_source import resolve_model
+from backend.sequence import SamplingParams, Sequence
+
+quiet = lambda sentence: None
+model = load_model(resolve_model("default", quiet), EngineConfig(threads=1, step_tokens=2048), quiet)
+engine = Engine(model.runner, 2, 2048)
+
+def ask(number, length):
+    params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+    engine.add(Sequence(number, [5] * length, params, Detokenizer(model.tokenizer.token_bytes), number))
+    while engine.has_work:
+        for output in engine.step():
+            if output.finish_reason is not None:
+                print(model.runner.name, number, output.finish_reason.value, flush=True)
+
+ask(0, 20)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+limit = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20), limit[1]))
+ask(1, 4000)
+ask(2, 20)
+resource.setrlimit(resource.RLIMIT_AS, limit)
+ask(3, 4000)
+"""
+
+
+def test_a_step_without_memory_is_shed_and_the_engine_goes_on() -> None:
+    """The long prompt ends with a reason, short ones are answered, and so is the long one once there is room."""
+    # The allocator gives back at once what is larger: no room that loading has left is taken for the step.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[1:] for line in done.stdout.splitlines()] == [
+        ["0", "length"],
+        ["1", "shed"],
+        ["2", "length"],
+        ["3", "length"],
+    ]

@@ -1,0 +1,287 @@
+"""Prefixes that are fetched from elsewhere, late, in part or not at all: nobody's answer changes by a bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from backend.engine.engine import Engine
+from backend.engine.sequence import FinishReason, Sequence
+from prefix_store.codecs.codec import stored_key
+from prefix_store.codecs.scaled import INT8
+from tests.backend.engine.schedules import Ask, Options, assert_as_alone, play, schedules, stage
+from tests.backend.engine.shelf import Shelf
+from tests.backend.tiny_model import Talk, fused
+
+OPTIONS: st.SearchStrategy[Options] = st.fixed_dictionaries(
+    {"tenant": st.sampled_from(["", "", "tenant"]), "pooled": st.sampled_from([False, False, False, True])}
+)
+PROMPT = [*range(20, 84)]
+
+
+def lossy_key(key: bytes) -> bytes:
+    return stored_key(INT8, key)
+
+
+def engine_with(shelf: Shelf, num_blocks: int = 40, max_batch: int = 4, step_tokens: int = 24) -> Engine:
+    shelf.engine = Engine(
+        fused(num_blocks), max_batch, step_tokens, prefix_io=shelf, lossy_key=lossy_key if shelf.loss else None
+    )
+    return shelf.engine
+
+
+def until_ended(engine: Engine, sequence: Sequence) -> None:
+    """Steps; what is asked of the shelf waits."""
+    while sequence.finish_reason is None:
+        engine.step()
+
+
+@pytest.mark.timeout(600)  # a failure is worth the five minutes that hypothesis may take to make it small
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    asks=schedules(OPTIONS, longest_answer=20),
+    more=schedules(OPTIONS, longest_answer=20),
+    max_batch=st.integers(1, 5),
+    step_tokens=st.integers(1, 80),
+    chance=st.randoms(use_true_random=False),
+)
+def test_no_fetch_changes_a_bit(
+    asks: list[Ask], more: list[Ask], max_batch: int, step_tokens: int, chance: random.Random
+) -> None:
+    """Whatever is fetched and kept, and whenever: text, log-probabilities and embeddings are what they are alone."""
+    on, shelf = stage(), Shelf(chance)
+    for some in (asks, more):  # the second engine has nothing but what the first one gave away
+        shelf.engine = engine = Engine(on.runner, max_batch, step_tokens, prefix_io=shelf)
+        talk, left = play(engine, some, shelf)
+        assert_as_alone(on, some, talk, left)
+
+
+@pytest.mark.timeout(600)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    asks=schedules(OPTIONS, longest_answer=20),
+    more=schedules(OPTIONS, longest_answer=20),
+    max_batch=st.integers(1, 5),
+    chance=st.randoms(use_true_random=False),
+)
+def test_what_came_back_with_a_loss_is_never_found_as_exact(
+    asks: list[Ask], more: list[Ask], max_batch: int, chance: random.Random
+) -> None:
+    """Neither in the engine's memory nor among what it hands over, nor what was computed after it."""
+    on, truth, shelf = stage(), Shelf(random.Random(0)), Shelf(chance, loss=6)  # noqa: S311
+    for ask in (*asks, *more):
+        play(engine_with(truth), [ask], truth)
+    for some in (asks, more):
+        shelf.engine = engine = Engine(on.runner, max_batch, 32, prefix_io=shelf, lossy_key=lossy_key)
+        play(engine, some, shelf)
+        for key, content in shelf.exact.items():
+            assert truth.exact.get(key, content) == content
+        for key, content in truth.exact.items():
+            block = engine.pool.block_of(key)
+            if block is not None:
+                (segment,) = on.runner.kv_blocks.outgoing([block]).ready()[0]  # type: ignore[union-attr]
+                assert np.ascontiguousarray(segment).tobytes() == content
+
+
+def test_a_second_engine_computes_the_tail_alone() -> None:
+    """It takes what another one computed, and computes what is left: the last token at least."""
+    shelf = Shelf(random.Random(1), reliable=True)  # noqa: S311
+    first = Talk(engine_with(shelf), shelf)
+    first.say(0, PROMPT, 20, ignore_eos=True)
+    first.run()
+    assert len(shelf.exact) == (len(PROMPT) + 19) // 16
+    second = Talk(engine_with(shelf), shelf)
+    same = second.say(0, PROMPT, 20, ignore_eos=True)
+    second.run()
+    assert second.said[0].content == first.said[0].content
+    assert shelf.fetched == 3, "of four blocks the last has the last token"
+    assert same.num_cached == 48
+    stats = second.engine.stats()
+    assert (stats.prompt_tokens, stats.prefix_hit_tokens) == (16, 48)
+
+
+def test_others_decode_while_a_prefix_is_fetched() -> None:
+    """A fetch that takes its time makes nobody wait but who needs it."""
+    shelf = Shelf(random.Random(2), reliable=True)  # noqa: S311
+    talk = Talk(engine_with(shelf), shelf)
+    talk.say(0, PROMPT, 1)
+    talk.run()
+    talk = Talk(engine_with(shelf), shelf)
+    talk.say(1, [*range(30, 40)], 20, ignore_eos=True)
+    waiting = talk.say(2, PROMPT, 5, ignore_eos=True)
+    for _ in range(10):
+        talk.engine.step()
+    assert waiting.fetch is not None
+    assert waiting.num_computed == 0
+    other = talk.said[1].sequence
+    assert other.num_generated == 10
+    talk.run()
+    assert waiting.num_cached == 48
+
+
+def test_who_asks_the_same_waits_for_the_fetch() -> None:
+    """One fetch serves all who begin alike, however many choices there are."""
+    shelf = Shelf(random.Random(3), reliable=True)  # noqa: S311
+    talk = Talk(engine_with(shelf), shelf)
+    talk.say(0, PROMPT, 1)
+    talk.run()
+    talk = Talk(engine_with(shelf), shelf)
+    asked = [talk.say(number, PROMPT, 4, ignore_eos=True) for number in range(3)]
+    talk.run()
+    assert shelf.fetched == 3
+    assert [sequence.num_cached for sequence in asked] == [48] * 3
+
+
+def test_an_engine_that_only_waits_for_a_fetch_rests() -> None:
+    """It has nothing to compute until the fetch is over, or somebody else comes."""
+    shelf = Shelf(random.Random(4), reliable=True)  # noqa: S311
+    talk = Talk(engine_with(shelf), shelf)
+    talk.say(0, PROMPT, 1)
+    talk.run()
+    talk = Talk(engine_with(shelf), shelf)
+    talk.say(1, PROMPT, 1)
+    talk.say(2, PROMPT, 1)
+    assert talk.engine.pause() == 0.0
+    talk.engine.step()
+    assert talk.engine.pause() is None, "both wait for one fetch"
+    talk.say(3, [11, 12], 1)
+    assert talk.engine.pause() == 0.0
+    talk.engine.step()
+    assert talk.said[3].sequence.finish_reason is FinishReason.LENGTH
+    shelf.turn()
+    assert talk.engine.pause() == 0.0
+    talk.run()
+
+
+def test_who_leaves_during_a_fetch_has_its_memory_back_at_once() -> None:
+    """The blocks serve others from the next step on, and what still arrives is written nowhere."""
+    shelf = Shelf(random.Random(5), reliable=True)  # noqa: S311
+    talk = Talk(engine_with(shelf), shelf)
+    talk.say(0, PROMPT, 1)
+    talk.run()
+    engine = engine_with(shelf, num_blocks=5)
+    talk = Talk(engine, shelf)
+    talk.say(1, PROMPT, 1)
+    engine.step()
+    engine.abort(1)
+    assert engine.pool.num_free == 5
+    other = talk.say(2, [*range(30, 94)], 8, ignore_eos=True)
+    until_ended(engine, other)
+    shelf.turn()
+    assert shelf.halted == 1
+    assert shelf.fetched == 0
+    assert engine.problems() == []
+
+
+def test_a_grown_answer_is_handed_over_too() -> None:
+    """So the next turn of a conversation finds question and answer."""
+    shelf = Shelf(random.Random(6), reliable=True)  # noqa: S311
+    talk = Talk(engine_with(shelf), shelf)
+    turn = talk.say(0, PROMPT, 40, ignore_eos=True)
+    talk.run()
+    again = Talk(engine_with(shelf), shelf)
+    follow_up = again.say(0, [*turn.tokens, 11, 12], 1)
+    again.run()
+    assert follow_up.num_cached == (len(turn.tokens) - 1) // 16 * 16
+
+
+def test_what_there_is_no_room_for_at_the_end_comes_later() -> None:
+    """Only a quarter of the blocks is held for copying; the others wait in the pool while nobody needs them."""
+    shelf = Shelf(random.Random(7), reliable=True)  # noqa: S311
+    engine = engine_with(shelf, num_blocks=9)
+    talk = Talk(engine, shelf)
+    sequence = talk.say(0, PROMPT, 1)
+    until_ended(engine, sequence)
+    assert engine.pool.num_held == 2
+    assert engine.problems() == []
+    shelf.finish()
+    assert len(shelf.exact) == len(PROMPT) // 16
+    assert engine.pool.num_held == 0
+
+
+def test_an_engine_rests_while_what_it_needs_is_being_copied() -> None:
+    """It takes the request in as soon as the blocks are back, and does nothing until then."""
+    shelf = Shelf(random.Random(8), reliable=True)  # noqa: S311
+    engine = engine_with(shelf, num_blocks=5)
+    talk = Talk(engine, shelf)
+    first = talk.say(0, PROMPT, 1)
+    until_ended(engine, first)
+    assert engine.pool.num_held == 1
+    other = talk.say(1, [*range(26, 96)], 2, ignore_eos=True)
+    engine.step()
+    assert not other.blocks
+    assert engine.pause() is None
+    shelf.turn()
+    assert engine.pause() == 0.0
+    talk.run()
+    assert other.num_generated == 2
+
+
+def test_what_is_forgotten_is_not_kept_after_all() -> None:
+    """Neither what is being copied, nor what waits for its turn, nor what a running answer still has."""
+    shelf = Shelf(random.Random(9), reliable=True)  # noqa: S311
+    engine = engine_with(shelf, num_blocks=20)
+    talk = Talk(engine, shelf)
+    ended = talk.say(0, PROMPT, 1)
+    running = talk.say(1, [*range(30, 94)], 40, ignore_eos=True)
+    while ended.finish_reason is None or running.num_generated < 5:
+        engine.step()
+    assert shelf.is_waited_for
+    engine.forget_prefixes()
+    shelf.finish()
+    while engine.has_work:
+        engine.step()
+    shelf.finish()
+    assert not shelf.exact
+    assert engine.problems() == []
+    assert engine.pool.num_held == 0
+
+
+@pytest.mark.parametrize(("all_of_it", "taken"), [(True, [0, 0]), (False, [0, 48])])
+def test_what_is_forgotten_on_its_way_is_not_taken(
+    all_of_it: bool, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that are filled when the engine has not been told yet; those of another chain are taken."""
+    shelf = Shelf(random.Random(11), reliable=True)  # noqa: S311
+    prompts = [PROMPT, [*range(30, 94)]]
+    told: list[Callable[[], None]] = []
+    for is_second in (False, True):
+        talk = Talk(engine := engine_with(shelf), shelf)
+        asked = [talk.say(number, prompt, 4, ignore_eos=True) for number, prompt in enumerate(prompts)]
+        if is_second:
+            engine.step()
+            with monkeypatch.context() as later:
+                later.setattr(engine, "fetched", lambda *given: told.append(partial(Engine.fetched, engine, *given)))
+                shelf.turn()
+            engine.forget_prefixes() if all_of_it else engine.forget_blocks(asked[0].block_keys)
+            for tell in told:
+                tell()
+        talk.run()
+        assert [sequence.num_cached for sequence in asked] == (taken if is_second else [0, 0])
+    assert len(told) == len(prompts)
+
+
+def test_memory_to_copy_through_that_is_full_only_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left over is handed over when there is some again, and not looked for before."""
+    shelf = Shelf(random.Random(10), reliable=True)  # noqa: S311
+    engine = engine_with(shelf, num_blocks=40)
+    talk = Talk(engine, shelf)
+    blocks = engine.runner.kv_blocks
+    assert blocks is not None
+    with monkeypatch.context() as full:
+        asked: list[int] = []
+        full.setattr(blocks, "outgoing", lambda some: asked.append(len(some)))
+        for number in range(3):
+            sequence = talk.say(number, [*range(20 + number, 84 + number)], 1)
+            until_ended(engine, sequence)
+        assert len(asked) == 4, "once, and at each end"
+    last = talk.say(9, [*range(30, 94)], 1)
+    until_ended(engine, last)
+    shelf.finish()
+    assert len(shelf.exact) == 4 * 4

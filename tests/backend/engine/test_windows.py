@@ -1,0 +1,216 @@
+"""Where every layer is windowed a sequence holds the blocks of its window, and says what it would say with all."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from backend.engine.config import EngineConfig
+from backend.engine.engine import Engine
+from backend.engine.runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
+from backend.engine.sequence import FinishReason
+from backend.model import ServedModel, load_model
+from backend.model_loader.source import ModelSource
+from backend.model_loader.weights import load_weights, read_config
+from backend.models.config import ModelConfig
+from backend.responses.model_info import describe
+from backend.runners.torch.torch_runner import TorchRunner
+from tests.backend.engine.test_engine_faults import Around
+from tests.backend.models.test_config import read
+from tests.backend.random_models import KINDS, WINDOW, Kind, random_tokens, save
+from tests.backend.tiny_model import Talk
+
+NUM_BLOCKS = 16
+LONGEST = 160
+STEP = 20
+"""Most tokens of a step in these tests."""
+WINDOWED = ("mistral", "gemma2")
+"""All layers, and every second one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """transformers' model and ours, with the same random weights."""
+
+    reference: Any
+    runner: ModelRunner
+    small: ModelRunner
+    """With memory for 80 tokens."""
+
+
+@pytest.fixture(scope="module", params=WINDOWED)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    directory: Path = tmp_path_factory.mktemp(request.param)
+    kind = KINDS[request.param]
+    reference = save(Kind(kind.family, {**kind.changes, "num_hidden_layers": 2}), directory)
+    config = dataclasses.replace(read_config(directory), eos_token_ids=())
+    weights = load_weights(directory, config)
+    runner, small = (TorchRunner(config, weights, blocks, 256) for blocks in (NUM_BLOCKS, 5))
+    return Pair(reference, runner, small)
+
+
+PROMPTS = st.builds(
+    lambda family, common, tail: [*random_tokens(common, family).tolist(), *tail],
+    st.integers(0, 1),
+    st.sampled_from([0, 16, 33, 64, 100]),
+    st.lists(st.integers(10, 12), min_size=1, max_size=20),
+)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    asks=st.lists(st.tuples(PROMPTS, st.integers(1, 40), st.integers(0, 1)), min_size=1, max_size=6),
+    max_batch=st.integers(1, 4),
+    step_tokens=st.integers(1, STEP),
+    stagger=st.integers(0, 4),
+)
+def test_answers_past_the_window_are_those_of_transformers(
+    asks: list[tuple[list[int], int, int]], max_batch: int, step_tokens: int, stagger: int, pair: Pair
+) -> None:
+    """With prefix hits, preemption and chunks: each token is the likeliest, or as likely up to rounding."""
+    talk = Talk(Engine(pair.runner, max_batch, step_tokens))
+    for number, (prompt, answer, priority) in enumerate(asks):
+        talk.say(number, prompt, answer, priority=priority)
+        for _ in range(stagger):
+            talk.step()
+    talk.run()
+    for said in talk.said.values():
+        tokens, start = said.sequence.tokens, said.sequence.num_prompt
+        assert len(tokens) == start + said.sequence.params.max_tokens
+        with torch.inference_mode():
+            logits = pair.reference(torch.tensor([tokens])).logits[0, start - 1 : -1]
+        chosen = torch.tensor(tokens[start:])
+        expected = logits.log_softmax(-1)
+        assert bool((expected.max(-1).values - expected.gather(1, chosen[:, None])[:, 0] < 1e-3).all())
+        got = torch.tensor([entry.logprob for entry in said.logprobs])
+        torch.testing.assert_close(got, expected.gather(1, chosen[:, None])[:, 0], rtol=1e-3, atol=1e-3)
+
+
+def test_the_window_bounds_what_is_held(pair: Pair) -> None:
+    """Past it every layer looks back no further, so the blocks are free; one layer that sees all keeps them all."""
+    sight = pair.runner.config.sight
+    engine = Engine(pair.runner, max_batch=1, step_tokens=STEP)
+    talk = Talk(engine)
+    sequence = talk.say(0, random_tokens(LONGEST - 40).tolist(), 40)
+    most = 0
+    while engine.has_work:
+        talk.step()
+        most = max(most, engine.pool.num_held)
+        if sight is None and engine.has_work:
+            assert len(sequence.blocks) * BLOCK_SIZE >= sequence.num_tokens - 1
+    if sight is None:
+        assert most == LONGEST // BLOCK_SIZE
+    else:
+        assert sight == WINDOW
+        assert most <= -(-(WINDOW + STEP) // BLOCK_SIZE) + 1
+    assert engine.pool.num_free == NUM_BLOCKS
+
+
+def test_a_second_turn_past_the_window_finds_the_first(pair: Pair) -> None:
+    """The blocks that were left behind keep their contents until they are needed."""
+    talk = Talk(Engine(pair.runner, max_batch=1, step_tokens=STEP))
+    first = talk.say(0, random_tokens(100).tolist(), 20)
+    talk.run()
+    second = talk.say(1, [*first.tokens, 11, 12, 13], 5)
+    talk.run()
+    assert second.num_cached == (first.num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
+
+
+class Failing(Around):
+    """A runner whose logits are none while it ``fails``."""
+
+    fails = False
+
+    def run(self, step: StepInput) -> StepOutput:
+        output = self._runner.run(step)
+        return dataclasses.replace(output, logits=output.logits * torch.nan) if self.fails else output
+
+
+def test_what_was_left_behind_is_not_trusted_either(pair: Pair) -> None:
+    """When a sequence goes wrong past its window, nobody begins with the blocks before it."""
+    runner = Failing(pair.runner)
+    talk = Talk(Engine(runner, max_batch=1, step_tokens=STEP))
+    first = talk.say(0, random_tokens(100).tolist(), 20)
+    while first.num_generated < 5:
+        talk.step()
+    runner.fails = True
+    talk.step()
+    runner.fails = False
+    assert first.finish_reason is FinishReason.FAILED
+    assert talk.engine.pool.num_cached == 0
+    again = talk.say(1, first.tokens[:100], 5)
+    talk.run()
+    assert again.num_cached == 0
+
+
+def test_the_model_says_what_windows_save_and_what_they_do_not(pair: Pair, model: ServedModel) -> None:
+    """With windows everywhere a long sequence takes few blocks; with some, it says what the others keep for nothing."""
+    runner = pair.runner
+    served = dataclasses.replace(model, config=runner.config, runner=runner, max_context=256)
+    info = describe(served, Engine(runner, max_batch=8, step_tokens=STEP).stats(), None)
+    per_token = runner.kv_bytes_per_token
+    if runner.config.sight is None:
+        assert (info["attention_window"], info["kv_bytes_per_token_out_of_sight"]) == (None, per_token // 2)
+        assert info["feasible_batch"] == {"256": 1}
+    else:
+        assert (info["attention_window"], info["kv_bytes_per_token_out_of_sight"]) == (WINDOW, 0)
+        assert info["feasible_batch"] == {"256": NUM_BLOCKS // 4}
+
+
+def test_a_sequence_longer_than_the_memory_is_served(pair: Pair) -> None:
+    """By windows, if those of one step fit; the others refuse it at once."""
+    talk = Talk(Engine(pair.small, max_batch=2, step_tokens=12))
+    prompts = [random_tokens(120, seed).tolist() for seed in range(2)]
+    if pair.small.config.sight is None:
+        with pytest.raises(ValueError, match="a sequence of up to 150 tokens does not fit 5 KV blocks"):
+            talk.say(0, prompts[0], 30)
+        return
+    for number, prompt in enumerate(prompts):
+        talk.say(number, prompt, 30)
+    talk.run()
+    wanted = Talk(Engine(pair.runner, max_batch=2, step_tokens=STEP))
+    for number, prompt in enumerate(prompts):
+        wanted.say(number, prompt, 30)
+    wanted.run()
+    assert [said.text for said in talk.said.values()] == [said.text for said in wanted.said.values()]
+
+
+def test_the_longest_context_is_what_windows_allow(tmp_path: Path, source: ModelSource) -> None:
+    """All that is asked for, if the memory holds the windows and a step; else what it holds, with a sentence."""
+    save(KINDS["mistral"], tmp_path)
+    shutil.copy(source.directory / "tokenizer.json", tmp_path)
+    memory = 5 * TorchRunner.block_bytes(read_config(tmp_path))
+    said: list[str] = []
+    for step_tokens, longest in ((STEP, 200), (64, 80)):
+        limits = EngineConfig(kv_memory=memory, max_batch=2, max_context=200, step_tokens=step_tokens)
+        model = load_model(dataclasses.replace(source, directory=tmp_path), limits, said.append)
+        assert model.max_context == longest
+    assert [sentence for sentence in said if "longest context" in sentence] == [
+        "the KV memory holds 80 tokens, so that is the longest context"
+    ]
+
+
+def test_more_sequences_fit_at_the_same_time(pair: Pair) -> None:
+    """Four of 100 tokens need 28 blocks of the 16 there are; of windows they need 12."""
+    talk = Talk(Engine(pair.runner, max_batch=4, step_tokens=STEP, shares_prefixes=False))
+    for number in range(4):
+        talk.say(number, random_tokens(70, number).tolist(), 30)
+    talk.run()
+    assert (talk.engine.stats().preemptions > 0) == (pair.runner.config.sight is None)
+
+
+@pytest.mark.parametrize(
+    ("windows", "sight"),
+    [((), None), ((24, None), None), ((None, None), None), ((24, 24), 24), ((16, 24), 24)],
+)
+def test_the_widest_layer_decides(windows: tuple[int | None, ...], sight: int | None) -> None:
+    """One layer without a window sees everything."""
+    config: ModelConfig = dataclasses.replace(read(num_hidden_layers=2), windows=windows)
+    assert config.sight == sight

@@ -1,0 +1,70 @@
+"""Frames of KV blocks by their keys, for an engine that keeps and fetches prefixes: a thread's part, done when told."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+
+from backend.engine.engine import Engine
+from backend.engine.prefix_io import Fetch, Keep, StoredPrefix
+from backend.engine.runner import BLOCK_SIZE
+from backend.engine.sequence import NOBODYS, SamplingParams, Sequence
+from backend.text.detokenizer import Detokenizer, TokenBytes
+from prefix_store.eviction.access import Access
+from prefix_store.frames.segments import gather, scatter
+from prefix_store.store.chain import Chain
+from prefix_store.store.location import Location
+from prefix_store.tiers.halt import Halted
+
+
+class KvShelf:
+    """See ``PrefixIO``."""
+
+    def __init__(self) -> None:
+        self.frames: dict[bytes, npt.NDArray[np.uint8]] = {}
+        self.fetches: list[Fetch] = []
+        self.keeps: list[Keep] = []
+        self.fetched = 0
+
+    def fetch(self, fetch: Fetch) -> None:
+        """See ``PrefixIO.fetch``."""
+        self.fetches.append(fetch)
+
+    def keep(self, keep: Keep) -> None:
+        """See ``PrefixIO.keep``."""
+        self.keeps.append(keep)
+
+    def put_away(self, engine: Engine) -> None:
+        """Ends all that is to be kept."""
+        for keep in self.keeps:
+            for key, segments in zip(keep.keys, keep.outgoing.ready(), strict=True):
+                self.frames[key] = np.empty(sum(np.asarray(segment).nbytes for segment in segments), np.uint8)
+                gather(segments, self.frames[key])
+            engine.kept(keep)
+        self.keeps.clear()
+
+    def bring(self, engine: Engine) -> None:
+        """Ends all that is to be fetched."""
+        for fetch in self.fetches:
+            blocks = fetch.prefix.chain.blocks[fetch.first :]
+            count = 0
+            with suppress(Halted):
+                for block, segments in zip(blocks, fetch.incoming.segments, strict=False):
+                    with fetch.halt:
+                        scatter(self.frames[block.key], segments)
+                    count += 1
+            self.fetched += count
+            engine.fetched(fetch, count, None)
+        self.fetches.clear()
+
+    def asking(self, number: int, tokens: list[int], params: SamplingParams, table: TokenBytes) -> Sequence:
+        """A sequence whose beginning is taken from here as far as it is here."""
+        sequence = Sequence(number, tokens, params, Detokenizer(table), number)
+        keys = NOBODYS.keys_of(np.array(tokens, np.int32))
+        chain = Chain(bytes(16), NOBODYS.root, BLOCK_SIZE)
+        chain.extend(keys, np.array(tokens[: len(keys) * BLOCK_SIZE]))
+        here = next((place for place, key in enumerate(keys) if key not in self.frames), len(keys))
+        sequence.prefix = StoredPrefix(chain, Location({}), Access(0.0), worth=here, kept=here)
+        return sequence

@@ -1,0 +1,41 @@
+"""What of a device's memory the KV blocks get, and what is said when there is too little."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.errors import ModelError
+from backend.runners.cuda.memory import blocks_that_fit
+from backend.runners.errors import RunnerUnavailable
+
+
+@given(free=st.integers(0, 2**38), block_bytes=st.integers(1, 2**24), share=st.floats(0, 1))
+def test_what_is_taken_is_there(free: int, block_bytes: int, share: float) -> None:
+    """All blocks and the spare one leave a tenth free; what is asked for is had to the last whole block, or refused."""
+    try:
+        fitting = blocks_that_fit(free, block_bytes, None)
+    except RunnerUnavailable:
+        assert int(free * 0.9) < 2 * block_bytes
+        return
+    assert (fitting + 1) * block_bytes <= free * 0.9 < (fitting + 3) * block_bytes
+    asked = max(block_bytes, int(share * fitting * block_bytes))
+    assert blocks_that_fit(free, block_bytes, asked) == asked // block_bytes
+    with pytest.raises(ModelError, match=f"expected at most {fitting * block_bytes}"):
+        blocks_that_fit(free, block_bytes, (fitting + 1) * block_bytes)
+
+
+@pytest.mark.parametrize(
+    ("free", "asked", "kind", "sentence"),
+    [
+        (1000, None, RunnerUnavailable, "the device has 1000 bytes left .*, expected at least 2223 for one KV block"),
+        (-5, None, RunnerUnavailable, "the device has 0 bytes left"),
+        (10**6, 999, ModelError, "--kv-memory: 999 bytes hold no KV block, expected at least 1000"),
+        (10**4, 10**5, ModelError, "--kv-memory: 100000 bytes do not fit the device .*, expected at most 8000"),
+    ],
+)
+def test_what_is_said(free: int, asked: int | None, kind: type[Exception], sentence: str) -> None:
+    """The option, what it is, and what would be right."""
+    with pytest.raises(kind, match=sentence):
+        blocks_that_fit(free, 1000, asked)

@@ -1,0 +1,127 @@
+"""Products on a CPU: the fastest way is taken, and never a wrong one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import pytest
+import torch
+
+from backend.model_loader.linears import map_linears
+from backend.model_loader.weights import dense
+from backend.quantization.selection.rounding import rounded
+from backend.quantized_weights.int_scheme import IntScheme
+from backend.quantized_weights.quantized_linear import QuantizedLinear, Scheme, reference
+from backend.runners.self_test import steps
+from backend.runners.torch import cpu_product
+from backend.runners.torch.cpu_kernels import ALWAYS, Product, ways
+from backend.runners.torch.cpu_product import CpuProduct, ProductTable
+from backend.runners.torch.torch_runner import TorchRunner
+from tests.backend.quantization.schemes import IDS, SCHEMES
+from tests.backend.runners.cuda.random_model import random_weights
+from tests.backend.tiny_model import CONFIG
+
+
+def packed(scheme: Scheme, rows: int = 96) -> QuantizedLinear:
+    return scheme.pack(torch.randn(rows, 256, generator=torch.Generator().manual_seed(3)) * 0.05)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=IDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_whatever_is_chosen_is_right(scheme: Scheme, dtype: torch.dtype) -> None:
+    """For every number of rows, in the dtype of the activations."""
+    linear = packed(scheme)
+    product = CpuProduct(linear, ProductTable())
+    for rows in (1, 3, 4, 17, 64, 100):
+        x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows)).to(dtype)
+        got, expected = product(x), reference(linear, x)
+        assert got.dtype == dtype
+        assert float((got.double() - expected).norm() / expected.norm()) < 0.01
+
+
+@pytest.mark.parametrize("scheme", [IntScheme(4, 64), IntScheme(8), IntScheme(8, 64)], ids=["int4", "int8", "int8-g64"])
+def test_columns_in_another_order_are_gathered(scheme: IntScheme) -> None:
+    """By every way that there is."""
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(9)).int()
+    linear = dataclasses.replace(scheme.pack(torch.randn(64, 256)), order=order)
+    x = torch.randn(3, 256)
+    expected = reference(linear, x)
+    for name, make in ways(linear).items():
+        assert float((make()(x).double() - expected).norm() / expected.norm()) < 0.01, name
+
+
+def test_a_way_that_is_wrong_here_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast: operators are wrong on some CPUs, and missing in some builds."""
+
+    def with_worse(linear: QuantizedLinear) -> dict[str, object]:
+        def nothing(x: torch.Tensor) -> torch.Tensor:
+            return x.new_zeros(len(x), linear.shape[0])
+
+        def absent() -> Product:
+            raise RuntimeError("no such operator")
+
+        return {ALWAYS: lambda: linear.matmul, "wrong": lambda: nothing, "absent": absent}
+
+    monkeypatch.setattr(cpu_product, "ways", with_worse)
+    linear = packed(IntScheme(4, 32))
+    assert ProductTable().choose(linear) == (ALWAYS,) * 4
+    x = torch.randn(2, 256)
+    torch.testing.assert_close(CpuProduct(linear, ProductTable())(x), linear.matmul(x))
+
+
+@pytest.mark.parametrize("inputs", [4, 12, 20, 36, 44, 50, 100, 132, 300])
+def test_inputs_that_fill_no_vector_are_multiplied(inputs: int) -> None:
+    """An operator that reads beyond them would take the process with it."""
+    linear = IntScheme(8).pack(torch.randn(7, inputs, generator=torch.Generator().manual_seed(inputs)))
+    assert set(ways(linear)) == {ALWAYS}
+    product = CpuProduct(linear, ProductTable())
+    for rows in (1, 2, 5, 64):
+        x = torch.randn(rows, inputs)
+        torch.testing.assert_close(product(x).double(), reference(linear, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("activation_bits", "count"), [(8, 1), (16, 2)])
+def test_rounded_rows_have_one_way_in_every_batch(
+    activation_bits: Literal[8, 16], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever would be the fastest for so many rows: a row's answer is the same alone and among others."""
+    linear = packed(IntScheme(8, activation_bits=activation_bits))
+
+    def twin(x: torch.Tensor) -> torch.Tensor:
+        return linear.matmul(x)
+
+    def seconds(product: Product, rows: int, _: int) -> float:
+        return 1.0 if (product is twin) == (rows < 16) else 2.0
+
+    monkeypatch.setattr(cpu_product, "ways", lambda _: {ALWAYS: lambda: linear.matmul, "twin": lambda: twin})
+    monkeypatch.setattr(cpu_product, "_seconds", seconds)
+    assert len(set(ProductTable().choose(linear))) == count
+
+
+def test_a_shape_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All layers of a model have the same few."""
+    measured: list[tuple[int, int]] = []
+    whole = cpu_product._measured
+
+    def noted(linear: QuantizedLinear) -> tuple[str, ...]:
+        measured.append(linear.shape)
+        return whole(linear)
+
+    monkeypatch.setattr(cpu_product, "_measured", noted)
+    table = ProductTable()
+    for rows in (32, 64, 32):
+        CpuProduct(packed(IntScheme(4, 32), rows), table)
+    assert measured == [(32, 256), (64, 256)]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=IDS)
+def test_the_torch_runner_computes_what_the_bits_say(scheme: Scheme) -> None:
+    """All layers quantised, and the head: as close to its dense weights as rounding of activations allows."""
+    config = dataclasses.replace(CONFIG, intermediate_size=256)
+    model = rounded(random_weights(config, seed=5), scheme, IntScheme(8))
+    plain = dataclasses.replace(map_linears(model, lambda name, weight: dense(weight)), head=dense(model.head))
+    quantized, reference_runner = (TorchRunner(config, one, 8, 64) for one in (model, plain))
+    for step in steps(config.vocab_size):
+        got, expected = quantized.run(step).logits, reference_runner.run(step).logits
+        assert float((got - expected).norm() / expected.norm()) < 0.06

@@ -1,0 +1,93 @@
+"""The file of text."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backend.errors import ModelError
+from backend.text import text_file
+from backend.text.text_file import MOST_BYTES, read_text
+
+TEXT = "Zwölf Boxkämpfer\njagen Viktor.\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.txt", TEXT.encode()), ("a.gz", TEXT.encode()), ("a.txt.gz", gzip.compress(TEXT.encode()))]
+)
+def test_text_is_read_plain_or_packed(tmp_path: Path, name: str, content: bytes) -> None:
+    """Whatever its name."""
+    (tmp_path / name).write_bytes(content)
+    assert read_text(tmp_path / name) == TEXT
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.txt", b"", "empty.txt: empty; expected text"),
+        ("blank.txt", b" \n\n ", "blank.txt: empty; expected text"),
+        ("latin.txt", "fünf".encode("latin-1"), r"latin.txt: not UTF-8 text \(byte 1 is 0xfc\)"),
+        ("cut.gz", gzip.compress(TEXT.encode())[:-9], "cut.gz: not a whole gzip file"),
+        ("spoilt.gz", gzip.compress(TEXT.encode())[:10] + b"\xff" * 30, "spoilt.gz: not a whole gzip file"),
+    ],
+)
+def test_what_is_no_text_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    """With what would be right."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelError, match=message):
+        read_text(tmp_path / name)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    """Or is none."""
+    with pytest.raises(ModelError, match=r"absent\.txt: cannot be read: No such file"):
+        read_text(tmp_path / "absent.txt")
+    with pytest.raises(ModelError, match="cannot be read: Is a directory"):
+        read_text(tmp_path)
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    """A pipe that nobody writes to is not waited for, and a device that never ends is not read."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(ModelError, match=f"{path}: cannot be read: not a regular file"):
+            read_text(path)
+
+
+def test_a_text_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed or not."""
+    monkeypatch.setattr(text_file, "MOST_BYTES", 2**20)
+    for content in (b"a" * 2**20, gzip.compress(b"a" * 2**20)):
+        (tmp_path / "text").write_bytes(content)
+        assert len(read_text(tmp_path / "text")) == 2**20
+    for content in (b"a" * (2**20 + 1), gzip.compress(b"a" * (2**20 + 1))):
+        (tmp_path / "text").write_bytes(content)
+        with pytest.raises(ModelError, match="text: too large; expected a text of at most 1 MiB, unpacked"):
+            read_text(tmp_path / "text")
+
+
+def test_a_small_file_that_is_large_unpacked(tmp_path: Path) -> None:
+    """Takes memory up to the bound and no more; with less than that there is a line that says so."""
+    bomb = tmp_path / "bomb.gz"
+    with gzip.open(bomb, "wb", compresslevel=1) as packed:
+        for _ in range(40):
+            packed.write(bytes(2**24))
+    assert bomb.stat().st_size < MOST_BYTES // 16
+    script = (
+        "import resource, sys; from pathlib import Path; from backend.errors import ModelError\n"
+        "from backend.text_file import read_text\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)\n"
+        "try: read_text(Path(sys.argv[1]))\n"
+        "except ModelError as error: print(error)"
+    )
+    limits = ((4 * MOST_BYTES, "too large; expected a text of at most 256 MiB"), (MOST_BYTES // 2, "not enough memory"))
+    for limit, message in limits:
+        words = [sys.executable, "-c", script, str(bomb), str(limit)]
+        ended = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert message in ended.stdout
+        assert ended.stderr == ""

@@ -1,0 +1,408 @@
+"""Looking into the cache, and emptying it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.upstreams.mock import MockUpstream
+from tests.cache.valkey import Valkey
+from tests.gateway.client import COMPLETIONS, DEADLINE, Client, chat
+from tests.gateway.conftest import Stage
+from tests.gateway.proxy.aging import grow_old
+from tests.gateway.wire import wire
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104  # what an operator says to be reached from elsewhere
+
+STATS = "/v1/cache/stats"
+CACHE = "/v1/cache"
+
+
+def of(entry: str) -> str:
+    return f"/v1/cache/entries/{entry}"
+
+
+# Who may
+
+
+OPERATIONS = [
+    ("GET", STATS),
+    ("DELETE", CACHE),
+    ("DELETE", CACHE + "?namespace=public"),
+    ("DELETE", CACHE + "?model=m"),
+]
+operations = pytest.mark.parametrize(("method", "path"), OPERATIONS)
+
+
+@operations
+@pytest.mark.parametrize(
+    "headers", [{"Authorization": "Bearer the-admin-key"}, {"x-keepgate-admin-key": "the-admin-key"}]
+)
+async def test_the_admin_key_opens_inspection(stage: Stage, method: str, path: str, headers: dict[str, str]) -> None:
+    """As a bearer token or in a header of its own."""
+    client = await stage.gateway(await stage.mock(), admin_key="the-admin-key")
+
+    assert (await client.send(method, path, None, headers)).status == 200
+
+
+@operations
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer the-admin-key2"},
+        {"Authorization": "Bearer THE-ADMIN-KEY"},
+        {"x-keepgate-admin-key": "the-admin-ke"},
+        {"x-keepgate-admin-key": ""},
+        {"x-keepgate-admin-key": "schlüssel"},
+        {"x-keepgate-admin-key": "wrong", "Authorization": "Bearer the-admin-key"},
+    ],
+)
+async def test_without_the_admin_key_inspection_is_closed(
+    stage: Stage, method: str, path: str, headers: dict[str, str]
+) -> None:
+    """A wrong key, a part of it or none is 401, says what is needed, and changes nothing."""
+    client = await stage.gateway(await stage.mock(), admin_key="the-admin-key")
+    await client.post(chat(model="m"))
+    refused = await client.send(method, path, None, headers)
+
+    assert (refused.status, refused.error["code"]) == (401, "admin_key_required")
+    assert "the-admin-key" not in refused.body.decode()
+    assert (await client.post(chat(model="m"))).cache == "hit"
+
+
+async def test_a_key_of_any_bytes_is_refused_like_any_other(stage: Stage) -> None:
+    """A key that is not even text is 401, not a fault of the gateway."""
+    client = await stage.gateway(await stage.mock(), admin_key="the-admin-key")
+    async with wire(client) as connection:
+        await connection.send(b"GET /v1/cache/stats HTTP/1.1\r\nHost: g\r\nx-keepgate-admin-key: \xff\xfe\r\n\r\n")
+        refused = await connection.answer()
+
+    assert (refused.status, refused.error["code"]) == (401, "admin_key_required")
+
+
+@operations
+async def test_beyond_loopback_a_key_must_be_set(stage: Stage, method: str, path: str) -> None:
+    """A gateway that others can reach shows nothing until an admin key is set, and says so."""
+    client = await stage.gateway(await stage.mock(), host=EVERYWHERE)
+    refused = await client.send(method, path)
+
+    assert refused.status == 403
+    assert "admin_key" in refused.error["message"]
+
+
+@operations
+async def test_on_loopback_no_key_is_needed(stage: Stage, method: str, path: str) -> None:
+    """On a laptop a bare curl will do."""
+    client = await stage.gateway(await stage.mock())
+
+    assert (await client.send(method, path)).status == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+@pytest.mark.parametrize("settings", [{"admin_key": "the-admin-key"}, {"host": EVERYWHERE}])
+async def test_an_entry_belongs_to_its_tenant(stage: Stage, settings: dict[str, Any], method: str) -> None:
+    """Its owner may read and delete it; for others it looks the same whether it exists or not."""
+    client = await stage.gateway(await stage.mock(), **settings)
+    ours, theirs = client.tenant("sk-ours"), client.tenant("sk-theirs")
+    entry = (await ours.post(chat())).entry
+    missing = entry[:-4] + "0000"
+    answers = [await tenant.send(method, of(e)) for tenant in (theirs, client) for e in (entry, missing)]
+
+    assert {answer.status for answer in answers} <= {401, 403, 404}
+    assert len({(answer.status, answer.body.replace(missing.encode(), entry.encode())) for answer in answers}) == 1
+    assert (await ours.post(chat())).cache == "hit"
+    assert (await ours.send(method, of(entry))).status == 200
+
+
+async def test_the_operator_may_see_every_entry(stage: Stage) -> None:
+    """The admin key opens entries of all tenants."""
+    client = await stage.gateway(await stage.mock(), admin_key="the-admin-key")
+    entry = (await client.tenant("sk-ours").post(chat())).entry
+
+    assert (await client.get(of(entry), x_keepgate_admin_key="the-admin-key")).json["id"] == entry
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+async def test_what_carries_no_tenants_data_is_open(stage: Stage, path: str) -> None:
+    """Probes and scrapers need no key."""
+    client = await stage.gateway(await stage.mock(), admin_key="the-admin-key", host=EVERYWHERE)
+    await client.post(chat())
+
+    assert (await client.get(path)).status == 200
+
+
+# What is shown
+
+
+async def test_an_entry_shows_what_is_kept_and_what_it_cost(stage: Stage) -> None:
+    """Answer, age, lifetime, tokens and seconds."""
+    client = await stage.gateway(await stage.mock(), cache={"ttl": 1000})
+    computed = await client.post(chat("four words are here"))
+    await grow_old(client, computed.entry, 400)
+    shown = (await client.get(of(computed.entry))).json
+
+    assert shown["answer"] == computed.json
+    assert (shown["id"], shown["namespace"]) == (computed.entry, "public")
+    assert (shown["family"], shown["model"]) == ("chat.completions", "mock")
+    assert (shown["fresh_for"], shown["stale"], 400 <= shown["age"] < 420) == (1000, False, True)
+    assert shown["bytes"] == len(computed.body)
+    assert (shown["cost"]["prompt_tokens"], shown["cost"]["completion_tokens"]) == (4, 4)
+    assert 0 < shown["cost"]["seconds"] < 20
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+@pytest.mark.parametrize("entry", ["public.00", "nonsense", "..", "%00", "a.b.c", "x" * 3000, "%F0%9F%A6%8A"])
+async def test_an_entry_that_is_not_there_is_404(stage: Stage, entry: str, method: str) -> None:
+    """Whatever is asked for, in OpenAI's error form."""
+    client = await stage.gateway(await stage.mock())
+    answer = await client.send(method, of(entry))
+
+    assert answer.status == 404
+    assert answer.error["type"] == "invalid_request_error"
+
+
+async def test_stats_count_every_request_once(stage: Stage) -> None:
+    """Hits, misses, bypasses, tokens and seconds saved; hits from memory's short cut count like any."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock)
+    before = (await client.get(STATS)).json
+    text = "one two three"
+    await client.post(chat(text))
+    for stream in (False, True, False, True, False):
+        assert (await client.post(chat(text, stream=stream))).cache == "hit"
+    await client.post(chat("other"), Cache_Control="no-store")
+    after = (await client.get(STATS)).json
+    layer, was = after["layers"]["exact"], before["layers"]["exact"]
+
+    counted = {name: layer[name] - was[name] for name in ("hits", "misses", "bypasses", "failures")}
+    assert counted == {"hits": 5, "misses": 1, "bypasses": 1, "failures": 0}
+    assert after["requests"] - before["requests"] == 7
+    saved = {name: layer["saved"][name] - was["saved"][name] for name in ("prompt_tokens", "completion_tokens")}
+    assert saved == {"prompt_tokens": 15, "completion_tokens": 15}
+    assert 0 < layer["saved"]["seconds"] - was["saved"]["seconds"] < 20
+    tier, tier_was = layer["tiers"]["memory"], was["tiers"]["memory"]
+    assert (tier["hits"] - tier_was["hits"], tier["misses"] - tier_was["misses"]) == (5, 1)
+    assert (layer["entries"], tier["entries"]) == (1, 1)
+    assert tier["bytes"] == layer["bytes"] > 0
+    assert layer["hit_rate"] == round(layer["hits"] / (layer["hits"] + layer["misses"] + layer["failures"]), 6)
+
+
+async def test_tokens_are_counted_where_they_were_computed(stage: Stage) -> None:
+    """A hit adds to the tokens saved and not to the tokens of the upstream; a follower adds to neither."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock)
+
+    async def tokens() -> tuple[float, float]:
+        computed = await client.figure("upstream_tokens_total")
+        return computed, await client.figure("tokens_saved_total")
+
+    async def spent(before: tuple[float, float]) -> tuple[float, float]:
+        computed, saved = await tokens()
+        return computed - before[0], saved - before[1]
+
+    before = await tokens()
+    mock.hold.clear()
+    collapsed = await client.figure("collapsed_requests_total")
+    asking = [asyncio.create_task(client.post(chat("one two three"))) for _ in range(4)]
+    await client.until("collapsed_requests_total", collapsed + 3)
+    mock.hold.set()
+    answers = await asyncio.gather(*asking)
+    assert {answer.json["usage"]["total_tokens"] for answer in answers} == {6}
+    assert await spent(before) == (6, 0)
+
+    await client.post(chat("one two three"))
+    await client.post(chat("one two three", stream=True))
+    await client.post(chat("one two three"))
+    assert await spent(before) == (6, 18)
+
+
+async def test_a_hit_reports_the_usage_of_the_answer_once(stage: Stage) -> None:
+    """The usage of a replayed stream stands in one chunk, with the figures of the entry."""
+    client = await stage.gateway(await stage.mock())
+    computed = await client.post(chat("one two three"))
+    hit = await client.post(chat("one two three", stream=True, stream_options={"include_usage": True}))
+
+    assert [chunk["usage"] for chunk in hit.chunks if chunk.get("usage")] == [computed.json["usage"]]
+
+
+# Emptying
+
+
+class Filled:
+    """Entries of two tenants, two models and two endpoints."""
+
+    def __init__(self, client: Client, mock: MockUpstream) -> None:
+        self.client = client
+        self.mock = mock
+        self.entries: dict[str, str] = {}
+
+    async def ask(self, stream: bool = False) -> dict[str, str]:
+        """What the cache says to each request."""
+        said: dict[str, str] = {}
+        for tenant in ("red", "blue"):
+            for model in ("m1", "m2"):
+                answer = await self.client.tenant(tenant).post(chat(model=model, stream=stream))
+                said[f"{tenant} {model}"] = answer.cache
+                self.entries[f"{tenant} {model}"] = answer.entry
+        answer = await self.client.tenant("red").post({"model": "m1", "prompt": "x", "stream": stream}, COMPLETIONS)
+        said["red m1 text"] = answer.cache
+        return said
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def filled(stage: Stage, valkey: Valkey, request: pytest.FixtureRequest) -> Filled:
+    mock = await stage.mock(models=("m1", "m2"))
+    redis = valkey.url if request.param == "redis" else "none"
+    settings: dict[str, Any] = {"redis": redis, "cache": {"redis_deadline": 2.0}}
+    filled = Filled(await stage.gateway(mock, **settings), mock)
+    assert set((await filled.ask()).values()) == {"miss"}
+    # Until every one of them is hot: purges must reach the short cuts as well.
+    for stream in (False, True, False, True):
+        assert set((await filled.ask(stream)).values()) == {"hit"}
+    return filled
+
+
+async def test_a_purge_of_everything_leaves_nothing(filled: Filled) -> None:
+    """DELETE /v1/cache."""
+    purged = await filled.client.send("DELETE", CACHE)
+
+    assert (purged.status, purged.json) == (200, {"purged": "all"})
+    assert await filled.client.figure("memory_entries") == 0
+    assert set((await filled.ask()).values()) == {"miss"}
+    assert set((await filled.ask(stream=True)).values()) == {"hit"}
+
+
+async def test_a_purge_of_a_namespace_leaves_other_tenants_alone(filled: Filled) -> None:
+    """DELETE /v1/cache?namespace=…, as the part of an entry's id before the dot."""
+    namespace = filled.entries["red m1"].partition(".")[0]
+    purged = await filled.client.send("DELETE", f"{CACHE}?namespace={namespace}")
+
+    assert purged.json == {"purged": "namespace", "namespace": namespace}
+    said = await filled.ask()
+    assert {name for name, cache in said.items() if cache == "miss"} == {"red m1", "red m2", "red m1 text"}
+
+
+async def test_a_purge_of_a_model_leaves_other_models_alone(filled: Filled) -> None:
+    """DELETE /v1/cache?model=…: all tenants, all endpoints."""
+    purged = await filled.client.send("DELETE", f"{CACHE}?model=m1")
+
+    assert purged.json == {"purged": "model", "model": "m1"}
+    said = await filled.ask(stream=True)
+    assert {name for name, cache in said.items() if cache == "miss"} == {"red m1", "blue m1", "red m1 text"}
+
+
+async def test_deleting_an_entry_leaves_the_others_alone(filled: Filled) -> None:
+    """DELETE /v1/cache/entries/{id}; a second time it is 404."""
+    entry = filled.entries["red m1"]
+    deleted = await filled.client.send("DELETE", of(entry))
+
+    assert (deleted.status, deleted.json) == (200, {"id": entry, "deleted": True})
+    assert (await filled.client.send("DELETE", of(entry))).status == 404
+    assert (await filled.client.get(of(entry))).status == 404
+    said = await filled.ask()
+    assert {name for name, cache in said.items() if cache == "miss"} == {"red m1"}
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("?namespace=", "namespace"),
+        ("?model=", "model"),
+        ("?model=a&model=b", "model"),
+        ("?model=a&namespace=b", "namespace"),
+        ("?modle=a", "modle"),
+        ("?all=true", "all"),
+        ("?Namespace=a", "Namespace"),
+    ],
+)
+async def test_a_purge_that_is_not_clear_purges_nothing(stage: Stage, query: str, field: str) -> None:
+    """An unknown, empty or doubled parameter is 400 and named, for the alternative is an empty cache."""
+    client = await stage.gateway(await stage.mock())
+    await client.post(chat())
+    refused = await client.send("DELETE", CACHE + query)
+
+    assert (refused.status, refused.error["param"]) == (400, field)
+    assert (await client.post(chat())).cache == "hit"
+
+
+@pytest.mark.parametrize("path", [CACHE, CACHE + "/", CACHE + "/entries", CACHE + "/nonsense", STATS + "/x"])
+async def test_paths_of_inspection_that_do_not_exist_reach_no_upstream(stage: Stage, path: str) -> None:
+    """They are 404 or 405 here; what is meant for the cache is not told to anybody else."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock)
+
+    assert (await client.send("POST", path, {"x": 1})).status in (404, 405)
+    assert mock.received == []
+
+
+@pytest.mark.parametrize("scope", ["", "?model=mock", "?namespace=public"])
+async def test_an_answer_computed_during_a_purge_is_not_kept(stage: Stage, scope: str) -> None:
+    """It began before the purge, so it may be what the purge was meant to remove."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock)
+    mock.hold.clear()
+    asking = asyncio.create_task(client.post(chat()))
+    await mock.wait_for(1)
+    await client.send("DELETE", CACHE + scope)
+    mock.hold.set()
+
+    assert (await asking).status == 200
+    assert (await client.post(chat())).cache == "miss"
+    assert (await client.post(chat())).cache == "hit"
+
+
+# Several gateways on one store
+
+
+@pytest.mark.parametrize("scope", ["", "?model=mock", "?namespace=public"])
+async def test_a_purge_in_one_gateway_reaches_the_others(stage: Stage, valkey: Valkey, scope: str) -> None:
+    """What another worker has in memory does not outlive the purge."""
+    first, second, _ = await two_gateways(stage, valkey)
+    await first.send("DELETE", CACHE + scope)
+
+    await until_gone(second)
+    assert (await second.post(chat())).cache == "miss"
+
+
+async def test_deleting_an_entry_in_one_gateway_reaches_the_others(stage: Stage, valkey: Valkey) -> None:
+    """The copy in another worker's memory goes too."""
+    first, second, entry = await two_gateways(stage, valkey)
+    await first.send("DELETE", of(entry))
+
+    await until_gone(second)
+    assert (await second.post(chat())).cache == "miss"
+
+
+async def test_a_gateway_that_starts_after_a_purge_knows_of_it(stage: Stage, valkey: Valkey) -> None:
+    """Purged entries still lie in the store for a while; a new worker does not serve them."""
+    first, _, _ = await two_gateways(stage, valkey)
+    await first.send("DELETE", CACHE)
+    third = await stage.gateway(await stage.mock(), redis=valkey.url, cache={"redis_deadline": 2.0})
+
+    assert (await third.post(chat())).cache == "miss"
+
+
+async def two_gateways(stage: Stage, valkey: Valkey) -> tuple[Client, Client, str]:
+    """Two gateways on one store that both have the answer to the same request hot in memory, and its entry's id."""
+    mock = await stage.mock()
+    settings: dict[str, Any] = {"redis": valkey.url, "cache": {"redis_deadline": 2.0}}
+    first = await stage.gateway(mock, **settings)
+    second = await stage.gateway(mock, **settings)
+    entry = (await first.post(chat())).entry
+    redis = first.gateway.cache.redis
+    assert redis is not None
+    await redis.flush()
+    for _ in range(3):
+        assert (await second.post(chat())).cache == "hit"
+    assert len(mock.received) == 1
+    assert await second.figure("memory_entries") == 1
+    return first, second, entry
+
+
+async def until_gone(client: Client) -> None:
+    """Return once the client's gateway has nothing in memory any more."""
+    async with asyncio.timeout(DEADLINE):
+        await client.until("memory_entries", 0)

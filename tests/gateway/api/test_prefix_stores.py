@@ -1,0 +1,379 @@
+"""Looking into the upstreams' prefix stores, and working on them, through the gateway."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.gateway.client import chat
+from tests.gateway.conftest import Stage
+from tests.gateway.raw_upstream import json_reply, saying
+from tests.gateway.wire import wire
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104  # what an operator says to be reached from elsewhere
+PREFIX = "/v1/cache/prefix"
+ADMIN = {"x-keepgate-admin-key": "the-admin-key"}
+PROMPT = {"model": "mock", "prompt": "a system prompt"}
+
+OPERATIONS: list[tuple[str, str, Any]] = [
+    ("GET", PREFIX, None),
+    ("DELETE", PREFIX, None),
+    ("POST", PREFIX + "/lookup", PROMPT),
+    ("POST", PREFIX + "/pin", PROMPT),
+    ("POST", PREFIX + "/unpin", PROMPT),
+]
+operations = pytest.mark.parametrize(("method", "path", "body"), OPERATIONS)
+changes = pytest.mark.parametrize(("method", "path", "body"), OPERATIONS[1:])
+
+
+# Who may
+
+
+@operations
+async def test_on_loopback_no_key_is_needed(stage: Stage, method: str, path: str, body: Any) -> None:
+    """As for the cache's own figures."""
+    client = await stage.gateway(await stage.prefix())
+
+    assert (await client.send(method, path, body)).status == 200
+
+
+@operations
+async def test_beyond_loopback_a_key_must_be_set(stage: Stage, method: str, path: str, body: Any) -> None:
+    """Else nobody gets in, and no upstream is asked."""
+    upstream = await stage.prefix()
+    client = await stage.gateway(upstream, host=EVERYWHERE)
+    refused = await client.send(method, path, body)
+
+    assert (refused.status, upstream.store_asked) == (403, [])
+
+
+@operations
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer sk-tenant"}, {"x-keepgate-admin-key": "wrong"}])
+async def test_a_tenant_is_no_operator(
+    stage: Stage, method: str, path: str, body: Any, headers: dict[str, str]
+) -> None:
+    """Its key does not open what is the operator's, and no upstream is asked."""
+    upstream = await stage.prefix()
+    client = await stage.gateway(upstream, admin_key="the-admin-key")
+    refused = await client.send(method, path, body, headers)
+
+    assert (refused.status, refused.error["code"]) == (401, "admin_key_required")
+    assert upstream.store_asked == []
+
+
+@operations
+@pytest.mark.parametrize(
+    "headers",
+    [
+        ADMIN,
+        {"Authorization": "Bearer the-admin-key"},
+        {**ADMIN, "Authorization": "Bearer the-admin-key"},
+        {**ADMIN, "Authorization": "bearer  the-admin-key"},
+    ],
+)
+async def test_the_admin_key_goes_to_no_upstream(
+    stage: Stage, method: str, path: str, body: Any, headers: dict[str, str]
+) -> None:
+    """Neither in its own header nor as a bearer token."""
+    upstream = await stage.prefix()
+    client = await stage.gateway(upstream, admin_key="the-admin-key")
+    answer = await client.send(method, path, body, headers)
+
+    assert answer.status == 200
+    (received,) = upstream.store_asked
+    assert "the-admin-key" not in str(received.headers)
+
+
+@pytest.mark.parametrize("namespace", ["authorization", "header:X-Team"])
+async def test_an_operator_asks_as_the_tenant_whose_credentials_come_along(stage: Stage, namespace: str) -> None:
+    """The upstream sees the same tenant as when the tenant asks itself; with the admin key alone it sees no other."""
+    upstream = await stage.prefix()
+    client = await stage.gateway(upstream, admin_key="the-admin-key", cache={"namespace": namespace})
+    credentials = {"X-Team": "red", "x-keepgate-namespace": "blue"}
+    if namespace == "authorization":
+        credentials["Authorization"] = "Bearer sk-red"
+    await client.send("POST", "/v1/completions", PROMPT, credentials)
+    await client.send("POST", PREFIX + "/pin", PROMPT, {**credentials, **ADMIN})
+    await client.send("POST", "/v1/completions", PROMPT)
+    await client.send("POST", PREFIX + "/pin", PROMPT, {"Authorization": "Bearer the-admin-key"})
+    tenant, tenants_pin, nobody, nobodys_pin = (
+        received.tenant
+        for received in upstream.received
+        if "completions" in received.target or "pin" in received.target
+    )
+
+    assert tenants_pin == tenant
+    assert nobodys_pin == nobody
+    assert tenant != nobody
+
+
+HIDDEN = [
+    "/v1/prefix",
+    "/v1/prefix/pin",
+    "/v1/prefix/lookup",
+    "/v1/prefix/blocks",
+    "/v1/prefix/",
+    "/v1/%70refix/pin",
+    "/%76%31/prefix/pin",
+    "/v1//prefix/pin",
+    "/v1/./prefix/pin",
+    "/v1/%2E/prefix/pin",
+    "/v1/prefix%2Fpin",
+    "/v1/%2Fprefix/pin",
+    "/v1/x/../prefix/pin",
+    "/v1/x%2F..%2Fprefix/pin",
+    "http://elsewhere/v1/prefix/pin",
+    "/v1/prefix/pin?x=1",
+    "/v1/prefix#x",
+]
+
+
+@pytest.mark.parametrize("target", HIDDEN)
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+async def test_clients_do_not_reach_an_upstreams_store(stage: Stage, method: str, target: str) -> None:
+    """However the path is written: neither operations nor blocks, which are for engines, are relayed."""
+    upstream = await stage.prefix()
+    client = await stage.gateway(upstream, admin_key="the-admin-key")
+    body = msgspec.json.encode(PROMPT)
+    async with wire(client) as connection:
+        head = f"{method} {target} HTTP/1.1\r\nHost: g\r\nContent-Length: {len(body)}\r\n\r\n"
+        await connection.send(head.encode() + body)
+        refused = await connection.answer()
+
+    assert (refused.status, refused.error["code"]) == (404, "not_found")
+    assert upstream.store_asked == []
+
+
+# What is gathered
+
+
+async def test_what_each_upstream_says_of_its_store_is_gathered_as_it_is(stage: Stage) -> None:
+    """By URL, byte for byte; of those that say nothing, why."""
+    told = b'{"namespace": "ab12",  "tiers": {"disk": {"blocks": 1, "gigabytes_per_second": 1.20}}, "new": [1E30]}'
+    first, second, none = await stage.prefix(), await stage.prefix("other"), await stage.mock()
+    gone = "http://127.0.0.1:9/v1"
+    first.refusal = (200, told)
+    client = await stage.gateway(first, second, none, gone)
+    answer = await client.get(PREFIX)
+
+    assert answer.status == 200
+    assert told in answer.body
+    upstreams = msgspec.json.decode(answer.body.replace(told, b'"told"'))["upstreams"]
+    assert list(upstreams) == [first.url, second.url, none.url, gone]
+    assert upstreams[first.url] == "told"
+    assert upstreams[second.url] == {"namespace": "ab12", "tiers": {"memory": {"blocks": 0}}}
+    assert upstreams[none.url]["error"]["code"] == "no_prefix_store"
+    assert upstreams[gone]["error"]["code"] == "upstream_unreachable"
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "code"),
+    [
+        (404, b'{"detail":"Not Found"}', "no_prefix_store"),
+        (405, b"", "no_prefix_store"),
+        (501, b"{}", "no_prefix_store"),
+        (500, b"oops", "upstream_cut"),
+        (200, b"oops", "upstream_cut"),
+        (200, b"[]", "upstream_cut"),
+        (200, b"", "upstream_cut"),
+        (200, b'{"a":' + b"[" * 100_000, "upstream_cut"),
+        (200, b'{"a":"' + b"x" * 2**23 + b'"}', "upstream_cut"),
+        (503, b'{"error":{"message":"still loading","code":"loading"}}', "loading"),
+        (500, b'{"error":"odd"}', "upstream_cut"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+async def test_an_upstream_that_fails_is_named_with_its_reason(
+    stage: Stage, status: int, said: bytes, code: str
+) -> None:
+    """Whatever it says, the others are shown."""
+    odd, well = await stage.prefix(), await stage.prefix()
+    odd.refusal = (status, said)
+    client = await stage.gateway(odd, well)
+    answer = await client.get(PREFIX)
+
+    assert answer.status == 200
+    assert answer.json["upstreams"][odd.url]["error"]["code"] == code
+    assert "tiers" in answer.json["upstreams"][well.url]
+
+
+async def test_an_upstream_that_breaks_off_is_named_with_its_reason(stage: Stage) -> None:
+    """In its head or in its body."""
+    cut = await stage.raw(saying(b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n{"))
+    rubbish = await stage.raw(saying(b"\0\0\0"))
+    whole = await stage.raw(saying(json_reply(b'{"pinned": 1}')))
+    client = await stage.gateway(cut, rubbish, whole)
+    upstreams = (await client.send("POST", PREFIX + "/pin", PROMPT)).json["upstreams"]
+
+    assert [upstreams[upstream.url]["error"]["code"] for upstream in (cut, rubbish)] == ["upstream_cut"] * 2
+    assert upstreams[whole.url] == {"pinned": 1}
+
+
+@operations
+async def test_an_upstream_that_hangs_is_waited_for_until_a_deadline(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, method: str, path: str, body: Any
+) -> None:
+    """Then it is named, and the others' answers are there."""
+    monkeypatch.setattr("gateway.api.prefix_stores._REPORT_DEADLINE", 0.5)
+    monkeypatch.setattr("gateway.api.prefix_stores._OPERATION_DEADLINE", 0.5)
+    hanging, well = await stage.prefix(), await stage.prefix()
+    hanging.hang.clear()
+    client = await stage.gateway(hanging, well)
+    answer = await client.send(method, path, body)
+    hanging.hang.set()
+
+    assert answer.status == 200
+    assert answer.json["upstreams"][hanging.url]["error"]["code"] == "upstream_timeout"
+    assert "error" not in answer.json["upstreams"][well.url]
+
+
+async def test_without_any_upstream_there_is_nothing_to_gather(stage: Stage) -> None:
+    """While the backend starts the report is empty, and an operation is told to come back."""
+    client = await stage.gateway()
+
+    assert (await client.get(PREFIX)).json == {"upstreams": {}}
+    for operation in OPERATIONS[1:]:
+        answer = await client.send(*operation)
+        assert (answer.status, answer.error["code"]) == (503, "no_upstream")
+
+
+# What is done
+
+
+@changes
+async def test_an_operation_goes_to_every_upstream_that_has_the_model(
+    stage: Stage, method: str, path: str, body: Any
+) -> None:
+    """And to those that have not said yet what they have."""
+    having, other, silent = await stage.prefix("mock"), await stage.prefix("other"), await stage.prefix("mock", "x")
+    client = await stage.gateway(having, other, silent)
+    await client.gateway.router.refresh()
+    next(u for u in client.gateway.router.upstreams if u.url == silent.url).models = None
+    answer = await client.send(method, path + ("?model=mock" if method == "DELETE" else ""), body)
+
+    assert answer.status == 200
+    assert set(answer.json["upstreams"]) == {having.url, silent.url}
+    assert [len(upstream.store_asked) for upstream in (having, other, silent)] == [1, 0, 1]
+    (received,) = having.store_asked
+    assert (received.method, received.target) == (method, path.replace("/cache", "").partition("?")[0])
+    assert received.body == (msgspec.json.encode(body) if body else b"")
+
+
+@changes
+async def test_without_a_model_an_operation_goes_to_all(stage: Stage, method: str, path: str, body: Any) -> None:
+    """Each says what it has done."""
+    upstreams = [await stage.prefix("one"), await stage.prefix("two")]
+    client = await stage.gateway(*upstreams)
+    await client.gateway.router.refresh()
+    answer = await client.send(method, path, {"prompt": "x"} if body else None)
+
+    assert set(answer.json["upstreams"]) == {upstream.url for upstream in upstreams}
+    assert [len(upstream.store_asked) for upstream in upstreams] == [1, 1]
+
+
+async def test_emptying_says_how_much_was_removed(stage: Stage) -> None:
+    """By each; a prompt asked before is prefilled whole afterwards."""
+    upstream = await stage.prefix()
+    client = await stage.gateway(upstream)
+    await client.post(chat("one two three"))
+    emptied = await client.send("DELETE", PREFIX)
+    again = await client.post(chat("one two three"), Cache_Control="no-cache")
+
+    assert emptied.json == {"upstreams": {upstream.url: {"removed": 1}}}
+    assert again.headers["x-keepgate-prefix-tokens"] == "0"
+
+
+@changes
+async def test_a_model_that_nobody_has_is_404(stage: Stage, method: str, path: str, body: Any) -> None:
+    """Nothing is emptied because of a slip of the pen."""
+    upstream = await stage.prefix()
+    client = await stage.gateway(upstream)
+    await client.gateway.router.refresh()
+    named = {**body, "model": "mcok"} if body else None
+    refused = await client.send(method, path + ("?model=mcok" if method == "DELETE" else ""), named)
+
+    assert (refused.status, refused.error["param"]) == (404, "model")
+    assert upstream.store_asked == []
+
+
+@changes
+async def test_where_nobody_has_a_store_an_operation_is_404(stage: Stage, method: str, path: str, body: Any) -> None:
+    """However many there are."""
+    client = await stage.gateway(await stage.mock(), await stage.mock())
+    refused = await client.send(method, path, body)
+
+    assert (refused.status, refused.error["code"]) == (404, "no_prefix_store")
+    assert refused.error["message"] == "No upstream has a prefix store."
+
+
+async def test_what_all_refuse_alike_is_refused_in_their_words(stage: Stage) -> None:
+    """Status, message, field and code."""
+    upstreams = [await stage.prefix(), await stage.prefix()]
+    error = {"message": "messages: empty", "type": "invalid_request_error", "param": "messages", "code": "empty"}
+    for upstream in upstreams:
+        upstream.refusal = (422, msgspec.json.encode({"error": error}))
+    client = await stage.gateway(*upstreams)
+    refused = await client.send("POST", PREFIX + "/pin", PROMPT)
+
+    assert (refused.status, refused.error) == (422, error)
+
+
+async def test_what_fails_everywhere_for_different_reasons_names_each(stage: Stage) -> None:
+    """502, with every upstream and its reason."""
+    failing, none = await stage.prefix(), await stage.mock()
+    failing.refusal = (500, b"oops")
+    client = await stage.gateway(failing, none)
+    refused = await client.send("POST", PREFIX + "/unpin", PROMPT)
+
+    assert refused.status == 502
+    assert f"{failing.url}: " in refused.error["message"]
+    assert f"{none.url}: " in refused.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "param"),
+    [
+        ("POST", "/pin", b"", None),
+        ("POST", "/pin", b"[]", None),
+        ("POST", "/pin", b"{", None),
+        ("POST", "/pin", b'{"prompt":"\xff"}', None),
+        ("POST", "/pin", b'{"model":"a","model":"b"}', None),
+        ("POST", "/pin", {"model": 1}, "model"),
+        ("POST", "/pin", {"model": ""}, "model"),
+        ("POST", "/pin?model=mock", PROMPT, "model"),
+        ("GET", "?model=mock", None, "model"),
+        ("DELETE", "?model=", None, "model"),
+        ("DELETE", "?model=mock&model=mock", None, "model"),
+        ("DELETE", "?modle=mock", None, "modle"),
+    ],
+)
+async def test_what_is_not_clear_is_refused_and_asks_nobody(
+    stage: Stage, method: str, path: str, body: Any, param: str | None
+) -> None:
+    """400, naming the field."""
+    upstream = await stage.prefix()
+    client = await stage.gateway(upstream)
+    refused = await client.send(method, PREFIX + path, body)
+
+    assert (refused.status, refused.error["param"]) == (400, param)
+    assert upstream.store_asked == []
+
+
+async def test_a_head_is_told_the_size_of_the_report(stage: Stage) -> None:
+    """As for GET, of which the upstreams are asked."""
+    upstream = await stage.prefix()
+    client = await stage.gateway(upstream)
+    head, report = await client.send("HEAD", PREFIX), await client.get(PREFIX)
+
+    assert (head.status, head.headers["Content-Length"]) == (200, report.headers["Content-Length"])
+    assert [received.method for received in upstream.store_asked] == ["GET", "GET"]
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", ""), ("GET", "/pin"), ("POST", "/blocks"), ("POST", "/pin/x")])
+async def test_other_operations_do_not_exist(stage: Stage, method: str, path: str) -> None:
+    """And reach no upstream."""
+    upstream = await stage.prefix()
+    client = await stage.gateway(upstream)
+
+    assert (await client.send(method, PREFIX + path, PROMPT)).status in (404, 405)
+    assert upstream.store_asked == []

@@ -1,0 +1,51 @@
+"""Events are found wherever the network cuts, and in linear time."""
+
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.http.sse import EventSplitter
+
+EVENT = b'data: {"a":"\xc3\xbc"}'
+
+
+def split(pieces: list[bytes]) -> tuple[list[bytes], bytes]:
+    splitter = EventSplitter()
+    events = [event for piece in pieces for event in splitter.feed(piece)]
+    return events, splitter.rest
+
+
+@given(
+    breaks=st.lists(st.sampled_from([b"\n", b"\r\n", b"\r"]), min_size=1, max_size=8),
+    rest=st.sampled_from([b"", b"data: half", b"data: half\n"]),
+    cuts=st.sets(st.integers(0, 200)),
+)
+def test_events_do_not_depend_on_how_the_bytes_are_cut(breaks: list[bytes], rest: bytes, cuts: set[int]) -> None:
+    """Whatever ends the lines, and wherever a read ends."""
+    sent = b"".join(EVENT + end + end for end in breaks) + rest
+    ends = sorted(cut for cut in cuts if cut < len(sent))
+    pieces = [sent[start:end] for start, end in zip([0, *ends], [*ends, len(sent)], strict=True)]
+    events, left = split(pieces)
+
+    assert b"".join(events) + left == sent
+    assert events == [EVENT + end + end for end in breaks][: len(events)]
+    # A lone return at the very end may be half of a line break.
+    assert len(events) >= len(breaks) - (1 if breaks[-1] == b"\r" and not rest else 0)
+
+
+def seconds_for(size: int, line_break: bytes) -> float:
+    pieces = [b"x" * 4096] * (size // 4096)
+    best = float("inf")
+    for _ in range(3):
+        began = time.process_time()
+        events, _rest = split([b"data: ", *pieces, line_break * 2])
+        best = min(best, time.process_time() - began)
+        assert len(events) == 1
+    return best
+
+
+def test_an_event_of_many_reads_costs_linear_time() -> None:
+    """Four times the bytes take about four times as long, not sixteen times."""
+    for line_break in (b"\n", b"\r\n"):
+        assert seconds_for(2**22, line_break) < 10 * seconds_for(2**20, line_break)

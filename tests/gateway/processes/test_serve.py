@@ -1,0 +1,313 @@
+"""`keepgate serve` and its embedded store: from the first line to the last signal, and what goes wrong in between."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+
+from gateway.upstreams.mock import Reply
+from tests.cache.valkey import Valkey
+from tests.gateway.client import CHAT, chat
+from tests.gateway.conftest import Stage
+from tests.gateway.processes.serving import (
+    DEADLINE,
+    Serving,
+    free_port,
+    open_files,
+    processes,
+    serving,
+    until,
+    until_gone,
+)
+
+
+async def ask_and_keep(gateway: Serving, content: str = "hello") -> None:
+    """Ask for an answer, and return when the store has it on disk."""
+    assert (await gateway.ask(content)).cache == "miss"
+    socket = next((state_of(gateway) / "valkey").glob("*.sock"))
+    client = redis.asyncio.from_url(f"unix://{socket}")
+    while not await client.dbsize():  # noqa: ASYNC110  # the write is behind the answer
+        await asyncio.sleep(0.01)
+    await client.execute_command("WAITAOF", 1, 0, 5000)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+    await client.aclose()
+
+
+def state_of(gateway: Serving) -> Path:
+    line = next(line for line in gateway.lines if "data in " in line)
+    return Path(line.partition("data in ")[2])
+
+
+async def test_it_says_where_it_serves_once_it_can(stage: Stage, tmp_path: Path) -> None:
+    """The last line of the start is `Ready`; from then on an app can use the URL that was printed, on the port that
+    KEEPGATE_PORT names.
+    """
+    mock, port = await stage.mock(), free_port()
+    async with serving(tmp_path, "--upstream", mock.url, KEEPGATE_PORT=str(port)) as gateway:
+        assert gateway.url == f"http://127.0.0.1:{port}"
+        assert gateway.lines[0].startswith("Keepgate ")
+        assert f"embedded, data in {tmp_path}" in gateway.said
+        assert mock.url in gateway.said
+        assert (await gateway.send("GET", "/health")).json == {"status": "ok"}
+        assert (await gateway.ask("Hi there")).text == "Hi there"
+        await until_reachable(gateway)
+
+
+async def until_reachable(gateway: Serving) -> None:
+    async with asyncio.timeout(DEADLINE):
+        while (await gateway.send("GET", "/ready")).status != 200:  # noqa: ASYNC110  # it is asked over HTTP
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGHUP", "Ctrl-C"])
+async def test_a_signal_stops_everything_and_loses_nothing(stage: Stage, tmp_path: Path, how: str) -> None:
+    """Status 0, no child left, and the answer of the moment before is a hit after the next start, which is quick.
+
+    Ctrl-C in a terminal sends SIGINT to every process of the group; the children are not in it, else they would end
+    before what is pending is written.
+    """
+    mock = await stage.mock()
+    async with serving(tmp_path, "--upstream", mock.url) as gateway:
+        children = gateway.children()
+        assert ["valkey-server" in command or "redis-server" in command for command in children.values()] == [True]
+        assert all(os.getpgid(child) != gateway.pid for child in children)
+        assert (await gateway.ask()).cache == "miss"
+        if how == "Ctrl-C":
+            os.killpg(gateway.pid, signal.SIGINT)
+        else:
+            gateway.process.send_signal(signal.Signals[how])
+        assert await gateway.ended() == 0
+        assert gateway.lines[-1] == "Stopping."
+        assert not processes().keys() & children.keys()
+    start = time.monotonic()
+    async with serving(tmp_path, "--upstream", mock.url) as gateway:
+        assert time.monotonic() - start < 10
+        assert (await gateway.ask()).cache == "hit"
+    assert len(mock.received) == 1
+
+
+async def test_a_signal_during_the_start_stops_what_has_started(tmp_path: Path) -> None:
+    """The store is starting; the gateway is not yet ready."""
+    async with serving(tmp_path, "--upstream", "mock:", ready=False) as gateway:
+        await until(lambda: any("valkey-server" in command for command in gateway.children().values()))
+        children = gateway.children()
+        assert await gateway.signal(signal.SIGTERM) == 0
+        assert not processes().keys() & children.keys()
+
+
+async def test_a_second_signal_does_not_break_off_the_stopping(stage: Stage, tmp_path: Path) -> None:
+    """An impatient Ctrl-C changes nothing: the children are still stopped and the status is 0."""
+    mock = await stage.mock()
+    mock.hold.clear()
+    async with serving(tmp_path, "--upstream", mock.url, KEEPGATE_TIMEOUTS_SHUTDOWN="1") as gateway:
+        asking = asyncio.create_task(gateway.ask())
+        await mock.wait_for(1)
+        children = gateway.children()
+        gateway.process.send_signal(signal.SIGINT)
+        await gateway.until_said("Stopping.")
+        assert await gateway.signal(signal.SIGINT) == 0
+        assert gateway.lines.count("Stopping.") == 1
+        assert not processes().keys() & children.keys()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_requests_under_way_are_finished_before_it_stops(stage: Stage, tmp_path: Path) -> None:
+    """A stream that has begun comes to its end; nobody new is let in."""
+    mock = await stage.mock(Reply(text="one two three"))
+    mock.hold.clear()
+    async with serving(tmp_path, "--upstream", mock.url) as gateway:
+        asking = asyncio.create_task(gateway.ask(stream=True))
+        await mock.wait_for(1)
+        gateway.process.send_signal(signal.SIGTERM)
+        await gateway.until_said("Stopping.")
+        mock.hold.set()
+        assert (await asking).text == "one two three"
+        assert await gateway.ended() == 0
+
+
+async def test_killed_outright_it_leaves_no_child_and_starts_again(stage: Stage, tmp_path: Path) -> None:
+    """SIGKILL gives the gateway no chance; the kernel ends its children. The next gateway waits until the old server
+    has really ended, for two servers would spoil the data, and then finds what was on disk.
+    """
+    mock = await stage.mock()
+    async with serving(tmp_path, "--upstream", mock.url) as gateway:
+        await ask_and_keep(gateway)
+        old_server = gateway.child("valkey-server")
+        os.kill(old_server, signal.SIGSTOP)
+        gateway.process.kill()
+        assert await gateway.process.wait() == -signal.SIGKILL
+        async with serving(tmp_path, "--upstream", mock.url, ready=False) as next_gateway:
+            await until(lambda: str(tmp_path / "valkey" / "lock") in open_files(next_gateway.pid))
+            for _ in range(20):
+                assert not next_gateway.children()
+                await asyncio.sleep(0.01)
+            os.kill(old_server, signal.SIGCONT)
+            await until_gone(old_server)
+            await next_gateway.until_ready()
+            assert (await next_gateway.ask()).cache == "hit"
+
+
+async def test_two_gateways_on_one_state_directory_share_the_store(stage: Stage, tmp_path: Path) -> None:
+    """Started at the same moment, one of them runs the server; when that one stops, the other runs it."""
+    mock = await stage.mock()
+    async with (
+        serving(tmp_path, "--upstream", mock.url, ready=False) as one,
+        serving(tmp_path, "--upstream", mock.url, ready=False) as two,
+    ):
+        await asyncio.gather(one.until_ready(), two.until_ready())
+        owner, other = (one, two) if one.children() else (two, one)
+        assert (len(owner.children()), len(other.children())) == (1, 0)
+        await ask_and_keep(owner)
+        assert (await other.ask()).cache == "hit"
+        assert await owner.signal(signal.SIGTERM) == 0
+        assert (await other.ask()).cache == "hit"
+        await other.until_said("the embedded store is up")
+        await other.until_said("redis is available again")
+        assert len(other.children()) == 1
+        assert (await other.ask("something else")).cache == "miss"
+        assert await other.signal(signal.SIGTERM) == 0
+    async with serving(tmp_path, "--upstream", mock.url) as gateway:
+        assert (await gateway.ask()).cache == "hit"
+        assert (await gateway.ask("something else")).cache == "hit"
+
+
+async def test_a_killed_store_is_started_again_while_requests_go_on(stage: Stage, tmp_path: Path) -> None:
+    """Nobody sees an error; the server comes back with its data, and the gateway writes to it again."""
+    mock = await stage.mock()
+    async with serving(tmp_path, "--upstream", mock.url) as gateway:
+        await ask_and_keep(gateway)
+        os.kill(gateway.child("valkey-server"), signal.SIGKILL)
+        answers = [await gateway.ask("hello" if n % 2 else f"new {n}") for n in range(10)]
+        assert {answer.status for answer in answers} == {200}
+        await gateway.until_said("the embedded store is up")
+        await gateway.until_said("redis is available again")
+        assert await gateway.signal(signal.SIGTERM) == 0
+    async with serving(tmp_path, "--upstream", mock.url) as gateway:
+        assert (await gateway.ask("hello")).cache == "hit"
+        assert (await gateway.ask("new 8")).cache == "hit"
+
+
+@pytest.mark.parametrize("damage", ["cut short", "zeros at the end"])
+async def test_it_starts_on_what_a_crash_has_left(stage: Stage, tmp_path: Path, damage: str) -> None:
+    """A file that ends too early loses its end; one that cannot be read is set aside. Either way there is a store."""
+    mock = await stage.mock()
+    async with serving(tmp_path, "--upstream", mock.url) as gateway:
+        await ask_and_keep(gateway, "first")
+        entry = (await gateway.ask("second")).entry
+        assert await gateway.signal(signal.SIGTERM) == 0
+    (file,) = (tmp_path / "valkey" / "appendonlydir").glob("*.incr.aof")
+    content = file.read_bytes()
+    within_second = content.index(entry.encode()) + 100
+    file.write_bytes(content[:within_second] if damage == "cut short" else content + bytes(4096))
+    async with serving(tmp_path, "--upstream", mock.url) as gateway:
+        # Of a file without a readable end nothing is trusted.
+        assert (await gateway.ask("first")).cache == ("hit" if damage == "cut short" else "miss")
+        assert (await gateway.ask("second")).cache == "miss"
+        assert (tmp_path / "valkey" / "appendonlydir.damaged").exists() == (damage != "cut short")
+        assert ("data is damaged" in gateway.said) == (damage != "cut short")
+
+
+async def test_a_state_directory_with_a_very_long_path_works(stage: Stage, tmp_path: Path) -> None:
+    """A socket's path may have about a hundred bytes; the data stay where they were asked for."""
+    state = tmp_path / ("a" * 100) / ("b" * 100)
+    mock = await stage.mock()
+    async with serving(state, "--upstream", mock.url) as gateway:
+        assert (await gateway.ask()).cache == "miss"
+        assert await gateway.signal(signal.SIGTERM) == 0
+    assert list((state / "valkey" / "appendonlydir").iterdir())
+    async with serving(state, "--upstream", mock.url) as gateway:
+        assert (await gateway.ask()).cache == "hit"
+
+
+async def test_an_unreachable_redis_is_said_and_does_no_harm(stage: Stage, tmp_path: Path) -> None:
+    """The gateway starts, answers, and keeps answers in memory."""
+    mock = await stage.mock()
+    url = f"redis://user:hush@127.0.0.1:{free_port()}/0"
+    async with serving(tmp_path, "--upstream", mock.url, "--redis", url) as gateway:
+        assert "redis is unavailable" in gateway.said
+        assert [(await gateway.ask()).cache for _ in range(2)] == ["miss", "hit"]
+        assert not gateway.children()
+        assert await gateway.signal(signal.SIGTERM) == 0
+        assert "hush" not in gateway.said
+
+
+async def test_without_a_store_nothing_is_written(stage: Stage, tmp_path: Path) -> None:
+    """`--redis none` keeps answers in memory only."""
+    mock = await stage.mock()
+    async with serving(tmp_path, "--upstream", mock.url, "--redis", "none") as gateway:
+        assert "memory only" in gateway.said
+        assert [(await gateway.ask()).cache for _ in range(2)] == ["miss", "hit"]
+        assert not gateway.children()
+    assert os.listdir(tmp_path) == []
+
+
+async def refusal(state: Path, *words: str, **variables: str) -> str:
+    """The one line that follows when it cannot start; its status is 1, and no process stays."""
+    async with serving(state, *words, ready=False, **variables) as gateway:
+        assert await gateway.ended() == 1
+        assert len(gateway.lines) == 1, gateway.said
+        return gateway.lines[0]
+
+
+async def test_a_taken_port_is_one_clear_line(stage: Stage, tmp_path: Path) -> None:
+    """With workers too, though these could share the port."""
+    mock = await stage.mock()
+    for workers, others in (("1", "2"), ("2", "1")):
+        async with serving(tmp_path, "--upstream", mock.url, "--workers", workers, "--redis", "none") as gateway:
+            port = gateway.url.rpartition(":")[2]
+            said = await refusal(tmp_path, "--upstream", mock.url, "--port", port, "--workers", others)
+            assert said == f"keepgate: port: {port} is taken on 127.0.0.1; choose another with --port or KEEPGATE_PORT"
+
+
+async def test_a_state_directory_that_cannot_be_is_one_clear_line(tmp_path: Path) -> None:
+    """Below a file; and where the server's own data cannot be."""
+    file = tmp_path / "file"
+    file.touch()
+    said = await refusal(file, "--upstream", "mock:")
+    assert said == f"keepgate: state_dir: nothing can be kept in {file}/valkey: Not a directory"
+    (tmp_path / "valkey").mkdir()
+    (tmp_path / "valkey" / "appendonlydir").touch()
+    said = await refusal(tmp_path, "--upstream", "mock:")
+    assert said.startswith("keepgate: redis: embedded: the server ended at its start: Can't open or create append-only")
+
+
+async def test_a_refused_password_is_one_clear_line(own_valkey: Valkey, tmp_path: Path) -> None:
+    """A store that will never let the gateway in is a fault of the settings; the password is not repeated."""
+    client = redis.asyncio.from_url(own_valkey.url)
+    await client.config_set("requirepass", "right")
+    await client.aclose()
+    for url in (f"unix://:hush@{own_valkey.socket}", own_valkey.url):
+        said = await refusal(tmp_path, "--upstream", "mock:", "--redis", url)
+        assert said.startswith("keepgate: redis: redis refuses the credentials of its URL")
+        assert "hush" not in said
+    async with serving(tmp_path, "--upstream", "mock:", "--redis", f"unix://:right@{own_valkey.socket}") as gateway:
+        assert [(await gateway.ask()).cache for _ in range(2)] == ["miss", "hit"]
+        assert "right" not in gateway.said
+
+
+async def test_an_address_that_is_not_this_machines_is_one_clear_line(tmp_path: Path) -> None:
+    """192.0.2.0/24 is nobody's (RFC 5737)."""
+    said = await refusal(tmp_path, "--upstream", "mock:", "--host", "192.0.2.1", "--redis", "none")
+    assert said.startswith("keepgate: host: cannot listen on 192.0.2.1:0: ")
+
+
+async def test_a_missing_script_is_one_clear_line(tmp_path: Path) -> None:
+    """`mock:FILE` names the file."""
+    said = await refusal(tmp_path, "--upstream", "mock:no.yaml", "--redis", "none")
+    assert said == "keepgate: no.yaml: cannot be read: No such file or directory"
+
+
+async def test_nothing_that_a_tenant_wrote_is_logged(stage: Stage, tmp_path: Path) -> None:
+    """Neither prompts nor keys, at the most talkative level, whatever goes wrong with the request."""
+    mock = await stage.mock(Reply(when="cut", cut_after=1), Reply(when="fail", status=500, body={"error": {}}))
+    async with serving(tmp_path, "--upstream", mock.url, "--log-level", "debug") as gateway:
+        for content in ("s3cret plain", "s3cret cut", "s3cret fail"):
+            for stream in (False, True):
+                await gateway.send("POST", CHAT, chat(content, stream=stream), Authorization="Bearer s3cret-key")
+        await gateway.send("POST", CHAT, chat("x", model=["s3cret"]), Authorization="Bearer s3cret-key")
+        await gateway.send("POST", "/v1/s3cret", {"a": "s3cret"})
+        assert await gateway.signal(signal.SIGTERM) == 0
+        assert "s3cret" not in gateway.said

@@ -1,0 +1,150 @@
+"""`keepgate serve` as it is first tried: no upstream named, the in-repo backend on the real model."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from tests.gateway.client import CHAT, Answer, assemble
+from tests.gateway.processes.serving import DEADLINE, Serving, cpu_seconds, processes, serving, until, until_gone
+
+MODEL = "SmolLM2-135M-Instruct"
+GREETING: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Say hello."}],
+    "temperature": 0,
+    "max_tokens": 12,
+}
+
+
+async def ask(gateway: Serving, **fields: Any) -> Answer:
+    return await gateway.send("POST", CHAT, {**GREETING, **fields})
+
+
+async def until_kept(gateway: Serving) -> None:
+    """Return when the shared store has an answer; it is written behind the answer."""
+    async with asyncio.timeout(DEADLINE):
+        while not (await gateway.stats())["layers"]["exact"]["tiers"]["redis"]["entries"]:  # noqa: ASYNC110  # HTTP
+            await asyncio.sleep(0.02)
+
+
+async def must_wait(gateway: Serving, seed: int) -> None:
+    """What is not cached is told to come back."""
+    refused = await ask(gateway, seed=seed)
+    assert (refused.status, refused.error["code"]) == (503, "no_upstream")
+    assert int(refused.headers["Retry-After"]) > 0
+
+
+async def test_a_real_model_answers_and_its_answers_outlive_it(tmp_path: Path) -> None:
+    """Computed, then a hit in either shape; so it stays while the backend is down, and after a restart of all."""
+    async with serving(tmp_path, "--model", "default") as gateway:
+        assert f"Ready: {MODEL} answers at {gateway.url}/v1" in gateway.said
+        assert [model["id"] for model in (await gateway.send("GET", "/v1/models")).json["data"]] == [MODEL]
+        computed = await ask(gateway)
+        assert (computed.status, computed.cache) == (200, "miss")
+        assert computed.text.strip()
+        usage = computed.json["usage"]
+        assert 0 < usage["completion_tokens"] <= 12
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+        again = await ask(gateway)
+        assert (again.cache, again.json) == ("hit", computed.json)
+        streamed = await ask(gateway, stream=True, stream_options={"include_usage": True})
+        assert streamed.cache == "hit"
+        assert assemble(streamed.chunks)["choices"] == computed.json["choices"]
+        saved = (await gateway.stats())["saved"]
+        assert saved["completion_tokens"] == 2 * usage["completion_tokens"]
+        assert saved["seconds"] > 0
+
+        os.kill(gateway.child("-m backend"), signal.SIGKILL)
+        await gateway.until_said("the backend was killed by signal 9; starting it again in 1 s")
+        assert (await ask(gateway)).json == computed.json
+        await must_wait(gateway, seed=1)
+        assert (await gateway.send("GET", "/ready")).status == 503
+        await gateway.until_said("Ready:", times=2)
+        assert (await ask(gateway, seed=1)).cache == "miss"
+
+        children = gateway.children()
+        assert len(children) == 2
+        assert await gateway.signal(signal.SIGTERM) == 0
+        assert not processes().keys() & children.keys()
+    async with serving(tmp_path, ready=False) as gateway:
+        await gateway.until_said("in-repo backend, starting now")
+        gateway.find_url()
+        assert (await ask(gateway)).json == computed.json
+        await must_wait(gateway, seed=2)
+        await gateway.until_ready()
+        # Ready in 10 s, counted in CPU seconds: what else runs on the machine is not the gateway's doing.
+        assert sum(cpu_seconds(pid) for pid in (gateway.pid, *gateway.children())) < 10
+        assert (await gateway.send("GET", "/ready")).status == 200
+
+
+async def test_every_worker_knows_when_the_backend_is_there(tmp_path: Path) -> None:
+    """Ready means that each of them has it; when it is killed, each says so and answers what is cached. A gateway
+    that is killed itself takes them all along.
+    """
+    async with serving(tmp_path, "--workers", "2") as gateway:
+        for seed in range(10):
+            assert (await ask(gateway, max_tokens=1, seed=seed)).status == 200
+        computed = await ask(gateway)
+        await until_kept(gateway)
+        os.kill(gateway.child("-m backend"), signal.SIGKILL)
+        await gateway.until_said("the backend was killed by signal 9")
+        for seed in range(100, 110):
+            await must_wait(gateway, seed)
+            assert (await ask(gateway)).json == computed.json
+        await until(lambda: len(gateway.children()) == 3)
+        children = gateway.children()
+        assert await gateway.signal(signal.SIGKILL) == -signal.SIGKILL
+        await until_gone(*children)
+
+
+async def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
+    """The backend says why it cannot start; the gateway ends with status 1 and adds nothing."""
+    async with serving(tmp_path, "--model", str(tmp_path / "no-model"), ready=False) as gateway:
+        assert await gateway.ended() == 1
+        (reason,) = (line for line in gateway.lines if "no-model" in line)
+        assert reason.startswith("keepgate backend: model ")
+        assert gateway.lines[-1] == reason
+        assert "Traceback" not in gateway.said
+
+
+async def test_the_backend_runs_as_it_is_told(tmp_path: Path) -> None:
+    """Options from the command line, the environment and the file reach it, and its answers are those of its form."""
+    file = tmp_path / "keepgate.yaml"
+    file.write_text("backend: {max_batch: 3, max_context: 512, batching: dynamic}\n")
+    words = ("--config", str(file), "--kv-memory", "8MiB")
+    async with serving(tmp_path, *words, KEEPGATE_BACKEND_QUANTIZATION="int4", KEEPGATE_BACKEND_THREADS="1") as gateway:
+        command = gateway.children()[gateway.child("-m backend")]
+        assert "--batching=dynamic" in command
+        assert "--threads=1" in command
+        info = (await gateway.send("GET", "/v1/model/info")).json
+        assert info["max_context"] <= 512
+        assert max(info["feasible_batch"].values()) <= 3
+        assert info["kv_blocks"]["total"] * 16 * info["kv_bytes_per_token"] <= 8 * 2**20
+        assert info["weights_precision"] == "int4"
+        assert (await ask(gateway)).status == 200
+
+
+async def test_an_option_that_the_model_cannot_have_is_the_backends_own_line(tmp_path: Path) -> None:
+    """What only the backend can know it says itself; nothing is added, and the status is 1."""
+    template = tmp_path / "broken.jinja"
+    template.write_text("{% for m in messages %}")
+    for variables, message in (
+        ({"KEEPGATE_BACKEND_CHAT_TEMPLATE": str(template)}, f"--chat-template: {template}: the chat template does not"),
+        ({"KEEPGATE_BACKEND_KV_MEMORY": "1KiB"}, "--kv-memory: 1024 bytes hold no KV block"),
+    ):
+        async with serving(tmp_path, ready=False, **variables) as gateway:
+            assert await gateway.ended() == 1
+            assert gateway.lines[-1].startswith(f"keepgate backend: {message}")
+            assert "Traceback" not in gateway.said
+
+
+async def test_a_wrong_option_starts_nothing(tmp_path: Path) -> None:
+    """One line that names it, before there is any child."""
+    async with serving(tmp_path, "--max-batch", "many", ready=False) as gateway:
+        assert await gateway.ended() == 2
+        assert gateway.lines == [
+            "keepgate: command line: --max-batch: expected a whole number, 1 or more and below 2147483648, got 'many'"
+        ]
+    assert not (tmp_path / "valkey").exists()

@@ -1,0 +1,425 @@
+"""Whatever arrives: a 4xx in OpenAI's error form that says what was wrong, a worker that goes on, and a silent log."""
+
+import asyncio
+import json
+import logging
+import zlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.upstreams.mock import MockUpstream, Reply
+from tests.gateway.client import COMPLETIONS, DEADLINE, Client, chat
+from tests.gateway.conftest import Stage
+from tests.gateway.raw_upstream import CHUNKED_EVENT_STREAM, EVENT_STREAM, chunked, json_reply, saying
+from tests.gateway.wire import request_bytes, wire
+
+# What a tenant wrote, in every request and every answer below; it must be in no log line.
+SECRET = "pssst-tell-nobody"
+MESSAGES: list[Any] = [{"role": "user", "content": SECRET}]
+LIMIT = 2**20
+
+
+@pytest.fixture(autouse=True)
+def _silent_log(caplog: pytest.LogCaptureFixture) -> Any:
+    """Every test here ends with a look at the log, of all loggers at all levels."""
+    caplog.set_level(logging.DEBUG)
+    yield
+    said = "\n".join(logging.Formatter().format(record) for record in caplog.get_records("call"))
+    assert SECRET not in said
+    assert SECRET.encode().hex() not in said
+
+
+@pytest.fixture
+async def served(stage: Stage) -> AsyncIterator[tuple[Client, MockUpstream]]:
+    """A gateway that must still answer when the test is over."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock, max_body=LIMIT, timeouts={"client": 0.3})
+    yield client, mock
+    mock.replies[:] = [Reply(text="alive")]
+    assert (await client.post(chat("are you there?"))).text == "alive"
+    assert (await client.post(chat("are you there?"))).cache == "hit"
+    await client.until("flights", 0)
+
+
+def body(**fields: Any) -> bytes:
+    return msgspec.json.encode({"model": "mock", "messages": MESSAGES, **fields})
+
+
+def raw_body(text: str) -> bytes:
+    """A body with one more field, written by hand."""
+    return b'{"model":"mock","messages":[{"role":"user","content":"' + SECRET.encode() + b'"}],' + text.encode() + b"}"
+
+
+NOT_JSON: dict[str, bytes] = {
+    "nothing": b"",
+    "space": b"  \n",
+    "text": SECRET.encode(),
+    "cut off": body()[:-1],
+    "cut off within a string": body()[:-8],
+    "one brace more": body() + b"}",
+    "two documents": body() + body(),
+    "single quotes": body().replace(b'"', b"'"),
+    "a comma more": raw_body('"x":1,'),
+    "a comment": raw_body('"x":1 /* no */'),
+    "NaN": raw_body('"temperature":NaN'),
+    "infinity": raw_body('"temperature":Infinity'),
+    "minus infinity": raw_body('"temperature":-Infinity'),
+    "a number too large": raw_body('"temperature":1e999'),
+    "a number with 5000 digits": raw_body('"seed":' + "9" * 5000),
+    "a leading zero": raw_body('"seed":01'),
+    "a leading plus": raw_body('"seed":+1'),
+    "hexadecimal": raw_body('"seed":0x1F'),
+    "True": raw_body('"stream":True'),
+    "undefined": raw_body('"stream":undefined'),
+    "a lone surrogate": raw_body('"x":"\\ud83e"'),
+    "surrogates the wrong way round": raw_body('"x":"\\udd8a\\ud83e"'),
+    "half an escape": raw_body('"x":"\\u12"'),
+    "an unknown escape": raw_body('"x":"\\q"'),
+    "a control character": raw_body('"x":"\x01"'),
+    "a line break in a string": raw_body('"x":"a\nb"'),
+    "invalid UTF-8": body().replace(b"pssst", b"pssst\xff\xfe"),
+    "half a character": body().replace(b"pssst", b"pssst\xf0\x9f"),
+    "an overlong character": body().replace(b"pssst", b"pssst\xc0\xaf"),
+    "UTF-8 surrogates": body().replace(b"pssst", b"pssst\xed\xa0\x80"),
+    "UTF-16": body().decode().encode("utf-16"),
+    "a byte order mark": b"\xef\xbb\xbf" + body(),
+    "form data": b"model=mock&prompt=" + SECRET.encode(),
+    "a zero byte": body() + b"\x00",
+    "deep lists": raw_body('"x":' + "[" * 100_000 + "]" * 100_000),
+    "deep objects": raw_body('"x":' + '{"a":' * 50_000 + "1" + "}" * 50_000),
+    "deep and never closed": b'{"model":"mock","x":' + b"[" * 500_000,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("bad", NOT_JSON.values(), ids=NOT_JSON.keys())
+async def test_a_body_that_is_not_json_is_400(served: tuple[Client, MockUpstream], bad: bytes, stream: bool) -> None:
+    """It says so, in OpenAI's form, and reaches no upstream; the client can go on, on the same connection."""
+    client, mock = served
+    async with wire(client) as connection:
+        await connection.send(request_bytes(bad, b"Accept: text/event-stream" if stream else b"Accept: */*"))
+        refused = await connection.answer()
+        await connection.send(request_bytes(body()))
+        after = await connection.answer()
+
+    assert (refused.status, refused.error["type"]) == (400, "invalid_request_error")
+    assert refused.headers["Content-Type"] == "application/json"
+    assert after.status == 200
+    assert [received.body for received in mock.received] == [body()]
+
+
+WRONG_TYPES: dict[str, tuple[bytes, str | None]] = {
+    "an array": (b"[" + body() + b"]", None),
+    "a string": (json.dumps(SECRET).encode(), None),
+    "a number": (b"5", None),
+    "null": (b"null", None),
+    "true": (b"true", None),
+    "no model": (msgspec.json.encode({"messages": MESSAGES}), "model"),
+    "model null": (body(model=None), "model"),
+    "model a number": (body(model=5), "model"),
+    "model empty": (body(model=""), "model"),
+    "model a list": (body(model=["mock"]), "model"),
+    "model an object": (body(model={"id": "mock"}), "model"),
+    "stream a string": (body(stream="true"), "stream"),
+    "stream a number": (body(stream=1), "stream"),
+    "stream a list": (body(stream=[]), "stream"),
+    "stream_options a list": (body(stream_options=[]), "stream_options"),
+    "stream_options a string": (body(stream_options="include_usage"), "stream_options"),
+    "stream_options true": (body(stream_options=True), "stream_options"),
+    "include_usage a string": (body(stream_options={"include_usage": "yes"}), "stream_options.include_usage"),
+    "include_usage a number": (body(stream_options={"include_usage": 1}), "stream_options.include_usage"),
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", COMPLETIONS])
+@pytest.mark.parametrize(("bad", "field"), WRONG_TYPES.values(), ids=WRONG_TYPES.keys())
+async def test_a_field_that_the_gateway_needs_is_checked(
+    served: tuple[Client, MockUpstream], bad: bytes, field: str | None, path: str
+) -> None:
+    """400, naming the field; nothing is guessed."""
+    client, mock = served
+    refused = await client.post(bad, path)
+
+    assert (refused.status, refused.error["type"], refused.error["param"]) == (400, "invalid_request_error", field)
+    assert mock.received == []
+
+
+ODD_BUT_NOT_OURS: dict[str, bytes] = {
+    "messages missing": b'{"model":"mock"}',
+    "messages a string": body(messages=SECRET),
+    "messages of messages": body(messages=[[MESSAGES]]),
+    "messages of numbers": body(messages=[1, None, True]),
+    "content an object": body(messages=[{"role": "user", "content": {"a": SECRET}}]),
+    "content parts without text": body(messages=[{"role": "user", "content": [{"type": "text"}]}]),
+    "roles nobody knows": body(messages=[{"role": 7}]),
+    "prompt an object": body(prompt={}),
+    "temperature a string": body(temperature="hot"),
+    "temperature a list": body(temperature=[0]),
+    "seed a string": body(seed=SECRET),
+    "n negative": body(n=-1),
+    "max_tokens huge": raw_body('"max_tokens":' + "9" * 300),
+    "a tiny number": raw_body('"temperature":1e-400'),
+    "keys that are empty": raw_body('"":1,"\\u0000":2'),
+    "many keys": body(**{f"k{n}": n for n in range(20_000)}),
+    "fields named like ours": body(key="x", namespace="y", family="z", path="/etc/passwd", __proto__={"a": 1}),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("odd", ODD_BUT_NOT_OURS.values(), ids=ODD_BUT_NOT_OURS.keys())
+async def test_what_is_the_upstreams_to_judge_goes_to_the_upstream(
+    served: tuple[Client, MockUpstream], odd: bytes, stream: bool
+) -> None:
+    """The gateway adds no rules of its own to fields that it does not need."""
+    client, mock = served
+    error = {"message": f"what is {SECRET}?", "type": "invalid_request_error", "param": None, "code": None}
+    mock.replies[:] = [Reply(status=422, error=error)]
+    sent = odd[:-1] + b',"stream":true}' if stream else odd
+    answer = await client.post(sent)
+
+    assert (answer.status, answer.json) == (422, {"error": error})
+    assert [received.body for received in mock.received] == [sent]
+
+
+# Size and pace
+
+
+async def test_a_body_over_the_limit_is_413_before_it_is_sent(served: tuple[Client, MockUpstream]) -> None:
+    """Its Content-Length is enough."""
+    client, mock = served
+    async with wire(client) as connection:
+        await connection.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 99999999999\r\n\r\n")
+        refused = await connection.answer()
+
+    assert (refused.status, refused.error["code"]) == (413, "body_too_large")
+    assert str(LIMIT) in refused.error["message"]
+    assert mock.received == []
+
+
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/embeddings"])
+async def test_a_body_over_the_limit_without_a_length_is_413(served: tuple[Client, MockUpstream], path: bytes) -> None:
+    """It is read up to the limit and no further."""
+    client, mock = served
+    piece = chunked(SECRET.encode() * 4000)
+    async with wire(client) as connection:
+        await connection.send(b"POST " + path + b" HTTP/1.1\r\nHost: g\r\nTransfer-Encoding: chunked\r\n\r\n")
+
+        async def pour() -> None:
+            try:
+                while True:
+                    await connection.send(piece)
+            except ConnectionError:
+                return
+
+        pouring = asyncio.create_task(pour())
+        refused = await connection.answer()
+        pouring.cancel()
+
+    assert (refused.status, refused.error["code"]) == (413, "body_too_large")
+    assert mock.received == []
+
+
+async def test_a_body_at_the_limit_is_taken(served: tuple[Client, MockUpstream]) -> None:
+    """The limit itself is allowed, one byte more is not."""
+    client, mock = served
+    whole = body(x="y" * (LIMIT - len(body(x=""))))
+    assert len(whole) == LIMIT
+    assert (await client.post(whole)).status == 200
+    assert (await client.post(whole + b" ")).status == 413
+    assert len(mock.received) == 1
+
+
+async def test_a_packed_body_is_measured_unpacked(served: tuple[Client, MockUpstream]) -> None:
+    """A few kilobytes that unpack to gigabytes are refused, not unpacked."""
+    client, mock = served
+    packer = zlib.compressobj(9)
+    bomb = b"".join(packer.compress(b" " * 2**20) for _ in range(64)) + packer.flush()
+    async with wire(client) as connection:
+        await connection.send(request_bytes(bomb, b"Content-Encoding: deflate"))
+        refused = await connection.answer()
+
+    assert refused.status == 413
+    assert mock.received == []
+
+
+async def test_a_packed_body_that_cannot_be_unpacked_is_400(served: tuple[Client, MockUpstream]) -> None:
+    """In OpenAI's form, like any body that cannot be read."""
+    client, mock = served
+    async with wire(client) as connection:
+        await connection.send(request_bytes(SECRET.encode(), b"Content-Encoding: gzip"))
+        refused = await connection.answer()
+
+    assert (refused.status, refused.error["type"]) == (400, "invalid_request_error")
+    assert mock.received == []
+
+
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/embeddings"])
+@pytest.mark.parametrize("framing", [b"Content-Length: 1000", b"Transfer-Encoding: chunked"])
+async def test_a_body_that_does_not_come_is_408(
+    served: tuple[Client, MockUpstream], framing: bytes, path: bytes
+) -> None:
+    """After the client's time is over, however the body was announced."""
+    client, mock = served
+    async with wire(client) as connection:
+        await connection.send(b"POST " + path + b" HTTP/1.1\r\nHost: g\r\n" + framing + b"\r\n\r\n")
+        refused = await connection.answer()
+
+    assert (refused.status, refused.error["code"]) == (408, "request_timeout")
+    assert mock.received == []
+
+
+async def test_a_body_that_comes_too_slowly_is_408(served: tuple[Client, MockUpstream]) -> None:
+    """A byte now and then does not hold a connection for ever."""
+    client, mock = served
+    async with wire(client) as connection:
+        await connection.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 1000\r\n\r\n")
+
+        async def drip() -> None:
+            while True:
+                await connection.send(b" ")
+                await asyncio.sleep(0.02)
+
+        dripping = asyncio.create_task(drip())
+        refused = await connection.answer()
+        dripping.cancel()
+
+    assert refused.status == 408
+    assert mock.received == []
+
+
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/embeddings"])
+async def test_a_body_that_breaks_off_reaches_no_upstream(served: tuple[Client, MockUpstream], path: bytes) -> None:
+    """The client has left in the middle of its request; there is nobody to answer and nothing to do."""
+    client, mock = served
+    for cut in (0, 1, 30):
+        async with wire(client) as connection:
+            await connection.send(request_bytes(body(), path=path)[: -len(body()) + cut])
+            connection.writer.write_eof()
+            async with asyncio.timeout(DEADLINE):
+                await connection.reader.read()
+
+    assert mock.received == []
+
+
+async def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(served: tuple[Client, MockUpstream]) -> None:
+    """Expect: 100-continue, which curl sends with bodies over a megabyte (RFC 9110, section 10.1.1)."""
+    client, _ = served
+    for _ in range(3):
+        async with wire(client) as connection:
+            request = request_bytes(body(), b"Expect: 100-continue")
+            await connection.send(request[: -len(body())])
+            assert await connection.line() == b"HTTP/1.1 100 Continue"
+            assert await connection.line() == b""
+            await connection.send(body())
+            assert (await connection.answer()).status == 200
+
+
+# HTTP
+
+
+WRONG_PLACES: list[tuple[str, str, int]] = [
+    ("GET", "/", 404),
+    ("GET", "/nonsense", 404),
+    ("POST", "/chat/completions", 404),
+    ("POST", "/v1", 404),
+    ("POST", "/health", 405),
+    ("DELETE", "/metrics", 405),
+    ("PUT", "/v1/cache/stats", 404),
+    ("POST", "/v1/cache/entries/x", 404),
+    ("GET", f"/{SECRET}", 404),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "status"), WRONG_PLACES)
+async def test_a_wrong_method_or_path_is_told(
+    served: tuple[Client, MockUpstream], method: str, path: str, status: int
+) -> None:
+    """404 or 405, in OpenAI's form."""
+    client, mock = served
+    refused = await client.send(method, path)
+
+    assert (refused.status, refused.error["type"]) == (status, "invalid_request_error")
+    assert mock.received == []
+
+
+async def test_a_connection_without_a_request_harms_nobody(served: tuple[Client, MockUpstream]) -> None:
+    """Scanners and health checks connect and leave."""
+    client, _ = served
+    for said in (b"", b"\r\n", b"G", b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\n"):
+        async with wire(client) as connection:
+            await connection.send(said) if said else None
+            connection.writer.write_eof()
+            async with asyncio.timeout(DEADLINE):
+                await connection.reader.read()
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["max-age=" + "9" * 400, "=" * 5000, '"' * 999, ", " * 3000, "max-age=\u00b2", "no-cache=x=y", "max-stale=1e999"],
+)
+async def test_an_odd_cache_control_is_no_error(served: tuple[Client, MockUpstream], value: str) -> None:
+    """What cannot be read is ignored or read strictly (RFC 9111, section 4.2.1); it never fails a request."""
+    client, _ = served
+    sent = request_bytes(body(), b"Cache-Control: " + value.encode())
+    for _ in range(2):
+        async with wire(client) as connection:
+            await connection.send(sent)
+            assert (await connection.answer()).status == 200
+
+
+# What is logged when something fails
+
+
+UPSTREAM_FAILURES: dict[str, bytes] = {
+    "an error": json_reply(b'{"error":{"message":"' + SECRET.encode() + b'"}}', status=b"500 No"),
+    "an error of the request": json_reply(SECRET.encode(), status=b"400 " + SECRET.encode()),
+    "no HTTP": SECRET.encode() + b"\r\n\r\n",
+    "a bad header": b"HTTP/1.1 200 OK\r\n" + SECRET.encode() + b"\r\n\r\n",
+    "a body that is no JSON": json_reply(SECRET.encode()),
+    "a body that breaks off": json_reply(SECRET.encode())[:-3],
+    "a bad chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + SECRET.encode() + b"\r\n",
+    "a bad packing": json_reply(SECRET.encode(), b"Content-Encoding: gzip"),
+    "events that are no JSON": EVENT_STREAM + b"data: " + SECRET.encode() + b"\n\ndata: [DONE]\n\n",
+    "an event of an odd form": EVENT_STREAM + b'data: {"choices":["' + SECRET.encode() + b'"]}\n\ndata: [DONE]\n\n',
+    "an error event": EVENT_STREAM + b'data: {"error":"' + SECRET.encode() + b'"}\n\n',
+    "a stream that breaks off": CHUNKED_EVENT_STREAM + chunked(b"data: " + SECRET.encode() + b"\n\n"),
+    "a bad chunk within a stream": CHUNKED_EVENT_STREAM + chunked(b"data: 1\n\n") + SECRET.encode() + b"\r\n",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", COMPLETIONS, "/v1/embeddings"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("said", UPSTREAM_FAILURES.values(), ids=UPSTREAM_FAILURES.keys())
+async def test_an_upstream_that_fails_leaves_no_text_in_the_log(
+    stage: Stage, said: bytes, stream: bool, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither what the tenant asked nor what the upstream said; and it is no error of the gateway."""
+    client = (await stage.gateway(await stage.raw(saying(said)))).tenant(SECRET)
+    async with wire(client) as connection:
+        sent = request_bytes(body(stream=stream), b"Authorization: " + SECRET.encode(), path=path.encode())
+        await connection.send(sent)
+        async with asyncio.timeout(DEADLINE):
+            status = (await connection.line()).split()[1]
+
+    assert status in (b"200", b"400", b"500", b"502")
+    assert [
+        record
+        for record in caplog.records
+        if record.name.startswith(("gateway", "aiohttp")) and record.levelno >= logging.ERROR
+    ] == []
+
+
+async def test_requests_that_succeed_leave_no_text_in_the_log(stage: Stage) -> None:
+    """Not even with debug logging on: no prompt, no answer, no key."""
+    client = (await stage.gateway(await stage.mock())).tenant(SECRET)
+    for stream in (False, True, False, True):
+        assert (await client.post(chat(SECRET, stream=stream, user=SECRET))).text == SECRET
+    entry = (await client.post(chat(SECRET, user=SECRET))).entry
+    await client.get(f"/v1/cache/entries/{entry}")
+    await client.send("DELETE", f"/v1/cache/entries/{entry}")
+    await client.send("DELETE", f"/v1/cache?model={SECRET}")
+    await client.get(f"/v1/models/{SECRET}")

@@ -1,0 +1,58 @@
+"""Reading a request: what is refused before it costs anybody anything."""
+
+import msgspec
+import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.errors import InvalidRequest
+from gateway.proxy.call import Call, credential, read_call
+
+HEADERS = CIMultiDictProxy(CIMultiDict({"Authorization": "Bearer a"}))
+
+
+def read(body: bytes) -> Call:
+    return read_call("/v1/chat/completions", "", body, HEADERS, "authorization", semantic=False)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m","messages":[{"role":"user","content":"a"}],"messages":[{"role":"user","content":"b"}]}',
+        b'{"model":"m","messages":[{"role":"user","content":"a","content":"b"}]}',
+        b'{"model":"m","messages":[],"x":{"y":[{"z":1,"\\u007a":2}]}}',
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(body: bytes) -> None:
+    """Servers differ in which one counts, so the answer to one meaning could be served for the other."""
+    with pytest.raises(InvalidRequest, match="twice") as refused:
+        read(body)
+    assert refused.value.code == "repeated_key"
+
+
+def test_a_body_of_millions_of_values_is_refused_before_it_is_decoded() -> None:
+    """Some megabytes of brackets would hold up every other client; as much text does not."""
+    with pytest.raises(InvalidRequest, match="values") as refused:
+        read(b'{"model":"m","messages":[' + b",".join([b"[]"] * 1_000_000) + b"]}")
+    assert refused.value.code == "too_many_values"
+
+    text = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "well, " * 40_000}]})
+    assert read(text).model == "m"
+
+
+def test_every_credential_counts() -> None:
+    """Whichever header a client carries its key in, and however often: no two sets of them look alike."""
+    sets: list[list[tuple[str, str]]] = [
+        [],
+        [("Authorization", "k")],
+        [("x-api-key", "k")],
+        [("api-key", "k")],
+        [("Authorization", "EMPTY"), ("api-key", "k")],
+        [("Authorization", "EMPTY"), ("api-key", "l")],
+        [("Authorization", "k"), ("Authorization", "l")],
+        [("Authorization", "api-key: k")],
+        [("Authorization", "x-api-key: k")],
+    ]
+    seen = [credential(CIMultiDictProxy(CIMultiDict(headers)), "authorization") for headers in sets]
+
+    assert len(set(seen)) == len(sets)
+    assert seen[0] == ""

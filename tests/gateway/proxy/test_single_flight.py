@@ -1,0 +1,662 @@
+"""Identical requests in flight are one upstream call, which belongs to none of them."""
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.http.tasks import background_tasks
+from gateway.proxy.flight import Flight, FlightTable
+from gateway.upstreams.mock import Reply
+from tests.gateway.client import DEADLINE, Answer, Client, assemble, chat
+from tests.gateway.conftest import Stage
+from tests.gateway.raw_upstream import CHUNKED_EVENT_STREAM, EVENT_STREAM, Connection, chunked, json_reply
+from tests.gateway.wire import request_bytes, wire
+
+USAGE: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+WORDS = [f"word{number} " for number in range(12)]
+CHUNK = {"id": "c", "object": "chat.completion.chunk", "created": 1_700_000_000, "model": "mock"}
+
+
+def word_events(words: list[str]) -> list[Any]:
+    """A stream with one event a word."""
+    chunks: list[Any] = [
+        {**CHUNK, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+    ]
+    chunks += [{**CHUNK, "choices": [{"index": 0, "delta": {"content": w}, "finish_reason": None}]} for w in words]
+    return [*chunks, {**CHUNK, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}, "[DONE]"]
+
+
+def as_data(event: Any) -> bytes:
+    return event.encode() if isinstance(event, str) else msgspec.json.encode(event)
+
+
+async def together(client: Client, bodies: list[dict[str, Any]]) -> list[asyncio.Task[Answer]]:
+    """Requests that are all in flight when this returns, as passengers of one flight."""
+    before = await client.figure("collapsed_requests_total")
+    asking = [asyncio.create_task(client.post(bodies[0]))]
+    await client.until("flights", 1)
+    asking += [asyncio.create_task(client.post(body)) for body in bodies[1:]]
+    await client.until("collapsed_requests_total", before + len(bodies) - 1)
+    return asking
+
+
+class Live:
+    """An upstream whose stream the test sends event by event, the same to every connection."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.more = asyncio.Condition()
+        self.connections = 0
+        self.left = 0
+
+    async def converse(self, connection: Connection) -> None:
+        self.connections += 1
+        await connection.send(CHUNKED_EVENT_STREAM)
+        gone = asyncio.create_task(connection.closed(deadline=60))
+        gone.add_done_callback(self._note_left)
+        sent = 0
+        try:
+            while True:
+                async with self.more:
+                    while len(self.events) == sent:
+                        await self.more.wait()
+                event = self.events[sent]
+                sent += 1
+                if event is None:
+                    connection.cut()
+                    return
+                await connection.send(chunked(b"data: " + as_data(event) + b"\n\n"))
+                if event == "[DONE]":
+                    await connection.send(chunked(b""))
+                    return
+        finally:
+            gone.remove_done_callback(self._note_left)
+            gone.cancel()
+
+    def _note_left(self, _: object) -> None:
+        self.left += 1
+
+    async def say(self, *events: Any) -> None:
+        """Send these next; None breaks the connection."""
+        async with self.more:
+            self.events += events
+            self.more.notify_all()
+
+
+# One call
+
+
+async def test_priorities_share_answers_but_no_flight(stage: Stage) -> None:
+    """Who is in a hurry does not wait for one that is not; when an answer is there, it is everybody's."""
+    mock = await stage.mock(Reply(text="the one answer"))
+    client = await stage.gateway(mock)
+    mock.hold.clear()
+    patient = await together(client, [chat(priority=9), chat(priority=9)])
+    urgent = asyncio.create_task(client.post(chat(priority=-1)))
+    await client.until("flights", 2)
+    mock.hold.set()
+    answers = await asyncio.gather(*patient, urgent)
+    assert {answer.text for answer in answers} == {"the one answer"}
+    assert [msgspec.json.decode(received.body)["priority"] for received in mock.received] == [9, -1]
+    for later in (chat(), chat(priority=0), chat(priority=9), chat(priority=3, stream=True)):
+        assert (await client.post(later)).cache == "hit"
+    assert len(mock.received) == 2
+
+
+async def test_a_refused_priority_is_refused_to_nobody_else(stage: Stage) -> None:
+    """An upstream that knows no priorities answers those who have none, though both ask at the same time."""
+    both_are_here = asyncio.Event()
+
+    async def converse(connection: Connection) -> None:
+        await both_are_here.wait()
+        if "priority" in msgspec.json.decode(connection.body):
+            error = {"message": "none here", "type": "invalid_request_error", "param": "priority", "code": None}
+            await connection.send(json_reply(msgspec.json.encode({"error": error}), status=b"400 Bad Request"))
+        else:
+            choice = {"index": 0, "message": {"role": "assistant", "content": "fine"}, "finish_reason": "stop"}
+            await connection.send(json_reply(msgspec.json.encode({"choices": [choice]})))
+
+    client = await stage.gateway(await stage.raw(converse))
+    asking = [asyncio.create_task(client.post(chat(priority=5))), asyncio.create_task(client.post(chat()))]
+    await client.until("flights", 2)
+    both_are_here.set()
+    refused, answered = await asyncio.gather(*asking)
+    assert (refused.status, refused.error["message"]) == (400, "none here")
+    assert (answered.status, answered.text) == (200, "fine")
+
+
+@pytest.mark.parametrize("count", [2, 40])
+@pytest.mark.parametrize(
+    "shapes",
+    [[{}], [{"stream": True}], [USAGE], [{}, {"stream": True}], [{}, USAGE, {"stream": True}], [USAGE, {}]],
+    ids=["json", "stream", "stream with usage", "json first", "all, json first", "stream first"],
+)
+async def test_identical_requests_are_one_upstream_call(stage: Stage, shapes: list[dict[str, Any]], count: int) -> None:
+    """Whatever shape each wants, all get the same answer in their own shape, and followers are told of it."""
+    mock = await stage.mock(Reply(text="the one answer"))
+    client = await stage.gateway(mock)
+    mock.hold.clear()
+    bodies = [chat(**shapes[number % len(shapes)]) for number in range(count)]
+    asking = await together(client, bodies)
+    mock.hold.set()
+    answers = await asyncio.gather(*asking)
+
+    assert len(mock.received) == 1
+    assert {answer.text for answer in answers} == {"the one answer"}
+    assert len({answer.response["id"] for answer in answers}) == 1
+    for body, answer in zip(bodies, answers, strict=True):
+        streams = answer.headers["Content-Type"].startswith("text/event-stream")
+        assert streams == body.get("stream", False)
+        wants_usage = not streams or "stream_options" in body
+        assert ("usage" in answer.response) == wants_usage
+    assert [answer.cache_status.parameters.get("collapsed") for answer in answers] == [None] + [True] * (count - 1)
+    assert {answer.cache for answer in answers} == {"miss"}
+    await client.until("flights", 0)
+
+
+async def test_a_stream_that_asks_for_usage_does_not_follow_one_that_may_have_none(stage: Stage) -> None:
+    """It makes its own call and gets its usage."""
+    mock = await stage.mock(Reply(text="hello"))
+    client = await stage.gateway(mock)
+    mock.hold.clear()
+    plain = asyncio.create_task(client.post(chat(stream=True)))
+    await mock.wait_for(1)
+    asking = asyncio.create_task(client.post(chat(**USAGE)))
+    await mock.wait_for(2)
+    mock.hold.set()
+
+    assert (await asking).chunks[-1]["usage"]["total_tokens"] > 0
+    assert "usage" not in (await plain).response
+
+
+async def test_different_requests_are_different_calls(stage: Stage) -> None:
+    """Sharing is by the whole key, not by the conversation's look."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock)
+    mock.hold.clear()
+    asking = [asyncio.create_task(client.post(chat(seed=seed))) for seed in range(6)]
+    await mock.wait_for(6)
+    mock.hold.set()
+
+    assert len({(await answer).json["id"] for answer in asking}) == 6
+
+
+@pytest.mark.parametrize("directive", ["no-cache", "no-store"])
+async def test_a_request_that_refuses_the_cache_flies_alone(stage: Stage, directive: str) -> None:
+    """It neither joins a flight nor takes passengers."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock)
+    mock.hold.clear()
+    first = asyncio.create_task(client.post(chat()))
+    await mock.wait_for(1)
+    alone = [asyncio.create_task(client.post(chat(), Cache_Control=directive)) for _ in range(2)]
+    await mock.wait_for(3)
+    follower = asyncio.create_task(client.post(chat()))
+    await asyncio.sleep(0)
+    mock.hold.set()
+    answers = [await first, *[await answer for answer in alone]]
+
+    assert len({answer.json["id"] for answer in answers}) == 3
+    assert (await follower).json["id"] not in {answer.json["id"] for answer in answers[1:]} or directive == "no-cache"
+
+
+async def test_what_a_flight_brought_is_kept_once(stage: Stage) -> None:
+    """After the flight the answer is a hit for everybody."""
+    mock = await stage.mock(Reply(text="hello"))
+    client = await stage.gateway(mock)
+    stored = await client.figure("stored_answers_total")
+    mock.hold.clear()
+    asking = await together(client, [chat(), chat(stream=True), chat()])
+    mock.hold.set()
+    await asyncio.gather(*asking)
+
+    assert (await client.post(chat(stream=True))).cache == "hit"
+    assert await client.figure("stored_answers_total") - stored == 1
+
+
+# Streams
+
+
+async def test_a_late_follower_gets_what_was_said_and_then_the_live_tail(stage: Stage) -> None:
+    """First everything sent so far, before the upstream says more; then each event as it comes."""
+    live = Live()
+    client = await stage.gateway(await stage.raw(live.converse))
+    events = word_events(WORDS)
+    async with client.stream(chat(stream=True)) as leader:
+        await live.say(*events[:6])
+        heard = [await leader.event() for _ in range(6)]
+        async with client.stream(chat(stream=True)) as follower:
+            assert [await follower.event() for _ in range(6)] == heard == [as_data(event) for event in events[:6]]
+            for event in events[6:]:
+                await live.say(event)
+                assert await leader.event() == await follower.event() == as_data(event)
+            assert await follower.rest() == await leader.rest() == []
+    assert live.connections == 1
+
+
+async def test_a_follower_that_wants_no_stream_gets_the_whole(stage: Stage) -> None:
+    """It waits for the end and gets one response object."""
+    live = Live()
+    client = await stage.gateway(await stage.raw(live.converse))
+    async with client.stream(chat(stream=True)) as leader:
+        await live.say(*word_events(WORDS)[:5])
+        await leader.event()
+        before = await client.figure("collapsed_requests_total")
+        follower = asyncio.create_task(client.post(chat()))
+        await client.until("collapsed_requests_total", before + 1)
+        await live.say(*word_events(WORDS)[5:])
+        answer = await follower
+
+    assert answer.json["choices"] == [
+        {"index": 0, "message": {"role": "assistant", "content": "".join(WORDS)}, "finish_reason": "stop"}
+    ]
+    assert live.connections == 1
+
+
+async def test_the_leader_may_leave(stage: Stage) -> None:
+    """Followers hear the rest, the upstream is called once, and the answer is kept."""
+    live = Live()
+    client = await stage.gateway(await stage.raw(live.converse))
+    events = word_events(WORDS)
+    async with client.stream(chat(stream=True)) as leader:
+        await live.say(*events[:4])
+        await leader.event()
+        async with client.stream(chat(stream=True)) as follower:
+            await follower.event()
+            leader.leave()
+            await live.say(*events[4:])
+            rest = await follower.rest()
+
+    assert rest == [as_data(event) for event in events[1:]]
+    assert (await client.post(chat())).cache == "hit"
+    assert live.connections == 1
+
+
+async def test_the_leader_may_leave_before_the_upstream_says_anything(stage: Stage) -> None:
+    """A plain request's follower gets its answer all the same."""
+    mock = await stage.mock(Reply(text="hello"))
+    client = await stage.gateway(mock)
+    mock.hold.clear()
+    leader, *followers = await together(client, [chat()] * 4)
+    leader.cancel()
+    await asyncio.wait([leader])
+    mock.hold.set()
+
+    assert {(await follower).text for follower in followers} == {"hello"}
+    assert (len(mock.received), mock.cancelled) == (1, 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("passengers", [1, 3])
+async def test_the_upstream_call_ends_when_the_last_one_leaves(stage: Stage, passengers: int, stream: bool) -> None:
+    """Nobody waits for the answer any more, so nobody pays for it; the next request is a new call."""
+    mock = await stage.mock(Reply(text="one two three four five six seven eight"))
+    client = await stage.gateway(mock)
+    mock.hold.clear()
+    asking = await together(client, [chat(stream=stream)] * passengers)
+    await mock.wait_for(1)
+    for task in asking[:-1]:
+        task.cancel()
+    await asyncio.wait(asking[:-1] or [asyncio.create_task(asyncio.sleep(0))])
+    assert mock.cancelled == 0
+    asking[-1].cancel()
+    await mock.wait_for_cancelled(1)
+    await client.until("flights", 0)
+    mock.hold.set()
+
+    answer = await client.post(chat(stream=stream))
+    assert (answer.status, answer.cache, answer.cache_status.parameters.get("collapsed")) == (200, "miss", None)
+
+
+async def test_a_follower_that_leaves_takes_nobody_with_it(stage: Stage) -> None:
+    """The flight goes on for those who stay."""
+    live = Live()
+    client = await stage.gateway(await stage.raw(live.converse))
+    events = word_events(WORDS)
+    async with client.stream(chat(stream=True)) as leader:
+        await live.say(*events[:3])
+        await leader.event()
+        async with client.stream(chat(stream=True)) as follower:
+            await follower.event()
+        await live.say(*events[3:])
+        rest = await leader.rest()
+
+    assert rest == [as_data(event) for event in events[1:]]
+    assert live.left == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_joining_just_as_a_flight_is_abandoned_gives_a_good_answer(
+    stage: Stage, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However the leader's leaving and the newcomer's asking fall together, the newcomer is answered."""
+    mock = await stage.mock(Reply(text="a good answer"))
+    client = await stage.gateway(mock)
+    for number in range(60):
+        body = chat(f"question {number}", stream=stream)
+        mock.hold.clear()
+        leader = asyncio.create_task(client.post(body))
+        await mock.wait_for(len(mock.received) + 1)
+        newcomers: list[asyncio.Task[Answer]] = []
+        leader.cancel()
+        for _ in range(number % 12):
+            await asyncio.sleep(0)
+        newcomers += [asyncio.create_task(client.post(body)) for _ in range(2)]
+        mock.hold.set()
+        answers = await asyncio.gather(*newcomers)
+
+        assert {(answer.status, answer.text) for answer in answers} == {(200, "a good answer")}
+    await client.until("flights", 0)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_a_flight_that_its_last_passenger_left_takes_no_other() -> None:
+    """From that very moment, though its task has not yet noticed that it is cancelled."""
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async with background_tasks() as tasks:
+        table = FlightTable(tasks)
+        flight = Flight(keep_bytes=1000, choices=1)
+        table.launch(flight, never(), "name")
+        await asyncio.sleep(0)
+        with flight.board():
+            assert table.find(("name",)) is flight
+        assert table.find(("name",)) is None
+
+
+# Failures
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [400, 401, 429, 500, 503])
+async def test_followers_get_the_error_that_the_leader_gets(stage: Stage, status: int, stream: bool) -> None:
+    """Status, body and Retry-After; nobody is retried behind their back, and nothing is kept."""
+    mock = await stage.mock(Reply(status=status, error={"message": "no"}, headers={"Retry-After": "3"}, delay=0.2))
+    client = await stage.gateway(mock)
+    answers = await asyncio.gather(*await together(client, [chat(stream=stream)] * 5))
+
+    assert {(a.status, a.body, a.headers["Retry-After"]) for a in answers} == {
+        (status, b'{"error":{"message":"no"}}', "3")
+    }
+    assert len(mock.received) == 1
+    mock.replies[:] = [Reply(text="ok")]
+    assert (await client.post(chat(stream=stream))).text == "ok"
+
+
+async def test_followers_of_either_shape_get_the_error(stage: Stage) -> None:
+    """A stream that follows a plain request, and the other way round, gets the upstream's error as it is."""
+    mock = await stage.mock(Reply(status=429, error={"message": "slow down"}, delay=0.2))
+    client = await stage.gateway(mock)
+    answers = await asyncio.gather(*await together(client, [chat(), chat(stream=True), chat()]))
+
+    assert {(a.status, a.body) for a in answers} == {(429, b'{"error":{"message":"slow down"}}')}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_followers_of_a_call_that_breaks_before_its_answer_get_502(stage: Stage, stream: bool) -> None:
+    """An upstream that hangs up without a word is an error in OpenAI's form, for all of them."""
+    waiting = asyncio.Event()
+
+    async def converse(connection: Connection) -> None:
+        await waiting.wait()
+        connection.cut()
+
+    client = await stage.gateway(await stage.raw(converse))
+    asking = await together(client, [chat(stream=stream)] * 4)
+    waiting.set()
+    answers = await asyncio.gather(*asking)
+
+    assert {(a.status, a.error["type"]) for a in answers} == {(502, "upstream_error")}
+
+
+async def test_a_stream_that_breaks_off_ends_in_an_error_event(stage: Stage) -> None:
+    """Leader and followers, early and late, get what was said, then an error in OpenAI's form, and no [DONE]."""
+    live = Live()
+    client = await stage.gateway(await stage.raw(live.converse))
+    events = word_events(WORDS)[:5]
+    async with client.stream(chat(stream=True)) as leader:
+        await live.say(*events[:3])
+        await leader.event()
+        async with client.stream(chat(stream=True)) as follower:
+            await live.say(*events[3:])
+            before = [await leader.event() for _ in events[1:]]
+            await live.say(None)
+            heard = [await follower.rest(), [as_data(events[0]), *before, *await leader.rest()]]
+
+    for said in heard:
+        assert said[:-1] == [as_data(event) for event in events]
+        error = msgspec.json.decode(said[-1])["error"]
+        assert (error["type"], error["code"]) == ("upstream_error", "upstream_cut")
+    again = asyncio.create_task(client.post(chat(stream=True)))
+    await again
+    assert again.result().cache == "miss"
+    assert live.connections == 2
+
+
+async def test_a_plain_follower_of_a_stream_that_breaks_off_gets_502(stage: Stage) -> None:
+    """Half an answer is no answer."""
+    live = Live()
+    client = await stage.gateway(await stage.raw(live.converse))
+    async with client.stream(chat(stream=True)) as leader:
+        await live.say(*word_events(WORDS)[:5])
+        await leader.event()
+        before = await client.figure("collapsed_requests_total")
+        follower = asyncio.create_task(client.post(chat()))
+        await client.until("collapsed_requests_total", before + 1)
+        await live.say(None)
+        answer = await follower
+
+    assert (answer.status, answer.error["code"]) == (502, "upstream_cut")
+
+
+async def test_a_stream_of_an_answer_that_cannot_be_converted_is_told_so(stage: Stage) -> None:
+    """A stream that follows a plain call whose answer is no whole answer gets an error, not a made-up stream."""
+    waiting = asyncio.Event()
+
+    async def converse(connection: Connection) -> None:
+        await waiting.wait()
+        await connection.send(
+            json_reply(b'{"choices":[{"index":0,"message":{"content":"half"},"finish_reason":null}]}')
+        )
+
+    client = await stage.gateway(await stage.raw(converse))
+    asking = await together(client, [chat(), chat(stream=True)])
+    waiting.set()
+    plain, stream = await asyncio.gather(*asking)
+
+    assert plain.status == 200
+    assert (stream.status, stream.error["type"]) == (502, "upstream_error")
+
+
+# Slow readers and bounds
+
+
+def flood(megabytes: int) -> tuple[list[bytes], bytes]:
+    """A stream of about so many MB in pieces of 64 KiB, and its last events."""
+    word = b'data: {"choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":null}]}\n\n' % (b"x" * 65_000)
+    end = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    return [word] * (megabytes * 16), end
+
+
+class Flood:
+    """An upstream that streams megabytes and counts how many of them were taken."""
+
+    def __init__(self, megabytes: int) -> None:
+        self.pieces, self.end = flood(megabytes)
+        self.taken = 0
+        self.go = asyncio.Event()
+        self.go.set()
+        self.done = asyncio.Event()
+
+    async def converse(self, connection: Connection) -> None:
+        await connection.send(EVENT_STREAM)
+        await self.go.wait()
+        for piece in self.pieces:
+            await connection.send(piece)
+            self.taken += len(piece)
+        await connection.send(self.end)
+        self.done.set()
+
+
+async def test_a_slow_reader_does_not_hold_up_others(stage: Stage) -> None:
+    """Below the limit of what a flight remembers, each reads at its own pace."""
+    upstream = Flood(megabytes=6)
+    client = await stage.gateway(await stage.raw(upstream.converse), cache={"max_answer": 64 * 2**20})
+    async with client.stream(chat(stream=True)) as slow:
+        await slow.event()
+        async with client.stream(chat(stream=True)) as quick:
+            async with asyncio.timeout(DEADLINE):
+                heard = await quick.rest()
+        assert heard[-1] == b"[DONE]"
+        late = await slow.rest()
+    assert late == heard[1:]
+
+
+async def test_beyond_its_limit_a_flight_goes_no_faster_than_its_slowest_reader(stage: Stage) -> None:
+    """The upstream is held back instead of being remembered; nothing is lost when the reader goes on."""
+    upstream = Flood(megabytes=48)
+    upstream.go.clear()
+    client = await stage.gateway(await stage.raw(upstream.converse), cache={"max_answer": 2**20})
+    body = msgspec.json.encode(chat(stream=True))
+    async with wire(client, receive_buffer=2**16) as slow:
+        await slow.send(request_bytes(body))
+        assert await slow.line() == b"HTTP/1.1 200 OK"
+        async with client.stream(chat(stream=True)) as quick:
+            reading = asyncio.create_task(quick.rest())
+            upstream.go.set()
+            # As much was taken as fits into the flight and the kernel's buffers, and then no more.
+            taken = -1
+            while taken != upstream.taken:
+                taken = upstream.taken
+                await asyncio.sleep(0.3)
+            assert not upstream.done.is_set()
+            assert not reading.done()
+            whole = asyncio.create_task(slow.reader.read())
+            async with asyncio.timeout(DEADLINE):
+                assert len(await reading) == len(upstream.pieces) + 2
+            slow.writer.write_eof()
+            whole.cancel()
+
+
+async def test_a_reader_that_stopped_for_good_is_let_go(stage: Stage) -> None:
+    """After the client's patience it is cut, and the others go on to the end."""
+    upstream = Flood(megabytes=40)
+    upstream.go.clear()
+    raw = await stage.raw(upstream.converse)
+    client = await stage.gateway(raw, cache={"max_answer": 2**20}, timeouts={"client": 0.5})
+    async with wire(client, receive_buffer=2**16) as stuck:
+        await stuck.send(request_bytes(msgspec.json.encode(chat(stream=True))))
+        assert await stuck.line() == b"HTTP/1.1 200 OK"
+        async with client.stream(chat(stream=True)) as quick, asyncio.timeout(DEADLINE):
+            upstream.go.set()
+            heard = await quick.rest()
+
+    assert heard[-1] == b"[DONE]"
+    assert len(heard) == len(upstream.pieces) + 2
+    assert len(raw.connections) == 1
+
+
+async def test_nobody_joins_a_flight_that_no_longer_remembers_its_beginning(stage: Stage) -> None:
+    """A newcomer to an answer that outgrew the limit makes its own call and gets all of it."""
+    upstream = Flood(megabytes=4)
+    raw = await stage.raw(upstream.converse)
+    client = await stage.gateway(raw, cache={"max_answer": 2**20})
+    async with client.stream(chat(stream=True)) as first:
+        for _ in range(40):
+            await first.event()
+        whole = await client.post(chat(stream=True))
+        rest = await first.rest()
+
+    assert len(raw.connections) == 2
+    assert len(whole.events) == len(upstream.pieces) + 2
+    assert len(rest) == len(upstream.pieces) + 2 - 40
+
+
+async def test_a_plain_follower_of_an_answer_beyond_the_limit_is_told_so(stage: Stage) -> None:
+    """It cannot be given the whole, so it gets an error at once; the stream it followed goes on."""
+    upstream = Flood(megabytes=8)
+    gate = asyncio.Event()
+
+    async def converse(connection: Connection) -> None:
+        await connection.send(EVENT_STREAM + upstream.pieces[0])
+        await gate.wait()
+        for piece in upstream.pieces[1:]:
+            await connection.send(piece)
+        await connection.send(upstream.end)
+
+    client = await stage.gateway(await stage.raw(converse), cache={"max_answer": 2**20})
+    async with client.stream(chat(stream=True)) as leader:
+        await leader.event()
+        before = await client.figure("collapsed_requests_total")
+        follower = asyncio.create_task(client.post(chat()))
+        await client.until("collapsed_requests_total", before + 1)
+        gate.set()
+        async with asyncio.timeout(DEADLINE):
+            rest = await leader.rest()
+        answer = await follower
+
+    assert len(rest) == len(upstream.pieces) + 1
+    assert answer.status == 502
+
+
+async def test_an_event_without_end_is_not_gathered_without_limit(stage: Stage) -> None:
+    """An upstream that never ends its event cannot fill the gateway's memory: beyond the limit it is held or cut."""
+    taken = 0
+
+    async def converse(connection: Connection) -> None:
+        nonlocal taken
+        await connection.send(EVENT_STREAM + b"data: ")
+        for _ in range(64 * 16):
+            await connection.send(b"x" * 2**16)
+            taken += 2**16
+
+    client = await stage.gateway(await stage.raw(converse), cache={"max_answer": 2**20})
+    async with client.stream(chat(stream=True)) as stream:
+        async with asyncio.timeout(DEADLINE):
+            first = await stream.response.content.readany()
+        assert first
+        assert taken < 40 * 2**20
+
+
+async def test_joined_events_make_the_same_answer_for_all(stage: Stage) -> None:
+    """Every passenger of a stream builds the same response, whenever it came."""
+    mock = await stage.mock(Reply(events=word_events(WORDS), pause=0.01))
+    client = await stage.gateway(mock)
+    asking: list[asyncio.Task[Answer]] = []
+    for number in range(12):
+        asking.append(asyncio.create_task(client.post(chat(stream=True))))
+        if number == 0:
+            await mock.wait_for(1)
+        await asyncio.sleep(0.005)
+    answers = await asyncio.gather(*asking)
+
+    assert len(mock.received) == 1
+    assert {assemble(a.chunks)["choices"][0]["message"]["content"] for a in answers} == {"".join(WORDS)}
+
+
+async def test_a_client_that_leaves_at_done_has_read_a_whole_answer(stage: Stage) -> None:
+    """Clients close when they have seen [DONE]; the end of the upstream's response, a moment later, changes nothing."""
+    may_end = asyncio.Event()
+    events = b"".join(b"data: " + as_data(event) + b"\n\n" for event in word_events(WORDS))
+
+    async def converse(connection: Connection) -> None:
+        await connection.send(CHUNKED_EVENT_STREAM + chunked(events))
+        await may_end.wait()
+        await connection.send(chunked(b""))
+
+    raw = await stage.raw(converse)
+    client = await stage.gateway(raw)
+    async with client.stream(chat(stream=True)) as stream:
+        while await stream.event() != b"[DONE]":
+            pass
+        stream.leave()
+    may_end.set()
+    await client.until("flights", 0)
+
+    assert (await client.post(chat(stream=True))).cache == "hit"
+    assert len(raw.connections) == 1

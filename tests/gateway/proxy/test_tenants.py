@@ -1,0 +1,218 @@
+"""Tenants are apart: in the cache, in memory's short cuts, and in flight."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.upstreams.mock import MockUpstream
+from tests.gateway.client import Answer, Client, chat
+from tests.gateway.conftest import Stage
+from tests.gateway.wire import request_bytes, wire
+
+shapes = pytest.mark.parametrize("stream", [False, True])
+
+
+@shapes
+async def test_an_answer_is_served_to_the_tenant_that_asked_for_it_only(stage: Stage, stream: bool) -> None:
+    """Another API key, or none, is a miss, also when the answer is hot; the same key is a hit."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock)
+    ours = [await client.tenant("sk-ours").post(chat(stream=stream)) for _ in range(4)]
+    theirs = [await client.tenant("sk-theirs").post(chat(stream=stream)) for _ in range(4)]
+    nobodys = [await client.post(chat(stream=stream)) for _ in range(4)]
+
+    for answers in (ours, theirs, nobodys):
+        assert [answer.cache for answer in answers] == ["miss", "hit", "hit", "hit"]
+        assert len({answer.response["id"] for answer in answers}) == 1
+    assert len({answers[0].response["id"] for answers in (ours, theirs, nobodys)}) == 3
+    assert len({answers[0].entry for answers in (ours, theirs, nobodys)}) == 3
+    assert len(mock.received) == 3
+
+
+async def test_each_upstream_call_carries_its_own_tenants_key(stage: Stage) -> None:
+    """The gateway keeps no key of its own and mixes none up."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock)
+    mock.hold.clear()
+    asking = [asyncio.create_task(client.tenant(f"sk-{n}").post(chat(f"I am {n}"))) for n in range(5)]
+    await mock.wait_for(5)
+    mock.hold.set()
+    await asyncio.gather(*asking)
+
+    for received in mock.received:
+        assert received.fields["messages"][0]["content"] == f"I am {received.headers['Authorization'][-1]}"
+
+
+@shapes
+async def test_flights_never_cross_tenants(stage: Stage, stream: bool) -> None:
+    """Two tenants that ask the same at the same time make two upstream calls and get two answers."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock)
+    mock.hold.clear()
+    tenants = [client.tenant("sk-ours"), client.tenant("sk-theirs"), client]
+    asking = [asyncio.create_task(tenant.post(chat(stream=stream))) for tenant in tenants for _ in range(3)]
+    await mock.wait_for(3)
+    await client.until("flights", 3)
+    mock.hold.set()
+    answers = [await answer for answer in asking]
+
+    assert len(mock.received) == 3
+    ids = [answer.response["id"] for answer in answers]
+    assert [len(set(ids[start : start + 3])) for start in (0, 3, 6)] == [1, 1, 1]
+    assert len(set(ids)) == 3
+
+
+async def test_a_bearer_token_is_told_apart_from_other_schemes(stage: Stage) -> None:
+    """The whole of Authorization counts, its scheme and its case too."""
+    client = await stage.gateway(await stage.mock())
+    credentials = ["Bearer abc", "Basic abc", "Bearer ABC", "Bearer abcd", "abc"]
+    answers = [await client.post(chat(), Authorization=credential) for credential in credentials]
+
+    assert [answer.cache for answer in answers] == ["miss"] * len(credentials)
+
+
+async def test_a_credential_that_is_no_text_is_a_tenant_like_any(stage: Stage) -> None:
+    """Bytes that are not UTF-8 are kept apart, not refused and not confused."""
+    client = await stage.gateway(await stage.mock())
+    body = b'{"model":"mock","messages":[{"role":"user","content":"hi"}]}'
+    answers: list[Answer] = []
+    for credential in (b"\xff", b"\xfe", b"\xff", "ÿ".encode()):
+        async with wire(client) as connection:
+            await connection.send(request_bytes(body, b"Authorization: Bearer " + credential))
+            answers.append(await connection.answer())
+
+    assert [(answer.status, answer.cache) for answer in answers] == [
+        (200, "miss"),
+        (200, "miss"),
+        (200, "hit"),
+        (200, "miss"),
+    ]
+
+
+async def test_a_key_is_kept_nowhere(stage: Stage) -> None:
+    """Ids and entries show a digest of the credential; neither the key nor a part of it is in them."""
+    client = (await stage.gateway(await stage.mock())).tenant("sk-very-secret-key")
+    computed = await client.post(chat())
+    shown = await client.get(f"/v1/cache/entries/{computed.entry}")
+
+    assert shown.status == 200
+    everything = str(computed.headers).encode() + shown.body + str(shown.headers).encode()
+    assert b"secret" not in everything
+
+
+class TestHeaderNamespace:
+    """`namespace: header:NAME` sets tenants apart by a header that a proxy in front of the gateway sets."""
+
+    async def gateway(self, stage: Stage, mock: MockUpstream) -> Client:
+        return await stage.gateway(mock, cache={"namespace": "header:X-Team"})
+
+    @shapes
+    async def test_the_header_sets_tenants_apart(self, stage: Stage, stream: bool) -> None:
+        """Teams have their own entries, hot ones too, and those without a team have theirs."""
+        client = await self.gateway(stage, await stage.mock())
+        teams: list[dict[str, str]] = [{"X-Team": "red"}, {"X-Team": "blue"}, {}]
+        answers = [
+            [await client.send("POST", "/v1/chat/completions", chat(stream=stream), team) for _ in range(3)]
+            for team in teams
+        ]
+
+        assert [[a.cache for a in of_team] for of_team in answers] == [["miss", "hit", "hit"]] * 3
+
+    @shapes
+    async def test_the_upstream_hears_which_tenant_asks_where_no_credential_tells(
+        self, stage: Stage, stream: bool
+    ) -> None:
+        """By a digest that the gateway makes; what the client says of itself is replaced."""
+        mock = await stage.mock()
+        client = await self.gateway(stage, mock)
+        forged = {"x-keepgate-namespace": "red"}
+        for team in ("red", "blue"):
+            await client.send("POST", "/v1/chat/completions", chat(stream=stream), {"X-Team": team, **forged})
+        red, blue = (received.headers["x-keepgate-namespace"] for received in mock.received)
+
+        assert len({red, blue, "red"}) == 3
+
+    async def test_a_second_header_leads_to_no_other_tenant(self, stage: Stage) -> None:
+        """Behind a proxy that adds its header to a client's own, whatever the client says is a tenant of its own."""
+        client = await self.gateway(stage, await stage.mock())
+        body = b'{"model":"mock","messages":[{"role":"user","content":"hi"}]}'
+        said: list[str] = []
+        for teams in ((b"red",), (b"blue",), (b"red", b"blue"), (b"blue", b"red"), (b"red, blue",), (b"red",)):
+            async with wire(client) as connection:
+                await connection.send(request_bytes(body, *(b"X-Team: " + team for team in teams)))
+                said.append((await connection.answer()).cache)
+
+        assert said == ["miss"] * 5 + ["hit"]
+
+    async def test_other_headers_do_not(self, stage: Stage) -> None:
+        """Two keys of one team share; the header's name has no case."""
+        client = await self.gateway(stage, await stage.mock())
+        await client.tenant("sk-1").post(chat(), X_Team="red")
+
+        assert (await client.tenant("sk-2").post(chat(), x_tEAM="red")).cache == "hit"
+
+    async def test_flights_do_not_cross_teams(self, stage: Stage) -> None:
+        """One key in two teams is two tenants in flight as well."""
+        mock = await stage.mock()
+        client = await self.gateway(stage, mock)
+        mock.hold.clear()
+        asking = [asyncio.create_task(client.post(chat(), X_Team=team)) for team in ("red", "blue")]
+        await mock.wait_for(2)
+        mock.hold.set()
+
+        assert len({(await answer).response["id"] for answer in asking}) == 2
+
+
+@shapes
+async def test_shared_is_one_cache_for_all(stage: Stage, stream: bool) -> None:
+    """`namespace: shared` is for a gateway whose callers may all see each other's answers."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock, cache={"namespace": "shared"})
+    computed = await client.tenant("sk-ours").post(chat(stream=stream))
+    hit = await client.tenant("sk-theirs").post(chat(stream=stream))
+
+    assert (hit.cache, hit.response["id"]) == ("hit", computed.response["id"])
+    assert len(mock.received) == 1
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"User-Agent": "a"},
+        {"X-Stainless-Retry-Count": "3"},
+        {"X-Request-Id": "1"},
+        {"Accept": "text/event-stream"},
+        {"OpenAI-Organization": "o"},
+        {"Content-Type": "application/json; charset=utf-8"},
+        {"Cookie": "a=b"},
+    ],
+)
+async def test_headers_that_clients_vary_do_not_cost_hits(stage: Stage, headers: dict[str, Any]) -> None:
+    """What SDKs change from retry to retry and from platform to platform is not part of the key."""
+    client = await stage.gateway(await stage.mock())
+    await client.post(chat())
+
+    assert (await client.send("POST", "/v1/chat/completions", chat(), headers)).cache == "hit"
+
+
+async def test_a_client_cannot_choose_its_namespace(stage: Stage) -> None:
+    """Neither a header of ours nor a field of the body leads into another tenant's entries."""
+    client = await stage.gateway(await stage.mock())
+    ours = await client.tenant("sk-ours").post(chat())
+    namespace = ours.entry.partition(".")[0]
+    forged = await client.tenant("sk-theirs").post(
+        chat(), x_keepgate_namespace=namespace, x_keepgate_entry=ours.entry, X_Tenant="ours"
+    )
+    in_body = await client.tenant("sk-theirs").post(chat(namespace=namespace, user="ours"))
+
+    assert (forged.cache, in_body.cache) == ("miss", "miss")
+
+
+@pytest.mark.parametrize("header", ["x-api-key", "api-key"])
+async def test_credentials_in_other_headers_set_tenants_apart(stage: Stage, header: str) -> None:
+    """Clients of some providers send no Authorization, but a key in a header of its own."""
+    client = await stage.gateway(await stage.mock())
+    for key, expected in (("a", "miss"), ("b", "miss"), ("a", "hit"), ("b", "hit")):
+        assert (await client.send("POST", "/v1/chat/completions", chat(), {header: key})).cache == expected
+    assert (await client.post(chat())).cache == "miss"
