@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+# Processes that run the tests; 0 runs them in one, for a debugger: make test WORKERS=0 ARGS='-k flight --pdb'
+WORKERS ?= logical
 # More arguments for the command: make serve ARGS='--upstream http://…', make test ARGS='-k flight -x'
 ARGS ?=
 
@@ -28,7 +30,7 @@ serve: $(INSTALLED) ## run gateway, embedded Valkey and the small model on :8080
 	@exec $(BIN)/keepgate serve $(ARGS)
 
 test: $(INSTALLED) $(CLIENTS) ## run every test that CI runs
-	@$(WITH_PATH) exec $(BIN)/python -m pytest $(ARGS)
+	@$(WITH_PATH) exec $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 $(CLIENTS): tests/clients/package-lock.json | $(INSTALLED)
 	@echo "Installing the npm clients of the tests ..."

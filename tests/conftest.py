@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest_plugins = ["tests.no_skips"]
+pytest_plugins = ["tests.skips"]
 
 
 @pytest.fixture(autouse=True)

@@ -263,6 +263,6 @@ async def test_a_reader_that_stops_reading(tmp_path: Path) -> None:
 
 async def test_it_needs_no_torch() -> None:
     """Planning takes no seconds of imports."""
-    check = "import sys, backend.plan; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    check = "import sys, backend.commands.plan; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", check)
     assert await process.wait() == 0

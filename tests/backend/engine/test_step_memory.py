@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[3]
 # The address space is limited once the model is there: the first step of 2,048 rows finds no room, the next ones do.
 SCRIPT = """
 import resource
-from backend.config import EngineConfig
-from backend.detokenizer import Detokenizer
-from backend.engine import Engine
+from backend.engine.config import EngineConfig
+from backend.text.detokenizer import Detokenizer
+from backend.engine.engine import Engine
 from backend.model import load_model
-from backend.model_source import resolve_model
-from backend.sequence import SamplingParams, Sequence
+from backend.model_loader.source import resolve_model
+from backend.engine.sequence import SamplingParams, Sequence
 
 quiet = lambda sentence: None
 model = load_model(resolve_model("default", quiet), EngineConfig(threads=1, step_tokens=2048), quiet)

@@ -152,7 +152,7 @@ async def test_wrong_words(words: list[str], status: int, message: str) -> None:
 
 async def test_help_needs_no_torch() -> None:
     """Nor do mistakes of the command line."""
-    check = "import sys, backend.eval_cli; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    check = "import sys, backend.commands.eval_cli; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", check)
     assert await process.wait() == 0
 

@@ -18,7 +18,9 @@ from tests.backend.random_models import KINDS, save
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NOT_READ = ("README.md", "pytorch_model.bin", "consolidated.safetensors", "original/params.json", "onnx/m.safetensors")
-RESOLVE = "from backend.model_source import resolve_model; print(resolve_model('org/tiny', lambda _: None).directory)"
+RESOLVE = (
+    "from backend.model_loader.source import resolve_model; print(resolve_model('org/tiny', lambda _: None).directory)"
+)
 
 
 class Hub:

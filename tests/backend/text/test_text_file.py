@@ -80,7 +80,7 @@ def test_a_small_file_that_is_large_unpacked(tmp_path: Path) -> None:
     assert bomb.stat().st_size < MOST_BYTES // 16
     script = (
         "import resource, sys; from pathlib import Path; from backend.errors import ModelError\n"
-        "from backend.text_file import read_text\n"
+        "from backend.text.text_file import read_text\n"
         "resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)\n"
         "try: read_text(Path(sys.argv[1]))\n"
         "except ModelError as error: print(error)"

@@ -343,7 +343,7 @@ def test_the_key_of_a_request_never_changes() -> None:
 def test_another_process_finds_the_same_key(seed: str) -> None:
     """Hash randomisation has no part in it."""
     script = (
-        "import sys, msgspec; from cache.key import request_key\n"
+        "import sys, msgspec; from cache.entries.key import request_key\n"
         "key = request_key('public', 'chat.completions', msgspec.json.decode(sys.stdin.buffer.read()))\n"
         "print(key.id, key.proof.hex())"
     )

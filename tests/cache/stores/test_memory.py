@@ -220,9 +220,9 @@ def test_real_memory_is_within_the_size_that_is_accounted() -> None:
 
 MEASURE = """
 import asyncio, gc, tracemalloc
-from cache.key import request_key
-from cache.entry import Entry, decode_entry, encode_entry
-from cache.memory import MemoryStore
+from cache.entries.key import request_key
+from cache.entries.entry import Entry, decode_entry, encode_entry
+from cache.stores.memory import MemoryStore
 
 def entry(number, body, model):
     key = request_key("0123456789abcdef0123", "chat.completions", {"n": number})

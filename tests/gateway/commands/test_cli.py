@@ -97,7 +97,7 @@ def test_help_imports_nothing_heavy() -> None:
     """Not even what the gateway itself needs: only the command's own module is loaded."""
     script = """
 import json, sys
-from gateway.cli import main
+from gateway.commands.cli import main
 try:
     main(["serve", "--help"])
 except SystemExit:

@@ -10,7 +10,7 @@ JOIN = """
 import os, sys
 shared, opened = os.environ["PROMETHEUS_MULTIPROC_DIR"], []
 sys.addaudithook(lambda event, args: event == "open" and opened.append(str(args[0])))
-from gateway.shared_metrics import join_metrics
+from gateway.processes.shared_metrics import join_metrics
 join_metrics()
 from gateway import metrics
 metrics.collapsed.inc()

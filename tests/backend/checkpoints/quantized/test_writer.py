@@ -123,8 +123,8 @@ import resource, signal, sys
 from pathlib import Path
 import torch
 from backend.errors import ModelError
-from backend.quantization.files.writer import write_checkpoint
-from backend.quantization.int_scheme import IntScheme
+from backend.checkpoints.quantized.writer import write_checkpoint
+from backend.quantized_weights.int_scheme import IntScheme
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))

@@ -86,7 +86,7 @@ def test_activations_in_eight_bits(method: str, model: Path, text: Path, tmp_pat
 
 def test_importing_it_loads_no_torch() -> None:
     """`keepgate --help` answers at once."""
-    loaded = "import sys, backend.quantize_cli; sys.exit('torch' in sys.modules)"
+    loaded = "import sys, backend.commands.quantize_cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
 
 

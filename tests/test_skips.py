@@ -1,4 +1,4 @@
-"""The rule of tests/no_skips.py, tried on small test files in a pytest of their own."""
+"""tests/skips.py, on small test files in a pytest of their own."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def run_pytest(folder: Path, source: str, ci: str) -> tuple[int, str]:
         "-m",
         "pytest",
         "-p",
-        "tests.no_skips",
+        "tests.skips",
         "-p",
         "no:cacheprovider",
         "-rA",
@@ -46,6 +46,7 @@ def test_in_ci_a_test_that_did_not_run_fails_and_says_why(tmp_path: Path, source
     assert status != 0
     assert "no npm here" in output
     assert "skipped" not in output.splitlines()[-1]
+    assert "Not run" not in output
 
 
 @pytest.mark.parametrize("source", [SKIP, SKIP_INSIDE, SKIP_FIXTURE, SKIP_MODULE])
@@ -60,6 +61,9 @@ def test_a_missing_gpu_excuses_a_skip(tmp_path: Path, source: str) -> None:
 
 @pytest.mark.parametrize("source", [SKIP, SKIP_INSIDE, SKIP_FIXTURE, SKIP_MODULE, XFAIL])
 def test_outside_ci_a_skip_is_a_skip(tmp_path: Path, source: str) -> None:
-    """A developer without npm still gets a green run."""
+    """A developer without npm still gets a green run, which says in one line what it left out."""
     status, output = run_pytest(tmp_path, source.format("no npm here"), ci="")
     assert status in (0, 5), output
+    (line,) = [line for line in output.splitlines() if line.startswith("Not run: ")]
+    assert line.startswith("Not run: 1 (")
+    assert line.endswith("no npm here)")
