@@ -1,0 +1,82 @@
+"""Where files lie and what they are called; `lint-imports` checks which of them import which."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("gateway", "cache", "backend", "prefix_store")
+AT_THE_ROOT = {"__init__.py", "__main__.py", "py.typed"}
+MAX_AT_THE_ROOT = 3
+"""Further files directly in a package: those that a reader wants first."""
+MAX_IN_A_ROOM = 16
+# Put together here, so that this file does not name them either.
+REGISTRIES = re.compile(
+    "|".join(
+        re.escape(".".join(parts))
+        for parts in (
+            ("pypi", "org"),
+            ("pythonhosted", "org"),
+            ("npmjs", "org"),
+            ("npmjs", "com"),
+            ("yarnpkg", "com"),
+            ("registry", "npmmirror"),
+            ("download", "pytorch"),
+            ("registry-1", "docker"),
+            ("hub", "docker"),
+            ("ghcr", "io"),
+            ("quay", "io"),
+        )
+    )
+)
+
+
+def tracked() -> list[Path]:
+    """Return the files that git tracks and that are there."""
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / name for name in listing.split("\0") if name and (ROOT / name).is_file()]
+
+
+def rooms() -> list[Path]:
+    """Return the folders of Python files below the packages."""
+    return sorted({path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")})
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_has_few_files_outside_its_rooms(package: str) -> None:
+    """A reader who opens a package sees its rooms, not its files."""
+    files = {path.name for path in (ROOT / package).iterdir() if path.is_file()}
+    assert len(files - AT_THE_ROOT) <= MAX_AT_THE_ROOT, sorted(files - AT_THE_ROOT)
+
+
+@pytest.mark.parametrize("room", rooms(), ids=lambda room: str(room.relative_to(ROOT)))
+def test_a_room_is_small_and_says_what_it_is_for(room: Path) -> None:
+    """It has a screenful of files, and its ``__init__.py`` a docstring of more than one line."""
+    files = [path for path in room.glob("*.py") if path.name != "__init__.py"]
+    assert len(files) <= MAX_IN_A_ROOM, f"{len(files)} files"
+    docstring = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
+    assert docstring is not None
+    assert len(docstring.splitlines()) > 1
+
+
+def test_no_file_is_a_drawer() -> None:
+    """A file is named after what is in it, and nothing is called utils or common."""
+    drawers = {"util", "utils", "common", "helpers", "misc"}
+    assert [path for path in tracked() if drawers & {path.stem, path.parent.name}] == []
+
+
+def test_no_file_names_a_package_registry() -> None:
+    """The machine decides where packages come from, not the repository."""
+    named = [path for path in tracked() if REGISTRIES.search(path.read_bytes().decode("utf-8", "ignore"))]
+    assert named == []
+
+
+@pytest.mark.parametrize(
+    "host", ["https://" + "registry." + "npmjs" + ".org/openai", "files." + "pythonhosted" + ".org"]
+)
+def test_a_package_registry_is_found(host: str) -> None:
+    """The pattern matches addresses as lock files write them."""
+    assert REGISTRIES.search(f'"resolved": "{host}"')
