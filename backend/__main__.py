@@ -2,7 +2,7 @@
 
 import sys
 
-from backend.commands.cli import main
+from backend.commands.serve import main
 
 if __name__ == "__main__":
     sys.exit(main())

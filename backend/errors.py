@@ -42,7 +42,7 @@ class ErrorBody:
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorAnswer:
+class ErrorResponse:
     """OpenAI's error form: ``{"error": {"message", "type", "param", "code"}}``."""
 
     error: ErrorBody
@@ -69,9 +69,9 @@ class RequestError(BackendError):
         self.message = message
         self.param = param
 
-    def answer(self) -> ErrorAnswer:
+    def answer(self) -> ErrorResponse:
         """The body to send."""
-        return ErrorAnswer(ErrorBody(self.message, self.type, self.param, self.code))
+        return ErrorResponse(ErrorBody(self.message, self.type, self.param, self.code))
 
 
 class InvalidRequest(RequestError):

@@ -8,9 +8,9 @@ from typing import Any
 
 from aiohttp import web
 
-from backend.api.caller import tenant_keys
-from backend.api.exchange import json_response, read_body
+from backend.api.http_body import json_response, read_body
 from backend.api.prefix_store import forget_all
+from backend.api.request_headers import tenant_keys
 from backend.api.server_state import STATE, ServerState
 from backend.engine.runner import BLOCK_SIZE
 from backend.errors import NotFound

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 
 from backend.api.metrics import Metrics
-from backend.api.request_reader import RequestReader
 from backend.engine.async_engine import AsyncEngine, StepReport
 from backend.engine.config import EngineConfig
 from backend.engine.engine import Engine
 from backend.model import ServedModel
 from backend.prefixes.sharing import PrefixSharing
 from backend.prefixes.tenants import Tenants
+from backend.requests.reader import RequestReader
 from prefix_store.codecs.codec import stored_key
 from prefix_store.store.open_store import OpenStore
 

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 import msgspec
 from aiohttp import web
 
-from backend.api.exchange import PREFIX_HEADER
-from backend.api.generating import Arrivals
+from backend.api.generate import OutputStream
+from backend.api.http_body import PREFIX_HEADER
 from backend.api.http_server import UNEXPECTED
 from backend.engine.engine import Output
-from backend.errors import ErrorAnswer, RequestError
-from backend.responses.answers import Answer, AnswerFormat
+from backend.errors import ErrorResponse, RequestError
+from backend.responses.builder import Answer, ResponseBuilder
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _USAGE_HEADER = "x-keepgate-usage"
 
 
 async def stream(
-    request: web.Request, answer: AnswerFormat, arrivals: Arrivals, include_usage: bool
+    request: web.Request, answer: ResponseBuilder, arrivals: OutputStream, include_usage: bool
 ) -> web.StreamResponse:
     """Sends an answer while it is generated.
 
@@ -63,7 +63,7 @@ async def stream(
     return response
 
 
-async def _events(answer: AnswerFormat, arrivals: Arrivals, with_usage: bool) -> AsyncIterator[bytes]:
+async def _events(answer: ResponseBuilder, arrivals: OutputStream, with_usage: bool) -> AsyncIterator[bytes]:
     """The body of a stream, in pieces worth sending together."""
     opening = b"".join(map(_event, answer.opening()))
     while arrivals.more:
@@ -83,5 +83,5 @@ async def _send(response: web.StreamResponse, data: bytes) -> None:
         await response.write(data)
 
 
-def _event(value: Answer | ErrorAnswer) -> bytes:
+def _event(value: Answer | ErrorResponse) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"

@@ -41,7 +41,7 @@ _QUOTED_LINE = re.compile(r"\n +\d+ \| [^\n]*\n[ ^]*\n?\Z|\s*<non-verbose/>")
 _PATTERN = re.compile(r"regex parse error:\n.*\nerror: ", re.DOTALL)
 
 
-class Grammars:
+class GrammarCompiler:
     """Compiles grammars for one model's vocabulary and keeps the latest ones. Safe to use from several threads.
 
     Args:

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from functools import partial
 
-from backend.chat.grammar import GrammarError, Grammars, json_schema
+from backend.chat.grammar import GrammarCompiler, GrammarError, json_schema
 from backend.chat.response_format import response_rule, schema_field
 from backend.chat.tokenizer import ModelTokenizer
 from backend.chat.tool_format import ToolFormat, calls_grammar, no_calls_grammar
@@ -16,7 +16,7 @@ from backend.protocol import ChatRequest
 
 
 @dataclass(frozen=True)
-class AnswerForm:
+class OutputConstraint:
     """A grammar for the answers, and how calls are found in them."""
 
     grammar: str
@@ -28,20 +28,20 @@ class AnswerForm:
     """Special tokens that mark calls."""
 
 
-class FormReader:
+class OutputConstraintReader:
     """Reads forms for one model.
 
     Args:
         has_end: whether one of its tokens ends an answer.
     """
 
-    def __init__(self, model_name: str, tokenizer: ModelTokenizer, grammars: Grammars, has_end: bool) -> None:
+    def __init__(self, model_name: str, tokenizer: ModelTokenizer, grammars: GrammarCompiler, has_end: bool) -> None:
         self._model_name = model_name
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._has_end = has_end
 
-    def read(self, request: ChatRequest, choice: ToolChoice | None) -> AnswerForm | None:
+    def read(self, request: ChatRequest, choice: ToolChoice | None) -> OutputConstraint | None:
         """The form of a chat's answers, compiled; None: any text.
 
         Raises:
@@ -58,7 +58,7 @@ class FormReader:
         if rule is not None:
             self._compile(f"start: {rule}", schema_field(request.response_format))
         if choice is None:
-            return AnswerForm(f"start: {rule}", (field,))
+            return OutputConstraint(f"start: {rule}", (field,))
         form = self.check_template()
         specials = self._tokenizer.token_bytes.special_ids
         parallel = request.parallel_tool_calls is not False
@@ -69,9 +69,9 @@ class FormReader:
             self._compile(grammar := write([self._supported(tool) for tool in choice.tools]), "tools")
         marks = (token_id for text, token_id in specials.items() if form.marked_by(text))
         fields = (field,) if rule is None else (field, "response_format")
-        return AnswerForm(grammar, fields, form, frozenset(marks))
+        return OutputConstraint(grammar, fields, form, frozenset(marks))
 
-    def _without_calls(self, request: ChatRequest) -> AnswerForm | None:
+    def _without_calls(self, request: ChatRequest) -> OutputConstraint | None:
         """Where there are tools that may not be called, the habit of calling them is not to show up as text."""
         template = self._tokenizer.chat_template
         if not request.tools or template is None or template.tool_format is None or request.ignore_eos:
@@ -79,7 +79,7 @@ class FormReader:
         grammar = no_calls_grammar(template.tool_format, self._tokenizer.token_bytes.special_ids)
         if grammar is None or not self._has_end:
             return None
-        return AnswerForm(grammar, ("tools",))
+        return OutputConstraint(grammar, ("tools",))
 
     def check_template(self) -> ToolFormat:
         """How the model writes calls.

@@ -9,7 +9,7 @@ from backend.chat.tool_format import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
-class CallPiece:
+class ToolCallDelta:
     """Something new of one call."""
 
     index: int
@@ -22,11 +22,11 @@ class CallPiece:
 
 
 @dataclass(slots=True)
-class Pieces:
+class ParsedDelta:
     """What a piece of an answer holds."""
 
     content: str = ""
-    calls: list[CallPiece] = field(default_factory=list)
+    calls: list[ToolCallDelta] = field(default_factory=list)
 
 
 class ToolParser:
@@ -53,21 +53,21 @@ class ToolParser:
         self._in_string = False
         self._escaped = False
 
-    def add(self, text: str) -> Pieces:
+    def add(self, text: str) -> ParsedDelta:
         """Takes the next piece of the answer."""
         self._held += text
-        pieces = Pieces()
+        pieces = ParsedDelta()
         if self._state == "content":
             pieces.content = self._content()
         while self._state != "content" and self._held and self._advance(pieces):
             pass
         return pieces
 
-    def finish(self) -> Pieces:
+    def finish(self) -> ParsedDelta:
         """What was held back, when the answer has ended: text is text then, and half a call's name is nothing."""
         content = self._held if self._state == "content" else ""
         self._held = ""
-        return Pieces(content)
+        return ParsedDelta(content)
 
     def _content(self) -> str:
         """Moves text that belongs to no call out of what is held."""
@@ -97,7 +97,7 @@ class ToolParser:
         self._blank, self._held = False, ""
         return text
 
-    def _advance(self, pieces: Pieces) -> bool:
+    def _advance(self, pieces: ParsedDelta) -> bool:
         """One step through the calls; False: more text is needed."""
         if self._state == "between":
             return self._begin_call()
@@ -106,7 +106,7 @@ class ToolParser:
             if head is None:
                 return False
             self._index += 1
-            pieces.calls.append(CallPiece(self._index, "", self._form.new_id(), self._name(head[1])))
+            pieces.calls.append(ToolCallDelta(self._index, "", self._form.new_id(), self._name(head[1])))
             self._held, self._state = self._held[head.end() :], "arguments"
             return True
         if self._depth == 0:
@@ -114,7 +114,7 @@ class ToolParser:
         end = self._end_of_arguments()
         piece = self._held[:end]
         if piece:
-            pieces.calls.append(CallPiece(self._index, piece))
+            pieces.calls.append(ToolCallDelta(self._index, piece))
         self._held = self._held[len(piece) :]
         if end is None:
             return False

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from backend.commands.cli import Parser, end_with_the_reader, outlive_readers
-from backend.commands.options import memory_size
+from backend.commands.argument_types import memory_size
+from backend.commands.serve import Parser, end_with_the_reader, outlive_readers
 from backend.engine.runner import BLOCK_SIZE
 from backend.errors import ModelError
 from backend.models.config import KvDtype, ModelConfig

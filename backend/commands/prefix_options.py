@@ -10,7 +10,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backend.commands.options import memory_size, non_negative
+from backend.commands.argument_types import memory_size, non_negative
 
 if TYPE_CHECKING:
     from prefix_store.store.config import StoreConfig

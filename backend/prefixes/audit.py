@@ -17,7 +17,7 @@ from backend.engine.prefix_io import StoredPrefix
 from backend.engine.runner import BLOCK_SIZE
 from backend.engine.sequence import FinishReason, Sequence
 from backend.errors import RequestError
-from backend.requests.generation_request import WorkMaker
+from backend.requests.generation_request import SequenceFactory
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class PrefixAuditor:
         self,
         every: int,
         engine: AsyncEngine,
-        maker: WorkMaker,
+        maker: SequenceFactory,
         distrust: Callable[[StoredPrefix], Awaitable[None]],
     ) -> None:
         self.figures = AuditFigures()

@@ -9,11 +9,11 @@ import msgspec
 
 from backend.errors import ModelError, RequestError
 from backend.protocol import TokenizeRequest
-from backend.requests.token_requests import TokenReader
+from backend.requests.tokenize import TokenizeRequestReader
 from prefix_store.identity.keys import Published
 
 
-def publish(files: Iterable[Path], tokens: TokenReader, published: Published) -> None:
+def publish(files: Iterable[Path], tokens: TokenizeRequestReader, published: Published) -> None:
     """Publishes what is in files: a JSON object with ``messages`` and ``tools`` as in a chat, or else a text.
 
     Of a conversation its messages count, without the opening of the answer. Engines that share blocks must publish the

@@ -9,12 +9,12 @@ from typing import Literal
 
 import xxhash
 
-from backend.chat.grammar import Grammars
-from backend.chat.output_constraint import AnswerForm
+from backend.chat.grammar import GrammarCompiler
+from backend.chat.output_constraint import OutputConstraint
 from backend.engine.sequence import SamplingParams, Sequence
 from backend.errors import InvalidRequest
 from backend.protocol import CommonFields
-from backend.requests.sampling_fields import in_range
+from backend.requests.sampling import in_range
 from backend.text.detokenizer import Detokenizer, TokenBytes
 from prefix_store.identity.keys import KeyChain
 
@@ -24,7 +24,7 @@ _sequence_ids = itertools.count()
 
 
 @dataclass(frozen=True)
-class Work:
+class GenerationRequest:
     """One request, ready for the engine: ``sequences`` are its choices in order."""
 
     sequences: list[Sequence]
@@ -36,11 +36,11 @@ class Work:
     include_usage: bool
     logprobs: bool
     echo: bool
-    form: AnswerForm | None = None
+    form: OutputConstraint | None = None
     """What the answers have to look like; None: any text."""
 
 
-class WorkMaker:
+class SequenceFactory:
     """Makes sequences for one model.
 
     Args:
@@ -48,7 +48,9 @@ class WorkMaker:
         takes_priority: whether a request may say that it is more, or less, urgent than others.
     """
 
-    def __init__(self, token_bytes: TokenBytes, grammars: Grammars, most_sequences: int, takes_priority: bool) -> None:
+    def __init__(
+        self, token_bytes: TokenBytes, grammars: GrammarCompiler, most_sequences: int, takes_priority: bool
+    ) -> None:
         self.most_sequences = most_sequences
         self._takes_priority = takes_priority
         self._token_bytes = token_bytes
@@ -70,8 +72,8 @@ class WorkMaker:
         *,
         continues_text: bool,
         echo: bool = False,
-        form: AnswerForm | None = None,
-    ) -> Work:
+        form: OutputConstraint | None = None,
+    ) -> GenerationRequest:
         """``n`` sequences for each prompt, from the fields that chats and completions have in common.
 
         Args:
@@ -99,7 +101,7 @@ class WorkMaker:
             for ids in prompts
             for index in range(n)
         ]
-        return Work(
+        return GenerationRequest(
             sequences=sequences,
             n=n,
             prompt_tokens=sum(map(len, prompts)),

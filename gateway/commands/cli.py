@@ -34,8 +34,8 @@ examples:
 _BACKEND_MODULES = {
     "backend": "backend",
     "plan": "backend.commands.plan",
-    "quantize": "backend.commands.quantize_cli",
-    "eval": "backend.commands.eval_cli",
+    "quantize": "backend.commands.quantize",
+    "eval": "backend.commands.eval",
 }
 """Commands of the backend, and what runs them."""
 

@@ -23,8 +23,8 @@ if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.fail("Triton was imported before it was told to interpret; a test imports it too early", pytrace=False)
 os.environ["TRITON_INTERPRET"] = "1"
 
+from backend.api.app import create_app  # noqa: E402
 from backend.api.http_server import listening  # noqa: E402
-from backend.api.server import create_app  # noqa: E402
 from backend.api.server_state import STATE, ServerState  # noqa: E402
 from backend.chat.chat_template import ChatTemplate  # noqa: E402
 from backend.engine.config import EngineConfig  # noqa: E402

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from backend.commands.cli import Parser, add_arguments
+from backend.commands.serve import Parser, add_arguments
 
 BACKENDS = ("backend", "backend-gpu")
 EVERYWHERE = "0.0.0.0"  # noqa: S104  # within a container

@@ -269,7 +269,7 @@ async def test_paths_and_methods_that_do_not_exist(server: Served) -> None:
 
 async def test_a_sender_that_stalls_is_cut_off(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that does not arrive in time is a 408, and costs nothing."""
-    monkeypatch.setattr("backend.api.exchange.BODY_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr("backend.api.http_body.BODY_TIMEOUT_SECONDS", 0.05)
     served = await start_server()
     host, port = served.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))

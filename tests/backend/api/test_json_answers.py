@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from backend.chat.grammar import GrammarError, Grammars, json_schema
+from backend.chat.grammar import GrammarCompiler, GrammarError, json_schema
 from backend.engine.sampler import sample
 from backend.engine.sequence import SamplingParams, Sequence
 from backend.model import ServedModel
@@ -112,11 +112,11 @@ async def test_a_schema_that_grows_too_complex_on_the_way(server: Served) -> Non
 
 
 @pytest.fixture(scope="module")
-def grammars(model: ServedModel) -> Grammars:
-    return Grammars(model.tokenizer.fast, model.config.vocab_size, model.config.eos_token_ids)
+def grammars(model: ServedModel) -> GrammarCompiler:
+    return GrammarCompiler(model.tokenizer.fast, model.config.vocab_size, model.config.eos_token_ids)
 
 
-def test_a_compiled_grammar_is_used_again(grammars: Grammars) -> None:
+def test_a_compiled_grammar_is_used_again(grammars: GrammarCompiler) -> None:
     """Two answers share the tables and follow the grammar on their own."""
     first, second = (grammars.constraint('start: "ab" | "cd"') for _ in range(2))
     assert torch.equal(first.allowed(), second.allowed())
@@ -124,7 +124,7 @@ def test_a_compiled_grammar_is_used_again(grammars: Grammars) -> None:
     assert not torch.equal(first.allowed(), second.allowed())
 
 
-def test_compiled_grammars_are_kept_by_their_size(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_grammars_are_kept_by_their_size(grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     """The latest ones, as long as their texts together are within the limit."""
     compiled: list[str] = []
     compile_one = grammars._compile
@@ -141,7 +141,7 @@ def test_compiled_grammars_are_kept_by_their_size(grammars: Grammars, monkeypatc
     assert compiled == [texts[0], texts[1], texts[2], texts[1]]
 
 
-def test_a_grammar_ends_with_the_end_token(grammars: Grammars, model: ServedModel) -> None:
+def test_a_grammar_ends_with_the_end_token(grammars: GrammarCompiler, model: ServedModel) -> None:
     """When nothing can follow, the answer is complete and only its end is allowed."""
     constraint = grammars.constraint('start: "yes"')
     (token,) = model.tokenizer.fast.encode("yes").ids
@@ -152,7 +152,9 @@ def test_a_grammar_ends_with_the_end_token(grammars: Grammars, model: ServedMode
     assert constraint.allowed().nonzero().flatten().tolist() == list(model.config.eos_token_ids)
 
 
-def test_a_token_that_is_not_allowed_ends_the_answer_with_an_error(grammars: Grammars, model: ServedModel) -> None:
+def test_a_token_that_is_not_allowed_ends_the_answer_with_an_error(
+    grammars: GrammarCompiler, model: ServedModel
+) -> None:
     """It cannot come from the sampler; if it comes all the same, the answer does not go on as if it fitted."""
     constraint = grammars.constraint('start: "yes"')
     constraint.accept(model.tokenizer.fast.encode("no").ids[0])
@@ -162,7 +164,7 @@ def test_a_token_that_is_not_allowed_ends_the_answer_with_an_error(grammars: Gra
 
 
 @pytest.mark.parametrize("schema", [{"type": "wizard"}, {"type": "string", "format": "wizard"}, {"if": {}}])
-def test_a_wrong_schema_says_what_is_wrong(grammars: Grammars, schema: dict[str, Any]) -> None:
+def test_a_wrong_schema_says_what_is_wrong(grammars: GrammarCompiler, schema: dict[str, Any]) -> None:
     """In one line, without Python's words."""
     with pytest.raises(GrammarError) as caught:
         grammars.constraint(f"start: {json_schema(schema)}")
@@ -171,7 +173,7 @@ def test_a_wrong_schema_says_what_is_wrong(grammars: Grammars, schema: dict[str,
     assert "failed to compile" not in str(caught.value)
 
 
-def test_only_allowed_tokens_are_drawn(grammars: Grammars, model: ServedModel) -> None:
+def test_only_allowed_tokens_are_drawn(grammars: GrammarCompiler, model: ServedModel) -> None:
     """Whatever the filters: the mask holds for every way to draw."""
     constraint = grammars.constraint("start: /[0-9]+/")
     allowed = set(constraint.allowed().nonzero().flatten().tolist())

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from backend.api.app import create_app
 from backend.api.http_server import listening
-from backend.api.server import create_app
 from backend.api.server_state import STATE
 from backend.engine.runner import BLOCK_SIZE
 from backend.errors import ModelError

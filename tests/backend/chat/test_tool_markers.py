@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from backend.chat.chat_template import ChatTemplate
-from backend.chat.grammar import Grammars
+from backend.chat.grammar import GrammarCompiler
 from backend.chat.tokenizer import ModelTokenizer
 from backend.chat.tool_format import calls_grammar, detect
 from backend.chat.tools import Tool
@@ -94,7 +94,7 @@ def test_the_id_is_the_models_to_write_or_leave_out(model: ServedModel) -> None:
     form = detect(tool_templates.NAMED_WITH_ID)
     assert form is not None
     specials = model.tokenizer.token_bytes.special_ids
-    grammars = Grammars(model.tokenizer.fast, model.config.vocab_size, model.config.eos_token_ids)
+    grammars = GrammarCompiler(model.tokenizer.fast, model.config.vocab_size, model.config.eos_token_ids)
     tool = Tool("f", {"type": "object"}, strict=False, field="tools[0]")
     grammar = calls_grammar(form, specials, [tool], required=True, parallel=True, answer=None)
 

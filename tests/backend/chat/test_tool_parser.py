@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.chat.tool_format import ToolFormat, detect
-from backend.chat.tool_parser import CallPiece, ToolParser
+from backend.chat.tool_parser import ToolCallDelta, ToolParser
 from tests.backend.chat import tool_templates
 
 ARGUMENTS = st.dictionaries(
@@ -36,7 +36,7 @@ def parsed(form: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[str, st
     """Content, (name, arguments) of each call, and how many of them are whole."""
     parser = ToolParser(form)
     content, calls = "", list[tuple[str, str]]()
-    found: list[CallPiece] = []
+    found: list[ToolCallDelta] = []
     for text in pieces:
         got = parser.add(text)
         content += got.content

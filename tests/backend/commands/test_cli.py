@@ -144,7 +144,7 @@ async def test_a_taken_port_is_known_at_once() -> None:
 
 async def test_the_command_line_is_light() -> None:
     """Whoever only wants the options does not wait for torch."""
-    script = "import sys, backend.commands.cli; print([m for m in ('torch', 'aiohttp', 'numpy') if m in sys.modules])"
+    script = "import sys, backend.commands.serve; print([m for m in ('torch', 'aiohttp', 'numpy') if m in sys.modules])"
     async with process("-c", script) as python:
         stdout, _ = await python.communicate()
     assert stdout.strip() == b"[]"

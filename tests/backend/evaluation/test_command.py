@@ -52,7 +52,7 @@ def evaluated(question: Question) -> Report:
 
 async def command(*words: str) -> tuple[int | None, str, str]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "backend.commands.eval_cli", *words),
+        *(sys.executable, "-m", "backend.commands.eval", *words),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -152,7 +152,7 @@ async def test_wrong_words(words: list[str], status: int, message: str) -> None:
 
 async def test_help_needs_no_torch() -> None:
     """Nor do mistakes of the command line."""
-    check = "import sys, backend.commands.eval_cli; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    check = "import sys, backend.commands.eval; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", check)
     assert await process.wait() == 0
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from backend.api.request_reader import RequestReader
-from backend.chat.grammar import Grammars, json_schema
+from backend.chat.grammar import GrammarCompiler, json_schema
 from backend.chat.tokenizer import ModelTokenizer
 from backend.engine.engine import Engine
 from backend.engine.sequence import SamplingParams, Sequence
@@ -19,6 +18,7 @@ from backend.errors import InvalidRequest, ModelError
 from backend.model import ServedModel
 from backend.protocol import ChatRequest, CompletionRequest, EmbeddingRequest, Message, TokenizeRequest
 from backend.quantization.calibration.text import token_windows
+from backend.requests.reader import RequestReader
 from backend.text.detokenizer import Detokenizer, TokenBytes
 
 PAD = "<pad>"
@@ -97,7 +97,7 @@ def test_its_id_may_still_be_asked_for(padded: ServedModel) -> None:
 def test_answers_may_follow_a_schema_all_the_same(padded: ServedModel) -> None:
     """Of the tokens that the model has."""
     rows = padded.config.vocab_size
-    grammars = Grammars(padded.tokenizer.fast, rows, padded.config.eos_token_ids)
+    grammars = GrammarCompiler(padded.tokenizer.fast, rows, padded.config.eos_token_ids)
     allowed = grammars.constraint("start: value\nvalue: " + json_schema({"type": "string"})).allowed()
     grammars.close()
     assert allowed.shape == (rows,)

@@ -13,8 +13,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from backend.commands import eval_cli, quantize_cli
-from backend.commands.quantize_cli import run
+from backend.commands import eval as eval_command
+from backend.commands import quantize as quantize_command
+from backend.commands.quantize import run
 from backend.model_loader.linears import linears
 from backend.model_loader.weights import load_weights, read_config
 from backend.quantized_weights.int_scheme import IntScheme
@@ -42,13 +43,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def outlives_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that is run in this process is not to let it end with whoever reads its output."""
-    for module in (quantize_cli, eval_cli):
+    for module in (quantize_command, eval_command):
         monkeypatch.setattr(module, "end_with_the_reader", lambda: None)
 
 
 def command(*words: str) -> list[str]:
     """The process that runs it."""
-    return [sys.executable, "-m", "backend.commands.quantize_cli", *words]
+    return [sys.executable, "-m", "backend.commands.quantize", *words]
 
 
 def test_a_killed_process_goes_on(model: Path, text: Path, tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_activations_in_eight_bits(method: str, model: Path, text: Path, tmp_pat
 
 def test_importing_it_loads_no_torch() -> None:
     """`keepgate --help` answers at once."""
-    loaded = "import sys, backend.commands.quantize_cli; sys.exit('torch' in sys.modules)"
+    loaded = "import sys, backend.commands.quantize; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
 
 
@@ -173,7 +174,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
         assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("command", [quantize_cli, eval_cli], ids=["quantize", "eval"])
+@pytest.mark.parametrize("command", [quantize_command, eval_command], ids=["quantize", "eval"])
 def test_who_stops_it_at_the_start_sees_no_traceback(
     command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,7 +185,7 @@ def test_who_stops_it_at_the_start_sees_no_traceback(
 
     (tmp_path / "text.txt").write_text("some text")
     monkeypatch.setattr(command, "outlive_readers", interrupt)
-    needed = "--out" if command is quantize_cli else "--text"
+    needed = "--out" if command is quantize_command else "--text"
     assert command.run(["default", needed, str(tmp_path / "text.txt")]) == 130
     assert len(capsys.readouterr().err.splitlines()) <= 1
 

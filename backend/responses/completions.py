@@ -10,8 +10,8 @@ import uuid
 import msgspec
 
 from backend.engine.engine import Output
-from backend.requests.generation_request import Work
-from backend.responses.answers import Answer, AnswerFormat, Usage
+from backend.requests.generation_request import GenerationRequest
+from backend.responses.builder import Answer, ResponseBuilder, Usage
 from backend.text.detokenizer import Detokenizer, TokenBytes
 
 
@@ -41,10 +41,10 @@ class TextCompletion(msgspec.Struct):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class CompletionFormat(AnswerFormat):
+class CompletionResponseBuilder(ResponseBuilder):
     """``text_completion``, whole and in chunks."""
 
-    def __init__(self, work: Work, model: str, fingerprint: str, token_bytes: TokenBytes) -> None:
+    def __init__(self, work: GenerationRequest, model: str, fingerprint: str, token_bytes: TokenBytes) -> None:
         super().__init__(work, model, fingerprint, token_bytes)
         self._id = f"cmpl-{uuid.uuid4().hex}"
         self._offsets = [0] * len(work.sequences)

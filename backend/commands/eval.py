@@ -12,8 +12,8 @@ from math import exp
 from pathlib import Path
 from typing import get_args
 
-from backend.commands.cli import Parser, end_with_the_reader, outlive_readers
-from backend.commands.options import context, positive, threads
+from backend.commands.argument_types import context, positive, threads
+from backend.commands.serve import Parser, end_with_the_reader, outlive_readers
 from backend.engine.config import Device, EngineConfig
 from backend.errors import OUT_OF_MEMORY, ModelError, is_out_of_memory
 from backend.quantized_weights.names import Quantization

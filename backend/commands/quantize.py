@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backend.commands.cli import Parser, end_with_the_reader, outlive_readers
-from backend.commands.options import non_negative, positive, threads
+from backend.commands.argument_types import non_negative, positive, threads
+from backend.commands.serve import Parser, end_with_the_reader, outlive_readers
 from backend.errors import OUT_OF_MEMORY, ModelError, is_out_of_memory
 
 if TYPE_CHECKING:

@@ -72,8 +72,8 @@ async def _serve(
     announce: Callable[[str, str], None],
 ) -> None:
     # Imported here, for torch comes with it and takes seconds: a mistyped model or a taken port is said before.
+    from backend.api.app import create_app
     from backend.api.http_server import listening
-    from backend.api.server import create_app
     from backend.api.server_state import STATE
 
     stop = asyncio.Event()

@@ -10,11 +10,11 @@ import uuid
 import msgspec
 
 from backend.chat.grammar import GrammarConstraint
-from backend.chat.tool_parser import Pieces, ToolParser
+from backend.chat.tool_parser import ParsedDelta, ToolParser
 from backend.engine.engine import Output
 from backend.engine.sequence import FinishReason, TokenLogprobs
-from backend.requests.generation_request import Work
-from backend.responses.answers import Answer, AnswerFormat, Usage
+from backend.requests.generation_request import GenerationRequest
+from backend.responses.builder import Answer, ResponseBuilder, Usage
 from backend.text.detokenizer import TokenBytes
 
 
@@ -97,10 +97,10 @@ class ChatChunk(msgspec.Struct):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class ChatFormat(AnswerFormat):
+class ChatResponseBuilder(ResponseBuilder):
     """``chat.completion`` and ``chat.completion.chunk``."""
 
-    def __init__(self, work: Work, model: str, fingerprint: str, token_bytes: TokenBytes) -> None:
+    def __init__(self, work: GenerationRequest, model: str, fingerprint: str, token_bytes: TokenBytes) -> None:
         super().__init__(work, model, fingerprint, token_bytes)
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         form = None if work.form is None else work.form.tool_format
@@ -134,11 +134,11 @@ class ChatFormat(AnswerFormat):
             answers.append(self._chunk([ChatChunkChoice(index, ChatDelta(), None, reason)]))
         return answers
 
-    def _pieces(self, index: int, outputs: list[Output]) -> Pieces:
+    def _pieces(self, index: int, outputs: list[Output]) -> ParsedDelta:
         """Text and calls of what arrived."""
         text = "".join(output.text for output in outputs)
         if self._parsers is None:
-            return Pieces(text)
+            return ParsedDelta(text)
         pieces = self._parsers[index].add(text)
         if outputs[-1].finish_reason is not None:
             pieces.content += self._parsers[index].finish().content
@@ -169,7 +169,7 @@ class ChatFormat(AnswerFormat):
             self._id, "chat.completion", self._created, self._model, choices, self.usage(), self._fingerprint
         )
 
-    def _message(self, pieces: Pieces) -> ChatMessage:
+    def _message(self, pieces: ParsedDelta) -> ChatMessage:
         calls: dict[int, ToolCall] = {}
         for piece in pieces.calls:
             if piece.id is not None:

@@ -13,7 +13,7 @@ from backend.text.context import Context
 from backend.text.token_ids import check_known
 
 
-class ConversationReader:
+class PromptRenderer:
     """Reads conversations for one model."""
 
     def __init__(self, model_name: str, tokenizer: ModelTokenizer, vocab_size: int, context: Context) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from backend.api.exchange import json_response
+from backend.api.http_body import json_response
 from backend.api.metrics import CONTENT_TYPE
 from backend.api.server_state import STATE, ServerState
 from backend.engine.async_engine import NOT_RUNNING

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from backend.api.caller import is_one_shot, set_deadline, tenant_keys
-from backend.api.exchange import ARRIVED
+from backend.api.http_body import ARRIVED
+from backend.api.request_headers import is_one_shot, set_deadline, tenant_keys
 from backend.api.server_state import STATE
 from backend.chat.grammar import GrammarConstraint
-from backend.chat.output_constraint import AnswerForm
+from backend.chat.output_constraint import OutputConstraint
 from backend.engine.async_engine import NOT_RUNNING, Generation
 from backend.engine.engine import Output
 from backend.engine.sequence import FinishReason, Sequence
@@ -22,11 +22,11 @@ from backend.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, U
 _FIRST_TOKEN_NOTED: web.RequestKey[bool] = web.RequestKey("_FIRST_TOKEN_NOTED")
 
 
-class Arrivals:
+class OutputStream:
     """What the engine says of a request's sequences, as it arrives."""
 
     def __init__(
-        self, request: web.Request, sequences: Many[Sequence], generation: Generation, form: AnswerForm | None
+        self, request: web.Request, sequences: Many[Sequence], generation: Generation, form: OutputConstraint | None
     ) -> None:
         self._request = request
         self._state = request.app[STATE]
@@ -79,7 +79,7 @@ class Arrivals:
                     raise Unavailable(NOT_RUNNING)
                 raise GenerationFailed(output.error or "the engine failed while it worked on this request; try again")
 
-    def _raise_if_lost(self, form: AnswerForm, sequence: Sequence) -> None:
+    def _raise_if_lost(self, form: OutputConstraint, sequence: Sequence) -> None:
         """The caller's schema is at fault if nothing could follow, and another try would end the same way."""
         constraint = sequence.constraint
         if isinstance(constraint, GrammarConstraint) and constraint.error:
@@ -88,9 +88,9 @@ class Arrivals:
 
 
 @asynccontextmanager
-async def generating(
-    request: web.Request, sequences: Many[Sequence], form: AnswerForm | None = None, *, converses: bool = False
-) -> AsyncIterator[Arrivals]:
+async def generate(
+    request: web.Request, sequences: Many[Sequence], form: OutputConstraint | None = None, *, converses: bool = False
+) -> AsyncIterator[OutputStream]:
     """Has the engine work on sequences for this caller.
 
     Whatever ends the block, a client that left included, ends the sequences before the next step.
@@ -111,7 +111,7 @@ async def generating(
     await state.prefixes.ask(sequences, one_shot=is_one_shot(request, default=not converses))
     generation = state.engine.submit(sequences)
     try:
-        yield Arrivals(request, sequences, generation, form)
+        yield OutputStream(request, sequences, generation, form)
     finally:
         state.engine.release(sequences, generation)
         state.prefixes.ended(sequences)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from backend.chat.conversation import ConversationReader
-from backend.chat.output_constraint import FormReader
+from backend.chat.output_constraint import OutputConstraintReader
+from backend.chat.prompt_renderer import PromptRenderer
 from backend.chat.tools import read_tools
 from backend.errors import InvalidRequest
 from backend.protocol import ChatRequest
-from backend.requests.generation_request import Work, WorkMaker
-from backend.requests.sampling_fields import MOST_LOGPROBS, in_range, sampling_params
+from backend.requests.generation_request import GenerationRequest, SequenceFactory
+from backend.requests.sampling import MOST_LOGPROBS, in_range, sampling_params
 from backend.text.context import Context
 
 
-class ChatReader:
+class ChatRequestReader:
     """Reads chats for one model.
 
     Args:
@@ -20,7 +20,12 @@ class ChatReader:
     """
 
     def __init__(
-        self, conversations: ConversationReader, forms: FormReader, context: Context, maker: WorkMaker, vocab_size: int
+        self,
+        conversations: PromptRenderer,
+        forms: OutputConstraintReader,
+        context: Context,
+        maker: SequenceFactory,
+        vocab_size: int,
     ) -> None:
         self._conversations = conversations
         self._forms = forms
@@ -36,7 +41,7 @@ class ChatReader:
         """Whether reading the request, beside its form, is too much work for the event loop."""
         return self._conversations.spells_control(request.messages)
 
-    def read(self, request: ChatRequest) -> Work:
+    def read(self, request: ChatRequest) -> GenerationRequest:
         """Checks every field and renders the prompt.
 
         Raises:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 import msgspec
 
 from backend.engine.engine import Output
-from backend.requests.generation_request import Work
+from backend.requests.generation_request import GenerationRequest
 from backend.text.detokenizer import TokenBytes
 
 Answer = msgspec.Struct
@@ -40,7 +40,7 @@ class Usage(msgspec.Struct):
     completion_tokens_details: CompletionTokensDetails
 
 
-class AnswerFormat(ABC):
+class ResponseBuilder(ABC):
     """Builds one request's answer. One instance for one request; it counts usage on the way.
 
     Args:
@@ -48,7 +48,7 @@ class AnswerFormat(ABC):
         fingerprint: says which computation answered.
     """
 
-    def __init__(self, work: Work, model: str, fingerprint: str, token_bytes: TokenBytes) -> None:
+    def __init__(self, work: GenerationRequest, model: str, fingerprint: str, token_bytes: TokenBytes) -> None:
         self._work = work
         self._model = model
         self._fingerprint = fingerprint

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from backend.api.exchange import LARGE_BODY_BYTES, PREFIX_HEADER, json_response, off_loop, read_body
-from backend.api.generating import generating
+from backend.api.generate import generate
+from backend.api.http_body import LARGE_BODY_BYTES, PREFIX_HEADER, json_response, off_loop, read_body
 from backend.api.server_state import STATE, ServerState
 from backend.api.streaming import stream
 from backend.engine.sequence import Sequence
@@ -21,10 +21,10 @@ from backend.protocol import (
     TokenizeRequest,
     decode_request,
 )
-from backend.requests.generation_request import Work
-from backend.responses.answers import AnswerFormat
-from backend.responses.chat_responses import ChatFormat
-from backend.responses.completion_responses import CompletionFormat
+from backend.requests.generation_request import GenerationRequest
+from backend.responses.builder import ResponseBuilder
+from backend.responses.chat import ChatResponseBuilder
+from backend.responses.completions import CompletionResponseBuilder
 from backend.responses.embeddings import embeddings_answer
 
 
@@ -34,7 +34,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request)
     asked = await off_loop(body, lambda: decode_request(body, ChatRequest, state.model.name))
     work = await _read_chat(state, asked, len(body))
-    return await _answer(request, work, ChatFormat, converses=True)
+    return await _answer(request, work, ChatResponseBuilder, converses=True)
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -43,7 +43,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request)
     asked = await off_loop(body, lambda: decode_request(body, CompletionRequest, state.model.name))
     work = await off_loop(body, lambda: state.reader.completions.read(asked))
-    return await _answer(request, work, CompletionFormat, converses=False)
+    return await _answer(request, work, CompletionResponseBuilder, converses=False)
 
 
 async def embeddings(request: web.Request) -> web.Response:
@@ -77,7 +77,7 @@ async def detokenize(request: web.Request) -> web.Response:
     return json_response({"prompt": await asyncio.to_thread(state.reader.tokens.text, asked)})
 
 
-async def _read_chat(state: ServerState, asked: ChatRequest, length: int) -> Work:
+async def _read_chat(state: ServerState, asked: ChatRequest, length: int) -> GenerationRequest:
     chats = state.reader.chats
     if chats.has_form(asked):
         return await asyncio.get_running_loop().run_in_executor(state.form_threads, chats.read, asked)
@@ -87,11 +87,11 @@ async def _read_chat(state: ServerState, asked: ChatRequest, length: int) -> Wor
 
 
 async def _answer(
-    request: web.Request, work: Work, make_format: type[AnswerFormat], *, converses: bool
+    request: web.Request, work: GenerationRequest, make_format: type[ResponseBuilder], *, converses: bool
 ) -> web.StreamResponse:
     state = request.app[STATE]
     answer = make_format(work, state.model.name, state.fingerprint, state.model.tokenizer.token_bytes)
-    async with generating(request, work.sequences, work.form, converses=converses) as arrivals:
+    async with generate(request, work.sequences, work.form, converses=converses) as arrivals:
         if work.stream:
             return await stream(request, answer, arrivals, work.include_usage)
         response = json_response(answer.whole(await arrivals.all()))
@@ -100,7 +100,7 @@ async def _answer(
 
 
 async def _means(request: web.Request, sequences: list[Sequence]) -> list[npt.NDArray[np.float32]]:
-    async with generating(request, sequences) as arrivals:
+    async with generate(request, sequences) as arrivals:
         outputs = await arrivals.all()
     return [output.embedding for parts in outputs for output in parts if output.embedding is not None]
 

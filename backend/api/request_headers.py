@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
-from backend.api.exchange import ARRIVED
+from backend.api.http_body import ARRIVED
 from backend.api.server_state import STATE
 from backend.engine.sequence import Sequence
 from backend.errors import InvalidRequest

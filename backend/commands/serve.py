@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import NoReturn, get_args
 
-from backend.commands.options import context, memory_size, milliseconds, port, positive, seconds, threads
+from backend.commands.argument_types import context, memory_size, milliseconds, port, positive, seconds, threads
 from backend.commands.prefix_options import add_prefix_arguments, by_option, read_prefix_arguments
 from backend.errors import OUT_OF_MEMORY, ModelError, PrefixStoreError, is_out_of_memory
 from backend.quantized_weights.names import Quantization
@@ -171,7 +171,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     outlive_readers()
     limit_spinning()
-    from backend.commands.service import serve
+    from backend.commands.server_process import serve
     from backend.engine.batching import Batching, BatchingMode
     from backend.engine.config import EngineConfig
 

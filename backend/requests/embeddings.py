@@ -5,20 +5,20 @@ from __future__ import annotations
 from backend.engine.sequence import Sequence
 from backend.errors import InvalidRequest
 from backend.protocol import EmbeddingRequest
-from backend.requests.generation_request import WorkMaker
+from backend.requests.generation_request import SequenceFactory
 from backend.requests.prompts import PromptReader, prompt_count
 
 _MOST_INPUTS = 2048
 
 
-class EmbeddingReader:
+class EmbeddingRequestReader:
     """Reads embedding requests for one model.
 
     Args:
         size: numbers of each embedding.
     """
 
-    def __init__(self, prompts: PromptReader, maker: WorkMaker, size: int) -> None:
+    def __init__(self, prompts: PromptReader, maker: SequenceFactory, size: int) -> None:
         self._prompts = prompts
         self._maker = maker
         self._size = size

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from backend.errors import InvalidRequest
 from backend.protocol import CompletionRequest
-from backend.requests.generation_request import Work, WorkMaker
+from backend.requests.generation_request import GenerationRequest, SequenceFactory
 from backend.requests.prompts import PromptReader, prompt_count
-from backend.requests.sampling_fields import MOST_LOGPROBS, in_range, sampling_params
+from backend.requests.sampling import MOST_LOGPROBS, in_range, sampling_params
 from backend.text.context import Context
 
 _DEFAULT_MAX_TOKENS = 16
 
 
-class CompletionReader:
+class CompletionRequestReader:
     """Reads completions for one model.
 
     Args:
         vocab_size: token ids are below it.
     """
 
-    def __init__(self, prompts: PromptReader, context: Context, maker: WorkMaker, vocab_size: int) -> None:
+    def __init__(self, prompts: PromptReader, context: Context, maker: SequenceFactory, vocab_size: int) -> None:
         self._prompts = prompts
         self._context = context
         self._maker = maker
         self._vocab_size = vocab_size
 
-    def read(self, request: CompletionRequest) -> Work:
+    def read(self, request: CompletionRequest) -> GenerationRequest:
         """Checks every field and encodes the prompts.
 
         Raises:

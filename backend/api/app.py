@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-from backend.api import handlers, inspection, prefix_handlers
-from backend.api.exchange import MAX_BODY_BYTES
+from backend.api import openai_handlers, prefix_handlers, status_handlers
+from backend.api.http_body import MAX_BODY_BYTES
 from backend.api.http_server import UNEXPECTED, error_response, translated
 from backend.api.prefix_store import open_prefixes
 from backend.api.server_state import STATE, ServerState
@@ -30,23 +30,23 @@ def create_app(model: ServedModel, engine_config: EngineConfig) -> web.Applicati
     app.cleanup_ctx.append(_run_engine)
     app.add_routes(
         [
-            web.post("/v1/chat/completions", handlers.chat_completions),
-            web.post("/v1/completions", handlers.completions),
-            web.post("/v1/embeddings", handlers.embeddings),
-            web.post("/tokenize", handlers.tokenize),
-            web.post("/detokenize", handlers.detokenize),
+            web.post("/v1/chat/completions", openai_handlers.chat_completions),
+            web.post("/v1/completions", openai_handlers.completions),
+            web.post("/v1/embeddings", openai_handlers.embeddings),
+            web.post("/tokenize", openai_handlers.tokenize),
+            web.post("/detokenize", openai_handlers.detokenize),
             web.get("/v1/prefix", prefix_handlers.describe_prefixes),
             web.delete("/v1/prefix", prefix_handlers.clear_prefixes),
             web.post("/v1/prefix/lookup", prefix_handlers.look_up_prefix),
             web.post("/v1/prefix/pin", prefix_handlers.pin_prefix),
             web.post("/v1/prefix/unpin", prefix_handlers.unpin_prefix),
             web.post(BLOCKS_PATH, prefix_handlers.prefix_blocks),
-            web.get("/v1/models", inspection.list_models),
-            web.get("/v1/models/{model:.+}", inspection.get_model),
-            web.get("/v1/model/info", inspection.model_info),
-            web.get("/health", inspection.health),
-            web.get("/ready", inspection.ready),
-            web.get("/metrics", inspection.metrics),
+            web.get("/v1/models", status_handlers.list_models),
+            web.get("/v1/models/{model:.+}", status_handlers.get_model),
+            web.get("/v1/model/info", status_handlers.model_info),
+            web.get("/health", status_handlers.health),
+            web.get("/ready", status_handlers.ready),
+            web.get("/metrics", status_handlers.metrics),
         ]
     )
     return app

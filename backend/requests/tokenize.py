@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from backend.chat.conversation import ConversationReader
-from backend.chat.output_constraint import FormReader
+from backend.chat.output_constraint import OutputConstraintReader
+from backend.chat.prompt_renderer import PromptRenderer
 from backend.chat.tokenizer import ModelTokenizer
 from backend.chat.tools import read_tools
 from backend.errors import InvalidRequest
@@ -13,11 +13,15 @@ from backend.text.detokenizer import Detokenizer
 from backend.text.token_ids import token_ids
 
 
-class TokenReader:
+class TokenizeRequestReader:
     """Turns text into token ids and back, for one model."""
 
     def __init__(
-        self, tokenizer: ModelTokenizer, prompts: PromptReader, conversations: ConversationReader, forms: FormReader
+        self,
+        tokenizer: ModelTokenizer,
+        prompts: PromptReader,
+        conversations: PromptRenderer,
+        forms: OutputConstraintReader,
     ) -> None:
         self._tokenizer = tokenizer
         self._prompts = prompts
