@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from backend.chat.tokenizer import ModelTokenizer
 from backend.checkpoints.gguf.convert import Progress
+from backend.engine.block_manager import blocks_at_most
 from backend.engine.config import EngineConfig
-from backend.engine.runner import BLOCK_SIZE, ModelRunner
-from backend.engine.sequence_blocks import blocks_at_most
+from backend.engine.model_runner import BLOCK_SIZE, ModelRunner
 from backend.model_loader.source import ModelSource
 from backend.model_loader.weights import ModelWeights, load_weights, read_config
 from backend.models.config import ModelConfig
@@ -76,7 +76,7 @@ def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) ->
 
 def _served(quantization: Summary, runner: ModelRunner, progress: Progress) -> Summary:
     """As the runner has it."""
-    from backend.runners.fused.fused_runner import FusedRunner
+    from backend.runners.fused.runner import FusedRunner
 
     if not isinstance(runner, FusedRunner):
         return quantization
@@ -113,6 +113,6 @@ def _fastest(config: ModelConfig, weights: ModelWeights, engine: EngineConfig, p
 def _longest_context(runner: ModelRunner, engine: EngineConfig, wanted: int) -> int:
     """What the KV memory holds of one sequence; all that is wanted, if it holds the windows of all layers."""
     step_tokens = max(engine.step_tokens or runner.step_tokens, engine.max_batch or runner.max_batch)
-    if blocks_at_most(wanted, runner.config.sight, step_tokens) <= runner.num_blocks:
+    if blocks_at_most(wanted, runner.config.attention_window, step_tokens) <= runner.num_blocks:
         return wanted
     return min(wanted, runner.num_blocks * BLOCK_SIZE)

@@ -146,7 +146,7 @@ def work(name: str, threads: int) -> int:
 
 
 def _engine(threads: int) -> tuple[Callable[[int, bool], float], str]:
-    from backend.runners.fused.threads import limit_spinning
+    from backend.runners.fused.thread_count import limit_spinning
 
     limit_spinning()
     from backend.engine.config import EngineConfig
@@ -183,7 +183,7 @@ def _engine(threads: int) -> tuple[Callable[[int, bool], float], str]:
 
 
 def _transformers(dtype: str, threads: int) -> tuple[Callable[[int, bool], float], str]:
-    from backend.runners.fused.threads import limit_spinning
+    from backend.runners.fused.thread_count import limit_spinning
 
     limit_spinning()
     import torch

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 
 from backend.engine.engine import Engine
-from backend.engine.runner import BLOCK_SIZE, StepInput
+from backend.engine.model_runner import BLOCK_SIZE, StepInput
 from backend.engine.sequence import SamplingParams, Sequence
-from backend.kernels.quantized_fp8 import multiplies_fp8
-from backend.kernels.quantized_product import QuantizedProduct
+from backend.kernels.fp8_gemm import supports_fp8_gemm
+from backend.kernels.quantized_matmul import QuantizedMatmul
 from backend.kernels.quantized_weight import DeviceWeight, on_device
 from backend.model_loader.weights import LayerWeights, Linear, Mlp, ModelWeights
 from backend.models.config import ModelConfig
@@ -36,8 +36,8 @@ from backend.quantized_weights.fp8_scheme import Fp8Scheme
 from backend.quantized_weights.int_scheme import IntScheme
 from backend.quantized_weights.nf4_scheme import Nf4Scheme
 from backend.quantized_weights.quantized_linear import Scheme
-from backend.runners.cuda.cuda_runner import CudaRunner
-from backend.runners.cuda.skinny_gemm import FewRows
+from backend.runners.cuda.runner import CudaRunner
+from backend.runners.cuda.skinny_gemm import SkinnyGemmTable
 from backend.text.detokenizer import Detokenizer, TokenBytes
 from prefix_store.frames.segments import gather, scatter
 
@@ -190,7 +190,7 @@ def quantised_products() -> list[Row]:
     weights = [torch.randn(shape) * 0.02 for shape in shapes]
     layers = [[Linear(weight.cuda().bfloat16(), None) for weight in weights] for _ in range(COPIES)]
     dense = [linear for layer in layers for linear in layer]
-    best = FewRows.measured(dense)
+    best = SkinnyGemmTable.measure(dense)
     plain = {
         rows: layer_microseconds([functools.partial(best, linear=each) for each in dense], rows)
         for rows in PRODUCT_ROWS
@@ -198,9 +198,9 @@ def quantised_products() -> list[Row]:
     table = [Row(f"layer's products, bf16, {rows} rows", "us", plain[rows]) for rows in PRODUCT_ROWS]
     del layers, dense
     for scheme in SCHEMES:
-        scaled = isinstance(scheme, Fp8Scheme) and multiplies_fp8(torch.device("cuda"))
+        scaled = isinstance(scheme, Fp8Scheme) and supports_fp8_gemm(torch.device("cuda"))
         one = [on_device(scheme.pack(weight), torch.device("cuda")) for weight in weights]
-        products = [QuantizedProduct(copied(each), None, scaled) for _ in range(COPIES) for each in one]
+        products = [QuantizedMatmul(copied(each), None, scaled) for _ in range(COPIES) for each in one]
         for rows in PRODUCT_ROWS:
             times = layer_microseconds(products, rows)
             median = statistics.median(plain[rows])

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
-from backend.engine.runner import BLOCK_SIZE, ModelRunner
+from backend.engine.model_runner import BLOCK_SIZE, ModelRunner
 from backend.model_loader.source import resolve_model
 from backend.model_loader.weights import load_weights, read_config
 from backend.runners.errors import RunnerUnavailable
 from backend.runners.fused.build import load_fused_library
-from backend.runners.fused.fused_runner import FusedRunner
+from backend.runners.fused.runner import FusedRunner
 from backend.runners.warm_up import single_sequence_step
 from benchmarks.figure import Figure, Row, Target
 from benchmarks.processes import CannotMeasure, cores

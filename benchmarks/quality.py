@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from backend.engine.runner import BLOCK_SIZE, ModelRunner
+from backend.engine.model_runner import BLOCK_SIZE, ModelRunner
 from backend.model_loader.source import resolve_model
 from backend.model_loader.weights import ModelWeights, load_weights, read_config
 from backend.models.config import ModelConfig
@@ -18,9 +18,9 @@ from backend.quantization.selection.rounding import rounded
 from backend.quantized_weights.int_scheme import IntScheme
 from backend.runners.errors import RunnerUnavailable
 from backend.runners.fused.build import load_fused_library
-from backend.runners.fused.fused_runner import FusedRunner
 from backend.runners.fused.layout import KVPrecision
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.fused.runner import FusedRunner
+from backend.runners.torch.runner import TorchRunner
 from backend.runners.warm_up import single_sequence_step
 from benchmarks.figure import Figure, Row, Target
 from benchmarks.processes import CannotMeasure, cores

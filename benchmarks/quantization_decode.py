@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, get_args
 import msgspec
 
 from backend.quantized_weights.names import WITH_A_TEXT, Quantization
-from backend.runners.fused.threads import limit_spinning
+from backend.runners.fused.thread_count import limit_spinning
 from benchmarks.figure import RATIO, Figure, Row, Target
 from benchmarks.processes import run_on_all_cores
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from backend.engine.config import EngineConfig
-from backend.engine.runner import ModelRunner
+from backend.engine.model_runner import ModelRunner
 from backend.evaluation.evaluation import Loss, perplexity
 from backend.evaluation.scores import Scores
 from backend.model import load_model

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from backend.engine.runner import BLOCK_SIZE, ModelRunner
+from backend.engine.model_runner import BLOCK_SIZE, ModelRunner
 from backend.evaluation.evaluation import perplexity
 from backend.evaluation.scores import Scores, score
 from backend.evaluation.windows import windows
@@ -20,8 +20,8 @@ from backend.quantized_weights.float_scheme import FloatScheme
 from backend.quantized_weights.quantized_linear import Scheme
 from backend.runners.errors import RunnerUnavailable
 from backend.runners.fused.build import load_fused_library
-from backend.runners.fused.fused_runner import FusedRunner
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.fused.runner import FusedRunner
+from backend.runners.torch.runner import TorchRunner
 from benchmarks.processes import CannotMeasure, cores
 
 WINDOW, STRIDE = 512, 256

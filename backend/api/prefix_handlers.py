@@ -12,7 +12,7 @@ from backend.api.http_body import json_response, read_body
 from backend.api.prefix_store import forget_all
 from backend.api.request_headers import tenant_keys
 from backend.api.server_state import STATE, ServerState
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.errors import NotFound
 from backend.prefixes.sharing import Whereabouts
 from backend.protocol import TokenizeRequest, decode_request

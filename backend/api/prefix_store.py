@@ -28,7 +28,7 @@ def why_not(model: ServedModel) -> str | None:
     """Why the model's blocks cannot be kept beyond the engine's memory; None: they can."""
     if model.runner.kv_blocks is None:
         return f"{model.runner.name} does not let its KV memory be read"
-    if model.runner.config.sight is not None:
+    if model.runner.config.attention_window is not None:
         return "no layer of this model sees the whole context, so the beginnings of its prompts are soon of no use"
     return None
 

@@ -17,7 +17,7 @@ from backend.commands.serve import Parser, end_with_the_reader, outlive_readers
 from backend.engine.config import Device, EngineConfig
 from backend.errors import OUT_OF_MEMORY, ModelError, is_out_of_memory
 from backend.quantized_weights.names import Quantization
-from backend.runners.fused.threads import limit_spinning
+from backend.runners.fused.thread_count import limit_spinning
 from backend.text.text_file import read_text
 
 _DESCRIPTION = """\

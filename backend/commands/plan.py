@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from backend.commands.argument_types import memory_size
 from backend.commands.serve import Parser, end_with_the_reader, outlive_readers
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.errors import ModelError
 from backend.models.config import KvDtype, ModelConfig
 from backend.models.hf_config import read_hf_config

@@ -16,7 +16,7 @@ from backend.commands.argument_types import context, memory_size, milliseconds, 
 from backend.commands.prefix_options import add_prefix_arguments, by_option, read_prefix_arguments
 from backend.errors import OUT_OF_MEMORY, ModelError, PrefixStoreError, is_out_of_memory
 from backend.quantized_weights.names import Quantization
-from backend.runners.fused.threads import limit_spinning
+from backend.runners.fused.thread_count import limit_spinning
 
 
 class Parser(argparse.ArgumentParser):
@@ -172,8 +172,7 @@ def run(arguments: argparse.Namespace) -> int:
     outlive_readers()
     limit_spinning()
     from backend.commands.server_process import serve
-    from backend.engine.batching import Batching, BatchingMode
-    from backend.engine.config import EngineConfig
+    from backend.engine.config import Batching, BatchingMode, EngineConfig
 
     try:
         prefix_store = read_prefix_arguments(arguments)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from backend.engine.engine import Engine, Output
-from backend.engine.pace import Pace
 from backend.engine.sequence import FinishReason, Sequence
 from backend.engine.stats import EngineStats, StepTimings
 from backend.errors import QueueFull, Unavailable
@@ -84,7 +85,7 @@ class AsyncEngine:
         self._generations: dict[int, Generation] = {}
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pace = Pace()
+        self._completion_rate = CompletionRate()
         self._steps = 0
         self._unchecked = False
         self._stopping = False
@@ -112,10 +113,12 @@ class AsyncEngine:
         if self.in_flight + len(sequences) > self._max_in_flight:
             raise QueueFull(
                 f"{self.in_flight} of at most {self._max_in_flight} answers are in flight; try again later",
-                self._pace.seconds_for(self.in_flight + len(sequences) - self._max_in_flight, time.monotonic()),
+                self._completion_rate.seconds_for(
+                    self.in_flight + len(sequences) - self._max_in_flight, time.monotonic()
+                ),
             )
         if not self.in_flight:
-            self._pace.begin(time.monotonic())
+            self._completion_rate.begin(time.monotonic())
         self.in_flight += len(sequences)
         generation = Generation([sequence.id for sequence in sequences])
         for sequence in sequences:
@@ -138,7 +141,7 @@ class AsyncEngine:
     def release(self, sequences: Many[Sequence], generation: Generation) -> None:
         """Ends the request: what is unfinished is aborted before the next step, and its KV blocks are freed."""
         self.in_flight -= len(sequences)
-        self._pace.note_ended(len(sequences), time.monotonic())
+        self._completion_rate.record(len(sequences), time.monotonic())
         for sequence in sequences:
             self._generations.pop(sequence.id, None)
         unfinished = list(generation.unfinished)
@@ -245,3 +248,38 @@ class AsyncEngine:
         """Ends what waits for the thread that has ended; on the event loop, like every change to a generation."""
         for generation in set(self._generations.values()):
             generation.fail()
+
+
+_WINDOW = 64
+_LONGEST = 60
+
+
+class CompletionRate:
+    """Mean time between two ends of answers, over the last ones since the server was idle.
+
+    All times are ``time.monotonic()`` seconds, given by the caller.
+    """
+
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque(maxlen=_WINDOW)
+        self._since = 0.0
+
+    def begin(self, now: float) -> None:
+        """The first answer after an idle time has begun."""
+        self._ends.clear()
+        self._since = now
+
+    def record(self, answers: int, now: float) -> None:
+        """Answers have ended, whole or not: each leaves room for another one."""
+        for _ in range(answers):
+            if len(self._ends) == _WINDOW:
+                self._since = self._ends[0]
+            self._ends.append(now)
+
+    def seconds_for(self, answers: int, now: float) -> int:
+        """Whole seconds until so many more answers should have ended, from 1 to 60.
+
+        Before any has ended, the time that has passed since the first began stands for the mean.
+        """
+        between = (now - self._since) / max(1, len(self._ends))
+        return max(1, min(_LONGEST, math.ceil(answers * between)))

@@ -12,26 +12,33 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from backend.engine.batching import Batching
+from backend.engine.block_manager import blocks_at_most
 from backend.engine.block_pool import BlockPool
-from backend.engine.flight import Flight, Landed, TokensOnTheWay, gives_only_tokens, land
+from backend.engine.config import Batching
+from backend.engine.model_runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
 from backend.engine.offload import HandOver
+from backend.engine.output_processor import SequenceState, process_token
 from backend.engine.prefix_io import Fetch, Keep, PrefixIO
-from backend.engine.runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
-from backend.engine.sampler import Sampled, draw
+from backend.engine.sampler import SampledToken, sample_independently
 from backend.engine.scheduler import Chunk, Scheduler
 from backend.engine.sequence import FinishReason, Sequence, TokenLogprobs
-from backend.engine.sequence_blocks import blocks_at_most
-from backend.engine.sequence_notes import SequenceNotes
 from backend.engine.stats import EngineStats, StepTimings, Totals
-from backend.engine.step_input import ChunkRows, following_step, step_input
-from backend.engine.token_text import say
+from backend.engine.step import (
+    ChunkRows,
+    InFlightStep,
+    PendingTokens,
+    StepResult,
+    build_next_step,
+    build_step,
+    can_sample_ahead,
+    collect_result,
+)
 from backend.errors import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
 _TOTALS = tuple(field.name for field in fields(Totals))
-_KEEP_AT_ONCE = 8
+_OFFLOAD_BATCH = 8
 """Blocks of a growing answer are handed over so many at a time."""
 
 
@@ -85,19 +92,19 @@ class Engine:
     ) -> None:
         self.runner = runner
         self.pool = BlockPool(runner.num_blocks)
-        sight = runner.config.sight
+        attention_window = runner.config.attention_window
         max_batch, step_tokens = max_batch or runner.max_batch, step_tokens or runner.step_tokens
         fetching = None if prefix_io is None else self._begin_fetch
         self.scheduler = Scheduler(
-            self.pool, max_batch, step_tokens, batching, shares_prefixes, sight, fetching, lossy_key
+            self.pool, max_batch, step_tokens, batching, shares_prefixes, attention_window, fetching, lossy_key
         )
         self.timings = StepTimings()
         """Of the last step."""
         self._sequences: dict[int, Sequence] = {}
-        self._notes: dict[int, SequenceNotes] = {}
+        self._states: dict[int, SequenceState] = {}
         self._eos = frozenset(runner.config.eos_token_ids)
         self._totals = Totals()
-        self._flight: Flight | None = None
+        self._in_flight: InFlightStep | None = None
         """The step that was launched ahead of the last one that was taken over."""
         self._prefix_io = prefix_io
         self._lossy_key = lossy_key
@@ -115,11 +122,11 @@ class Engine:
         if max(sequence.tokens, default=0) >= (rows := self.runner.config.vocab_size):
             raise ValueError(f"a sequence has a token that is not in the embedding, which has {rows} rows")
         longest = sequence.num_prompt + sequence.params.max_tokens
-        most = blocks_at_most(longest, self.runner.config.sight, self.scheduler.step_tokens)
+        most = blocks_at_most(longest, self.runner.config.attention_window, self.scheduler.step_tokens)
         if sequence.num_prompt < 1 or most > self.pool.num_blocks:
             raise ValueError(f"a sequence of up to {longest} tokens does not fit {self.pool.num_blocks} KV blocks")
         self._sequences[sequence.id] = sequence
-        self._notes[sequence.id] = SequenceNotes()
+        self._states[sequence.id] = SequenceState()
         self.scheduler.add(sequence, time.monotonic())
 
     def abort(self, sequence_id: int) -> None:
@@ -148,9 +155,9 @@ class Engine:
             return None
         now = time.monotonic()
         pauses = [s.deadline - now for s in self._sequences.values() if s.deadline is not None]
-        opens_in = self.scheduler.opens_in(now)
-        if opens_in is not None:
-            pauses.append(opens_in)
+        seconds_until_admission = self.scheduler.seconds_until_admission(now)
+        if seconds_until_admission is not None:
+            pauses.append(seconds_until_admission)
         return max(0.0, min(pauses)) if pauses else None
 
     def stats(self) -> EngineStats:
@@ -181,7 +188,7 @@ class Engine:
             holders += self._hand_over.holders
         found = self.pool.problems(holders)
         scheduled = [sequence.id for sequence in (*running, *waiting)]
-        if sorted(scheduled) != sorted(self._sequences) or set(self._notes) != set(self._sequences):
+        if sorted(scheduled) != sorted(self._sequences) or set(self._states) != set(self._sequences):
             found.append("the scheduler and the engine do not know the same sequences")
         found += [f"sequence {s.id} waits and holds blocks" for s in waiting if s.blocks or s.num_computed]
         found += [
@@ -197,14 +204,14 @@ class Engine:
         """Takes over what was fetched: the first ``count`` blocks are filled. Nothing if the sequence has moved on.
 
         Args:
-            lossy_from: see ``Scheduler.note_fetched``.
+            lossy_from: see ``Scheduler.mark_fetched``.
         """
         sequence = self._sequences.get(fetch.sequence_id)
         if sequence is not None and sequence.fetch is fetch:
             if fetch.halt.is_set:  # it has been forgotten on its way
                 count, lossy_from = 0, None
             fetch.incoming.arrived(count)
-            self.scheduler.note_fetched(sequence, count, lossy_from)
+            self.scheduler.mark_fetched(sequence, count, lossy_from)
         fetch.incoming.close()
 
     def forget_blocks(self, keys: Many[bytes]) -> None:
@@ -237,7 +244,7 @@ class Engine:
         """Takes blocks back that are not read any more."""
         if self._hand_over is not None:
             self._hand_over.kept(keep)
-            self.scheduler.note_news()
+            self.scheduler.mark_changed()
 
     def step(self) -> list[Output]:
         """Takes over one step and returns what it added, for each sequence that got a token or ended.
@@ -253,50 +260,50 @@ class Engine:
         self.timings = StepTimings()
         now = time.monotonic()
         expired = self._expire(now)
-        flight = self._flight if self._flight is not None and self._flight.live else self._launch(now)
-        self._flight = None
+        flight = self._in_flight if self._in_flight is not None and self._in_flight.live else self._launch(now)
+        self._in_flight = None
         if flight is None:
             return expired
         if flight.tokens is not None:
-            self._flight = self._launch_after(flight, flight.tokens, now)
-        self._note_step(flight)
+            self._in_flight = self._launch_after(flight, flight.tokens, now)
+        self._count_step(flight)
         try:
-            landed = land(flight, self._notes)
+            result = collect_result(flight, self._states)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             return expired + self._shed(flight)
-        return expired + self._postprocess(flight, landed)
+        return expired + self._postprocess(flight, result)
 
-    def _launch(self, now: float) -> Flight | None:
+    def _launch(self, now: float) -> InFlightStep | None:
         """Launches the step that is due; None: there is nothing to compute."""
         chunks = self.scheduler.schedule(now)
         if not chunks:
             return None
-        return self._run(chunks, *step_input(chunks, self._notes), gives_only_tokens(chunks))
+        return self._run(chunks, *build_step(chunks, self._states), can_sample_ahead(chunks))
 
-    def _launch_after(self, flight: Flight, tokens: TokensOnTheWay, now: float) -> Flight | None:
+    def _launch_after(self, flight: InFlightStep, tokens: PendingTokens, now: float) -> InFlightStep | None:
         """Launches the step after one whose tokens are not here yet; None: that one has to be taken over first."""
         live = flight.live
-        chunks = self.scheduler.follow([flight.chunks[index] for index in live], now)
+        chunks = self.scheduler.schedule_ahead([flight.chunks[index] for index in live], now)
         if not chunks:
             return None
         going_on = {chunk.sequence.id for chunk in chunks}
         rows = [index for index in live if flight.chunks[index].sequence.id in going_on]
-        return self._run(chunks, *following_step(chunks, tokens.of(rows)), True)
+        return self._run(chunks, *build_next_step(chunks, tokens.of(rows)), True)
 
-    def _run(self, chunks: list[Chunk], step: StepInput, rows: list[ChunkRows], only_tokens: bool) -> Flight:
+    def _run(self, chunks: list[Chunk], step: StepInput, rows: list[ChunkRows], only_tokens: bool) -> InFlightStep:
         try:
             output = self.runner.run(step)
             tokens = None
             if output.unfinished and only_tokens:
-                chosen = draw(output.logits, [chunk.sequence for chunk in chunks])
-                tokens = TokensOnTheWay(output.logits, chosen)
-            return Flight(chunks, rows, output, tokens)
+                chosen = sample_independently(output.logits, [chunk.sequence for chunk in chunks])
+                tokens = PendingTokens(output.logits, chosen)
+            return InFlightStep(chunks, rows, output, tokens)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            return Flight(chunks, rows, error)
+            return InFlightStep(chunks, rows, error)
 
     def _expire(self, now: float) -> list[Output]:
         """Ends what nobody waits for any more."""
@@ -312,7 +319,7 @@ class Engine:
             for s in late
         ]
 
-    def _shed(self, flight: Flight) -> list[Output]:
+    def _shed(self, flight: InFlightStep) -> list[Output]:
         """Ends the younger half of a step that did not fit the memory (one at least); the others try again."""
         order = sorted((flight.chunks[index].sequence for index in flight.live), key=lambda s: (s.priority, s.arrival))
         shed = order[len(order) // 2 :]
@@ -325,7 +332,7 @@ class Engine:
             for s in shed
         ]
 
-    def _note_step(self, flight: Flight) -> None:
+    def _count_step(self, flight: InFlightStep) -> None:
         totals = self._totals
         totals.steps += 1
         totals.batch_slots_used += len(flight.chunks)
@@ -333,29 +340,29 @@ class Engine:
         if isinstance(flight.output, StepOutput):
             totals.padding_rows += flight.output.padding_rows
         for chunk in (flight.chunks[index] for index in flight.live):
-            sequence, notes = chunk.sequence, self._notes[chunk.sequence.id]
+            sequence, notes = chunk.sequence, self._states[chunk.sequence.id]
             end = chunk.start + chunk.count
-            totals.useful_rows += max(0, end - max(notes.reached, chunk.start))
-            notes.reached = max(notes.reached, end)
+            totals.useful_rows += max(0, end - max(notes.max_computed, chunk.start))
+            notes.max_computed = max(notes.max_computed, end)
             totals.prompt_tokens += max(0, min(sequence.num_prompt, end) - chunk.start)
-            if not notes.began and sequence.started_at is not None:
-                notes.began = True
+            if not notes.has_started and sequence.started_at is not None:
+                notes.has_started = True
                 self.timings.queued.append(sequence.started_at - sequence.queued_at)
 
-    def _postprocess(self, flight: Flight, landed: Landed) -> list[Output]:
+    def _postprocess(self, flight: InFlightStep, result: StepResult) -> list[Output]:
         now = time.monotonic()
         outputs: list[Output] = []
         for chunk in [flight.chunks[index] for index in flight.live]:
             sequence = chunk.sequence
-            if sequence.id in landed.poisoned:
+            if sequence.id in result.poisoned:
                 outputs.append(self._fail_poisoned(sequence))
                 continue
-            self.scheduler.note_computed(chunk)
+            self.scheduler.mark_computed(chunk)
             if chunk.reaches_end:
                 # Its numbers have been looked at, and so whatever they depend on.
-                self._offer(sequence, 1 if not sequence.num_generated else _KEEP_AT_ONCE)
-            if sequence.id in landed.sampled:
-                outputs.append(self._advance(sequence, landed.sampled[sequence.id], now))
+                self._offer(sequence, 1 if not sequence.num_generated else _OFFLOAD_BATCH)
+            if sequence.id in result.sampled:
+                outputs.append(self._advance(sequence, result.sampled[sequence.id], now))
             elif chunk.reaches_end:
                 reason = FinishReason.STOP if sequence.pooled else FinishReason.LENGTH
                 outputs.append(self._output(sequence, "", [], True, reason))
@@ -376,17 +383,17 @@ class Engine:
         self._end(sequence, reason)
         return Output(sequence.id, "", [], [], sequence.num_generated, reason, sequence.num_cached, error=error)
 
-    def _advance(self, sequence: Sequence, sampled: Sampled, now: float) -> Output:
+    def _advance(self, sequence: Sequence, sampled: SampledToken, now: float) -> Output:
         """Appends a token, turns it into text, and ends the sequence if it is time."""
         first = sequence.num_generated == 0
         sequence.append(sampled.token_id)
         self._totals.generated_tokens += 1
-        notes = self._notes[sequence.id]
+        notes = self._states[sequence.id]
         if not first:
             self.timings.between_tokens.append(now - notes.last_token_at)
-        notes.note_token(now)
+        notes.record_token(now)
         ends = sampled.token_id in self._eos and not sequence.params.ignore_eos
-        said = say(sequence, sampled, notes.logprobs, ends)
+        said = process_token(sequence, sampled, notes.logprobs, ends)
         return self._output(sequence, said.text, said.logprobs, first, said.reason)
 
     def _output(
@@ -402,9 +409,9 @@ class Engine:
             sequence.id, text, logprobs, prompt_logprobs, sequence.num_generated, reason, sequence.num_cached
         )
         if sequence.pooled:
-            output.embedding = self._notes[sequence.id].mean()
+            output.embedding = self._states[sequence.id].mean()
         if sequence.probes:
-            output.logits = self._notes[sequence.id].logits
+            output.logits = self._states[sequence.id].logits
         if reason is not None:
             self._end(sequence, reason)
         return output
@@ -437,6 +444,6 @@ class Engine:
             self._hand_over.leave(sequence, self.scheduler.registered_keys(sequence))
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
-        rate = self._notes.pop(sequence.id).rate(sequence.num_generated)
+        rate = self._states.pop(sequence.id).rate(sequence.num_generated)
         if rate is not None and reason is not FinishReason.ABORTED:
             self.timings.answer_rates.append(rate)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from backend.engine.block_pool import BlockPool
 from backend.engine.kv_blocks import KvBlocks
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.engine.prefix_io import Keep, PrefixIO, StoredPrefix
-from backend.engine.runner import BLOCK_SIZE
 from backend.engine.sequence import Sequence
 
 _MOST_HELD = 4

@@ -6,12 +6,12 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from backend.engine.batching import Batching
+from backend.engine.block_manager import BlockManager
 from backend.engine.block_pool import BlockPool
+from backend.engine.config import Batching
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.engine.prefix_io import Fetch
-from backend.engine.runner import BLOCK_SIZE
 from backend.engine.sequence import Sequence
-from backend.engine.sequence_blocks import SequenceBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Scheduler:
         window: tokens that a token sees at most, itself included; None: there is a layer in which it sees all.
         fetching: begins to fill a sequence's blocks, from the first that is not computed up to that with this number;
             None: it cannot.
-        lossy_key: see ``SequenceBlocks``.
+        lossy_key: see ``BlockManager``.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Scheduler:
         self.max_batch = max_batch
         self.step_tokens = max(step_tokens, max_batch)
         self._batching = batching
-        self._blocks = SequenceBlocks(pool, self.step_tokens, shares_prefixes, window, lossy_key)
+        self._blocks = BlockManager(pool, self.step_tokens, shares_prefixes, window, lossy_key)
         self._fetching = fetching
         self._arrivals = 0
         self.waiting: list[Sequence] = []
@@ -97,32 +97,32 @@ class Scheduler:
         sequence.arrival = self._arrivals
         sequence.queued_at = now
         insort(self.waiting, sequence, key=_order)
-        self.note_news()
+        self.mark_changed()
 
     def remove(self, sequence: Sequence) -> None:
         """Forgets a sequence, waiting or running, and frees its blocks."""
         (self.running if sequence in self.running else self.waiting).remove(sequence)
         self._release(sequence)
 
-    def opens_in(self, now: float) -> float | None:
+    def seconds_until_admission(self, now: float) -> float | None:
         """Seconds until a step has something to compute; None: not before something else happens."""
         if any(sequence.fetch is None for sequence in self.running):
             return 0.0
-        return self._admission_in(now) if self.waiting and not self._stalled else None
+        return self._seconds_until_admission(now) if self.waiting and not self._stalled else None
 
     def schedule(self, now: float = 0.0) -> list[Chunk]:
         """Chooses the next step's chunks and gives each sequence the blocks it needs for them.
 
         Empty only if there is nothing to do, or if a batch that has not begun waits for more.
         """
-        if self._grow() and self._has_place() and self._admission_in(now) == 0.0:
+        if self._extend_running() and self._has_slot() and self._seconds_until_admission(now) == 0.0:
             self._admit(now)
-        chunks = self._deal()
+        chunks = self._distribute_budget()
         waits_for_news = bool(self.running) or self._held_back
-        self._stalled = not chunks and waits_for_news and not (self.waiting and self._admission_in(now))
+        self._stalled = not chunks and waits_for_news and not (self.waiting and self._seconds_until_admission(now))
         return chunks
 
-    def follow(self, chunks: list[Chunk], now: float = 0.0) -> list[Chunk]:
+    def schedule_ahead(self, chunks: list[Chunk], now: float = 0.0) -> list[Chunk]:
         """The step after one that is still being computed and gives each of its sequences a token.
 
         It is made without knowing the tokens, so it is as if no answer ended with them, except those whose length says
@@ -137,21 +137,21 @@ class Scheduler:
             for chunk in chunks
             if chunk.sequence.num_generated + 1 < chunk.sequence.params.max_tokens
         ]
-        may_join = self._has_place() and not self._held_back and self._admission_in(now) == 0.0
+        may_join = self._has_slot() and not self._held_back and self._seconds_until_admission(now) == 0.0
         if len(chunks) != sum(sequence.fetch is None for sequence in self.running) or may_join:
             return []
         missing = [max(0, -(-(chunk.start + 1 - chunk.sequence.room) // BLOCK_SIZE)) for chunk in following]
         if sum(missing) > self._blocks.num_free:
             return []
         for chunk, count in zip(following, missing, strict=True):
-            self._blocks.give(chunk.sequence, count)
+            self._blocks.allocate(chunk.sequence, count)
         return following
 
-    def note_computed(self, chunk: Chunk) -> None:
+    def mark_computed(self, chunk: Chunk) -> None:
         """Takes over what a step has computed, and lets others find the blocks that are full now."""
-        self._blocks.note_computed(chunk.sequence, chunk.count)
+        self._blocks.mark_computed(chunk.sequence, chunk.count)
 
-    def note_fetched(self, sequence: Sequence, count: int, lossy_from: int | None) -> None:
+    def mark_fetched(self, sequence: Sequence, count: int, lossy_from: int | None) -> None:
         """Takes over that the first ``count`` of the blocks that were to be fetched are filled; steps go on with it.
 
         Args:
@@ -161,13 +161,13 @@ class Scheduler:
         if lossy_from is not None and sequence.lossy_from is None:
             sequence.lossy_from = lossy_from
         tokens = count * BLOCK_SIZE
-        self._blocks.note_computed(sequence, tokens)
+        self._blocks.mark_computed(sequence, tokens)
         self.prefix_hit_tokens += tokens
         if not sequence.num_generated:
             sequence.num_cached += tokens
-        self.note_news()
+        self.mark_changed()
 
-    def note_news(self) -> None:
+    def mark_changed(self) -> None:
         """Blocks were given back, or somebody came or went: who could not join may be able to now."""
         self._held_back = self._stalled = False
 
@@ -183,50 +183,50 @@ class Scheduler:
         """Lets nobody find the sequence's blocks any more: what they contain is not to be trusted."""
         self._blocks.forget(sequence)
 
-    def _grow(self) -> bool:
+    def _extend_running(self) -> bool:
         """Gives running sequences the blocks for their next token; False if that took a preemption."""
         preemptions = self.num_preemptions
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
-            missing = self._blocks.lacking(sequence)
+            missing = self._blocks.num_missing(sequence)
             while missing > self._blocks.num_free and sequence in self.running:
                 self._preempt(self.running[-1])
             if missing > 0 and sequence in self.running:
-                self._blocks.give(sequence, missing)
+                self._blocks.allocate(sequence, missing)
             index += 1
         return preemptions == self.num_preemptions
 
-    def _has_place(self) -> bool:
+    def _has_slot(self) -> bool:
         """Whether somebody waits for whom there is a place in the batch, or could be made."""
         if not self.waiting or len(self.running) < self.max_batch:
             return bool(self.waiting)
         return self.running[-1].priority > self.waiting[0].priority
 
-    def _admission_in(self, now: float) -> float | None:
+    def _seconds_until_admission(self, now: float) -> float | None:
         waited = now - min(sequence.queued_at for sequence in self.waiting)
-        return self._batching.opens_in(len(self.running), len(self.waiting), waited, self.max_batch)
+        return self._batching.seconds_until_admission(len(self.running), len(self.waiting), waited, self.max_batch)
 
     def _admit(self, now: float) -> None:
-        prefilling = [sequence for sequence in self.running if _missing(sequence) > 1]
-        computing = {key: sequence for sequence in prefilling for key in self._blocks.keys_to_come(sequence)}
-        follows = False
+        prefilling = [sequence for sequence in self.running if _num_missing(sequence) > 1]
+        computing = {key: sequence for sequence in prefilling for key in self._blocks.pending_keys(sequence)}
+        waits_for_leader = False
         for sequence in tuple(self.waiting):
             shared = self._blocks.match(sequence)
-            if self._batching.joins_late and self._follows(sequence, shared, computing):
-                follows = True
+            if self._batching.admits_while_running and self._waits_for_leader(sequence, shared, computing):
+                waits_for_leader = True
                 continue
             if not self._make_room(sequence, shared):
-                self._held_back = not follows
+                self._held_back = not waits_for_leader
                 break
             self.waiting.remove(sequence)
             self._start(sequence, shared, now)
             insort(self.running, sequence, key=_order)
-            computing.update(dict.fromkeys(self._blocks.keys_to_come(sequence), sequence))
+            computing.update(dict.fromkeys(self._blocks.pending_keys(sequence), sequence))
 
-    def _follows(self, sequence: Sequence, shared: list[int], computing: dict[bytes, Sequence]) -> bool:
+    def _waits_for_leader(self, sequence: Sequence, shared: list[int], computing: dict[bytes, Sequence]) -> bool:
         """Whether a sequence that is not less urgent is about to compute the next block that this one lacks."""
-        keys = self._blocks.keys_to_find(sequence)
+        keys = self._blocks.matchable_keys(sequence)
         if len(shared) == len(keys):
             return False
         leader = computing.get(keys[len(shared)])
@@ -235,7 +235,7 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, shared: list[int]) -> bool:
         """Whether the sequence can join; running ones of a worse priority make room for it."""
         worse = [other for other in self.running if other.priority > sequence.priority]
-        if self._wanted(sequence, shared) > self._blocks.num_free + self._blocks.held_alone(worse):
+        if self._wanted(sequence, shared) > self._blocks.num_free + self._blocks.num_freed_with(worse):
             return False  # not even if all of them went
         while len(self.running) == self.max_batch or self._wanted(sequence, shared) > self._blocks.num_free:
             if not worse:
@@ -245,7 +245,7 @@ class Scheduler:
 
     def _wanted(self, sequence: Sequence, shared: list[int]) -> int:
         """Free blocks that must be there for the sequence to join."""
-        return self._blocks.wanted(sequence, shared) + (1 if self.running else 0)
+        return self._blocks.num_required(sequence, shared) + (1 if self.running else 0)
 
     def _start(self, sequence: Sequence, shared: list[int], now: float) -> None:
         self._blocks.start(sequence, shared)
@@ -255,23 +255,23 @@ class Scheduler:
             sequence.started_at = now
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
         if self._fetching is not None and sequence.prefix is not None:
-            until = min(sequence.prefix.worth, len(self._blocks.keys_to_find(sequence)))
+            until = min(sequence.prefix.worth, len(self._blocks.matchable_keys(sequence)))
             sequence.prefix.worth = 0  # asked for once
             if until > len(shared):
                 sequence.fetch = self._fetching(sequence, until)
 
-    def _deal(self) -> list[Chunk]:
+    def _distribute_budget(self) -> list[Chunk]:
         """Divides the budget; see the class for the rule."""
-        decoding = [sequence for sequence in self.running if _missing(sequence) == 1 and sequence.fetch is None]
-        prefilling = [sequence for sequence in self.running if _missing(sequence) > 1 and sequence.fetch is None]
+        decoding = [sequence for sequence in self.running if _num_missing(sequence) == 1 and sequence.fetch is None]
+        prefilling = [sequence for sequence in self.running if _num_missing(sequence) > 1 and sequence.fetch is None]
         budget = self.step_tokens - len(decoding)
         counts = dict.fromkeys(prefilling, 0)
         if prefilling:
             first = prefilling[0]
-            counts[first] = min(_missing(first), (budget + 1) // 2)
+            counts[first] = min(_num_missing(first), (budget + 1) // 2)
             budget -= counts[first]
-        for sequence in sorted(prefilling, key=lambda sequence: (sequence.priority, _missing(sequence))):
-            more = min(_missing(sequence) - counts[sequence], budget)
+        for sequence in sorted(prefilling, key=lambda sequence: (sequence.priority, _num_missing(sequence))):
+            more = min(_num_missing(sequence) - counts[sequence], budget)
             counts[sequence] += more
             budget -= more
         chunks = [Chunk(sequence, sequence.num_computed, 1) for sequence in decoding]
@@ -284,7 +284,7 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:
-        self.note_news()
+        self.mark_changed()
         self._blocks.release(sequence)
 
 
@@ -292,5 +292,5 @@ def _order(sequence: Sequence) -> tuple[int, int]:
     return sequence.priority, sequence.arrival
 
 
-def _missing(sequence: Sequence) -> int:
+def _num_missing(sequence: Sequence) -> int:
     return sequence.num_tokens - sequence.num_computed

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 
 from backend.engine.block_pool import Match
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.text.detokenizer import Detokenizer
 from backend.text.stop_strings import StopStrings
 from prefix_store.identity.keys import KeyChain

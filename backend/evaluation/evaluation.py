@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from backend.engine.runner import ModelRunner
+from backend.engine.model_runner import ModelRunner
 from backend.errors import ModelError
 from backend.evaluation.scores import Scores, score
 from backend.evaluation.windows import windows

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backend.engine.config import EngineConfig
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.errors import ModelError
 from backend.evaluation.evaluation import Scored, evaluate
 from backend.evaluation.report import Report

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from backend.engine.runner import BLOCK_SIZE, ModelRunner
-from backend.engine.step_input import SequenceRows, pack
+from backend.engine.model_runner import BLOCK_SIZE, ModelRunner, SequenceRows, pack
 from backend.errors import ModelError
 from backend.evaluation.windows import Window
 

@@ -114,7 +114,7 @@ def on_device(linear: QuantizedLinear, device: torch.device) -> DeviceWeight:
         blocks = linear.scales.unpack().to(device).view(outputs, -1)
         codes = unpack_nibbles(linear.codes.to(device))
         levels = torch.tensor(LEVELS, dtype=torch.float16, device=device)
-        weight = _packed("nf4", codes, _short(blocks), inputs // blocks.shape[1], linear.scheme.name)
+        weight = _packed("nf4", codes, _as_half(blocks), inputs // blocks.shape[1], linear.scheme.name)
         return replace(weight, levels=levels)
     if isinstance(linear, Fp8Linear):
         codes = linear.codes.view(torch.uint8).to(device)
@@ -141,7 +141,7 @@ def _of_integers(linear: IntLinear, device: torch.device) -> DeviceWeight:
     return replace(
         weight,
         offset=offset,
-        offsets=None if offsets is None else _filled_up(offsets, len(weight.scales)),
+        offsets=None if offsets is None else _padded(offsets, len(weight.scales)),
         order=None if linear.order is None else linear.order.to(device, torch.int64),
         rounds_rows=scheme.activation_bits == 8,
     )
@@ -163,26 +163,26 @@ def _packed(form: Form, codes: torch.Tensor, scales: torch.Tensor, group: int | 
     each = cut if planes == 4 else cut[:, :, 0::2] | cut[:, :, 1::2] << 4
     words = each.transpose(2, 3).contiguous().view(torch.int32).view(outputs, -1)
     group = width if group is None else group
-    scales = _filled_up(scales, -(-width // group))
+    scales = _padded(scales, -(-width // group))
     return DeviceWeight(form, words, scales, None, "none", None, inputs, group, span, None, rounds_rows=False)
 
 
-def _filled_up(scales: torch.Tensor, groups: int) -> torch.Tensor:
+def _padded(scales: torch.Tensor, groups: int) -> torch.Tensor:
     """[out, some groups] to [groups, out]."""
     return functional.pad(scales, (0, groups - scales.shape[1])).T.contiguous()
 
 
-def _short(scales: torch.Tensor) -> torch.Tensor:
+def _as_half(scales: torch.Tensor) -> torch.Tensor:
     """In half floats, unless all of them are small or one is large, and too much would be lost."""
     half = scales.to(torch.float16)
     lost = (half.float() - scales).abs().max()
     return half if bool(lost <= scales.abs().max() * _HALF_ERROR) else scales
 
 
-def side_by_side(weights: Sequence[DeviceWeight]) -> DeviceWeight | None:
+def concatenate(weights: Sequence[DeviceWeight]) -> DeviceWeight | None:
     """One weight with the outputs of all, where they have the same inputs in the same form; None: they do not."""
     first = weights[0]
-    if not all(_alike(first, other) for other in weights[1:]):
+    if not all(_can_concatenate(first, other) for other in weights[1:]):
         return None
     scales = [weight.scales for weight in weights]
     offsets = [weight.offsets for weight in weights if weight.offsets is not None]
@@ -194,7 +194,7 @@ def side_by_side(weights: Sequence[DeviceWeight]) -> DeviceWeight | None:
     )
 
 
-def _alike(one: DeviceWeight, other: DeviceWeight) -> bool:
+def _can_concatenate(one: DeviceWeight, other: DeviceWeight) -> bool:
     same_order = one.order is other.order or (
         one.order is not None and other.order is not None and torch.equal(one.order, other.order)
     )

@@ -103,7 +103,7 @@ class ModelConfig:
         return self.windows[layer] if self.windows else None
 
     @property
-    def sight(self) -> int | None:
+    def attention_window(self) -> int | None:
         """Tokens that a token sees in the layer that sees most, itself included; None: all before it."""
         widest = max(window or 0 for window in self.windows) if self.windows and all(self.windows) else 0
         return widest or None

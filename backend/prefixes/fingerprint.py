@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.model import ServedModel
 from backend.models.config import ModelConfig
 from prefix_store.frames.layout import BlockLayout

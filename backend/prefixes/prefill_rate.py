@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 
 _LEAST_ROWS = 32
 _WEIGHT = 0.2

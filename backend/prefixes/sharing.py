@@ -15,8 +15,8 @@ import numpy as np
 from backend.engine.async_engine import NOT_RUNNING, StepReport
 from backend.engine.block_pool import BlockPool
 from backend.engine.engine import Engine
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.engine.prefix_io import Fetch, Keep, StoredPrefix
-from backend.engine.runner import BLOCK_SIZE
 from backend.engine.sequence import Sequence
 from backend.errors import Unavailable
 from backend.prefixes.audit import AuditFigures, PrefixAuditor

@@ -6,7 +6,7 @@ import json
 import secrets
 from collections import OrderedDict
 
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from prefix_store.identity.keys import KeyChain, Published
 from prefix_store.identity.salts import tenant_salt
 

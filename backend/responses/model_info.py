@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from backend.engine.runner import BLOCK_SIZE, ModelRunner
-from backend.engine.sequence_blocks import blocks_at_most
+from backend.engine.block_manager import blocks_at_most
+from backend.engine.model_runner import BLOCK_SIZE, ModelRunner
 from backend.engine.stats import EngineStats
 from backend.model import ServedModel
 
@@ -36,7 +36,7 @@ def describe(model: ServedModel, stats: EngineStats, lossy_codec: str | None) ->
         "kv_precision": runner.kv_precision,
         "kv_bytes_per_token": runner.kv_bytes_per_token,
         "kv_bytes_per_token_out_of_sight": _out_of_sight(runner),
-        "attention_window": runner.config.sight,
+        "attention_window": runner.config.attention_window,
         "max_context": model.max_context,
         "vocab_size": config.vocab_size,
         "num_layers": config.num_layers,
@@ -57,7 +57,7 @@ def describe(model: ServedModel, stats: EngineStats, lossy_codec: str | None) ->
         "feasible_batch": {
             str(length): min(
                 stats.max_batch,
-                runner.num_blocks // blocks_at_most(length, runner.config.sight, stats.step_tokens),
+                runner.num_blocks // blocks_at_most(length, runner.config.attention_window, stats.step_tokens),
             )
             for length in lengths
         },
@@ -77,4 +77,4 @@ def _out_of_sight(runner: ModelRunner) -> int:
     """
     config = runner.config
     windowed = sum(window is not None for window in config.windows)
-    return 0 if config.sight is not None else runner.kv_bytes_per_token * windowed // config.num_layers
+    return 0 if config.attention_window is not None else runner.kv_bytes_per_token * windowed // config.num_layers

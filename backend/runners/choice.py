@@ -8,7 +8,7 @@ import torch
 
 from backend.checkpoints.gguf.convert import Progress
 from backend.engine.config import EngineConfig
-from backend.engine.runner import BLOCK_SIZE, ModelRunner
+from backend.engine.model_runner import BLOCK_SIZE, ModelRunner
 from backend.errors import ModelError
 from backend.model_loader.linears import linears
 from backend.model_loader.weights import ModelWeights
@@ -16,10 +16,10 @@ from backend.models.config import KvDtype, ModelConfig
 from backend.runners.cuda.choice import choose_cuda
 from backend.runners.errors import RunnerUnavailable
 from backend.runners.fused.build import load_fused_library
-from backend.runners.fused.fused_runner import FusedRunner, check_shape
 from backend.runners.fused.layout import KVPrecision, rounds_rows
+from backend.runners.fused.runner import FusedRunner, check_shape
 from backend.runners.self_test import disagreement
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.torch.runner import TorchRunner
 
 _TORCH_DTYPES = {
     "auto": torch.float32,
@@ -92,8 +92,8 @@ def _fused(
 
 
 def _reach(config: ModelConfig, num_blocks: int, max_context: int) -> int:
-    """Positions that a sequence can come to: where all of it stays in sight, all of it has to fit the blocks."""
-    return max_context if config.sight is not None else min(max_context, num_blocks * BLOCK_SIZE)
+    """Positions that a sequence can come to: without an attention window all of them have to fit the blocks."""
+    return max_context if config.attention_window is not None else min(max_context, num_blocks * BLOCK_SIZE)
 
 
 def _num_blocks(engine: EngineConfig, block_bytes: int) -> int:

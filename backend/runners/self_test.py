@@ -8,12 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from backend.engine.runner import BLOCK_SIZE, ModelRunner, StepInput
-from backend.engine.step_input import SequenceRows, pack
+from backend.engine.model_runner import BLOCK_SIZE, ModelRunner, SequenceRows, StepInput, pack
 from backend.model_loader.linears import as_floats
 from backend.model_loader.weights import ModelWeights
 from backend.models.config import ModelConfig
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.torch.runner import TorchRunner
 
 RunnerMaker = Callable[[ModelConfig, ModelWeights, int, int], ModelRunner]
 """(config, weights, number of blocks, longest context) to a runner."""

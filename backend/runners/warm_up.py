@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from backend.engine.engine import Engine
-from backend.engine.runner import BLOCK_SIZE, ModelRunner, StepInput
+from backend.engine.model_runner import BLOCK_SIZE, ModelRunner, SequenceRows, StepInput, pack
 from backend.engine.sequence import SamplingParams, Sequence
-from backend.engine.step_input import SequenceRows, pack
 from backend.text.detokenizer import Detokenizer, TokenBytes
 
 # The last one keeps the others from being launched ahead, and ends first.

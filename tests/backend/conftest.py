@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from backend.runners.fused.threads import limit_spinning
+from backend.runners.fused.thread_count import limit_spinning
 
 limit_spinning()  # before anything imports torch
 # The CUDA kernels run in Triton's interpreter here, whatever the machine has; tests/gpu runs them on a device.

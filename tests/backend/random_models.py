@@ -11,8 +11,7 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from backend.engine.runner import BLOCK_SIZE, ModelRunner, StepInput
-from backend.engine.step_input import SequenceRows, pack
+from backend.engine.model_runner import BLOCK_SIZE, ModelRunner, SequenceRows, StepInput, pack
 
 VOCABULARY = 300
 SIZES: dict[str, Any] = {

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from backend.engine.engine import Engine, Output
-from backend.engine.runner import BLOCK_SIZE, ModelRunner
+from backend.engine.model_runner import BLOCK_SIZE, ModelRunner
 from backend.engine.sequence import NOBODYS, SamplingParams, Sequence, TokenLogprobs
 from backend.model_loader.weights import ModelWeights, dense
 from backend.models.config import ModelConfig
-from backend.runners.fused.fused_runner import FusedRunner
 from backend.runners.fused.layout import KVPrecision
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.fused.runner import FusedRunner
+from backend.runners.torch.runner import TorchRunner
 from backend.text.detokenizer import Detokenizer, TokenBytes
 from prefix_store.identity.keys import KeyChain
 from prefix_store.identity.salts import tenant_salt
@@ -83,7 +83,7 @@ def token_bytes() -> TokenBytes:
 
 
 @dataclass
-class Said:
+class Completion:
     """What a sequence has answered so far."""
 
     sequence: Sequence
@@ -102,22 +102,22 @@ def keys_of(tenant: str) -> KeyChain:
     return KeyChain(bytes(16), BLOCK_SIZE, tenant_salt(b"a secret of the tests", tenant)) if tenant else NOBODYS
 
 
-class Talk:
+class EngineClient:
     """Feeds an engine and keeps what it says."""
 
     def __init__(self, engine: Engine, shelf: Shelf | None = None) -> None:
         self.engine = engine
         self.shelf = shelf
-        self.said: dict[int, Said] = {}
+        self.completions: dict[int, Completion] = {}
 
-    def say(self, number: int, prompt: list[int], answer: int = 8, **options: Any) -> Sequence:
+    def submit(self, number: int, prompt: list[int], answer: int = 8, **options: Any) -> Sequence:
         """Queues a greedy request; ``options`` of a sequence, or of its sampling parameters, or its ``tenant``."""
         own = {key: options.pop(key) for key in ("priority", "deadline", "keys", "pooled") if key in options}
         if tenant := options.pop("tenant", ""):
             own["keys"] = keys_of(tenant)
         params = SamplingParams(**{"max_tokens": answer, "temperature": 0.0, "logprobs": 2, **options})
         sequence = Sequence(number, prompt, params, Detokenizer(token_bytes()), number, **own)
-        self.said[number] = Said(sequence)
+        self.completions[number] = Completion(sequence)
         if self.shelf is not None:
             self.shelf.ask(sequence)
         self.engine.add(sequence)
@@ -127,11 +127,11 @@ class Talk:
         """One step; the books are right after each."""
         outputs = self.engine.step()
         for output in outputs:
-            said = self.said[output.sequence_id]
-            assert said.last is None or said.last.finish_reason is None, "nothing follows an end"
-            said.text += output.text
-            said.logprobs += output.logprobs
-            said.last = output
+            completion = self.completions[output.sequence_id]
+            assert completion.last is None or completion.last.finish_reason is None, "nothing follows an end"
+            completion.text += output.text
+            completion.logprobs += output.logprobs
+            completion.last = output
         assert self.engine.problems() == []
         if self.shelf is not None:
             self.shelf.turn()
@@ -147,11 +147,11 @@ class Talk:
         assert self.engine.pool.num_free == self.engine.pool.num_blocks
 
 
-def alone(runner: ModelRunner, prompt: list[int], answer: int = 8, *, number: int = 0, **options: Any) -> Said:
+def alone(runner: ModelRunner, prompt: list[int], answer: int = 8, *, number: int = 0, **options: Any) -> Completion:
     """What a request with such a number, and so such a seed, gets that shares nothing with anybody and is computed in
     the largest possible steps, one after the other.
     """
-    talk = Talk(Engine(runner, max_batch=1, step_tokens=CONTEXT, shares_prefixes=False))
-    talk.say(number, prompt, answer, **options)
-    talk.run()
-    return talk.said[number]
+    client = EngineClient(Engine(runner, max_batch=1, step_tokens=CONTEXT, shares_prefixes=False))
+    client.submit(number, prompt, answer, **options)
+    client.run()
+    return client.completions[number]

@@ -10,9 +10,9 @@ import torch
 import triton
 
 from backend.engine.engine import Engine
-from backend.engine.flight import Flight
 from backend.engine.sequence import SamplingParams, Sequence
-from backend.runners.cuda.cuda_runner import CudaRunner
+from backend.engine.step import InFlightStep
+from backend.runners.cuda.runner import CudaRunner
 from backend.runners.warm_up import warm_up
 from backend.text.detokenizer import Detokenizer, TokenBytes
 from tests.backend.runners.cuda.kv_shelf import KvShelf
@@ -80,7 +80,7 @@ def test_the_host_is_free_while_the_device_computes() -> None:
 
     made.run = slow  # type: ignore[method-assign]
     assert engine.step()
-    assert isinstance(engine._flight, Flight)
+    assert isinstance(engine._in_flight, InFlightStep)
     assert len(ended) == 1
     assert not ended[0].query(), "the tokens of the step before came without waiting for this one"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.kernels.add_rms_norm import add_rms_norm
 from backend.kernels.paged_decode import AttentionShape, paged_decode
 from backend.kernels.paged_prefill import paged_prefill, prefill_tile_rows, prefill_tiles

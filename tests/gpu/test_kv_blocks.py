@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from backend.engine.runner import BLOCK_SIZE
-from backend.runners.cuda.cuda_kv_blocks import CudaIncoming, CudaKvBlocks
-from backend.runners.cuda.cuda_runner import STAGING_BYTES, CudaRunner
-from backend.runners.cuda.queue import DeviceQueue, Mark
+from backend.engine.model_runner import BLOCK_SIZE
+from backend.runners.cuda.kv_blocks import CudaIncoming, CudaKvBlocks
+from backend.runners.cuda.runner import STAGING_BYTES, CudaRunner
+from backend.runners.cuda.streams import DeviceQueue, Mark
 from prefix_store.frames.segments import gather, scatter
 from tests.backend.runners.cuda.random_model import CONFIG, random_weights, step_of
 from tests.backend.runners.cuda.references import relative_error

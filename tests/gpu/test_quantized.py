@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from backend.engine.config import EngineConfig
-from backend.engine.runner import BLOCK_SIZE
-from backend.kernels.quantized_fp8 import multiplies_fp8, round_rows, scaled_product
-from backend.kernels.quantized_product import WIDENED_ROWS, QuantizedProduct
+from backend.engine.model_runner import BLOCK_SIZE
+from backend.kernels.fp8_gemm import fp8_gemm, round_rows, supports_fp8_gemm
+from backend.kernels.quantized_matmul import DEQUANTIZE_MIN_ROWS, QuantizedMatmul
 from backend.kernels.quantized_weight import on_device
 from backend.model_loader.linears import as_floats, map_linears
 from backend.model_loader.weights import ModelWeights, dense
@@ -20,8 +20,8 @@ from backend.quantized_weights.int_scheme import IntLinear, IntScheme
 from backend.quantized_weights.nf4_scheme import Nf4Scheme
 from backend.quantized_weights.quantized_linear import Scheme
 from backend.runners.cuda.choice import choose_cuda
-from backend.runners.cuda.cuda_runner import CudaRunner
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.cuda.runner import CudaRunner
+from backend.runners.torch.runner import TorchRunner
 from tests.backend.runners.cuda.random_model import CONFIG, STEPS, random_weights
 from tests.backend.runners.cuda.references import TOLERANCE, relative_error
 
@@ -59,12 +59,12 @@ def test_product(scheme: Scheme, dtype: torch.dtype, outputs: int, inputs: int) 
     """By every kernel, over sizes that fill tiles and that do not; a second time the same bits."""
     random = torch.Generator().manual_seed(0)
     linear = scheme.pack(torch.randn(outputs, inputs, generator=random) * 0.02)
-    product = QuantizedProduct(on_device(linear, CUDA), None)
+    product = QuantizedMatmul(on_device(linear, CUDA), None)
     weight = linear.unpack().cuda().double()
     # Levels and scales of NF4 are half floats; rows that are rounded may be rounded to the other side.
     coarse = isinstance(scheme, Nf4Scheme) or scheme.activation_bits == 8
     limit = max(TOLERANCE[dtype], 2e-3 if coarse else 0)
-    for rows in (1, 2, 3, 4, 5, 16, 17, 33, 64, 65, 200, WIDENED_ROWS, WIDENED_ROWS + 99):
+    for rows in (1, 2, 3, 4, 5, 16, 17, 33, 64, 65, 200, DEQUANTIZE_MIN_ROWS, DEQUANTIZE_MIN_ROWS + 99):
         x = torch.randn(rows, inputs, generator=random).to(CUDA, dtype)
         seen = x.double()
         if scheme.activation_bits == 8:
@@ -81,15 +81,15 @@ def test_columns_in_another_order() -> None:
     weight, order = torch.randn(512, 1024, generator=random), torch.randperm(1024, generator=random)
     straight = scheme.pack(weight[:, order])
     linear = IntLinear.of(scheme, straight.plain_codes(), straight.grid, order.int())
-    product, expected = QuantizedProduct(on_device(linear, CUDA), None), linear.unpack().cuda().double()
-    for rows in (1, 8, 64, WIDENED_ROWS):
+    product, expected = QuantizedMatmul(on_device(linear, CUDA), None), linear.unpack().cuda().double()
+    for rows in (1, 8, 64, DEQUANTIZE_MIN_ROWS):
         x = torch.randn(rows, 1024, generator=random).to(CUDA, torch.bfloat16)
         assert relative_error(product(x), x.double() @ expected.T) < TOLERANCE[torch.bfloat16]
 
 
 def test_eight_bits_on_both_sides() -> None:
     """Rows are rounded to the nearest, and the product is that of what they were rounded to."""
-    if not multiplies_fp8(CUDA):
+    if not supports_fp8_gemm(CUDA):
         pytest.skip("needs a GPU")
     random = torch.Generator().manual_seed(2)
     for scheme in (Fp8Scheme("row"), Fp8Scheme("tensor")):
@@ -102,15 +102,15 @@ def test_eight_bits_on_both_sides() -> None:
         off = (in_order - x.float() / scales).abs()
         assert bool((off <= torch.maximum(in_order.abs() * 2**-4, torch.tensor(2.0**-10, device=CUDA)) * 1.07).all())
         wanted = (in_order * scales).double() @ linear.unpack().cuda().double().T
-        assert relative_error(scaled_product(x, weight, None), wanted) < TOLERANCE[torch.bfloat16]
+        assert relative_error(fp8_gemm(x, weight, None), wanted) < TOLERANCE[torch.bfloat16]
         exact = x.double() @ linear.unpack().cuda().double().T
-        assert 0.01 < relative_error(QuantizedProduct(weight, None, scaled=True)(x), exact) < 0.06
+        assert 0.01 < relative_error(QuantizedMatmul(weight, None, scaled=True)(x), exact) < 0.06
 
 
 def test_decoding_takes_no_memory_for_dense_weights() -> None:
     """Up to the largest batch that is recorded."""
     weight = on_device(IntScheme(4, 128).pack(torch.randn(4096, 4096) * 0.02), CUDA)
-    product = QuantizedProduct(weight, None)
+    product = QuantizedMatmul(weight, None)
     for rows in (1, 8, 64, 256):
         x = torch.randn(rows, 4096, device=CUDA, dtype=torch.bfloat16)
         product(x)

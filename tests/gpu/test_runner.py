@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from backend.engine.config import EngineConfig
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.errors import ModelError
 from backend.runners.cuda.choice import choose_cuda
-from backend.runners.cuda.cuda_runner import CudaRunner
+from backend.runners.cuda.runner import CudaRunner
 from backend.runners.self_test import disagreement
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.torch.runner import TorchRunner
 from tests.backend.runners.cuda.random_model import CONFIG, STEPS, VARIANTS, random_weights, step_of
 from tests.backend.runners.cuda.references import relative_error
 

@@ -1,6 +1,6 @@
 """One decoder layer over whole sequences, part by part, so that what its linear layers see can be looked at between.
 
-`backend.runners.torch.torch_runner` is the same decoder over paged memory.
+`backend.runners.torch.runner` is the same decoder over paged memory.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from backend.engine.runner import ModelRunner
-from backend.engine.step_input import SequenceRows, pack
+from backend.engine.model_runner import ModelRunner, SequenceRows, pack
 from backend.errors import ModelError
 from backend.model_loader.weights import ModelWeights
 from backend.models.config import ModelConfig

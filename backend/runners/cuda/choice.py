@@ -8,7 +8,7 @@ import torch
 
 from backend.checkpoints.gguf.convert import Progress
 from backend.engine.config import EngineConfig
-from backend.engine.runner import ModelRunner
+from backend.engine.model_runner import ModelRunner
 from backend.model_loader.weights import ModelWeights
 from backend.models.config import ModelConfig
 from backend.quantized_weights.errors import CannotQuantize
@@ -16,7 +16,7 @@ from backend.runners.errors import RunnerUnavailable
 from backend.runners.self_test import disagreement
 
 if TYPE_CHECKING:
-    from backend.runners.cuda.cuda_runner import CudaRunner
+    from backend.runners.cuda.runner import CudaRunner
 
 _DTYPES = {
     "auto": torch.bfloat16,
@@ -45,7 +45,7 @@ def choose_cuda(
     try:
         from triton.runtime.errors import TritonError
 
-        from backend.runners.cuda.cuda_runner import CUDA_BATCH, CUDA_STEP_TOKENS, CudaRunner
+        from backend.runners.cuda.runner import CUDA_BATCH, CUDA_STEP_TOKENS, CudaRunner
     except ImportError as error:
         raise RunnerUnavailable("Triton is not installed") from error
     dtype = _DTYPES[engine.dtype]

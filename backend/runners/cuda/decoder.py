@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional
 
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.kernels.add_rms_norm import add_rms_norm
+from backend.kernels.fp8_gemm import supports_fp8_gemm
 from backend.kernels.paged_decode import AttentionShape, paged_decode
 from backend.kernels.paged_prefill import paged_prefill, prefill_tile_rows
-from backend.kernels.quantized_fp8 import multiplies_fp8
-from backend.kernels.quantized_product import QuantizedProduct
-from backend.kernels.quantized_weight import DeviceWeight, on_device, side_by_side
+from backend.kernels.quantized_matmul import QuantizedMatmul
+from backend.kernels.quantized_weight import DeviceWeight, concatenate, on_device
 from backend.kernels.rotary_write import rotary_write
 from backend.kernels.silu_mul import silu_mul
 from backend.model_loader.weights import LayerWeights, Linear, ModelWeights
@@ -21,10 +21,10 @@ from backend.models.config import ModelConfig
 from backend.models.rope import rotations
 from backend.quantized_weights.float_scheme import FloatLinear
 from backend.runners.cuda.device_step import DeviceStep
-from backend.runners.cuda.skinny_gemm import FewRows
+from backend.runners.cuda.skinny_gemm import SkinnyGemmTable
 from backend.runners.errors import RunnerUnavailable
 
-Products = tuple[Linear | QuantizedProduct, ...]
+Products = tuple[Linear | QuantizedMatmul, ...]
 """What one input is multiplied with, outputs side by side: a single matrix wherever its parts are kept alike."""
 
 _PROGRAMS_PER_PROCESSOR = 4
@@ -79,7 +79,7 @@ class CudaDecoder:
         ]
         self.tile_rows = prefill_tile_rows(self._layers[0].shape, dtype)
         self.memory = torch.empty(0)
-        self.product = FewRows()
+        self.product = SkinnyGemmTable()
         self._processors = (
             torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
         )
@@ -196,7 +196,7 @@ def _fused(parts: Sequence[Linear], dtype: torch.dtype, device: torch.device) ->
     Raises:
         CannotQuantize: the kernels do not compute with a part's scheme.
     """
-    products: list[Linear | QuantizedProduct] = []
+    products: list[Linear | QuantizedMatmul] = []
     for part in parts:
         product = _on_device(part, dtype, device)
         joined = _joined(products[-1], product) if products else None
@@ -207,26 +207,26 @@ def _fused(parts: Sequence[Linear], dtype: torch.dtype, device: torch.device) ->
     return tuple(products)
 
 
-def _on_device(part: Linear, dtype: torch.dtype, device: torch.device) -> Linear | QuantizedProduct:
+def _on_device(part: Linear, dtype: torch.dtype, device: torch.device) -> Linear | QuantizedMatmul:
     bias = None if part.bias is None else part.bias.to(device, dtype)
     if isinstance(part.weight, torch.Tensor | FloatLinear):
         return Linear(part.dense.to(device, dtype), bias)
     weight = on_device(part.weight, device)
-    return QuantizedProduct(weight, bias, scaled=weight.form == "fp8" and multiplies_fp8(device))
+    return QuantizedMatmul(weight, bias, scaled=weight.form == "fp8" and supports_fp8_gemm(device))
 
 
-def _joined(one: Linear | QuantizedProduct, other: Linear | QuantizedProduct) -> Linear | QuantizedProduct | None:
+def _joined(one: Linear | QuantizedMatmul, other: Linear | QuantizedMatmul) -> Linear | QuantizedMatmul | None:
     """Both as one; None: they are not kept alike."""
     if (one.bias is None) != (other.bias is None):
         return None
     bias = None if one.bias is None or other.bias is None else torch.cat((one.bias, other.bias))
     if isinstance(one.weight, DeviceWeight) and isinstance(other.weight, DeviceWeight):
-        weight = side_by_side((one.weight, other.weight))
-        return None if weight is None else QuantizedProduct(weight, bias, one.scaled)
+        weight = concatenate((one.weight, other.weight))
+        return None if weight is None else QuantizedMatmul(weight, bias, one.scaled)
     if isinstance(one, Linear) and isinstance(other, Linear):
         return Linear(torch.cat((one.dense, other.dense)), bias)
     return None
 
 
-def _outputs(part: Linear | QuantizedProduct) -> int:
-    return part.weight.outputs if isinstance(part, QuantizedProduct) else part.weight.shape[0]
+def _outputs(part: Linear | QuantizedMatmul) -> int:
+    return part.weight.outputs if isinstance(part, QuantizedMatmul) else part.weight.shape[0]

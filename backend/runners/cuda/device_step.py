@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from backend.engine.runner import StepInput
+from backend.engine.model_runner import StepInput
 from backend.kernels.paged_decode import PagedRows
 from backend.kernels.paged_prefill import prefill_tiles
 

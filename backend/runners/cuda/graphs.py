@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from backend.engine.runner import BLOCK_SIZE, StepInput
+from backend.engine.model_runner import BLOCK_SIZE, StepInput
 from backend.kernels.paged_decode import PagedRows
 from backend.runners.cuda.decoder import CudaDecoder
 from backend.runners.cuda.device_step import DeviceStep, Staging

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from backend.runners.cuda.queue import Mark
+from backend.runners.cuda.streams import Mark
 from prefix_store.frames.segments import Segments
 
 

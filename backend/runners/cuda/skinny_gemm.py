@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from backend.kernels.few_rows_linear import MOST_ROWS, few_rows_linear
+from backend.kernels.skinny_gemm import MAX_ROWS, skinny_gemm
 from backend.model_loader.weights import Linear
 
-_ROWS = (1, 2, MOST_ROWS)
+_ROWS = (1, 2, MAX_ROWS)
 """Of these the sizes of recorded batches are."""
 _MOST_DISAGREEMENT = 0.02
 """Relative error up to which the kernel counts as right; both round to bfloat16 once."""
@@ -23,24 +23,24 @@ _ROUNDS = 7
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
-class FewRows:
+class SkinnyGemmTable:
     """The products of a decoder.
 
     Args:
         ours: (rows, outputs, inputs) of the products that our kernel computes.
     """
 
-    def __init__(self, ours: frozenset[tuple[int, int, int]] = frozenset()) -> None:
-        self.ours = ours
+    def __init__(self, shapes: frozenset[tuple[int, int, int]] = frozenset()) -> None:
+        self.shapes = shapes
 
     def __call__(self, x: torch.Tensor, linear: Linear) -> torch.Tensor:
         """[T, inputs] to [T, outputs]."""
-        if (x.shape[0], *linear.weight.shape) in self.ours:
-            return few_rows_linear(x, linear.dense, linear.bias)
+        if (x.shape[0], *linear.weight.shape) in self.shapes:
+            return skinny_gemm(x, linear.dense, linear.bias)
         return functional.linear(x, linear.dense, linear.bias)
 
     @classmethod
-    def measured(cls, linears: Sequence[Linear]) -> FewRows:
+    def measure(cls, linears: Sequence[Linear]) -> SkinnyGemmTable:
         """Times both on a CUDA device, over all matrices of a shape in turn, so that none is in a cache."""
         by_shape: dict[tuple[int, int], list[Linear]] = {}
         for linear in linears:
@@ -60,10 +60,10 @@ def _is_better(group: list[Linear], rows: int, inputs: int) -> bool:
     first = group[0].dense
     x = torch.randn(rows, inputs, device=first.device).to(first.dtype)
     expected = functional.linear(x, first, group[0].bias).float()
-    error = (few_rows_linear(x, first, group[0].bias).float() - expected).norm() / expected.norm()
+    error = (skinny_gemm(x, first, group[0].bias).float() - expected).norm() / expected.norm()
     if not float(error) <= _MOST_DISAGREEMENT:
         return False
-    return _milliseconds(few_rows_linear, x, group) < _MOST_SHARE * _milliseconds(functional.linear, x, group)
+    return _milliseconds(skinny_gemm, x, group) < _MOST_SHARE * _milliseconds(functional.linear, x, group)
 
 
 def _milliseconds(product: Product, x: torch.Tensor, group: list[Linear]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from backend.engine.kv_blocks import HostKvBlocks, KvBlocks
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.models.config import KvDtype, ModelConfig
 from prefix_store.frames.layout import BlockLayout
 

@@ -15,7 +15,7 @@ from aiohttp import ClientSession
 from backend.api.app import create_app
 from backend.api.http_server import listening
 from backend.api.server_state import STATE
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.errors import ModelError
 from backend.model import ServedModel
 from backend.prefixes import sharing as prefix_sharing

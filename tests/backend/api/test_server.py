@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from backend.engine.runner import StepInput, StepOutput
+from backend.engine.model_runner import StepInput, StepOutput
 from backend.model import ServedModel
 from tests.backend.conftest import CHAT, COMPLETIONS, MODEL, Served, StartServer
 

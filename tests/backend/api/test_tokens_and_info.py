@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.model import ServedModel
 from tests.backend.api.test_server import QUESTION, all_free, until
 from tests.backend.api.test_tools import TOOLS

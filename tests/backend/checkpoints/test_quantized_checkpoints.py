@@ -18,7 +18,7 @@ from backend.quantized_weights.int_scheme import IntScheme
 from backend.quantized_weights.nf4_scheme import Nf4Scheme
 from backend.quantized_weights.quantized_linear import QuantizedLinear, Scheme
 from backend.runners.self_test import steps
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.torch.runner import TorchRunner
 from tests.backend.prefixes.models import write_model
 
 SCHEMES: list[Scheme] = [IntScheme(4, 32), IntScheme(4, 32, "integer"), IntScheme(8), Fp8Scheme(), Nf4Scheme()]

@@ -23,8 +23,8 @@ from backend.models.config import KvDtype, ModelConfig
 from backend.models.hf_config import read_hf_config
 from backend.models.sizes import Precision, count_parameters, kv_bytes_per_token, weight_bytes
 from backend.runners.choice import choose_runner
-from backend.runners.fused.fused_runner import FusedRunner
 from backend.runners.fused.huge_pages import Arena
+from backend.runners.fused.runner import FusedRunner
 from tests.backend.conftest import built_library, quiet
 from tests.backend.runners import fused_schemes
 

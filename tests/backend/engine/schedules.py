@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from backend.engine.engine import Engine
-from backend.engine.runner import ModelRunner
+from backend.engine.model_runner import ModelRunner
 from backend.runners.fused.layout import KVPrecision
 from tests.backend.engine.shelf import Shelf
-from tests.backend.tiny_model import Said, Talk, alone, fused
+from tests.backend.tiny_model import Completion, EngineClient, alone, fused
 
 NUM_BLOCKS = 9
 """Too few for what is asked for at the same time."""
@@ -63,9 +63,9 @@ class Stage:
 
     runner: ModelRunner
     _quiet: ModelRunner
-    _known: dict[str, Said] = field(default_factory=dict)
+    _known: dict[str, Completion] = field(default_factory=dict)
 
-    def expected(self, number: int, ask: Ask) -> Said:
+    def expected(self, number: int, ask: Ask) -> Completion:
         """What the request with this number is to get: how urgent it was, and who might share with it, is nothing."""
         options = {name: value for name, value in ask.options.items() if name not in ("priority", "tenant")}
         seed = number if "temperature" in options else 0
@@ -81,17 +81,17 @@ def stage(precision: str = "float16", kv_precision: KVPrecision = "float16") -> 
     return Stage(fused(NUM_BLOCKS, precision, kv_precision), fused(NUM_BLOCKS, precision, kv_precision))
 
 
-def play(engine: Engine, asks: list[Ask], shelf: Shelf | None = None) -> tuple[Talk, set[int]]:
+def play(engine: Engine, asks: list[Ask], shelf: Shelf | None = None) -> tuple[EngineClient, set[int]]:
     """Lets requests come and leave in their steps, until nothing is left; returns those who have left too."""
-    talk = Talk(engine, shelf)
+    client = EngineClient(engine, shelf)
     outputs_of = dict.fromkeys(range(len(asks)), 0)
     left: set[int] = set()
     now = 0
     while now <= _LAST_ARRIVAL or engine.has_work:
         for number, ask in enumerate(asks):
             if ask.arrives == now:
-                talk.say(number, list(ask.prompt), ask.answer, **ask.options)
-        for output in talk.step():
+                client.submit(number, list(ask.prompt), ask.answer, **ask.options)
+        for output in client.step():
             number = output.sequence_id
             outputs_of[number] += 1
             if outputs_of[number] == asks[number].leaves_after and output.finish_reason is None:
@@ -101,23 +101,23 @@ def play(engine: Engine, asks: list[Ask], shelf: Shelf | None = None) -> tuple[T
     if shelf is not None:
         shelf.finish()
     assert engine.pool.num_free == engine.pool.num_blocks
-    return talk, left
+    return client, left
 
 
-def assert_as_alone(on: Stage, asks: list[Ask], talk: Talk, left: set[int]) -> None:
+def assert_as_alone(on: Stage, asks: list[Ask], client: EngineClient, left: set[int]) -> None:
     """Who stayed to the end has every bit of what it gets alone, embeddings included; who left has its beginning."""
     for number, ask in enumerate(asks):
-        said, wanted = talk.said[number], on.expected(number, ask)
+        completion, expected = client.completions[number], on.expected(number, ask)
         if number in left:
-            assert wanted.text.startswith(said.text)
-            assert wanted.logprobs[: len(said.logprobs)] == said.logprobs
+            assert expected.text.startswith(completion.text)
+            assert expected.logprobs[: len(completion.logprobs)] == completion.logprobs
             continue
-        assert said.content == wanted.content
-        assert _bits(said) == _bits(wanted)
-        assert (_bits(said) is not None) == bool(ask.options.get("pooled"))
+        assert completion.content == expected.content
+        assert _bits(completion) == _bits(expected)
+        assert (_bits(completion) is not None) == bool(ask.options.get("pooled"))
 
 
-def _bits(said: Said) -> bytes | None:
-    if said.last is None or said.last.embedding is None:
+def _bits(completion: Completion) -> bytes | None:
+    if completion.last is None or completion.last.embedding is None:
         return None
-    return said.last.embedding.tobytes()
+    return completion.last.embedding.tobytes()

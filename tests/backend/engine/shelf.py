@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from backend.engine.engine import Engine
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.engine.prefix_io import Fetch, Keep, StoredPrefix
-from backend.engine.runner import BLOCK_SIZE
 from backend.engine.sequence import Sequence
 from prefix_store.eviction.access import Access
 from prefix_store.store.chain import Chain

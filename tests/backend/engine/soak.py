@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backend.engine.async_engine import AsyncEngine
-from backend.engine.batching import Batching, BatchingMode
+from backend.engine.config import Batching, BatchingMode
 from backend.engine.engine import Engine
-from backend.engine.runner import ModelRunner
+from backend.engine.model_runner import ModelRunner
 from backend.engine.sequence import FinishReason, SamplingParams, Sequence
 from backend.errors import QueueFull
 from backend.runners.fused.layout import KVPrecision
@@ -121,8 +121,8 @@ async def _client(
                         tally.ends[output.finish_reason.value] += 1
                         if output.finish_reason in (FinishReason.LENGTH, FinishReason.STOP):
                             vector = None if output.embedding is None else output.embedding.tobytes()
-                            said = (tuple(told[index]), vector)
-                            assert tally.known.setdefault(identity, said) == said, f"seed {tally.seed}: {identity}"
+                            reply = (tuple(told[index]), vector)
+                            assert tally.known.setdefault(identity, reply) == reply, f"seed {tally.seed}: {identity}"
                 outputs_left = None if outputs_left is None else outputs_left - 1
         finally:
             tally.ends["left"] += len(generation.unfinished)

@@ -16,11 +16,10 @@ import pytest
 from backend.api import metrics as metrics_module
 from backend.api.metrics import Metrics
 from backend.engine import async_engine
-from backend.engine.async_engine import AsyncEngine, Generation, StepReport
-from backend.engine.batching import Batching, BatchingMode
+from backend.engine.async_engine import AsyncEngine, CompletionRate, Generation, StepReport
+from backend.engine.config import Batching, BatchingMode
 from backend.engine.engine import Engine, Output
-from backend.engine.pace import Pace
-from backend.engine.runner import ModelRunner, StepInput, StepOutput
+from backend.engine.model_runner import ModelRunner, StepInput, StepOutput
 from backend.engine.sequence import FinishReason, SamplingParams, Sequence
 from backend.engine.stats import StepTimings
 from backend.errors import QueueFull
@@ -149,20 +148,20 @@ async def test_news_are_taken_once() -> None:
 
 def test_the_pace_is_the_mean_time_between_ends() -> None:
     """Of the last ones; before the first has ended, the time that it takes already."""
-    pace = Pace()
+    pace = CompletionRate()
     pace.begin(100.0)
     assert pace.seconds_for(1, 100.0) == 1
     assert pace.seconds_for(1, 107.5) == 8
     assert pace.seconds_for(3, 107.5) == 23
     for number in range(200):
-        pace.note_ended(1, 110.0 + 2 * number)
+        pace.record(1, 110.0 + 2 * number)
     assert pace.seconds_for(1, 510.0) == 3, "no more than the last 64 count, 2 s apart"
     assert pace.seconds_for(5, 510.0) == 11
     assert pace.seconds_for(1000, 510.0) == 60, "nobody is sent away for longer than a minute"
     pace.begin(2000.0)
     assert pace.seconds_for(1, 2000.0) == 1, "a new busy time"
     assert pace.seconds_for(1, 2010.0) == 10, "in which none has ended yet"
-    pace.note_ended(4, 2010.0)
+    pace.record(4, 2010.0)
     assert pace.seconds_for(1, 2012.0) == 3, "the four answers of one request, in 12 s"
 
 
@@ -215,12 +214,12 @@ class Held(Around):
 
     def __init__(self, runner: ModelRunner) -> None:
         super().__init__(runner)
-        self.began, self.let_go = threading.Event(), threading.Event()
+        self.has_started, self.let_go = threading.Event(), threading.Event()
         self.rows: list[int] = []
 
     def run(self, step: StepInput) -> StepOutput:
         self.rows.append(len(step.query_starts) - 1)
-        self.began.set()
+        self.has_started.set()
         assert self.let_go.wait(30)
         return self._runner.run(step)
 
@@ -230,7 +229,7 @@ async def test_who_came_during_a_step_is_in_the_next_one() -> None:
     runner = Held(fused(20))
     async with running(Engine(runner, 8, 64)) as served:
         first = asyncio.create_task(answers(served, sequence([20])))
-        await asyncio.to_thread(runner.began.wait)
+        await asyncio.to_thread(runner.has_started.wait)
         others = [asyncio.create_task(answers(served, sequence([21 + number]))) for number in range(3)]
         left = sequence([30])
         generation = served.submit([left])
@@ -249,7 +248,7 @@ def test_a_loop_that_has_ended_gets_nothing(caplog: pytest.LogCaptureFixture) ->
     async def leave() -> None:
         served.start()
         served.submit([sequence([20])])
-        await asyncio.to_thread(runner.began.wait)
+        await asyncio.to_thread(runner.has_started.wait)
 
     asyncio.run(leave())
     runner.let_go.set()
@@ -318,7 +317,7 @@ async def test_the_speed_of_an_answer_that_was_given_up_does_not_count() -> None
 async def test_the_pace_is_of_one_busy_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins anew with the first answer after an idle time, and not with each answer."""
     begun: list[float] = []
-    monkeypatch.setattr(Pace, "begin", lambda self, now: begun.append(now))
+    monkeypatch.setattr(CompletionRate, "begin", lambda self, now: begun.append(now))
     async with running(Engine(fused(40), 4, 64)) as served:
         first, second = sequence([20], 200), sequence([21], 200)
         generations = [served.submit([first]), served.submit([second])]

@@ -35,7 +35,7 @@ class Holder:
         self.salt = salt
         self.blocks = blocks
         self.computed = computed
-        self.left_behind = False
+        self.out_of_window = False
 
 
 class Pool(RuleBasedStateMachine):
@@ -81,7 +81,7 @@ class Pool(RuleBasedStateMachine):
         """Computes a sequence's next full block and offers it."""
         holder = data.draw(st.sampled_from(self.holders))
         index = holder.computed
-        if (index + 1) * SIZE > len(holder.tokens) or holder.left_behind:
+        if (index + 1) * SIZE > len(holder.tokens) or holder.out_of_window:
             return
         content = (holder.salt, tuple(holder.tokens[: (index + 1) * SIZE]))
         self.written[holder.blocks[index]] = content
@@ -108,7 +108,7 @@ class Pool(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         past = data.draw(st.integers(0, len(holder.blocks)))
         self.pool.release(holder.blocks[:past])
-        holder.blocks, holder.left_behind = holder.blocks[past:], True
+        holder.blocks, holder.out_of_window = holder.blocks[past:], True
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())

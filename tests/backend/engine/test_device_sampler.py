@@ -6,7 +6,7 @@ import json
 
 import torch
 
-from backend.engine.device_sampler import choose_on_device
+from backend.engine.sampler import sample_on_device
 from backend.engine.sequence import SamplingParams, Sequence
 from backend.text.detokenizer import Detokenizer, TokenBytes
 
@@ -24,15 +24,15 @@ def test_each_row_has_its_own_parameters() -> None:
     """Greedy, the best of one, the smallest nucleus: all the most likely token, beside one that is free to vary."""
     best = LOGITS.argmax(-1).tolist()
     rows = [sequence(temperature=0.0), sequence(top_k=1), sequence(top_p=1e-6), sequence(temperature=50.0)]
-    assert choose_on_device(LOGITS, rows).tolist()[:3] == best[:3]
-    assert choose_on_device(LOGITS, [sequence(temperature=0.0) for _ in range(4)]).tolist() == best
+    assert sample_on_device(LOGITS, rows).tolist()[:3] == best[:3]
+    assert sample_on_device(LOGITS, [sequence(temperature=0.0) for _ in range(4)]).tolist() == best
 
 
 def test_a_seed_draws_the_same_in_any_batch() -> None:
     """Alone, and in another row beside others; the next token draws anew."""
     alone, beside = sequence(7, 30.0), sequence(7, 30.0)
-    first = choose_on_device(LOGITS[2:3], [alone]).item()
+    first = sample_on_device(LOGITS[2:3], [alone]).item()
     batch = torch.stack([LOGITS[0], LOGITS[2]])
-    assert choose_on_device(batch, [sequence(3, 30.0), beside])[1] == first
-    later = [choose_on_device(LOGITS[2:3], [alone]).item() for _ in range(3)]
+    assert sample_on_device(batch, [sequence(3, 30.0), beside])[1] == first
+    later = [sample_on_device(LOGITS[2:3], [alone]).item() for _ in range(3)]
     assert set(later) != {first}

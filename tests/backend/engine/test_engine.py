@@ -13,7 +13,7 @@ from backend.engine.sequence import FinishReason, SamplingParams, Sequence
 from backend.model import ServedModel
 from backend.model_loader.weights import ModelWeights
 from backend.models.config import ModelConfig
-from backend.runners.fused.fused_runner import FusedRunner
+from backend.runners.fused.runner import FusedRunner
 from backend.text.detokenizer import Detokenizer
 from tests.backend.conftest import built_library
 
@@ -35,7 +35,7 @@ class Conversation:
         self.text: dict[int, str] = {}
         self.last: dict[int, Output] = {}
 
-    def say(self, number: int, prompt: str, **params: Any) -> Sequence:
+    def submit(self, number: int, prompt: str, **params: Any) -> Sequence:
         ids = self.model.tokenizer.fast.encode(prompt).ids
         sampling = SamplingParams(**{"max_tokens": 12, "temperature": 0.0, **params})
         sequence = Sequence(number, ids, sampling, Detokenizer(self.model.tokenizer.token_bytes), number)
@@ -57,7 +57,7 @@ class Conversation:
 
 def alone(model: ServedModel, prompt: str, number: int = 0, **params: Any) -> str:
     conversation = Conversation(Engine(model.runner, max_batch=4, step_tokens=128), model)
-    conversation.say(number, prompt, **params)
+    conversation.submit(number, prompt, **params)
     conversation.run()
     return conversation.text[number]
 
@@ -78,7 +78,7 @@ def test_joining_and_leaving_changes_nobodys_words(model: ServedModel) -> None:
     expected = [alone(model, p, n, **s) for n, (p, s) in enumerate(zip(PROMPTS, settings, strict=True))]
     conversation = Conversation(Engine(model.runner, max_batch=4, step_tokens=7), model)
     for number, (prompt, params) in enumerate(zip(PROMPTS, settings, strict=True)):
-        conversation.say(number, prompt, **params)
+        conversation.submit(number, prompt, **params)
         conversation.step()
         conversation.step()
     conversation.run()
@@ -91,7 +91,7 @@ def test_preemption_changes_nobodys_words(shallow: ServedModel) -> None:
     expected = [alone(shallow, p, n, max_tokens=40, temperature=0.7) for n, p in enumerate(PROMPTS[:3])]
     conversation = Conversation(Engine(shallow.runner, max_batch=3, step_tokens=64), shallow)
     for number, prompt in enumerate(PROMPTS[:3]):
-        conversation.say(number, prompt, max_tokens=40, temperature=0.7)
+        conversation.submit(number, prompt, max_tokens=40, temperature=0.7)
     conversation.run()
     assert conversation.engine.stats().preemptions > 0
     assert [conversation.text[number] for number in range(3)] == expected
@@ -106,7 +106,7 @@ def test_random_requests_with_random_aborts_end_with_every_block_free(shallow: S
     while started < 25 or engine.has_work:
         if started < 25 and rng.random() < 0.5:
             prompt = " ".join(rng.choices(PROMPTS, k=rng.randint(1, 3)))
-            conversation.say(started, prompt, max_tokens=rng.randint(1, 40), ignore_eos=rng.random() < 0.5)
+            conversation.submit(started, prompt, max_tokens=rng.randint(1, 40), ignore_eos=rng.random() < 0.5)
             started += 1
         if started and rng.random() < 0.15:
             number = rng.randrange(started)
@@ -127,10 +127,10 @@ def test_finish_reasons(model: ServedModel) -> None:
     """length at the limit, stop at an end token or a stop string, and end tokens can be ignored."""
     conversation = Conversation(Engine(model.runner, max_batch=8, step_tokens=128), model)
     chat = "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n"
-    conversation.say(0, PROMPTS[3], max_tokens=5)
-    ended = conversation.say(1, chat, max_tokens=200)
-    conversation.say(2, chat, max_tokens=60, ignore_eos=True)
-    conversation.say(3, PROMPTS[3], max_tokens=50, stop=(" 8",))
+    conversation.submit(0, PROMPTS[3], max_tokens=5)
+    ended = conversation.submit(1, chat, max_tokens=200)
+    conversation.submit(2, chat, max_tokens=60, ignore_eos=True)
+    conversation.submit(3, PROMPTS[3], max_tokens=50, stop=(" 8",))
     conversation.run()
     reasons = [conversation.last[n].finish_reason for n in range(4)]
     assert reasons == [FinishReason.LENGTH, FinishReason.STOP, FinishReason.LENGTH, FinishReason.STOP]
@@ -146,7 +146,7 @@ def test_a_stop_string_over_token_borders(model: ServedModel) -> None:
     for start, end in ((9, 14), (20, 31), (3, 5)):
         stop = full[start:end]
         conversation = Conversation(Engine(model.runner, max_batch=1, step_tokens=128), model)
-        conversation.say(0, PROMPTS[2], max_tokens=30, stop=(stop,))
+        conversation.submit(0, PROMPTS[2], max_tokens=30, stop=(stop,))
         while conversation.engine.has_work:
             conversation.step()
             assert full.startswith(conversation.text[0])
@@ -157,7 +157,7 @@ def test_a_stop_string_over_token_borders(model: ServedModel) -> None:
 def test_logprobs_belong_to_the_text_they_come_with(model: ServedModel) -> None:
     """With a stop string that holds text back, each entry is sent with its token's text, once and in order."""
     conversation = Conversation(Engine(model.runner, max_batch=2, step_tokens=128), model)
-    sequence = conversation.say(0, PROMPTS[3], logprobs=2, stop=("5, 6, 7, 8, x",))
+    sequence = conversation.submit(0, PROMPTS[3], logprobs=2, stop=("5, 6, 7, 8, x",))
     entries, texts = [], []
     while conversation.engine.has_work:
         for output in conversation.step():
@@ -173,5 +173,5 @@ def test_a_sequence_that_can_never_fit_is_refused(shallow: ServedModel) -> None:
     """At once, rather than waiting for ever."""
     conversation = Conversation(Engine(shallow.runner, max_batch=2, step_tokens=64), shallow)
     with pytest.raises(ValueError, match="does not fit"):
-        conversation.say(0, PROMPTS[0], max_tokens=96)
+        conversation.submit(0, PROMPTS[0], max_tokens=96)
     assert not conversation.engine.has_work

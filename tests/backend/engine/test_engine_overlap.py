@@ -11,16 +11,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backend.engine.batching import Batching, BatchingMode
+from backend.engine.config import Batching, BatchingMode
 from backend.engine.engine import Engine
-from backend.engine.runner import ModelRunner, StepInput, StepOutput
+from backend.engine.model_runner import ModelRunner, StepInput, StepOutput
 from backend.engine.sequence import FinishReason
 from backend.runners.fused.layout import KVPrecision
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.torch.runner import TorchRunner
 from tests.backend.engine.schedules import Ask, Options, assert_as_alone, play, schedules, stage
 from tests.backend.engine.soak import soak
 from tests.backend.engine.test_engine_faults import Around
-from tests.backend.tiny_model import CONFIG, CONTEXT, POISON, VOCABULARY, Talk, alone, fused, weights
+from tests.backend.tiny_model import CONFIG, CONTEXT, POISON, VOCABULARY, EngineClient, alone, fused, weights
 
 
 class Device(Around):
@@ -74,27 +74,27 @@ OPTIONS: st.SearchStrategy[Options] = st.sampled_from(
 def test_no_answer_depends_on_it(asks: list[Ask], max_batch: int, step_tokens: int, mode: BatchingMode) -> None:
     """Whatever comes, leaves, stops and is preempted: who stays gets what he gets alone, one step after the other."""
     on = stage()
-    talk, left = play(Engine(Device(on.runner), max_batch, step_tokens, Batching(mode)), asks)
-    assert_as_alone(on, asks, talk, left)
+    client, left = play(Engine(Device(on.runner), max_batch, step_tokens, Batching(mode)), asks)
+    assert_as_alone(on, asks, client, left)
 
 
-def plain(talk: Talk, number: int, answer: int = 30, **options: Any) -> None:
-    talk.say(number, [20 + number], answer, **{"logprobs": None, "ignore_eos": True, **options})
+def plain(client: EngineClient, number: int, answer: int = 30, **options: Any) -> None:
+    client.submit(number, [20 + number], answer, **{"logprobs": None, "ignore_eos": True, **options})
 
 
 def test_steps_are_launched_before_the_last_tokens_are_known() -> None:
     """All but the first; an answer of a known length has no row too many, and the last step nothing after it."""
     device = Device(fused(20))
-    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
-    plain(talk, 0, 10)
-    plain(talk, 1, 6)
+    client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
+    plain(client, 0, 10)
+    plain(client, 1, 6)
     launched = []
-    while talk.engine.has_work:
-        talk.step()
-        launched.append(len(device.ahead) - talk.said[0].sequence.num_generated)
+    while client.engine.has_work:
+        client.step()
+        launched.append(len(device.ahead) - client.completions[0].sequence.num_generated)
     assert device.ahead == [False] + [True] * 9
     assert launched == [1] * 9 + [0]
-    stats = talk.engine.stats()
+    stats = client.engine.stats()
     assert (stats.steps, stats.computed_rows, stats.useful_rows) == (10, 16, 16)
 
 
@@ -104,92 +104,92 @@ def test_steps_are_launched_before_the_last_tokens_are_known() -> None:
 def test_a_row_that_needs_the_host_keeps_its_batch_waiting(options: dict[str, Any]) -> None:
     """While it runs no step is launched ahead; when it has ended they are again."""
     device = Device(fused(20))
-    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
-    plain(talk, 0, 12)
-    plain(talk, 1, 4, **options)
-    talk.run()
+    client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
+    plain(client, 0, 12)
+    plain(client, 1, 4, **options)
+    client.run()
     assert device.ahead == [False] * 5 + [True] * 7
 
 
 def test_who_comes_waits_for_one_step() -> None:
     """The step that is under way; then nothing is launched ahead before the newcomer has joined."""
     device = Device(fused(20))
-    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
-    plain(talk, 0)
+    client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
+    plain(client, 0)
     for _ in range(3):
-        talk.step()
-    plain(talk, 1)
-    talk.step()
-    assert talk.said[1].sequence.num_computed == 0
-    talk.step()
-    assert talk.said[1].sequence.num_generated == 1
+        client.step()
+    plain(client, 1)
+    client.step()
+    assert client.completions[1].sequence.num_computed == 0
+    client.step()
+    assert client.completions[1].sequence.num_generated == 1
     assert device.ahead == [False, True, True, True, False, True]
 
 
 def test_who_waits_for_memory_stops_nobody() -> None:
     """As long as nothing is given back there is nothing to let in, and steps go on ahead of their tokens."""
     device = Device(fused(4))
-    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
-    plain(talk, 0, 33)
-    talk.say(1, [*range(20, 69)], 4, logprobs=None)
+    client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
+    plain(client, 0, 33)
+    client.submit(1, [*range(20, 69)], 4, logprobs=None)
     for _ in range(10):
-        talk.step()
-    assert talk.said[1].sequence.started_at is None
+        client.step()
+    assert client.completions[1].sequence.started_at is None
     assert device.ahead[3:] == [True] * len(device.ahead[3:])
-    talk.run()
-    assert talk.said[1].text == alone(fused(4), [*range(20, 69)], 4).text
+    client.run()
+    assert client.completions[1].text == alone(fused(4), [*range(20, 69)], 4).text
 
 
 def test_who_waited_for_memory_joins_when_there_is_some() -> None:
     """While others still run, and at the latest in the step after the next."""
-    talk = Talk(Engine(Device(fused(6)), max_batch=4, step_tokens=64))
-    plain(talk, 0, 40)
-    plain(talk, 1, 12)
-    talk.say(2, [*range(20, 69)], 4, logprobs=None)
-    while talk.said[1].last is None or talk.said[1].last.finish_reason is None:
-        talk.step()
-        assert talk.said[2].sequence.started_at is None
-    talk.step()
-    talk.step()
-    assert talk.said[2].sequence.started_at is not None
-    assert talk.said[0].sequence.num_generated < 20
-    talk.run()
+    client = EngineClient(Engine(Device(fused(6)), max_batch=4, step_tokens=64))
+    plain(client, 0, 40)
+    plain(client, 1, 12)
+    client.submit(2, [*range(20, 69)], 4, logprobs=None)
+    while client.completions[1].last is None or client.completions[1].last.finish_reason is None:
+        client.step()
+        assert client.completions[2].sequence.started_at is None
+    client.step()
+    client.step()
+    assert client.completions[2].sequence.started_at is not None
+    assert client.completions[0].sequence.num_generated < 20
+    client.run()
 
 
 def test_rows_that_go_on_keep_their_own_tokens() -> None:
     """When one drops out in front of them and between them."""
-    talk = Talk(Engine(Device(fused(20)), max_batch=8, step_tokens=64))
+    client = EngineClient(Engine(Device(fused(20)), max_batch=8, step_tokens=64))
     lengths = [3, 20, 9, 15, 4]
     for number, length in enumerate(lengths):
-        plain(talk, number, length)
-    talk.run()
+        plain(client, number, length)
+    client.run()
     for number, length in enumerate(lengths):
-        assert talk.said[number].text == alone(fused(20), [20 + number], length, ignore_eos=True).text
+        assert client.completions[number].text == alone(fused(20), [20 + number], length, ignore_eos=True).text
 
 
 def test_a_prompt_that_got_nothing_is_not_passed_over() -> None:
     """All of a step's rows give tokens, but a longer prompt still waits for its part of the budget."""
-    talk = Talk(Engine(Device(fused(20)), max_batch=2, step_tokens=2))
-    talk.say(0, [20, 21], 30, logprobs=None, ignore_eos=True)
-    talk.say(1, [*range(30, 60)], 4, logprobs=None)
-    talk.step()
-    assert (talk.said[0].sequence.num_generated, talk.said[1].sequence.num_computed) == (1, 0)
-    talk.step()
-    talk.step()
-    assert talk.said[1].sequence.num_computed > 0
-    talk.run()
+    client = EngineClient(Engine(Device(fused(20)), max_batch=2, step_tokens=2))
+    client.submit(0, [20, 21], 30, logprobs=None, ignore_eos=True)
+    client.submit(1, [*range(30, 60)], 4, logprobs=None)
+    client.step()
+    assert (client.completions[0].sequence.num_generated, client.completions[1].sequence.num_computed) == (1, 0)
+    client.step()
+    client.step()
+    assert client.completions[1].sequence.num_computed > 0
+    client.run()
 
 
 def test_blocks_are_taken_from_nobody_for_a_step_ahead() -> None:
     """When there are none left, the steps before are taken over first, and somebody gives his own back."""
-    talk = Talk(Engine(Device(fused(4)), max_batch=2, step_tokens=64))
+    client = EngineClient(Engine(Device(fused(4)), max_batch=2, step_tokens=64))
     for number in range(2):
-        talk.say(number, [20 + number] * 14, 40, logprobs=None, ignore_eos=True)
-    talk.run()
-    assert talk.engine.stats().preemptions > 0
+        client.submit(number, [20 + number] * 14, 40, logprobs=None, ignore_eos=True)
+    client.run()
+    assert client.engine.stats().preemptions > 0
     for number in range(2):
-        wanted = alone(fused(4), [20 + number] * 14, 40, ignore_eos=True)
-        assert talk.said[number].text == wanted.text
+        expected = alone(fused(4), [20 + number] * 14, 40, ignore_eos=True)
+        assert client.completions[number].text == expected.text
 
 
 class Even:
@@ -208,12 +208,12 @@ class Even:
 def test_an_answer_with_a_form_follows_it() -> None:
     """What may come next depends on the last token, so nothing is launched ahead of it."""
     device = Device(fused(20))
-    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
-    plain(talk, 0, 12)
-    plain(talk, 1, 12)
+    client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
+    plain(client, 0, 12)
+    plain(client, 1, 12)
     form = Even()
-    talk.said[1].sequence.constraint = form
-    talk.run()
+    client.completions[1].sequence.constraint = form
+    client.run()
     assert len(form.accepted) == 12
     assert not any(token % 2 for token in form.accepted)
     assert not any(device.ahead)
@@ -223,69 +223,69 @@ def test_stop_strings_end_one_step_late_and_nobody_sees_it() -> None:
     """The row too many is computed, thrown away, and not called useful."""
     full = alone(fused(20), [20], 30, ignore_eos=True).text
     device = Device(fused(20))
-    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
     stop = full[21:25]
-    plain(talk, 0, stop=(stop,))
-    plain(talk, 1, 40)
-    talk.run()
-    last = talk.said[0].last
-    assert talk.said[0].text == full[: full.index(stop)]
+    plain(client, 0, stop=(stop,))
+    plain(client, 1, 40)
+    client.run()
+    last = client.completions[0].last
+    assert client.completions[0].text == full[: full.index(stop)]
     assert last is not None
     assert last.finish_reason is FinishReason.STOP
-    stats = talk.engine.stats()
+    stats = client.engine.stats()
     assert stats.computed_rows == stats.useful_rows + 1
-    assert talk.said[1].text == alone(fused(20), [21], 40, ignore_eos=True).text
+    assert client.completions[1].text == alone(fused(20), [21], 40, ignore_eos=True).text
 
 
 def test_a_step_under_way_when_all_have_left() -> None:
     """Is forgotten: their blocks serve the next ones, who get what they get alone."""
     device = Device(fused(4))
-    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
-    for leave in (lambda: talk.engine.abort(0), talk.engine.fail_all):
-        plain(talk, 0)
+    client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
+    for leave in (lambda: client.engine.abort(0), client.engine.fail_all):
+        plain(client, 0)
         for _ in range(3):
-            talk.step()
+            client.step()
         leave()
-        assert not talk.engine.has_work
-        assert talk.engine.pool.num_free == 4
-        talk.said.clear()
-    talk.say(1, [*range(30, 70)], 12, logprobs=None)
-    talk.run()
-    assert talk.said[1].text == alone(fused(4), [*range(30, 70)], 12).text
+        assert not client.engine.has_work
+        assert client.engine.pool.num_free == 4
+        client.completions.clear()
+    client.submit(1, [*range(30, 70)], 12, logprobs=None)
+    client.run()
+    assert client.completions[1].text == alone(fused(4), [*range(30, 70)], 12).text
 
 
 def test_a_deadline_ends_an_answer_under_way() -> None:
     """The step that has a row of it gives the others their tokens."""
-    talk = Talk(Engine(Device(fused(20)), max_batch=4, step_tokens=64))
-    plain(talk, 0)
-    plain(talk, 1)
+    client = EngineClient(Engine(Device(fused(20)), max_batch=4, step_tokens=64))
+    plain(client, 0)
+    plain(client, 1)
     for _ in range(3):
-        talk.step()
-    talk.said[0].sequence.deadline = time.monotonic()
-    talk.run()
-    last = talk.said[0].last
+        client.step()
+    client.completions[0].sequence.deadline = time.monotonic()
+    client.run()
+    last = client.completions[0].last
     assert last is not None
     assert last.finish_reason is FinishReason.EXPIRED
-    assert talk.said[1].text == alone(fused(20), [21], 30, ignore_eos=True).text
+    assert client.completions[1].text == alone(fused(20), [21], 30, ignore_eos=True).text
 
 
 def test_numbers_that_are_none_end_one_answer() -> None:
     """Also when they come in a step that was launched ahead, and the step after it is under way."""
-    talk = Talk(Engine(Device(fused(20)), max_batch=4, step_tokens=64))
-    plain(talk, 0)
-    plain(talk, 1)
-    talk.step()
-    talk.step()
-    bad = talk.said[0].sequence
+    client = EngineClient(Engine(Device(fused(20)), max_batch=4, step_tokens=64))
+    plain(client, 0)
+    plain(client, 1)
+    client.step()
+    client.step()
+    bad = client.completions[0].sequence
     bad_from = bad.num_generated
-    talk.engine.runner = Poisoning(talk.engine.runner)
-    talk.run()
-    last = talk.said[0].last
+    client.engine.runner = Poisoning(client.engine.runner)
+    client.run()
+    last = client.completions[0].last
     assert last is not None
     assert last.finish_reason is FinishReason.FAILED
     assert bad.num_generated == bad_from + 1, "the token of the step that was under way, and no other"
-    assert talk.engine.stats().poisoned == 1
-    assert talk.said[1].text == alone(fused(20), [21], 30, ignore_eos=True).text
+    assert client.engine.stats().poisoned == 1
+    assert client.completions[1].text == alone(fused(20), [21], 30, ignore_eos=True).text
 
 
 class Poisoning(Around):
@@ -309,29 +309,29 @@ def test_out_of_memory_ahead_ends_the_younger_half(fails_at: int) -> None:
     """In its turn: the tokens before it are delivered, and the others say what they say alone, drawn ones too."""
     device = Device(fused(20))
     device.fails_at = fails_at
-    talk = Talk(Engine(device, max_batch=4, step_tokens=64))
+    client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
     for number in range(4):
-        plain(talk, number, temperature=0.9)
-    talk.run()
-    reasons = [said.last and said.last.finish_reason for said in talk.said.values()]
+        plain(client, number, temperature=0.9)
+    client.run()
+    reasons = [completion.last and completion.last.finish_reason for completion in client.completions.values()]
     assert reasons == [FinishReason.LENGTH] * 2 + [FinishReason.SHED] * 2
-    assert [talk.said[n].sequence.num_generated for n in (2, 3)] == [fails_at - 1] * 2
+    assert [client.completions[n].sequence.num_generated for n in (2, 3)] == [fails_at - 1] * 2
     for number in range(2):
-        wanted = alone(fused(20), [20 + number], 30, number=number, ignore_eos=True, temperature=0.9)
-        assert talk.said[number].text == wanted.text
+        expected = alone(fused(20), [20 + number], 30, number=number, ignore_eos=True, temperature=0.9)
+        assert client.completions[number].text == expected.text
 
 
 def test_blocks_that_windows_have_left_are_given_back_under_a_step_ahead() -> None:
     """What the step under way still sees is not among them."""
     config = dataclasses.replace(CONFIG, windows=(24, 24))
-    talk = Talk(Engine(Device(TorchRunner(config, weights(), 14, CONTEXT)), max_batch=3, step_tokens=32))
+    client = EngineClient(Engine(Device(TorchRunner(config, weights(), 14, CONTEXT)), max_batch=3, step_tokens=32))
     for number in range(3):
-        plain(talk, number, 100)
-    talk.run()
-    assert talk.engine.stats().preemptions == 0, "whole contexts would not have fitted"
+        plain(client, number, 100)
+    client.run()
+    assert client.engine.stats().preemptions == 0, "whole contexts would not have fitted"
     for number in range(3):
-        wanted = alone(TorchRunner(config, weights(), 14, CONTEXT), [20 + number], 100, ignore_eos=True)
-        assert talk.said[number].text == wanted.text
+        expected = alone(TorchRunner(config, weights(), 14, CONTEXT), [20 + number], 100, ignore_eos=True)
+        assert client.completions[number].text == expected.text
 
 
 async def test_random_requests_with_random_ends() -> None:

@@ -12,8 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.engine.host_sampler import _candidates, _filter, _invert
-from backend.engine.sampler import sample
+from backend.engine.sampler import _candidates, _filter, _invert, sample
 from backend.engine.sequence import SamplingParams, Sequence
 from backend.text.detokenizer import Detokenizer
 from tests.backend.tiny_model import token_bytes

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from backend.engine import flight as flight_module
+from backend.engine import step as step_module
 from backend.engine.engine import Engine
-from backend.engine.sampler import Sampled, sample
+from backend.engine.sampler import SampledToken, sample
 from backend.engine.sequence import FinishReason, Sequence
-from tests.backend.tiny_model import Talk, alone, fused
+from tests.backend.tiny_model import EngineClient, alone, fused
 
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.5, "repetition_penalty": 1.3, "prompt_logprobs": True},
@@ -24,10 +24,10 @@ PROMPT = [*range(20, 60)]
 
 def words(number: int) -> str:
     """What a request says when nobody is beside it."""
-    talk = Talk(Engine(fused(20), max_batch=1, step_tokens=256, shares_prefixes=False))
-    talk.say(number, [*PROMPT, number + 11], 20, ignore_eos=True, **OPTIONS[number])
-    talk.run()
-    return talk.said[number].text
+    client = EngineClient(Engine(fused(20), max_batch=1, step_tokens=256, shares_prefixes=False))
+    client.submit(number, [*PROMPT, number + 11], 20, ignore_eos=True, **OPTIONS[number])
+    client.run()
+    return client.completions[number].text
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("out of memory")])
@@ -37,34 +37,34 @@ def test_sampling_out_of_memory_ends_the_youngest(
 ) -> None:
     """Penalties are not applied twice and no draw is lost, even if the memory ended when all was chosen."""
 
-    def narrow(logits: torch.Tensor, sequences: list[Sequence]) -> list[Sampled]:
+    def narrow(logits: torch.Tensor, sequences: list[Sequence]) -> list[SampledToken]:
         if len(sequences) > 2:
             if late:
                 sample(logits, sequences)
             raise error
         return sample(logits, sequences)
 
-    wanted = [words(number) for number in range(2)]
-    monkeypatch.setattr(flight_module, "sample", narrow)
-    talk = Talk(Engine(fused(20), max_batch=2, step_tokens=256))
+    expected = [words(number) for number in range(2)]
+    monkeypatch.setattr(step_module, "sample", narrow)
+    client = EngineClient(Engine(fused(20), max_batch=2, step_tokens=256))
     for number in range(2):
-        talk.say(number, [*PROMPT, number + 11], 20, ignore_eos=True, **OPTIONS[number])
+        client.submit(number, [*PROMPT, number + 11], 20, ignore_eos=True, **OPTIONS[number])
     for _ in range(5):
-        talk.step()
-    talk.engine.scheduler.max_batch = 4
+        client.step()
+    client.engine.scheduler.max_batch = 4
     for number in (2, 3):
-        talk.say(number, [*PROMPT, number + 11], 20, ignore_eos=True, **OPTIONS[number])
-    talk.run()
-    ends = [said.last and said.last.finish_reason for said in talk.said.values()]
+        client.submit(number, [*PROMPT, number + 11], 20, ignore_eos=True, **OPTIONS[number])
+    client.run()
+    ends = [completion.last and completion.last.finish_reason for completion in client.completions.values()]
     assert ends == [FinishReason.LENGTH] * 2 + [FinishReason.SHED] * 2
-    assert [talk.said[number].text for number in range(2)] == wanted
-    assert len(talk.said[0].sequence.prompt_logprobs) == len(PROMPT) + 1
-    assert talk.engine.stats().shed == 2
+    assert [client.completions[number].text for number in range(2)] == expected
+    assert len(client.completions[0].sequence.prompt_logprobs) == len(PROMPT) + 1
+    assert client.engine.stats().shed == 2
 
 
 def test_the_memory_of_log_probabilities_is_shed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the prompt are noted once, though the step that computed them is tried again."""
-    wanted = alone(fused(20), PROMPT, 3, prompt_logprobs=True).sequence.prompt_logprobs
+    expected = alone(fused(20), PROMPT, 3, prompt_logprobs=True).sequence.prompt_logprobs
     failures = iter([False] * 10 + [True])
     real = torch.log_softmax
 
@@ -73,11 +73,11 @@ def test_the_memory_of_log_probabilities_is_shed_too(monkeypatch: pytest.MonkeyP
             raise torch.OutOfMemoryError("out of memory")
         return real(*arguments, **options)
 
-    talk = Talk(Engine(fused(20), max_batch=2, step_tokens=256))
-    talk.say(0, PROMPT, 3, prompt_logprobs=True)
-    talk.say(1, [30, 31, 32], 3)
+    client = EngineClient(Engine(fused(20), max_batch=2, step_tokens=256))
+    client.submit(0, PROMPT, 3, prompt_logprobs=True)
+    client.submit(1, [30, 31, 32], 3)
     monkeypatch.setattr(torch, "log_softmax", scarce)
-    talk.run()
-    assert talk.said[0].sequence.prompt_logprobs == wanted
-    ends = [said.last and said.last.finish_reason for said in talk.said.values()]
+    client.run()
+    assert client.completions[0].sequence.prompt_logprobs == expected
+    ends = [completion.last and completion.last.finish_reason for completion in client.completions.values()]
     assert ends == [FinishReason.LENGTH, FinishReason.SHED]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.engine.batching import Batching, BatchingMode
 from backend.engine.block_pool import BlockPool
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.config import Batching, BatchingMode
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.engine.scheduler import Chunk, Scheduler
 from backend.engine.sequence import SamplingParams, Sequence
 from backend.text.detokenizer import Detokenizer
@@ -47,7 +47,7 @@ def step(scheduler: Scheduler, now: float = 0.0) -> list[Chunk]:
 def take_over(scheduler: Scheduler, chunks: list[Chunk]) -> None:
     for chunk in chunks:
         ended = chunk.reaches_end
-        scheduler.note_computed(chunk)
+        scheduler.mark_computed(chunk)
         if ended:
             chunk.sequence.append(7)
             if chunk.sequence.num_generated == chunk.sequence.params.max_tokens:
@@ -117,7 +117,7 @@ def test_every_sequence_ends_and_every_block_comes_back(
             assert all(pool.references(block) == 1 for block in written)
         for chunk in chunks:
             sequence, ended = chunk.sequence, chunk.reaches_end
-            scheduler.note_computed(chunk)
+            scheduler.mark_computed(chunk)
             if not ended:
                 continue
             sequence.append(7)
@@ -447,10 +447,10 @@ def test_a_static_batch_begins_with_those_who_are_there(make: Maker) -> None:
 def test_a_dynamic_batch_waits_to_be_full_but_not_for_ever(make: Maker) -> None:
     """It begins when it is full, or when its first sequence has waited long enough."""
     scheduler = Scheduler(BlockPool(100), 3, 64, Batching(BatchingMode.DYNAMIC, max_wait=2.0))
-    assert scheduler.opens_in(0.0) is None
+    assert scheduler.seconds_until_admission(0.0) is None
     scheduler.add(make(5, 2), now=10.0)
     assert step(scheduler, 11.0) == []
-    assert scheduler.opens_in(11.0) == 1.0
+    assert scheduler.seconds_until_admission(11.0) == 1.0
     scheduler.add(make(5, 2), now=11.5)
     assert len(step(scheduler, 12.0)) == 2
     for _ in range(3):
@@ -482,10 +482,10 @@ def test_no_step_is_made_ahead_of_one_who_may_join(make: Maker) -> None:
     step(scheduler)
     scheduler.add(make(70))
     chunks = scheduler.schedule()
-    assert len(scheduler.follow(chunks)) == 1, "the large one cannot join before somebody has left"
+    assert len(scheduler.schedule_ahead(chunks)) == 1, "the large one cannot join before somebody has left"
     urgent = make(10, priority=-1)
     scheduler.add(urgent)
-    assert scheduler.follow(chunks) == []
+    assert scheduler.schedule_ahead(chunks) == []
     take_over(scheduler, chunks)
     step(scheduler)
     assert urgent in scheduler.running
@@ -499,7 +499,7 @@ def test_no_step_is_made_ahead_of_one_who_waits_for_anothers_blocks(make: Maker)
         scheduler.add(sequence)
     chunks = scheduler.schedule()
     assert counts(chunks) == {leader.id: 40}
-    assert scheduler.follow(chunks) == []
+    assert scheduler.schedule_ahead(chunks) == []
     take_over(scheduler, chunks)
     step(scheduler)
     assert follower in scheduler.running
@@ -511,6 +511,6 @@ def test_a_full_batch_goes_on_ahead_whoever_comes(make: Maker) -> None:
     scheduler.add(make(20))
     chunks = scheduler.schedule()
     scheduler.add(make(10))
-    assert len(scheduler.follow(chunks)) == 1
+    assert len(scheduler.schedule_ahead(chunks)) == 1
     scheduler.add(make(10, priority=-1))
-    assert scheduler.follow(chunks) == []
+    assert scheduler.schedule_ahead(chunks) == []

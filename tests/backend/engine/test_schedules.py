@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backend.engine.batching import Batching, BatchingMode
+from backend.engine.config import Batching, BatchingMode
 from backend.engine.engine import Engine
-from backend.engine.runner import ModelRunner
+from backend.engine.model_runner import ModelRunner
 from backend.engine.sequence import FinishReason
 from backend.runners.fused.layout import KVPrecision
 from tests.backend.engine.schedules import Ask, Options, Stage, assert_as_alone, play, schedules, stage
-from tests.backend.tiny_model import Talk, alone, fused, reference
+from tests.backend.tiny_model import EngineClient, alone, fused, reference
 
 OPTIONS: st.SearchStrategy[Options] = st.fixed_dictionaries(
     {"tenant": st.sampled_from(["", "", "tenant"]), "pooled": st.sampled_from([False, False, False, True])}
@@ -50,21 +50,21 @@ def test_no_schedule_changes_a_bit(
 ) -> None:
     """Text, log-probabilities and embeddings are what they are alone, for those who stay to the end."""
     assert on.runner.deterministic
-    talk, left = play(Engine(on.runner, max_batch, step_tokens, Batching(mode), shares), asks)
-    assert_as_alone(on, asks, talk, left)
+    client, left = play(Engine(on.runner, max_batch, step_tokens, Batching(mode), shares), asks)
+    assert_as_alone(on, asks, client, left)
 
 
 def test_the_schedules_do_what_they_are_made_for(on: Stage) -> None:
     """The same kind of requests does share, does preempt, and does get to its end."""
-    talk = Talk(Engine(on.runner, max_batch=4, step_tokens=24))
+    client = EngineClient(Engine(on.runner, max_batch=4, step_tokens=24))
     for number in range(6):
-        talk.say(number, [*range(20, 68), 11 + number], 20, ignore_eos=True)
-    talk.run()
-    stats = talk.engine.stats()
+        client.submit(number, [*range(20, 68), 11 + number], 20, ignore_eos=True)
+    client.run()
+    stats = client.engine.stats()
     assert stats.preemptions > 0
     assert stats.prefix_hit_tokens > 48
     assert stats.computed_rows > stats.useful_rows
-    assert all(said.last and said.last.finish_reason is FinishReason.LENGTH for said in talk.said.values())
+    assert all(c.last and c.last.finish_reason is FinishReason.LENGTH for c in client.completions.values())
 
 
 @pytest.mark.parametrize("make", [fused, reference])
@@ -79,9 +79,9 @@ def test_the_reference_says_the_same_up_to_rounding() -> None:
     runner = reference(40)
     assert not runner.deterministic
     prompts = [[*range(20, 60), 11 + number] for number in range(4)]
-    wanted = [alone(runner, prompt).text for prompt in prompts]
-    talk = Talk(Engine(runner, max_batch=4, step_tokens=24))
+    expected = [alone(runner, prompt).text for prompt in prompts]
+    client = EngineClient(Engine(runner, max_batch=4, step_tokens=24))
     for number, prompt in enumerate(prompts):
-        talk.say(number, prompt)
-    talk.run()
-    assert [talk.said[number].text for number in range(4)] == wanted
+        client.submit(number, prompt)
+    client.run()
+    assert [client.completions[number].text for number in range(4)] == expected

@@ -17,7 +17,7 @@ from prefix_store.codecs.codec import stored_key
 from prefix_store.codecs.scaled import INT8
 from tests.backend.engine.schedules import Ask, Options, assert_as_alone, play, schedules, stage
 from tests.backend.engine.shelf import Shelf
-from tests.backend.tiny_model import Talk, fused
+from tests.backend.tiny_model import EngineClient, fused
 
 OPTIONS: st.SearchStrategy[Options] = st.fixed_dictionaries(
     {"tenant": st.sampled_from(["", "", "tenant"]), "pooled": st.sampled_from([False, False, False, True])}
@@ -58,8 +58,8 @@ def test_no_fetch_changes_a_bit(
     on, shelf = stage(), Shelf(chance)
     for some in (asks, more):  # the second engine has nothing but what the first one gave away
         shelf.engine = engine = Engine(on.runner, max_batch, step_tokens, prefix_io=shelf)
-        talk, left = play(engine, some, shelf)
-        assert_as_alone(on, some, talk, left)
+        client, left = play(engine, some, shelf)
+        assert_as_alone(on, some, client, left)
 
 
 @pytest.mark.timeout(600)
@@ -92,14 +92,14 @@ def test_what_came_back_with_a_loss_is_never_found_as_exact(
 def test_a_second_engine_computes_the_tail_alone() -> None:
     """It takes what another one computed, and computes what is left: the last token at least."""
     shelf = Shelf(random.Random(1), reliable=True)  # noqa: S311
-    first = Talk(engine_with(shelf), shelf)
-    first.say(0, PROMPT, 20, ignore_eos=True)
+    first = EngineClient(engine_with(shelf), shelf)
+    first.submit(0, PROMPT, 20, ignore_eos=True)
     first.run()
     assert len(shelf.exact) == (len(PROMPT) + 19) // 16
-    second = Talk(engine_with(shelf), shelf)
-    same = second.say(0, PROMPT, 20, ignore_eos=True)
+    second = EngineClient(engine_with(shelf), shelf)
+    same = second.submit(0, PROMPT, 20, ignore_eos=True)
     second.run()
-    assert second.said[0].content == first.said[0].content
+    assert second.completions[0].content == first.completions[0].content
     assert shelf.fetched == 3, "of four blocks the last has the last token"
     assert same.num_cached == 48
     stats = second.engine.stats()
@@ -109,31 +109,31 @@ def test_a_second_engine_computes_the_tail_alone() -> None:
 def test_others_decode_while_a_prefix_is_fetched() -> None:
     """A fetch that takes its time makes nobody wait but who needs it."""
     shelf = Shelf(random.Random(2), reliable=True)  # noqa: S311
-    talk = Talk(engine_with(shelf), shelf)
-    talk.say(0, PROMPT, 1)
-    talk.run()
-    talk = Talk(engine_with(shelf), shelf)
-    talk.say(1, [*range(30, 40)], 20, ignore_eos=True)
-    waiting = talk.say(2, PROMPT, 5, ignore_eos=True)
+    client = EngineClient(engine_with(shelf), shelf)
+    client.submit(0, PROMPT, 1)
+    client.run()
+    client = EngineClient(engine_with(shelf), shelf)
+    client.submit(1, [*range(30, 40)], 20, ignore_eos=True)
+    waiting = client.submit(2, PROMPT, 5, ignore_eos=True)
     for _ in range(10):
-        talk.engine.step()
+        client.engine.step()
     assert waiting.fetch is not None
     assert waiting.num_computed == 0
-    other = talk.said[1].sequence
+    other = client.completions[1].sequence
     assert other.num_generated == 10
-    talk.run()
+    client.run()
     assert waiting.num_cached == 48
 
 
 def test_who_asks_the_same_waits_for_the_fetch() -> None:
     """One fetch serves all who begin alike, however many choices there are."""
     shelf = Shelf(random.Random(3), reliable=True)  # noqa: S311
-    talk = Talk(engine_with(shelf), shelf)
-    talk.say(0, PROMPT, 1)
-    talk.run()
-    talk = Talk(engine_with(shelf), shelf)
-    asked = [talk.say(number, PROMPT, 4, ignore_eos=True) for number in range(3)]
-    talk.run()
+    client = EngineClient(engine_with(shelf), shelf)
+    client.submit(0, PROMPT, 1)
+    client.run()
+    client = EngineClient(engine_with(shelf), shelf)
+    asked = [client.submit(number, PROMPT, 4, ignore_eos=True) for number in range(3)]
+    client.run()
     assert shelf.fetched == 3
     assert [sequence.num_cached for sequence in asked] == [48] * 3
 
@@ -141,37 +141,37 @@ def test_who_asks_the_same_waits_for_the_fetch() -> None:
 def test_an_engine_that_only_waits_for_a_fetch_rests() -> None:
     """It has nothing to compute until the fetch is over, or somebody else comes."""
     shelf = Shelf(random.Random(4), reliable=True)  # noqa: S311
-    talk = Talk(engine_with(shelf), shelf)
-    talk.say(0, PROMPT, 1)
-    talk.run()
-    talk = Talk(engine_with(shelf), shelf)
-    talk.say(1, PROMPT, 1)
-    talk.say(2, PROMPT, 1)
-    assert talk.engine.pause() == 0.0
-    talk.engine.step()
-    assert talk.engine.pause() is None, "both wait for one fetch"
-    talk.say(3, [11, 12], 1)
-    assert talk.engine.pause() == 0.0
-    talk.engine.step()
-    assert talk.said[3].sequence.finish_reason is FinishReason.LENGTH
+    client = EngineClient(engine_with(shelf), shelf)
+    client.submit(0, PROMPT, 1)
+    client.run()
+    client = EngineClient(engine_with(shelf), shelf)
+    client.submit(1, PROMPT, 1)
+    client.submit(2, PROMPT, 1)
+    assert client.engine.pause() == 0.0
+    client.engine.step()
+    assert client.engine.pause() is None, "both wait for one fetch"
+    client.submit(3, [11, 12], 1)
+    assert client.engine.pause() == 0.0
+    client.engine.step()
+    assert client.completions[3].sequence.finish_reason is FinishReason.LENGTH
     shelf.turn()
-    assert talk.engine.pause() == 0.0
-    talk.run()
+    assert client.engine.pause() == 0.0
+    client.run()
 
 
 def test_who_leaves_during_a_fetch_has_its_memory_back_at_once() -> None:
     """The blocks serve others from the next step on, and what still arrives is written nowhere."""
     shelf = Shelf(random.Random(5), reliable=True)  # noqa: S311
-    talk = Talk(engine_with(shelf), shelf)
-    talk.say(0, PROMPT, 1)
-    talk.run()
+    client = EngineClient(engine_with(shelf), shelf)
+    client.submit(0, PROMPT, 1)
+    client.run()
     engine = engine_with(shelf, num_blocks=5)
-    talk = Talk(engine, shelf)
-    talk.say(1, PROMPT, 1)
+    client = EngineClient(engine, shelf)
+    client.submit(1, PROMPT, 1)
     engine.step()
     engine.abort(1)
     assert engine.pool.num_free == 5
-    other = talk.say(2, [*range(30, 94)], 8, ignore_eos=True)
+    other = client.submit(2, [*range(30, 94)], 8, ignore_eos=True)
     until_ended(engine, other)
     shelf.turn()
     assert shelf.halted == 1
@@ -182,11 +182,11 @@ def test_who_leaves_during_a_fetch_has_its_memory_back_at_once() -> None:
 def test_a_grown_answer_is_handed_over_too() -> None:
     """So the next turn of a conversation finds question and answer."""
     shelf = Shelf(random.Random(6), reliable=True)  # noqa: S311
-    talk = Talk(engine_with(shelf), shelf)
-    turn = talk.say(0, PROMPT, 40, ignore_eos=True)
-    talk.run()
-    again = Talk(engine_with(shelf), shelf)
-    follow_up = again.say(0, [*turn.tokens, 11, 12], 1)
+    client = EngineClient(engine_with(shelf), shelf)
+    turn = client.submit(0, PROMPT, 40, ignore_eos=True)
+    client.run()
+    again = EngineClient(engine_with(shelf), shelf)
+    follow_up = again.submit(0, [*turn.tokens, 11, 12], 1)
     again.run()
     assert follow_up.num_cached == (len(turn.tokens) - 1) // 16 * 16
 
@@ -195,8 +195,8 @@ def test_what_there_is_no_room_for_at_the_end_comes_later() -> None:
     """Only a quarter of the blocks is held for copying; the others wait in the pool while nobody needs them."""
     shelf = Shelf(random.Random(7), reliable=True)  # noqa: S311
     engine = engine_with(shelf, num_blocks=9)
-    talk = Talk(engine, shelf)
-    sequence = talk.say(0, PROMPT, 1)
+    client = EngineClient(engine, shelf)
+    sequence = client.submit(0, PROMPT, 1)
     until_ended(engine, sequence)
     assert engine.pool.num_held == 2
     assert engine.problems() == []
@@ -209,17 +209,17 @@ def test_an_engine_rests_while_what_it_needs_is_being_copied() -> None:
     """It takes the request in as soon as the blocks are back, and does nothing until then."""
     shelf = Shelf(random.Random(8), reliable=True)  # noqa: S311
     engine = engine_with(shelf, num_blocks=5)
-    talk = Talk(engine, shelf)
-    first = talk.say(0, PROMPT, 1)
+    client = EngineClient(engine, shelf)
+    first = client.submit(0, PROMPT, 1)
     until_ended(engine, first)
     assert engine.pool.num_held == 1
-    other = talk.say(1, [*range(26, 96)], 2, ignore_eos=True)
+    other = client.submit(1, [*range(26, 96)], 2, ignore_eos=True)
     engine.step()
     assert not other.blocks
     assert engine.pause() is None
     shelf.turn()
     assert engine.pause() == 0.0
-    talk.run()
+    client.run()
     assert other.num_generated == 2
 
 
@@ -227,9 +227,9 @@ def test_what_is_forgotten_is_not_kept_after_all() -> None:
     """Neither what is being copied, nor what waits for its turn, nor what a running answer still has."""
     shelf = Shelf(random.Random(9), reliable=True)  # noqa: S311
     engine = engine_with(shelf, num_blocks=20)
-    talk = Talk(engine, shelf)
-    ended = talk.say(0, PROMPT, 1)
-    running = talk.say(1, [*range(30, 94)], 40, ignore_eos=True)
+    client = EngineClient(engine, shelf)
+    ended = client.submit(0, PROMPT, 1)
+    running = client.submit(1, [*range(30, 94)], 40, ignore_eos=True)
     while ended.finish_reason is None or running.num_generated < 5:
         engine.step()
     assert shelf.is_waited_for
@@ -252,8 +252,8 @@ def test_what_is_forgotten_on_its_way_is_not_taken(
     prompts = [PROMPT, [*range(30, 94)]]
     told: list[Callable[[], None]] = []
     for is_second in (False, True):
-        talk = Talk(engine := engine_with(shelf), shelf)
-        asked = [talk.say(number, prompt, 4, ignore_eos=True) for number, prompt in enumerate(prompts)]
+        client = EngineClient(engine := engine_with(shelf), shelf)
+        asked = [client.submit(number, prompt, 4, ignore_eos=True) for number, prompt in enumerate(prompts)]
         if is_second:
             engine.step()
             with monkeypatch.context() as later:
@@ -262,7 +262,7 @@ def test_what_is_forgotten_on_its_way_is_not_taken(
             engine.forget_prefixes() if all_of_it else engine.forget_blocks(asked[0].block_keys)
             for tell in told:
                 tell()
-        talk.run()
+        client.run()
         assert [sequence.num_cached for sequence in asked] == (taken if is_second else [0, 0])
     assert len(told) == len(prompts)
 
@@ -271,17 +271,17 @@ def test_memory_to_copy_through_that_is_full_only_delays(monkeypatch: pytest.Mon
     """What is left over is handed over when there is some again, and not looked for before."""
     shelf = Shelf(random.Random(10), reliable=True)  # noqa: S311
     engine = engine_with(shelf, num_blocks=40)
-    talk = Talk(engine, shelf)
+    client = EngineClient(engine, shelf)
     blocks = engine.runner.kv_blocks
     assert blocks is not None
     with monkeypatch.context() as full:
         asked: list[int] = []
         full.setattr(blocks, "outgoing", lambda some: asked.append(len(some)))
         for number in range(3):
-            sequence = talk.say(number, [*range(20 + number, 84 + number)], 1)
+            sequence = client.submit(number, [*range(20 + number, 84 + number)], 1)
             until_ended(engine, sequence)
         assert len(asked) == 4, "once, and at each end"
-    last = talk.say(9, [*range(30, 94)], 1)
+    last = client.submit(9, [*range(30, 94)], 1)
     until_ended(engine, last)
     shelf.finish()
     assert len(shelf.exact) == 4 * 4

@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 from backend.engine.config import EngineConfig
 from backend.engine.engine import Engine
-from backend.engine.runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
+from backend.engine.model_runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
 from backend.engine.sequence import FinishReason
 from backend.model import ServedModel, load_model
 from backend.model_loader.source import ModelSource
 from backend.model_loader.weights import load_weights, read_config
 from backend.models.config import ModelConfig
 from backend.responses.model_info import describe
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.torch.runner import TorchRunner
 from tests.backend.engine.test_engine_faults import Around
 from tests.backend.models.test_config import read
 from tests.backend.random_models import KINDS, WINDOW, Kind, random_tokens, save
-from tests.backend.tiny_model import Talk
+from tests.backend.tiny_model import EngineClient
 
 NUM_BLOCKS = 16
 LONGEST = 160
@@ -75,51 +75,51 @@ def test_answers_past_the_window_are_those_of_transformers(
     asks: list[tuple[list[int], int, int]], max_batch: int, step_tokens: int, stagger: int, pair: Pair
 ) -> None:
     """With prefix hits, preemption and chunks: each token is the likeliest, or as likely up to rounding."""
-    talk = Talk(Engine(pair.runner, max_batch, step_tokens))
+    client = EngineClient(Engine(pair.runner, max_batch, step_tokens))
     for number, (prompt, answer, priority) in enumerate(asks):
-        talk.say(number, prompt, answer, priority=priority)
+        client.submit(number, prompt, answer, priority=priority)
         for _ in range(stagger):
-            talk.step()
-    talk.run()
-    for said in talk.said.values():
-        tokens, start = said.sequence.tokens, said.sequence.num_prompt
-        assert len(tokens) == start + said.sequence.params.max_tokens
+            client.step()
+    client.run()
+    for completion in client.completions.values():
+        tokens, start = completion.sequence.tokens, completion.sequence.num_prompt
+        assert len(tokens) == start + completion.sequence.params.max_tokens
         with torch.inference_mode():
             logits = pair.reference(torch.tensor([tokens])).logits[0, start - 1 : -1]
         chosen = torch.tensor(tokens[start:])
         expected = logits.log_softmax(-1)
         assert bool((expected.max(-1).values - expected.gather(1, chosen[:, None])[:, 0] < 1e-3).all())
-        got = torch.tensor([entry.logprob for entry in said.logprobs])
+        got = torch.tensor([entry.logprob for entry in completion.logprobs])
         torch.testing.assert_close(got, expected.gather(1, chosen[:, None])[:, 0], rtol=1e-3, atol=1e-3)
 
 
 def test_the_window_bounds_what_is_held(pair: Pair) -> None:
     """Past it every layer looks back no further, so the blocks are free; one layer that sees all keeps them all."""
-    sight = pair.runner.config.sight
+    attention_window = pair.runner.config.attention_window
     engine = Engine(pair.runner, max_batch=1, step_tokens=STEP)
-    talk = Talk(engine)
-    sequence = talk.say(0, random_tokens(LONGEST - 40).tolist(), 40)
+    client = EngineClient(engine)
+    sequence = client.submit(0, random_tokens(LONGEST - 40).tolist(), 40)
     most = 0
     while engine.has_work:
-        talk.step()
+        client.step()
         most = max(most, engine.pool.num_held)
-        if sight is None and engine.has_work:
+        if attention_window is None and engine.has_work:
             assert len(sequence.blocks) * BLOCK_SIZE >= sequence.num_tokens - 1
-    if sight is None:
+    if attention_window is None:
         assert most == LONGEST // BLOCK_SIZE
     else:
-        assert sight == WINDOW
+        assert attention_window == WINDOW
         assert most <= -(-(WINDOW + STEP) // BLOCK_SIZE) + 1
     assert engine.pool.num_free == NUM_BLOCKS
 
 
 def test_a_second_turn_past_the_window_finds_the_first(pair: Pair) -> None:
     """The blocks that were left behind keep their contents until they are needed."""
-    talk = Talk(Engine(pair.runner, max_batch=1, step_tokens=STEP))
-    first = talk.say(0, random_tokens(100).tolist(), 20)
-    talk.run()
-    second = talk.say(1, [*first.tokens, 11, 12, 13], 5)
-    talk.run()
+    client = EngineClient(Engine(pair.runner, max_batch=1, step_tokens=STEP))
+    first = client.submit(0, random_tokens(100).tolist(), 20)
+    client.run()
+    second = client.submit(1, [*first.tokens, 11, 12, 13], 5)
+    client.run()
     assert second.num_cached == (first.num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
 
 
@@ -136,17 +136,17 @@ class Failing(Around):
 def test_what_was_left_behind_is_not_trusted_either(pair: Pair) -> None:
     """When a sequence goes wrong past its window, nobody begins with the blocks before it."""
     runner = Failing(pair.runner)
-    talk = Talk(Engine(runner, max_batch=1, step_tokens=STEP))
-    first = talk.say(0, random_tokens(100).tolist(), 20)
+    client = EngineClient(Engine(runner, max_batch=1, step_tokens=STEP))
+    first = client.submit(0, random_tokens(100).tolist(), 20)
     while first.num_generated < 5:
-        talk.step()
+        client.step()
     runner.fails = True
-    talk.step()
+    client.step()
     runner.fails = False
     assert first.finish_reason is FinishReason.FAILED
-    assert talk.engine.pool.num_cached == 0
-    again = talk.say(1, first.tokens[:100], 5)
-    talk.run()
+    assert client.engine.pool.num_cached == 0
+    again = client.submit(1, first.tokens[:100], 5)
+    client.run()
     assert again.num_cached == 0
 
 
@@ -156,7 +156,7 @@ def test_the_model_says_what_windows_save_and_what_they_do_not(pair: Pair, model
     served = dataclasses.replace(model, config=runner.config, runner=runner, max_context=256)
     info = describe(served, Engine(runner, max_batch=8, step_tokens=STEP).stats(), None)
     per_token = runner.kv_bytes_per_token
-    if runner.config.sight is None:
+    if runner.config.attention_window is None:
         assert (info["attention_window"], info["kv_bytes_per_token_out_of_sight"]) == (None, per_token // 2)
         assert info["feasible_batch"] == {"256": 1}
     else:
@@ -166,20 +166,20 @@ def test_the_model_says_what_windows_save_and_what_they_do_not(pair: Pair, model
 
 def test_a_sequence_longer_than_the_memory_is_served(pair: Pair) -> None:
     """By windows, if those of one step fit; the others refuse it at once."""
-    talk = Talk(Engine(pair.small, max_batch=2, step_tokens=12))
+    client = EngineClient(Engine(pair.small, max_batch=2, step_tokens=12))
     prompts = [random_tokens(120, seed).tolist() for seed in range(2)]
-    if pair.small.config.sight is None:
+    if pair.small.config.attention_window is None:
         with pytest.raises(ValueError, match="a sequence of up to 150 tokens does not fit 5 KV blocks"):
-            talk.say(0, prompts[0], 30)
+            client.submit(0, prompts[0], 30)
         return
     for number, prompt in enumerate(prompts):
-        talk.say(number, prompt, 30)
-    talk.run()
-    wanted = Talk(Engine(pair.runner, max_batch=2, step_tokens=STEP))
+        client.submit(number, prompt, 30)
+    client.run()
+    expected = EngineClient(Engine(pair.runner, max_batch=2, step_tokens=STEP))
     for number, prompt in enumerate(prompts):
-        wanted.say(number, prompt, 30)
-    wanted.run()
-    assert [said.text for said in talk.said.values()] == [said.text for said in wanted.said.values()]
+        expected.submit(number, prompt, 30)
+    expected.run()
+    assert [c.text for c in client.completions.values()] == [c.text for c in expected.completions.values()]
 
 
 def test_the_longest_context_is_what_windows_allow(tmp_path: Path, source: ModelSource) -> None:
@@ -187,30 +187,30 @@ def test_the_longest_context_is_what_windows_allow(tmp_path: Path, source: Model
     save(KINDS["mistral"], tmp_path)
     shutil.copy(source.directory / "tokenizer.json", tmp_path)
     memory = 5 * TorchRunner.block_bytes(read_config(tmp_path))
-    said: list[str] = []
+    completion: list[str] = []
     for step_tokens, longest in ((STEP, 200), (64, 80)):
         limits = EngineConfig(kv_memory=memory, max_batch=2, max_context=200, step_tokens=step_tokens)
-        model = load_model(dataclasses.replace(source, directory=tmp_path), limits, said.append)
+        model = load_model(dataclasses.replace(source, directory=tmp_path), limits, completion.append)
         assert model.max_context == longest
-    assert [sentence for sentence in said if "longest context" in sentence] == [
+    assert [sentence for sentence in completion if "longest context" in sentence] == [
         "the KV memory holds 80 tokens, so that is the longest context"
     ]
 
 
 def test_more_sequences_fit_at_the_same_time(pair: Pair) -> None:
     """Four of 100 tokens need 28 blocks of the 16 there are; of windows they need 12."""
-    talk = Talk(Engine(pair.runner, max_batch=4, step_tokens=STEP, shares_prefixes=False))
+    client = EngineClient(Engine(pair.runner, max_batch=4, step_tokens=STEP, shares_prefixes=False))
     for number in range(4):
-        talk.say(number, random_tokens(70, number).tolist(), 30)
-    talk.run()
-    assert (talk.engine.stats().preemptions > 0) == (pair.runner.config.sight is None)
+        client.submit(number, random_tokens(70, number).tolist(), 30)
+    client.run()
+    assert (client.engine.stats().preemptions > 0) == (pair.runner.config.attention_window is None)
 
 
 @pytest.mark.parametrize(
-    ("windows", "sight"),
+    ("windows", "attention_window"),
     [((), None), ((24, None), None), ((None, None), None), ((24, 24), 24), ((16, 24), 24)],
 )
-def test_the_widest_layer_decides(windows: tuple[int | None, ...], sight: int | None) -> None:
+def test_the_widest_layer_decides(windows: tuple[int | None, ...], attention_window: int | None) -> None:
     """One layer without a window sees everything."""
     config: ModelConfig = dataclasses.replace(read(num_hidden_layers=2), windows=windows)
-    assert config.sight == sight
+    assert config.attention_window == attention_window

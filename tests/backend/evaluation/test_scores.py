@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from backend.engine.runner import ModelRunner, StepInput, StepOutput
+from backend.engine.model_runner import ModelRunner, StepInput, StepOutput
 from backend.errors import ModelError
 from backend.evaluation.evaluation import evaluate
 from backend.evaluation.scores import divergence, score
@@ -24,8 +24,8 @@ from backend.evaluation.windows import Window
 from backend.model_loader.source import ModelSource
 from backend.model_loader.weights import ModelWeights, dense, load_weights, read_config
 from backend.models.config import ModelConfig
-from backend.runners.fused.fused_runner import FusedRunner
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.fused.runner import FusedRunner
+from backend.runners.torch.runner import TorchRunner
 from backend.runners.warm_up import single_sequence_step
 from backend.text.token_ids import token_ids
 from tests.backend import tiny_model

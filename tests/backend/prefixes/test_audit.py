@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.prefixes.audit import AuditFigures
 from prefix_store.codecs.registry import CODECS
 from prefix_store.eviction.access import Access

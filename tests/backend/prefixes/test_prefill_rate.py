@@ -1,6 +1,6 @@
 """What computing a block costs, as it is learned from steps."""
 
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.prefixes.prefill_rate import PrefillRate
 
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from backend.engine.runner import ModelRunner, StepInput
+from backend.engine.model_runner import ModelRunner, StepInput
 from backend.errors import ModelError
 from backend.model_loader.weights import ModelWeights
 from backend.models.config import ModelConfig

@@ -19,9 +19,9 @@ from backend.model_loader.weights import ModelWeights, load_weights, read_config
 from backend.models.config import ModelConfig
 from backend.runners.choice import choose_runner
 from backend.runners.errors import RunnerUnavailable
-from backend.runners.fused.fused_runner import FusedRunner, check_shape
-from backend.runners.torch import torch_runner
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.fused.runner import FusedRunner, check_shape
+from backend.runners.torch import runner as torch_runner
+from backend.runners.torch.runner import TorchRunner
 from tests.backend.conftest import built_library
 from tests.backend.random_models import (
     KINDS,
@@ -178,10 +178,10 @@ def test_a_runner_is_found_for_every_model(tmp_path: Path) -> None:
     weights = load_weights(tmp_path, config)
     built_library()
     engine = EngineConfig(kv_memory=2**20, threads=1)
-    said: list[str] = []
-    assert isinstance(choose_runner(config, weights, engine, WINDOW, said.append), FusedRunner)
-    assert isinstance(choose_runner(config, weights, engine, WINDOW + 1, said.append), TorchRunner)
-    assert "sliding-window attention" in said[-1]
+    completion: list[str] = []
+    assert isinstance(choose_runner(config, weights, engine, WINDOW, completion.append), FusedRunner)
+    assert isinstance(choose_runner(config, weights, engine, WINDOW + 1, completion.append), TorchRunner)
+    assert "sliding-window attention" in completion[-1]
 
 
 def test_the_text_part_of_a_model_that_sees(tmp_path: Path) -> None:

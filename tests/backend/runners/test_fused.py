@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from backend.engine.config import EngineConfig
-from backend.engine.runner import ModelRunner
+from backend.engine.model_runner import ModelRunner
 from backend.model_loader.weights import ModelWeights
 from backend.models.config import ModelConfig
 from backend.runners import choice as runner_choice
 from backend.runners.choice import MOST_DISAGREEMENT, choose_runner
 from backend.runners.errors import RunnerUnavailable
 from backend.runners.fused.build import load_fused_library
-from backend.runners.fused.fused_runner import FusedRunner, check_shape
+from backend.runners.fused.runner import FusedRunner, check_shape
 from backend.runners.self_test import disagreement
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.torch.runner import TorchRunner
 from backend.runners.warm_up import single_sequence_step
 from tests.backend.conftest import built_library, quiet
 from tests.backend.random_models import chunked, random_tokens

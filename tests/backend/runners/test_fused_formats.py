@@ -24,9 +24,9 @@ from backend.quantized_weights.nibbles import unpack_nibbles
 from backend.quantized_weights.quantized_linear import Scheme
 from backend.runners.choice import choose_runner
 from backend.runners.errors import RunnerUnavailable
-from backend.runners.fused.fused_runner import FusedRunner
 from backend.runners.fused.layout import GROUP, KVPrecision, common_order, lay_out, rounds_rows
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.fused.runner import FusedRunner
+from backend.runners.torch.runner import TorchRunner
 from backend.runners.warm_up import single_sequence_step
 from tests.backend import tiny_model
 from tests.backend.conftest import built_library, quiet

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from backend.engine.kv_blocks import KvBlocks
-from backend.engine.runner import BLOCK_SIZE, ModelRunner
+from backend.engine.model_runner import BLOCK_SIZE, ModelRunner
 from backend.model_loader.weights import ModelWeights
 from backend.models.config import ModelConfig
-from backend.runners.fused.fused_runner import FusedRunner
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.fused.runner import FusedRunner
+from backend.runners.torch.runner import TorchRunner
 from prefix_store.frames.segments import gather, scatter
 from tests.backend.conftest import built_library
 from tests.backend.random_models import Paged, random_tokens, step_of

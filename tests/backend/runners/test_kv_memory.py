@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 
 from backend.engine.config import ComputeDtype, EngineConfig
 from backend.engine.engine import Engine
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.model_loader.weights import ModelWeights, load_weights, read_config
 from backend.models import rope
 from backend.models.config import KvDtype, ModelConfig, Rope
 from backend.models.rope import rotations
 from backend.runners.choice import choose_runner
-from backend.runners.torch import torch_runner
+from backend.runners.torch import runner as torch_runner
 from backend.runners.torch.kv_memory import KvMemory
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.torch.runner import TorchRunner
 from tests.backend.conftest import quiet
 from tests.backend.models.test_config import read
 from tests.backend.random_models import KINDS, Paged, random_tokens, relative_error, save, step_of
-from tests.backend.tiny_model import Talk
+from tests.backend.tiny_model import EngineClient
 
 CONFIG = read(num_attention_heads=4, num_key_value_heads=2, head_dim=8)
 
@@ -124,11 +124,11 @@ def test_rotations_are_of_as_many_positions_as_there_is_memory_for(
 def test_the_options_reach_the_runner(small: tuple[ModelConfig, ModelWeights]) -> None:
     """dtype and kv_dtype decide what serves, the memory alone in how many blocks; what the fused step lacks is said."""
     engine = EngineConfig(kv_memory=2**20, max_batch=1, threads=1, dtype="bfloat16", kv_dtype="int8")
-    said: list[str] = []
-    runner = choose_runner(*small, engine, 128, said.append)
+    completion: list[str] = []
+    runner = choose_runner(*small, engine, 128, completion.append)
     assert runner.name == "torch-bfloat16-kv-int8"
     assert runner.num_blocks == 2**20 // TorchRunner.block_bytes(small[0], torch.bfloat16, "int8")
-    assert "the fused step does not compute in bfloat16" in said[-1]
+    assert "the fused step does not compute in bfloat16" in completion[-1]
     fp8 = choose_runner(*small, dataclasses.replace(engine, dtype="auto", kv_dtype="fp8"), 128, quiet)
     assert fp8.name == "torch-float32-kv-fp8"
     output = fp8.run(step_of([(Paged(random_tokens(20), [0, 1]), 20)]))
@@ -138,9 +138,9 @@ def test_the_options_reach_the_runner(small: tuple[ModelConfig, ModelWeights]) -
 def test_a_small_batch_leaves_its_memory_to_prefixes(small: tuple[ModelConfig, ModelWeights]) -> None:
     """One sequence at a time, of 8 blocks at most: what five of them began with is all found again."""
     limits = EngineConfig(kv_memory=2**20, max_batch=1, threads=1, dtype="float32", kv_dtype="int8")
-    talk = Talk(Engine(choose_runner(*small, limits, 8 * BLOCK_SIZE, quiet), max_batch=1, step_tokens=128))
+    client = EngineClient(Engine(choose_runner(*small, limits, 8 * BLOCK_SIZE, quiet), max_batch=1, step_tokens=128))
     prompts = [random_tokens(100, seed).tolist() for seed in range(5)]
     for turn in range(2):
-        asked = [talk.say(5 * turn + number, prompt, 1) for number, prompt in enumerate(prompts)]
-        talk.run()
+        asked = [client.submit(5 * turn + number, prompt, 1) for number, prompt in enumerate(prompts)]
+        client.run()
     assert [sequence.num_cached for sequence in asked] == [96] * 5

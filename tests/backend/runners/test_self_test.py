@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from backend.engine.runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
+from backend.engine.model_runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
 from backend.model_loader.weights import ModelWeights, load_weights, read_config
 from backend.models.config import ModelConfig
 from backend.runners.self_test import disagreement
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.torch.runner import TorchRunner
 from tests.backend.engine.test_engine_faults import Around
 from tests.backend.random_models import KINDS, save
 

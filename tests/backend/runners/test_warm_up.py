@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from backend.engine.engine import Engine
-from backend.engine.runner import StepInput, StepOutput
-from backend.runners.fused.fused_runner import FusedRunner
+from backend.engine.model_runner import StepInput, StepOutput
+from backend.runners.fused.runner import FusedRunner
 from backend.runners.warm_up import warm_up
 from tests.backend.conftest import built_library
 from tests.backend.engine.test_engine_faults import Around
-from tests.backend.tiny_model import CONFIG, CONTEXT, Talk, alone, fused, token_bytes, weights
+from tests.backend.tiny_model import CONFIG, CONTEXT, EngineClient, alone, fused, token_bytes, weights
 
 
 class Watched(Around):
@@ -36,10 +36,10 @@ def test_answers_are_what_they_are_without(num_blocks: int) -> None:
     """However little memory there is, and though the blocks have been written."""
     runner = fused(num_blocks)
     warm_up(runner, token_bytes(), CONTEXT)
-    talk = Talk(Engine(runner, None, None))
-    talk.say(0, [20, 21], 12)
-    talk.run()
-    assert talk.said[0].content == alone(fused(num_blocks), [20, 21], 12).content
+    client = EngineClient(Engine(runner, None, None))
+    client.submit(0, [20, 21], 12)
+    client.run()
+    assert client.completions[0].content == alone(fused(num_blocks), [20, 21], 12).content
 
 
 def test_the_runner_says_how_much_suits_it() -> None:
@@ -49,7 +49,7 @@ def test_the_runner_says_how_much_suits_it() -> None:
     assert Engine(runner, 3, None).stats().max_batch == 3
     prompt = [20 + index for index in range(60)]
     for step_tokens, computed in ((None, 60), (17, 17)):
-        talk = Talk(Engine(runner, 1, step_tokens))
-        talk.say(0, prompt, 1)
-        talk.step()
-        assert talk.engine.stats().computed_rows == computed
+        client = EngineClient(Engine(runner, 1, step_tokens))
+        client.submit(0, prompt, 1)
+        client.step()
+        assert client.engine.stats().computed_rows == computed

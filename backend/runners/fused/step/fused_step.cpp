@@ -102,7 +102,7 @@ void* fused_create(const FusedShape* shape, const FusedLayer* layers, const Fuse
 
 void fused_destroy(void* model) { delete static_cast<Model*>(model); }
 
-// Arrays as in backend/engine/runner.py.
+// Arrays as in backend/engine/model_runner.py.
 // logits: [wanted][vocab]; hidden: [wanted_hidden][hidden].
 // Returns 0, or 1 if there is no memory for a step of so many rows; then nothing has been written.
 int fused_step(void* model, int rows, const int32_t* tokens, const int32_t* positions, const int64_t* slots,

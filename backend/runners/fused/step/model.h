@@ -120,7 +120,7 @@ struct Model {
   }
 };
 
-// One step's rows; see backend/engine/runner.py.
+// One step's rows; see backend/engine/model_runner.py.
 struct Step {
   int rows;
   const int32_t *tokens, *positions;

@@ -21,7 +21,7 @@ from backend.errors import ModelError
 from backend.model_loader.weights import load_weights, read_config
 from backend.models.config import Llama3RopeScaling
 from backend.quantized_weights.int_scheme import IntLinear, IntScheme
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.torch.runner import TorchRunner
 from backend.text.detokenizer import Detokenizer, TokenBytes
 from tests.backend.checkpoints.gguf.gguf_models import SENTENCEPIECE, write_model
 from tests.backend.conftest import quiet

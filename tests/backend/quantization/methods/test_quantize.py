@@ -25,7 +25,7 @@ from backend.quantization.methods.report import QuantizationReport
 from backend.quantized_weights.fp8_scheme import Fp8Scheme
 from backend.quantized_weights.int_scheme import IntScheme
 from backend.quantized_weights.nf4_scheme import Nf4Scheme
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.torch.runner import TorchRunner
 from tests.backend.quantization.methods.small_model import save_small_model
 from tests.backend.random_models import KINDS, chunked, random_tokens, relative_error
 

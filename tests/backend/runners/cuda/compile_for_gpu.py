@@ -16,14 +16,14 @@ from triton.backends.driver import DriverBase
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.kernels.add_rms_norm import add_rms_norm
-from backend.kernels.few_rows_linear import MOST_ROWS, few_rows_linear
 from backend.kernels.paged_decode import AttentionShape, PagedRows, paged_decode
 from backend.kernels.paged_prefill import paged_prefill
 from backend.kernels.rotary_write import rotary_write
 from backend.kernels.sampling import sample_tokens
 from backend.kernels.silu_mul import silu_mul
+from backend.kernels.skinny_gemm import MAX_ROWS, skinny_gemm
 
 HIDDEN, INNER, VOCABULARY = 4096, 14_336, 128_256
 SHAPE = AttentionShape(32, 8, 128, 128**-0.5)
@@ -80,8 +80,8 @@ def launch_all() -> None:
     output = half(rows, SHAPE.num_heads * SHAPE.head_dim)
     paged_prefill(qkv, keys, values, where, torch.zeros(4, 2, dtype=torch.int32), SHAPE, output)
     silu_mul(half(rows, 2 * INNER))
-    for count in (1, MOST_ROWS):
-        few_rows_linear(half(count, HIDDEN), half(16, HIDDEN), None)
+    for count in (1, MAX_ROWS):
+        skinny_gemm(half(count, HIDDEN), half(16, HIDDEN), None)
     floats, seeds = torch.zeros(4), torch.zeros(4, dtype=torch.int64)
     sample_tokens(torch.zeros(4, VOCABULARY), floats, whole(0, 0, 0, 0), floats, floats, seeds, whole(0, 0, 0, 0))
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import torch
 
-from backend.engine.runner import BLOCK_SIZE, StepInput
+from backend.engine.model_runner import BLOCK_SIZE, StepInput
 from backend.model_loader.weights import LayerWeights, Linear, Mlp, ModelWeights
 from backend.models.config import ModelConfig
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from backend.runners.cuda.queue import DeviceQueue, Mark, Queues, queues_of
+from backend.runners.cuda.streams import DeviceQueue, Mark, Queues, queues_of
 
 
 class SimulatedDevice:

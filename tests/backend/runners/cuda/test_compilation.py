@@ -34,7 +34,7 @@ def test_every_kernel_compiles_for_an_h200(tmp_path: Path) -> None:
         "_reduce": 1,
         "_prefill": 1,
         "_silu_mul": 1,
-        "_few_rows": 2,
+        "_skinny_gemm": 2,
         "_sample": 1,
     }
     assert all(kernel["bytes"] > 0 and kernel["shared"] <= SHARED_MEMORY for kernel in compiled)

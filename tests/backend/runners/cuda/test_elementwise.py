@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.kernels.add_rms_norm import add_rms_norm
 from backend.kernels.rotary_write import rotary_write
 from backend.kernels.silu_mul import silu_mul

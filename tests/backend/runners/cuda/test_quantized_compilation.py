@@ -35,28 +35,28 @@ def test_every_kernel_compiles_for_an_h200(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     compiled = [json.loads(line) for line in done.stdout.splitlines()]
     assert [kernel["kernel"] for kernel in compiled] == [
-        "_quantized_few_rows",
-        "_quantized_few_rows",
-        "_quantized_tiles",
+        "_quantized_skinny_gemm",
+        "_quantized_skinny_gemm",
+        "_quantized_gemm",
         "_sum_parts",
-        "_quantized_tiles",
-        "_quantized_widen",
-        "_quantized_few_rows",
+        "_quantized_gemm",
+        "_dequantize",
+        "_quantized_skinny_gemm",
         "_round_rows",
     ]
     for kernel in compiled:
         assert 2 * kernel["shared"] <= SHARED_MEMORY, kernel
         assert kernel["stack"] == 0, kernel
-        assert kernel["matrix_units"] == (kernel["kernel"] == "_quantized_tiles"), kernel
+        assert kernel["matrix_units"] == (kernel["kernel"] == "_quantized_gemm"), kernel
 
 
 def launch_all() -> None:
     """Calls every launcher: INT4 with zeros and groups of 128, by 1, 4, 16 and 64 rows; NF4; eight-bit floats."""
-    from backend.kernels.quantized_few_rows import quantized_few_rows
-    from backend.kernels.quantized_fp8 import round_rows
-    from backend.kernels.quantized_tiles import quantized_tiles
+    from backend.kernels.dequantize import dequantize
+    from backend.kernels.fp8_gemm import round_rows
+    from backend.kernels.quantized_gemm import quantized_gemm
+    from backend.kernels.quantized_skinny_gemm import quantized_skinny_gemm
     from backend.kernels.quantized_weight import on_device
-    from backend.kernels.quantized_widen import quantized_widen
     from backend.quantized_weights.fp8_scheme import Fp8Scheme
     from backend.quantized_weights.int_scheme import IntScheme
     from backend.quantized_weights.nf4_scheme import Nf4Scheme
@@ -68,13 +68,13 @@ def launch_all() -> None:
         return on_device(scheme.pack(torch.randn(outputs, 1024)), torch.device("cpu"))
 
     integers = weight(IntScheme(4, 128, "integer"))
-    quantized_few_rows(rows(1), integers, None)
-    quantized_few_rows(rows(4), integers, None)
-    quantized_tiles(rows(16), integers, None)
+    quantized_skinny_gemm(rows(1), integers, None)
+    quantized_skinny_gemm(rows(4), integers, None)
+    quantized_gemm(rows(16), integers, None)
     # So many outputs that inputs are not cut into parts.
-    quantized_tiles(rows(64), weight(IntScheme(4, 128, "integer"), 20_000), None)
-    quantized_widen(integers, torch.bfloat16)
-    quantized_few_rows(rows(1), weight(Nf4Scheme()), None)
+    quantized_gemm(rows(64), weight(IntScheme(4, 128, "integer"), 20_000), None)
+    dequantize(integers, torch.bfloat16)
+    quantized_skinny_gemm(rows(1), weight(Nf4Scheme()), None)
     round_rows(rows(64), weight(Fp8Scheme()))
 
 

@@ -16,8 +16,8 @@ from backend.quantized_weights.fp8_scheme import Fp8Scheme
 from backend.quantized_weights.int_scheme import IntLinear, IntScheme
 from backend.quantized_weights.nf4_scheme import Nf4Scheme
 from backend.quantized_weights.quantized_linear import Scheme
-from backend.runners.cuda.cuda_runner import CudaRunner
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.cuda.runner import CudaRunner
+from backend.runners.torch.runner import TorchRunner
 from tests.backend.runners.cuda.random_model import CONFIG, STEPS, random_weights
 from tests.backend.runners.cuda.references import relative_error
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from backend.model_loader.weights import Linear
 from backend.quantized_weights.float_scheme import FloatLinear, FloatScheme
 from backend.quantized_weights.quantized_linear import QuantizedLinear
-from backend.runners.torch.cpu_product import CpuProduct, ProductTable
+from backend.runners.torch.quantized_matmul import CpuProduct, ProductTable
 
 
 class TorchLinear:

@@ -1,6 +1,6 @@
 """A quantised matrix times one to four rows: nothing but reading the words, once and at full speed.
 
-As in `few_rows_linear`, every program owns some of the outputs and has as many running sums as a tile has words. Codes
+As in `skinny_gemm`, every program owns some of the outputs and has as many running sums as a tile has words. Codes
 are multiplied as they are; a group's sum is scaled once.
 """
 
@@ -11,12 +11,12 @@ import triton.language as tl
 from backend.kernels.quantized_codes import ONES, offsets_of, plane_values
 from backend.kernels.quantized_weight import DeviceWeight
 
-MOST_ROWS = 4
+MAX_ROWS = 4
 _TILES = 4
 
 
 @triton.jit
-def _quantized_few_rows(
+def _quantized_skinny_gemm(
     x: tl.tensor,
     words: tl.tensor,
     scales: tl.tensor,
@@ -90,11 +90,11 @@ def _quantized_few_rows(
     )
 
 
-def quantized_few_rows(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def quantized_skinny_gemm(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """``x @ weight.T + bias``, summed in float32.
 
     Args:
-        x: [R, in], R from 1 to ``MOST_ROWS``, columns in the weight's order, elements of a row next to each other.
+        x: [R, in], R from 1 to ``MAX_ROWS``, columns in the weight's order, elements of a row next to each other.
         bias: [out] or None.
 
     Returns:
@@ -103,7 +103,7 @@ def quantized_few_rows(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor
     rows = x.shape[0]
     own = 16 if rows <= 2 else 8  # as many sums as registers hold
     output = torch.empty(rows, weight.outputs, dtype=x.dtype, device=x.device)
-    _quantized_few_rows[(triton.cdiv(weight.outputs, own),)](
+    _quantized_skinny_gemm[(triton.cdiv(weight.outputs, own),)](
         x,
         weight.words,
         weight.scales,

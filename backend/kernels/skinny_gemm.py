@@ -8,13 +8,13 @@ import torch
 import triton
 import triton.language as tl
 
-MOST_ROWS = 4
+MAX_ROWS = 4
 _OUTPUTS = 8
 _COLUMNS = 256
 
 
 @triton.jit
-def _few_rows(
+def _skinny_gemm(
     x: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
@@ -58,11 +58,11 @@ def _few_rows(
     )
 
 
-def few_rows_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def skinny_gemm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """``x @ weight.T + bias``, summed in float32.
 
     Args:
-        x: [R, K], R from 1 to ``MOST_ROWS``, elements of a row next to each other.
+        x: [R, K], R from 1 to ``MAX_ROWS``, elements of a row next to each other.
         weight: [N, K], contiguous, of x's dtype.
         bias: [N] or None.
 
@@ -72,7 +72,7 @@ def few_rows_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
     rows, width = x.shape
     outputs = weight.shape[0]
     output = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-    _few_rows[(triton.cdiv(outputs, _OUTPUTS),)](
+    _skinny_gemm[(triton.cdiv(outputs, _OUTPUTS),)](
         x,
         weight,
         weight if bias is None else bias,

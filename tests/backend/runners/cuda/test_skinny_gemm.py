@@ -6,17 +6,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.kernels.few_rows_linear import MOST_ROWS, few_rows_linear
-from backend.runners.cuda.cuda_runner import CudaRunner
-from backend.runners.cuda.skinny_gemm import FewRows
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.kernels.skinny_gemm import MAX_ROWS, skinny_gemm
+from backend.runners.cuda.runner import CudaRunner
+from backend.runners.cuda.skinny_gemm import SkinnyGemmTable
+from backend.runners.torch.runner import TorchRunner
 from tests.backend.runners.cuda.examples import FEW
 from tests.backend.runners.cuda.random_model import CONFIG, STEPS, random_weights
 from tests.backend.runners.cuda.references import TOLERANCE, relative_error
 
 
 @given(
-    rows=st.integers(1, MOST_ROWS),
+    rows=st.integers(1, MAX_ROWS),
     outputs=st.integers(1, 40),
     inputs=st.integers(1, 700),
     biased=st.booleans(),
@@ -32,16 +32,16 @@ def test_product(rows: int, outputs: int, inputs: int, biased: bool, wider: int,
     weight = torch.randn(outputs, inputs, generator=random).to(dtype)
     bias = torch.randn(outputs, generator=random).to(dtype) if biased else None
     wanted = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
-    assert relative_error(few_rows_linear(x, weight, bias), wanted) < TOLERANCE[dtype]
+    assert relative_error(skinny_gemm(x, weight, bias), wanted) < TOLERANCE[dtype]
 
 
 def test_a_row_does_not_depend_on_those_beside_it() -> None:
     """Bitwise, and whatever their number."""
     random = torch.Generator().manual_seed(3)
     x, weight = torch.randn(4, 600, generator=random), torch.randn(20, 600, generator=random)
-    together = few_rows_linear(x, weight, None)
-    assert torch.equal(few_rows_linear(x[2:3], weight, None), together[2:3])
-    assert torch.equal(few_rows_linear(x[1:4], weight, None), together[1:4])
+    together = skinny_gemm(x, weight, None)
+    assert torch.equal(skinny_gemm(x[2:3], weight, None), together[2:3])
+    assert torch.equal(skinny_gemm(x[1:4], weight, None), together[1:4])
 
 
 def test_the_decoder_computes_the_same_with_it() -> None:
@@ -50,7 +50,7 @@ def test_the_decoder_computes_the_same_with_it() -> None:
     runner = CudaRunner(CONFIG, weights, 8, 64, 4, torch.float32, "cpu")
     reference = TorchRunner(CONFIG, weights, 8, 64)
     shapes = {(linear.weight.shape[0], linear.weight.shape[1]) for linear in runner.decoder.linears()}
-    runner.decoder.product = FewRows(frozenset((rows, *shape) for shape in shapes for rows in (1, 3)))
+    runner.decoder.product = SkinnyGemmTable(frozenset((rows, *shape) for shape in shapes for rows in (1, 3)))
     for step in STEPS[3:]:
         got, expected = runner.run(step), reference.run(step)
         assert relative_error(got.logits, expected.logits) < 1e-5

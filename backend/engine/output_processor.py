@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from backend.engine.sequence import TokenLogprobs
+from backend.engine.sampler import SampledToken
+from backend.engine.sequence import FinishReason, Sequence, TokenLogprobs
 
 
-class SequenceNotes:
+class SequenceState:
     """What the engine remembers of a sequence while it has not ended."""
 
     def __init__(self) -> None:
         self.logprobs = PendingLogprobs()
-        self.began = False
-        self.reached = 0
+        self.has_started = False
+        self.max_computed = 0
         """Tokens that have been computed at least once."""
         self.first_token_at = 0.0
         self.last_token_at = 0.0
@@ -27,7 +29,7 @@ class SequenceNotes:
         self.logits: npt.NDArray[np.float32] | None = None
         """Of the token that was sampled last, of a sequence that wants them."""
 
-    def note_token(self, now: float) -> None:
+    def record_token(self, now: float) -> None:
         self.first_token_at = self.first_token_at or now
         self.last_token_at = now
 
@@ -36,7 +38,7 @@ class SequenceNotes:
         seconds = self.last_token_at - self.first_token_at
         return (generated - 1) / seconds if generated > 1 and seconds > 0 else None
 
-    def note_logits(self, logits: torch.Tensor) -> None:
+    def set_logits(self, logits: torch.Tensor) -> None:
         """Copies a row of logits, float32 [vocab_size]."""
         self.logits = logits.float().cpu().numpy().copy()
 
@@ -80,3 +82,40 @@ class PendingLogprobs:
         while self._entries and (count is None or self._entries[0][0] < self._released):
             released.append(self._entries.popleft()[1])
         return released
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """What is ready to be sent after a token."""
+
+    text: str
+    logprobs: list[TokenLogprobs]
+    """Of the tokens that begin in ``text``."""
+    reason: FinishReason | None
+    """None: the sequence goes on."""
+
+
+def process_token(sequence: Sequence, sampled: SampledToken, pending: PendingLogprobs, ends: bool) -> TokenText:
+    """Turns the sequence's newest token into text.
+
+    Args:
+        sampled: the token, which the sequence has appended already.
+        pending: takes the token's log-probabilities until its text is sent.
+        ends: the token is an end token, which has no text.
+    """
+    reason: FinishReason | None = None
+    if ends:
+        reason, text = FinishReason.STOP, ""
+    else:
+        piece = sequence.detokenizer.add(sampled.token_id)
+        pending.add(sampled.logprobs, piece)
+        text, stopped = sequence.stop_strings.add(piece)
+        if stopped:
+            return TokenText(text, pending.release(len(text)), FinishReason.STOP)
+        if sequence.num_generated >= sequence.params.max_tokens:
+            reason = FinishReason.LENGTH
+    if reason is None:
+        return TokenText(text, pending.release(len(text)), None)
+    tail, stopped = sequence.stop_strings.add(sequence.detokenizer.finish())
+    text += tail if stopped else tail + sequence.stop_strings.finish()
+    return TokenText(text, pending.release(None), FinishReason.STOP if stopped else reason)

@@ -8,6 +8,7 @@ then far quicker. Results are the same either way.
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
@@ -70,3 +71,14 @@ class ThreadChoice:
                 logger.warning("another process keeps a core busy; going on with one thread for a while")
             self._steps_alone = self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+
+# A thread that waits at a barrier first spins, by default for milliseconds. When another process takes one of the
+# cores, the spinning thread keeps the other from the thread it waits for, and a step becomes several times slower.
+# A thousand rounds are some microseconds, longer than the threads wait for each other on free cores.
+_SPIN_ROUNDS = "1000"
+
+
+def limit_spinning() -> None:
+    """Sets OpenMP's spinning unless the user did; only has an effect before torch, which brings OpenMP, is imported."""
+    os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_ROUNDS)

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from backend.kernels import quantized_product
-from backend.kernels.quantized_few_rows import MOST_ROWS, quantized_few_rows
-from backend.kernels.quantized_fp8 import multiplies_fp8, round_rows, scaled_product
-from backend.kernels.quantized_product import WIDENED_ROWS, QuantizedProduct
-from backend.kernels.quantized_tiles import quantized_tiles
-from backend.kernels.quantized_weight import DeviceWeight, on_device, side_by_side
-from backend.kernels.quantized_widen import quantized_widen
+from backend.kernels import quantized_matmul
+from backend.kernels.dequantize import dequantize
+from backend.kernels.fp8_gemm import fp8_gemm, round_rows, supports_fp8_gemm
+from backend.kernels.quantized_gemm import quantized_gemm
+from backend.kernels.quantized_matmul import DEQUANTIZE_MIN_ROWS, QuantizedMatmul
+from backend.kernels.quantized_skinny_gemm import MAX_ROWS, quantized_skinny_gemm
+from backend.kernels.quantized_weight import DeviceWeight, concatenate, on_device
 from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.float_scheme import FloatScheme
 from backend.quantized_weights.fp8_scheme import Fp8Scheme
@@ -69,14 +69,14 @@ def tolerance(scheme: Scheme, dtype: torch.dtype) -> float:
 
 
 @every_scheme
-@pytest.mark.parametrize(("rows", "dtype"), [(MOST_ROWS - 1, torch.float32), (17, torch.bfloat16), (66, torch.float16)])
+@pytest.mark.parametrize(("rows", "dtype"), [(MAX_ROWS - 1, torch.float32), (17, torch.bfloat16), (66, torch.float16)])
 def test_product(scheme: Scheme, rows: int, dtype: torch.dtype) -> None:
     """Of few rows, some, and more than a tile has, with outputs and inputs that fill no tile."""
     least = least_inputs(scheme)
     linear = packed(scheme, 70, -(-300 // least) * least, rows)
     x = torch.randn(rows, linear.shape[1], generator=torch.Generator().manual_seed(1)).to(dtype)
     bias = torch.linspace(-3, 3, 70).to(dtype)
-    got = QuantizedProduct(on_device(linear, CPU), bias)(x)
+    got = QuantizedMatmul(on_device(linear, CPU), bias)(x)
     assert got.dtype == dtype
     assert relative_error(got, reference(linear, x) + bias.double()) < tolerance(scheme, dtype)
 
@@ -102,21 +102,21 @@ def test_product_of_any_size(
     x = torch.randn(rows, inputs + wider, generator=random).to(dtype)[:, :inputs]
     bias = torch.randn(outputs, generator=random).to(dtype) if biased else None
     wanted = reference(linear, x) + (0.0 if bias is None else bias.double())
-    got = QuantizedProduct(on_device(linear, CPU), bias)(x)
+    got = QuantizedMatmul(on_device(linear, CPU), bias)(x)
     assert relative_error(got, wanted) < tolerance(scheme, dtype)
 
 
 @every_scheme
-def test_widened_weights_are_what_the_bits_say(scheme: Scheme) -> None:
+def test_dequantized_weights_are_what_the_bits_say(scheme: Scheme) -> None:
     """Exactly, but for what a product of scale and code loses, and for NF4's half floats."""
     least = least_inputs(scheme)
     linear = packed(scheme, 37, -(-300 // least) * least, 5)
-    got, expected = quantized_widen(on_device(linear, CPU), torch.float32), linear.unpack()
+    got, expected = dequantize(on_device(linear, CPU), torch.float32), linear.unpack()
     largest = float(expected.abs().max())
     assert float((got - expected).abs().max()) <= largest * (2**-10 if isinstance(scheme, Nf4Scheme) else 2**-21)
 
 
-@pytest.mark.parametrize("rows", [1, 20, WIDENED_ROWS])
+@pytest.mark.parametrize("rows", [1, 20, DEQUANTIZE_MIN_ROWS])
 def test_columns_in_another_order(rows: int) -> None:
     """As GPTQ's act-order keeps them, for every number of rows."""
     scheme, random = IntScheme(4, 32, "integer"), torch.Generator().manual_seed(rows)
@@ -124,17 +124,17 @@ def test_columns_in_another_order(rows: int) -> None:
     straight = scheme.pack(weight[:, order])
     linear = IntLinear.of(scheme, straight.plain_codes(), straight.grid, order.int())
     x = torch.randn(rows, 160, generator=random)
-    assert relative_error(QuantizedProduct(on_device(linear, CPU), None)(x), reference(linear, x)) < 1e-5
+    assert relative_error(QuantizedMatmul(on_device(linear, CPU), None)(x), reference(linear, x)) < 1e-5
 
 
 @pytest.mark.parametrize("most_bytes", [2**30, 20_000])
-def test_many_rows_multiply_widened_weights(most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_multiply_dequantized_weights(most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one go and, where that would take too much memory, in parts of the outputs."""
-    monkeypatch.setattr(quantized_product, "_WIDENED_BYTES", most_bytes)
+    monkeypatch.setattr(quantized_matmul, "_DEQUANTIZED_BYTES", most_bytes)
     linear = packed(IntScheme(4, 32, "minimum"), 50, 160, 3)
-    x = torch.randn(WIDENED_ROWS, 160, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(DEQUANTIZE_MIN_ROWS, 160, generator=torch.Generator().manual_seed(2))
     bias = torch.linspace(-2, 2, 50)
-    got = QuantizedProduct(on_device(linear, CPU), bias)(x)
+    got = QuantizedMatmul(on_device(linear, CPU), bias)(x)
     assert relative_error(got, reference(linear, x) + bias.double()) < 1e-5
 
 
@@ -154,12 +154,12 @@ class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has n
 def test_no_dense_copy_of_the_weights_is_made_to_decode(rows: int) -> None:
     """Nothing is larger than words, of which the interpreter makes copies; widening for many rows would be noticed."""
     weight = on_device(IntScheme(4, 64).pack(torch.randn(256, 256)), CPU)
-    product, dense = QuantizedProduct(weight, None), 256 * 256 * 2
+    product, dense = QuantizedMatmul(weight, None), 256 * 256 * 2
     with Largest() as largest:  # type: ignore[no-untyped-call] # the same
         product(torch.randn(rows, 256).half())
     assert largest.nbytes <= max(weight.words.nbytes, rows * 256 * 4) < dense
     with Largest() as largest:  # type: ignore[no-untyped-call] # the same
-        product(torch.randn(WIDENED_ROWS, 256).half())
+        product(torch.randn(DEQUANTIZE_MIN_ROWS, 256).half())
     assert largest.nbytes >= dense
 
 
@@ -167,29 +167,29 @@ def test_a_row_of_few_does_not_depend_on_those_beside_it() -> None:
     """Bitwise, and whatever their number."""
     weight = on_device(packed(IntScheme(4, 64, "integer"), 20, 320, 1), CPU)
     x = torch.randn(4, 320, generator=torch.Generator().manual_seed(3))
-    together = quantized_few_rows(x, weight, None)
-    assert torch.equal(quantized_few_rows(x[2:3], weight, None), together[2:3])
-    assert torch.equal(quantized_few_rows(x[1:4], weight, None), together[1:4])
+    together = quantized_skinny_gemm(x, weight, None)
+    assert torch.equal(quantized_skinny_gemm(x[2:3], weight, None), together[2:3])
+    assert torch.equal(quantized_skinny_gemm(x[1:4], weight, None), together[1:4])
 
 
 def test_parts_are_summed_in_their_order() -> None:
     """Rows are bitwise the same whenever as many parts are made, which depends on the number of tiles of rows alone."""
     weight = on_device(packed(IntScheme(4, 64), 20, 1280, 1), CPU)
     x = torch.randn(16, 1280, generator=torch.Generator().manual_seed(3))
-    together = quantized_tiles(x, weight, None)
-    assert torch.equal(quantized_tiles(x[5:14], weight, None), together[5:14])
-    assert torch.equal(quantized_tiles(x, weight, None), together)
+    together = quantized_gemm(x, weight, None)
+    assert torch.equal(quantized_gemm(x[5:14], weight, None), together[5:14])
+    assert torch.equal(quantized_gemm(x, weight, None), together)
 
 
 @pytest.mark.parametrize("scheme", [IntScheme(4, 32, "integer"), IntScheme(8), Nf4Scheme(), Fp8Scheme("tensor")])
 def test_weights_side_by_side(scheme: Scheme) -> None:
     """Are one weight with the outputs of all, each with its own scales."""
     linears = [packed(scheme, outputs, 192, seed) for seed, outputs in enumerate((16, 5, 11))]
-    joined = side_by_side([on_device(linear, CPU) for linear in linears])
+    joined = concatenate([on_device(linear, CPU) for linear in linears])
     assert joined is not None
     x = torch.randn(3, 192)
     wanted = torch.cat([reference(linear, x) for linear in linears], dim=1)
-    assert relative_error(QuantizedProduct(joined, None)(x), wanted) < tolerance(scheme, torch.float32)
+    assert relative_error(QuantizedMatmul(joined, None)(x), wanted) < tolerance(scheme, torch.float32)
 
 
 def test_weights_that_are_kept_unlike_are_not_joined() -> None:
@@ -210,8 +210,8 @@ def test_weights_that_are_kept_unlike_are_not_joined() -> None:
         kept(IntScheme(4, 32, activation_bits=8)),
         kept(IntScheme(4, 32), order=order),
     ):
-        assert side_by_side((first, other)) is None
-    same = side_by_side((kept(IntScheme(4, 32), order=order), kept(IntScheme(4, 32), order=order.clone())))
+        assert concatenate((first, other)) is None
+    same = concatenate((kept(IntScheme(4, 32), order=order), kept(IntScheme(4, 32), order=order.clone())))
     assert same is not None
     assert same.outputs == 16
 
@@ -238,7 +238,7 @@ def test_scales_beyond_half_floats_stay_as_they_are(size: float) -> None:
     """NF4's, where all are tiny or one is huge."""
     linear = Nf4Scheme(double=False).pack(torch.randn(8, 128) * size)
     x = torch.randn(2, 128)
-    got = QuantizedProduct(on_device(linear, CPU), None)(x)
+    got = QuantizedMatmul(on_device(linear, CPU), None)(x)
     assert relative_error(got, reference(linear, x)) < TOLERANCE[torch.float16]
 
 
@@ -266,6 +266,6 @@ def test_eight_bits_on_both_sides() -> None:
     linear = packed(Fp8Scheme(), 32, 200, 0)
     x = torch.randn(64, 200, generator=torch.Generator().manual_seed(0)).bfloat16()
     bias = torch.linspace(-1, 1, 32).bfloat16()
-    got = scaled_product(x, on_device(linear, CPU), bias)
+    got = fp8_gemm(x, on_device(linear, CPU), bias)
     assert 0.005 < relative_error(got, reference(linear, x) + bias.double()) < 0.1
-    assert not multiplies_fp8(CPU)
+    assert not supports_fp8_gemm(CPU)

@@ -7,10 +7,10 @@ import json
 import torch
 
 from backend.engine.engine import Engine
-from backend.engine.runner import ModelRunner, StepInput, StepOutput
+from backend.engine.model_runner import ModelRunner, StepInput, StepOutput
 from backend.engine.sequence import SamplingParams, Sequence
-from backend.runners.cuda.cuda_runner import CudaRunner
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.cuda.runner import CudaRunner
+from backend.runners.torch.runner import TorchRunner
 from backend.text.detokenizer import Detokenizer, TokenBytes
 from tests.backend.runners.cuda.random_model import CONFIG, random_weights
 

@@ -10,16 +10,16 @@ import torch
 from triton.runtime.errors import TritonError
 
 from backend.checkpoints.gguf.convert import Progress
-from backend.engine.runner import BLOCK_SIZE, StepInput, StepOutput
+from backend.engine.model_runner import BLOCK_SIZE, StepInput, StepOutput
 from backend.model_loader.weights import ModelWeights
 from backend.models.config import ModelConfig
-from backend.runners.cuda.cuda_kv_blocks import CudaKvBlocks
 from backend.runners.cuda.decoder import CudaDecoder
 from backend.runners.cuda.device_step import Staging, device_step
 from backend.runners.cuda.graphs import DecodeGraphs, is_pure_decode
+from backend.runners.cuda.kv_blocks import CudaKvBlocks
 from backend.runners.cuda.memory import blocks_that_fit
-from backend.runners.cuda.queue import queues_of
-from backend.runners.cuda.skinny_gemm import FewRows
+from backend.runners.cuda.skinny_gemm import SkinnyGemmTable
+from backend.runners.cuda.streams import queues_of
 from backend.runners.errors import RunnerUnavailable
 from backend.runners.warm_up import single_sequence_step
 
@@ -121,11 +121,11 @@ class CudaRunner:
     @torch.inference_mode()
     def _choose_products(self, progress: Progress) -> None:
         try:
-            self.decoder.product = FewRows.measured(self.decoder.linears())
+            self.decoder.product = SkinnyGemmTable.measure(self.decoder.linears())
         except (TritonError, RuntimeError) as reason:
             progress(f"multiplying few rows with cuBLAS: {reason}")
             return
-        count = len(self.decoder.product.ours)
+        count = len(self.decoder.product.shapes)
         progress(f"{count} kinds of products with few rows are faster in our kernel than in cuBLAS")
 
     @torch.inference_mode()

@@ -11,7 +11,7 @@ _OUTPUTS = 16
 
 
 @triton.jit
-def _quantized_widen(
+def _dequantize(
     words: tl.tensor,
     scales: tl.tensor,
     offsets: tl.tensor,
@@ -52,10 +52,10 @@ def _quantized_widen(
             )
 
 
-def quantized_widen(weight: DeviceWeight, dtype: torch.dtype) -> torch.Tensor:
+def dequantize(weight: DeviceWeight, dtype: torch.dtype) -> torch.Tensor:
     """[out, in] in ``dtype``, columns in the weight's order."""
     output = torch.empty(weight.outputs, weight.inputs, dtype=dtype, device=weight.words.device)
-    _quantized_widen[(triton.cdiv(weight.outputs, _OUTPUTS), weight.tiles)](
+    _dequantize[(triton.cdiv(weight.outputs, _OUTPUTS), weight.tiles)](
         weight.words,
         weight.scales,
         weight.scales if weight.offsets is None else weight.offsets,

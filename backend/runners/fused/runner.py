@@ -12,7 +12,7 @@ import torch
 import xxhash
 
 from backend.engine.kv_blocks import HostKvBlocks, KvBlocks
-from backend.engine.runner import BLOCK_SIZE, CPU_BATCH, CPU_STEP_TOKENS, StepInput, StepOutput
+from backend.engine.model_runner import BLOCK_SIZE, CPU_BATCH, CPU_STEP_TOKENS, StepInput, StepOutput
 from backend.model_loader.weights import LayerWeights, Linear, ModelWeights
 from backend.models.config import ModelConfig
 from backend.models.rope import rope_table
@@ -20,7 +20,7 @@ from backend.runners.errors import RunnerUnavailable
 from backend.runners.fused.build import source_digest
 from backend.runners.fused.huge_pages import Arena, zeros
 from backend.runners.fused.layout import KVPrecision, Panels, common_order, in_groups, lay_out
-from backend.runners.fused.thread_choice import ThreadChoice
+from backend.runners.fused.thread_count import ThreadChoice
 from prefix_store.frames.layout import BlockLayout
 
 _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p

@@ -15,7 +15,7 @@ import torch
 
 from backend.kernels.transfer import to_device
 from backend.runners.cuda.kv_staging import StagedBlocks, StagingMemory
-from backend.runners.cuda.queue import DeviceQueue, Mark, Queues
+from backend.runners.cuda.streams import DeviceQueue, Mark, Queues
 from prefix_store.frames.layout import BlockLayout
 from prefix_store.frames.segments import Segments, gather, scatter
 

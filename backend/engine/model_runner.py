@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -51,6 +52,47 @@ class StepInput:
     device_tokens: torch.Tensor | None = None
     """int64 [T] in place of ``token_ids``, where the runner's device alone knows them yet; only for a runner whose last
     step was ``unfinished``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """Consecutive tokens of one sequence, to be computed in one step."""
+
+    token_ids: Sequence[int]
+    start: int
+    """Position of the first."""
+    blocks: Sequence[int]
+    """Of the sequence, in order."""
+    first_block: int = 0
+    """Which block of the sequence the first of ``blocks`` is; no layer attends to those before it."""
+
+
+def pack(sequences: Sequence[SequenceRows], logits_rows: Iterable[int], hidden_rows: Iterable[int] = ()) -> StepInput:
+    """A step of these rows: where each lies, and where its keys and values go.
+
+    Lists, for most steps have one row of each sequence, where a call of numpy costs more than the row.
+    """
+    tables = np.zeros((len(sequences), max(r.first_block + len(r.blocks) for r in sequences)), dtype=np.int32)
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    starts = [0]
+    for table, rows in zip(tables, sequences, strict=True):
+        table[rows.first_block : rows.first_block + len(rows.blocks)] = rows.blocks
+        own = range(rows.start, rows.start + len(rows.token_ids))
+        token_ids += rows.token_ids
+        positions += own
+        slots += [rows.blocks[at // BLOCK_SIZE - rows.first_block] * BLOCK_SIZE + at % BLOCK_SIZE for at in own]
+        starts.append(len(positions))
+    return StepInput(
+        token_ids=np.array(token_ids, dtype=np.int32),
+        positions=np.array(positions, dtype=np.int32),
+        slot_mapping=np.array(slots, dtype=np.int64),
+        query_starts=np.array(starts, dtype=np.int32),
+        block_tables=tables,
+        logits_rows=np.array(list(logits_rows), dtype=np.int32),
+        hidden_rows=np.array(list(hidden_rows), dtype=np.int32),
+    )
 
 
 @dataclass(frozen=True, slots=True)

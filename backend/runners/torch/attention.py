@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from backend.engine.runner import BLOCK_SIZE, StepInput
+from backend.engine.model_runner import BLOCK_SIZE, StepInput
 from backend.models.config import ModelConfig
 from backend.runners.torch.kv_memory import KvMemory
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from backend.engine.block_pool import BlockPool
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.engine.sequence import Sequence
 
 
@@ -21,7 +21,7 @@ def blocks_at_most(num_tokens: int, window: int | None, step_tokens: int) -> int
     return blocks if window is None else min(blocks, (window + step_tokens + 2 * BLOCK_SIZE - 3) // BLOCK_SIZE)
 
 
-class SequenceBlocks:
+class BlockManager:
     """Gives sequences blocks of a pool and takes them back.
 
     Where every layer is windowed, a sequence holds only the blocks that some row still to come can see, and those of
@@ -54,23 +54,23 @@ class SequenceBlocks:
         """Blocks that nobody holds."""
         return self._pool.num_free
 
-    def lacking(self, sequence: Sequence) -> int:
+    def num_missing(self, sequence: Sequence) -> int:
         """Blocks that a running sequence has to be given before the next step; less than 1: none."""
-        until = self._blocks_until(sequence.num_tokens, sequence.num_computed)
+        until = self._num_blocks_until(sequence.num_tokens, sequence.num_computed)
         return until - sequence.first_block - len(sequence.blocks)
 
-    def wanted(self, sequence: Sequence, shared: list[int]) -> int:
+    def num_required(self, sequence: Sequence, shared: list[int]) -> int:
         """Free blocks that a sequence takes when it starts with some that are computed."""
         computed = len(shared) * BLOCK_SIZE
-        revived = sum(not self._pool.references(block) for block in shared[self._first_seen(computed) :])
-        return self._blocks_until(sequence.num_tokens, computed) - len(shared) + revived
+        revived = sum(not self._pool.references(block) for block in shared[self._first_visible_block(computed) :])
+        return self._num_blocks_until(sequence.num_tokens, computed) - len(shared) + revived
 
-    def held_alone(self, sequences: list[Sequence]) -> int:
+    def num_freed_with(self, sequences: list[Sequence]) -> int:
         """Blocks that are free once all of these sequences are released."""
         theirs = Counter(block for sequence in sequences for block in sequence.blocks)
         return sum(self._pool.references(block) == count for block, count in theirs.items())
 
-    def give(self, sequence: Sequence, count: int) -> bool:
+    def allocate(self, sequence: Sequence, count: int) -> bool:
         """Hands over blocks if there are so many."""
         blocks = self._pool.allocate(count)
         sequence.blocks += blocks or []
@@ -80,23 +80,23 @@ class SequenceBlocks:
         """Lets a sequence begin with computed blocks, and gives it the others.
 
         Raises:
-            RuntimeError: they are not there, which ``wanted`` would have said.
+            RuntimeError: they are not there, which ``num_required`` would have said.
         """
         for block in shared:
             self._pool.share(block)
         sequence.blocks = list(shared)
         sequence.num_registered = len(shared)
         sequence.num_computed = len(shared) * BLOCK_SIZE
-        self._leave_behind(sequence)
-        if not self.give(sequence, self.lacking(sequence)):
+        self._release_out_of_window(sequence)
+        if not self.allocate(sequence, self.num_missing(sequence)):
             raise RuntimeError("an admitted sequence found no blocks")
 
-    def note_computed(self, sequence: Sequence, count: int) -> None:
+    def mark_computed(self, sequence: Sequence, count: int) -> None:
         """Takes over what a step has computed, and lets others find the blocks that are full now."""
         sequence.num_computed += count
         if self.may_share(sequence):
             self._register(sequence)
-        self._leave_behind(sequence)
+        self._release_out_of_window(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Takes everything back; nothing of the sequence is computed any more."""
@@ -113,13 +113,13 @@ class SequenceBlocks:
     def forget(self, sequence: Sequence) -> None:
         """Lets nobody find the sequence's blocks any more: what they contain is not to be trusted."""
         keys = self._keys(sequence, sequence.first_block)
-        left_behind = self._pool.match(keys, sequence.tokens, BLOCK_SIZE)
-        self._pool.forget(left_behind.blocks + sequence.blocks)
+        out_of_window = self._pool.match(keys, sequence.tokens, BLOCK_SIZE)
+        self._pool.forget(out_of_window.blocks + sequence.blocks)
 
     def match(self, sequence: Sequence) -> list[int]:
         """Computed blocks that the sequence can begin with; at least its last token is left to compute."""
         sequence.lossy_from = None  # of the last look
-        keys = self.keys_to_find(sequence)
+        keys = self.matchable_keys(sequence)
         found = sequence.match = self._pool.match(keys, sequence.tokens, BLOCK_SIZE, sequence.match)
         if self._lossy_key is None or len(found.blocks) == len(keys):
             return found.blocks
@@ -131,11 +131,11 @@ class SequenceBlocks:
             sequence.lossy_from = None
         return longer.blocks
 
-    def keys_to_find(self, sequence: Sequence) -> list[bytes]:
+    def matchable_keys(self, sequence: Sequence) -> list[bytes]:
         """Keys of the blocks that a sequence could begin with if somebody had computed them."""
         return self._keys(sequence, (sequence.num_tokens - 1) // BLOCK_SIZE) if self.may_share(sequence) else []
 
-    def keys_to_come(self, sequence: Sequence) -> list[bytes]:
+    def pending_keys(self, sequence: Sequence) -> list[bytes]:
         """Keys of the blocks that a running sequence has still to fill with tokens it has already."""
         if not self.may_share(sequence):
             return []
@@ -165,19 +165,19 @@ class SequenceBlocks:
             sequence.blocks[at] = block
             sequence.num_registered += 1
 
-    def _leave_behind(self, sequence: Sequence) -> None:
+    def _release_out_of_window(self, sequence: Sequence) -> None:
         """Gives back the blocks that no row still to come can see; whoever begins alike may find them for a while."""
-        past = self._first_seen(sequence.num_computed) - sequence.first_block
+        past = self._first_visible_block(sequence.num_computed) - sequence.first_block
         if past > 0:
             self._pool.release(sequence.blocks[:past])
             del sequence.blocks[:past]
             sequence.first_block += past
 
-    def _first_seen(self, position: int) -> int:
+    def _first_visible_block(self, position: int) -> int:
         """First block that a row at this position or after it can see."""
         return 0 if self._window is None else max(0, position + 1 - self._window) // BLOCK_SIZE
 
-    def _blocks_until(self, num_tokens: int, num_computed: int) -> int:
+    def _num_blocks_until(self, num_tokens: int, num_computed: int) -> int:
         """Blocks from the sequence's start that it has to have room for at this point."""
         if self._window is not None:
             # What it will hold once the window is full, so that it does not have to fight for it on the way.

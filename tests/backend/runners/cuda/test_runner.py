@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from backend.runners.cuda.cuda_runner import CudaRunner
 from backend.runners.cuda.decoder import check_model
+from backend.runners.cuda.runner import CudaRunner
 from backend.runners.errors import RunnerUnavailable
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.torch.runner import TorchRunner
 from tests.backend.runners.cuda.random_model import CONFIG, STEPS, VARIANTS, random_weights
 from tests.backend.runners.cuda.references import relative_error
 

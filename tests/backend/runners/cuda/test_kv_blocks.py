@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from backend.engine.runner import BLOCK_SIZE, StepInput
-from backend.runners.cuda.cuda_kv_blocks import CudaIncoming, CudaKvBlocks, CudaOutgoing
-from backend.runners.cuda.cuda_runner import CudaRunner
-from backend.runners.cuda.queue import Queues, queues_of
+from backend.engine.model_runner import BLOCK_SIZE, StepInput
+from backend.runners.cuda.kv_blocks import CudaIncoming, CudaKvBlocks, CudaOutgoing
+from backend.runners.cuda.runner import CudaRunner
+from backend.runners.cuda.streams import Queues, queues_of
 from prefix_store.frames.segments import gather, scatter
 from tests.backend.runners.cuda.random_model import CONFIG, random_weights, step_of
 from tests.backend.runners.cuda.simulated_queues import SimulatedDevice, host_queue
@@ -335,7 +335,7 @@ def test_a_device_whose_copies_are_wrong_serves_without_them(
         def submit(self, work: Callable[[], None]) -> None:
             pass
 
-    monkeypatch.setattr("backend.runners.cuda.cuda_runner.queues_of", lambda device: Queues(host, Idle(), host))
+    monkeypatch.setattr("backend.runners.cuda.runner.queues_of", lambda device: Queues(host, Idle(), host))
     broken = CudaRunner(CONFIG, random_weights(CONFIG), 12, 128, 4, torch.float32, "cpu")
     assert broken.kv_blocks is None
     assert broken.kv_blocks is None

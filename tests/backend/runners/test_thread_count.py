@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.runners.fused.thread_choice import ThreadChoice
+from backend.runners.fused.thread_count import ThreadChoice
 
 ROWS = 8
 

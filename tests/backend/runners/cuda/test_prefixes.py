@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from backend.engine.engine import Engine
-from backend.engine.runner import BLOCK_SIZE
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.engine.sequence import SamplingParams
-from backend.runners.cuda.cuda_kv_blocks import CudaKvBlocks
-from backend.runners.cuda.cuda_runner import CudaRunner
+from backend.runners.cuda.kv_blocks import CudaKvBlocks
+from backend.runners.cuda.runner import CudaRunner
 from backend.text.detokenizer import TokenBytes
 from tests.backend.runners.cuda.kv_shelf import KvShelf
 from tests.backend.runners.cuda.random_model import CONFIG, random_weights

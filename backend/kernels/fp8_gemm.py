@@ -77,7 +77,7 @@ def round_rows(x: torch.Tensor, weight: DeviceWeight) -> tuple[torch.Tensor, tor
     return rounded, scales
 
 
-def scaled_product(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def fp8_gemm(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """``x @ weight.T + bias`` with rows of x rounded, each with its scale.
 
     Args:
@@ -100,20 +100,20 @@ def scaled_product(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | N
 
 
 @cache
-def multiplies_fp8(device: torch.device) -> bool:
-    """Whether `scaled_product` works on a device and is right there: tried out on random numbers."""
+def supports_fp8_gemm(device: torch.device) -> bool:
+    """Whether `fp8_gemm` works on a device and is right there: tried out on random numbers."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < _CAPABILITY:
         return False
-    from backend.kernels.quantized_tiles import quantized_tiles
+    from backend.kernels.quantized_gemm import quantized_gemm
     from backend.kernels.quantized_weight import on_device
     from backend.quantized_weights.fp8_scheme import Fp8Scheme
 
     random = torch.Generator().manual_seed(0)
     weight = on_device(Fp8Scheme().pack(torch.randn(256, 640, generator=random)), device)
     x = torch.randn(64, 640, generator=random).to(device, torch.bfloat16)
-    expected = quantized_tiles(x, weight, None).float()
+    expected = quantized_gemm(x, weight, None).float()
     try:
-        got = scaled_product(x, weight, None).float()
+        got = fp8_gemm(x, weight, None).float()
     except RuntimeError:  # what torch raises where it has no such product
         return False
     return bool((got - expected).norm() <= _MOST_DISAGREEMENT * expected.norm())

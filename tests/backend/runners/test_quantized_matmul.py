@@ -14,10 +14,9 @@ from backend.quantization.selection.rounding import rounded
 from backend.quantized_weights.int_scheme import IntScheme
 from backend.quantized_weights.quantized_linear import QuantizedLinear, Scheme, reference
 from backend.runners.self_test import steps
-from backend.runners.torch import cpu_product
-from backend.runners.torch.cpu_kernels import ALWAYS, Product, ways
-from backend.runners.torch.cpu_product import CpuProduct, ProductTable
-from backend.runners.torch.torch_runner import TorchRunner
+from backend.runners.torch import quantized_matmul
+from backend.runners.torch.quantized_matmul import ALWAYS, CpuProduct, Product, ProductTable, ways
+from backend.runners.torch.runner import TorchRunner
 from tests.backend.quantization.schemes import IDS, SCHEMES
 from tests.backend.runners.cuda.random_model import random_weights
 from tests.backend.tiny_model import CONFIG
@@ -63,7 +62,7 @@ def test_a_way_that_is_wrong_here_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
 
         return {ALWAYS: lambda: linear.matmul, "wrong": lambda: nothing, "absent": absent}
 
-    monkeypatch.setattr(cpu_product, "ways", with_worse)
+    monkeypatch.setattr(quantized_matmul, "ways", with_worse)
     linear = packed(IntScheme(4, 32))
     assert ProductTable().choose(linear) == (ALWAYS,) * 4
     x = torch.randn(2, 256)
@@ -94,21 +93,21 @@ def test_rounded_rows_have_one_way_in_every_batch(
     def seconds(product: Product, rows: int, _: int) -> float:
         return 1.0 if (product is twin) == (rows < 16) else 2.0
 
-    monkeypatch.setattr(cpu_product, "ways", lambda _: {ALWAYS: lambda: linear.matmul, "twin": lambda: twin})
-    monkeypatch.setattr(cpu_product, "_seconds", seconds)
+    monkeypatch.setattr(quantized_matmul, "ways", lambda _: {ALWAYS: lambda: linear.matmul, "twin": lambda: twin})
+    monkeypatch.setattr(quantized_matmul, "_seconds", seconds)
     assert len(set(ProductTable().choose(linear))) == count
 
 
 def test_a_shape_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """All layers of a model have the same few."""
     measured: list[tuple[int, int]] = []
-    whole = cpu_product._measured
+    whole = quantized_matmul._measured
 
     def noted(linear: QuantizedLinear) -> tuple[str, ...]:
         measured.append(linear.shape)
         return whole(linear)
 
-    monkeypatch.setattr(cpu_product, "_measured", noted)
+    monkeypatch.setattr(quantized_matmul, "_measured", noted)
     table = ProductTable()
     for rows in (32, 64, 32):
         CpuProduct(packed(IntScheme(4, 32), rows), table)

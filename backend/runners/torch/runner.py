@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from backend.engine.runner import BLOCK_SIZE, CPU_BATCH, CPU_STEP_TOKENS, StepInput, StepOutput
+from backend.engine.model_runner import BLOCK_SIZE, CPU_BATCH, CPU_STEP_TOKENS, StepInput, StepOutput
 from backend.model_loader.weights import LayerWeights, Linear, Mlp, ModelWeights
 from backend.models.config import Activation, Experts, KvDtype, ModelConfig
 from backend.models.rope import rotations
-from backend.runners.torch.cpu_product import ProductTable
+from backend.runners.torch.attention import StepAttention
 from backend.runners.torch.kv_memory import KvMemory
-from backend.runners.torch.torch_attention import StepAttention
-from backend.runners.torch.torch_linear import TorchLinear
+from backend.runners.torch.linear import TorchLinear
+from backend.runners.torch.quantized_matmul import ProductTable
 
 
 class TorchRunner:

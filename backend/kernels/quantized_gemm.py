@@ -11,7 +11,7 @@ import triton.language as tl
 from backend.kernels.quantized_codes import ONES, offsets_of, plane_values
 from backend.kernels.quantized_weight import DeviceWeight
 
-_LEAST_ROWS, _MOST_ROWS = 16, 64
+_MIN_ROWS, _MAX_ROWS = 16, 64
 """Of a product of the matrix units."""
 _PROGRAMS = 256
 """That a launch should have, to keep some hundred and thirty multiprocessors busy; the same on every device, so that
@@ -20,7 +20,7 @@ _COLUMNS = 1024
 
 
 @triton.jit
-def _quantized_tiles(
+def _quantized_gemm(
     x: tl.tensor,
     words: tl.tensor,
     scales: tl.tensor,
@@ -111,7 +111,7 @@ def _sum_parts(
     tl.store(output + at, total.to(output.dtype.element_ty), mask=inside)
 
 
-def quantized_tiles(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | None) -> torch.Tensor:
+def quantized_gemm(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """``x @ weight.T + bias``: weights rounded to x's dtype once they are scaled, summed in float32.
 
     Args:
@@ -122,14 +122,14 @@ def quantized_tiles(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | 
         [R, out] in x's dtype.
     """
     rows, outputs = x.shape[0], weight.outputs
-    tile_rows = min(_MOST_ROWS, max(_LEAST_ROWS, triton.next_power_of_2(rows)))
+    tile_rows = min(_MAX_ROWS, max(_MIN_ROWS, triton.next_power_of_2(rows)))
     # float32 products run outside the matrix units, from registers.
-    own = 32 if x.dtype == torch.float32 else 128 if tile_rows == _MOST_ROWS else 64
+    own = 32 if x.dtype == torch.float32 else 128 if tile_rows == _MAX_ROWS else 64
     grid = triton.cdiv(outputs, own), triton.cdiv(rows, tile_rows)
     part_tiles, parts = _parts(weight.tiles, grid[0] * grid[1])
     output = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     partial = torch.empty(parts, rows, outputs, device=x.device) if parts > 1 else output
-    _quantized_tiles[(*grid, parts)](
+    _quantized_gemm[(*grid, parts)](
         x,
         weight.words,
         weight.scales,
@@ -156,7 +156,7 @@ def quantized_tiles(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | 
         BIAS=bias is not None and parts == 1,
         OPERANDS=_operands(x.dtype),
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        STAGES=2 if tile_rows == _MOST_ROWS else 4,  # as many as two programs have shared memory for
+        STAGES=2 if tile_rows == _MAX_ROWS else 4,  # as many as two programs have shared memory for
         num_warps=8 if own == 128 else 4,
     )
     if parts > 1:
@@ -184,5 +184,5 @@ def _parts(tiles: int, programs: int) -> tuple[int, int]:
 def _operands(dtype: torch.dtype) -> tl.dtype:
     """What the matrix units multiply; the interpreter has no products of bfloat16."""
     of_device = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
-    compiled = isinstance(_quantized_tiles, triton.JITFunction)
+    compiled = isinstance(_quantized_gemm, triton.JITFunction)
     return of_device[dtype] if compiled or dtype != torch.bfloat16 else tl.float32
