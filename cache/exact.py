@@ -58,7 +58,7 @@ class ExactCache:
         """The answer to the request with this key."""
         return await self._look(key.id, key.proof)
 
-    def at_hand(self, key: Key) -> Hit | None:
+    def in_memory(self, key: Key) -> Hit | None:
         """The answer to a request, if this process has it; nothing is waited for, and no other tier is asked."""
         return self._in_memory(key.id, key.proof)
 

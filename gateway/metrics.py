@@ -56,11 +56,11 @@ memory_entries = _gauge("memory_entries", "Entries in the memory tier.")
 memory_bytes = _gauge("memory_bytes", "Bytes in the memory tier.")
 memory_evictions = _gauge("memory_evictions", "Entries evicted from the memory tier since the start.")
 redis_available = _gauge("redis_available", "Workers whose breaker to Redis is closed.")
-flights = _gauge("flights", "Upstream calls under way that may be joined.")
+flights = _gauge("flights", "Running upstream calls that may be joined.")
 
 
 def _of_host(name: str, text: str) -> Gauge:
-    """A figure that all workers of a host share, as whoever asked last heard it."""
+    """A gauge that all workers of a host share: the most recent value counts."""
     return Gauge(f"keepgate_{name}", text, registry=registry, multiprocess_mode="mostrecent")
 
 
@@ -73,7 +73,7 @@ semantic_recent_wrong_upper = _of_host("semantic_recent_wrong_upper", "The same 
 
 
 def show_policy(figures: Mapping[str, float]) -> None:
-    """What the semantic cache's policy says of itself; one that keeps no budget knows none of this."""
+    """Copy the policy's figures; only the `budget` policy has them."""
     for gauge, name in (
         (semantic_labels, "labels"),
         (semantic_wrong, "wrong"),
@@ -115,34 +115,34 @@ semantic_seconds = Histogram(
 )
 
 
-class HitTally:
-    """Hits, counted in plain numbers, for a hot hit costs less than the locks of a few counters.
+class HitCounter:
+    """Hits, counted in plain numbers: an exact hit takes less time than the locks of a few counters.
 
-    `flush` moves them into the metrics; `Gauges.refresh` does it before anybody looks.
+    `flush` adds them to the metrics; `Gauges.refresh` does so before each reading.
     """
 
     def __init__(self) -> None:
-        self._tallies = {(family, layer): [0, 0, 0, 0.0] for family in FAMILIES for layer in LAYERS}
+        self._counts = {(family, layer): [0, 0, 0, 0.0] for family in FAMILIES for layer in LAYERS}
         self._from_memory = 0
 
     def count_from_memory(self, entry: Entry) -> None:
-        """For a hit that no tier was asked for, because the memory tier knew it already."""
+        """Count a hit of the fast path, which asks no tier."""
         self._from_memory += 1
         self.count(entry, "exact")
 
     def count(self, entry: Entry, layer: str) -> None:
-        tally = self._tallies[entry.family, layer]
-        tally[0] += 1
-        tally[1] += entry.prompt_tokens
-        tally[2] += entry.completion_tokens
-        tally[3] += entry.seconds
+        counts = self._counts[entry.family, layer]
+        counts[0] += 1
+        counts[1] += entry.prompt_tokens
+        counts[2] += entry.completion_tokens
+        counts[3] += entry.seconds
 
     def flush(self) -> None:
-        for (family, layer), (hits, prompt_tokens, completion_tokens, seconds) in self._tallies.items():
+        for (family, layer), (hits, prompt_tokens, completion_tokens, seconds) in self._counts.items():
             requests.labels(family, "hit", layer).inc(hits)
             tokens_saved.labels(layer, "prompt").inc(prompt_tokens)
             tokens_saved.labels(layer, "completion").inc(completion_tokens)
             seconds_saved.labels(layer).inc(seconds)
-            self._tallies[family, layer] = [0, 0, 0, 0.0]
+            self._counts[family, layer] = [0, 0, 0, 0.0]
         tier_lookups.labels("memory", "hit").inc(self._from_memory)
         self._from_memory = 0

@@ -1,9 +1,9 @@
-"""The request's path, from a call to its answer:
+"""The path of a request, from the parsed request to the response:
 
-canonicalise → exact → semantic → join or lead a flight → route → relay and record → store
+exact lookup → semantic lookup → join or start a flight → route → relay and record → store
 
-Nothing is waited for between the last look at what is known and the flight, so what has landed or is under way is
-always seen, and nothing is computed twice.
+There is no await between the last check of the cache and joining a flight. A finished or running computation of the
+same answer is therefore always seen, and nothing is computed twice.
 """
 
 from aiohttp import web
@@ -12,19 +12,19 @@ from cache.entries.key import Key
 from cache.entries.outcomes import Hit
 from cache.semantic.messages import Found
 from gateway.errors import NotCached, UpstreamError
-from gateway.proxy.call import Call
+from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.lookup import Lookup
 from gateway.proxy.relay import Relay
 from gateway.proxy.replay import Replay
-from gateway.proxy.semantic_lookup import NOT_ASKED, Semantic
+from gateway.proxy.semantic_lookup import NO_QUERY, SemanticLookup
 from gateway.proxy.single_flight import SingleFlight
 
 
 class Pipeline:
-    """Answers calls, one step after the other."""
+    """Answers one inference request: each step is a line of `answer`."""
 
     def __init__(
-        self, lookup: Lookup, semantic: Semantic, replay: Replay, single_flight: SingleFlight, relay: Relay
+        self, lookup: Lookup, semantic: SemanticLookup, replay: Replay, single_flight: SingleFlight, relay: Relay
     ) -> None:
         self._lookup = lookup
         self._semantic = semantic
@@ -32,33 +32,35 @@ class Pipeline:
         self._single_flight = single_flight
         self._relay = relay
 
-    async def answer(self, request: web.BaseRequest, call: Call) -> web.StreamResponse:
-        """The response to a call. Raises GatewayError before the response has started, never after."""
-        key, outcome = await self._lookup.find(call)
-        if isinstance(outcome, Hit) and self._lookup.may_serve(call, outcome):
-            return await self._repeat(request, call, key, outcome)
-        inquiry = NOT_ASKED
-        if not self._single_flight.under_way(call, key, outcome):
-            inquiry = await self._semantic.find(call, key, outcome)
-        if inquiry.hit is not None and isinstance(inquiry.reply, Found):
-            if inquiry.audit and not call.directives.only_if_cached:
-                self._single_flight.audit(call, key, inquiry)
-            return await self._replay.answer_near(request, call, inquiry.hit, inquiry.reply)
-        if landed := self._lookup.landed(call, key, outcome):
-            return await self._repeat(request, call, key, landed)
-        if call.directives.only_if_cached:
+    async def answer(self, request: web.BaseRequest, inference: InferenceRequest) -> web.StreamResponse:
+        """The response to a request. Raises GatewayError only while the response has not started."""
+        key, outcome = await self._lookup.find(inference)
+        if isinstance(outcome, Hit) and self._lookup.may_serve(inference, outcome):
+            return await self._repeat(request, inference, key, outcome)
+        query = NO_QUERY
+        if not self._single_flight.in_flight(inference, key, outcome):
+            query = await self._semantic.find(inference, key, outcome)
+        if query.hit is not None and isinstance(query.reply, Found):
+            if query.audit and not inference.cache_control.only_if_cached:
+                self._single_flight.audit(inference, key, query)
+            return await self._replay.answer_similar(request, inference, query.hit, query.reply)
+        if finished := self._lookup.finished(inference, key, outcome):
+            return await self._repeat(request, inference, key, finished)
+        if inference.cache_control.only_if_cached:
             raise NotCached("The answer is not in the cache, and the request says only-if-cached.")
-        flight, joined = self._single_flight.join_or_lead(call, key, outcome, inquiry)
-        with flight.board() as passenger:
+        flight, joined = self._single_flight.join_or_start(inference, key, outcome, query)
+        with flight.subscribe() as subscriber:
             try:
-                return await self._relay.answer(request, call, key, outcome, inquiry, passenger, joined)
+                return await self._relay.answer(request, inference, key, outcome, query, subscriber, joined)
             except UpstreamError:
-                if stand_in := self._lookup.stand_in(call, outcome):
-                    return await self._replay.answer(request, call, stand_in, "stale-if-error")
+                if stale_if_error_hit := self._lookup.stale_if_error_hit(inference, outcome):
+                    return await self._replay.answer(request, inference, stale_if_error_hit, "stale-if-error")
                 raise
 
-    async def _repeat(self, request: web.BaseRequest, call: Call, key: Key, hit: Hit) -> web.StreamResponse:
-        """The answer that this very request has got before; where it is stale, a new one is on its way."""
-        if hit.stale and not call.directives.accepts(hit):
-            self._single_flight.revalidate(call, key)
-        return await self._replay.answer(request, call, hit)
+    async def _repeat(
+        self, request: web.BaseRequest, inference: InferenceRequest, key: Key, hit: Hit
+    ) -> web.StreamResponse:
+        """Serve an exact hit. A stale one is revalidated in the background (RFC 5861, section 3)."""
+        if hit.stale and not inference.cache_control.accepts(hit):
+            self._single_flight.revalidate(inference, key)
+        return await self._replay.answer(request, inference, hit)

@@ -27,14 +27,14 @@ _LENGTH = struct.Struct(">I")
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """Is there an answer to a question like this one?
 
-    `key` is the id of the request's key, `most_risk` what the client allows, from 0 to 1. Without `serve` the answer
+    `key` is the id of the request's key, `max_risk` what the client allows, from 0 to 1. Without `serve` the answer
     to this is not sent to anybody, only counted.
     """
 
     key: str
     partition: str
     text: str
-    most_risk: float
+    max_risk: float
     serve: bool
 
 

@@ -14,7 +14,7 @@ from gateway.api import stats
 from gateway.api.access import require_operator
 from gateway.api.app_keys import CACHE, GAUGES, SEMANTIC, SETTINGS
 from gateway.errors import InvalidRequest, NotFound, StoreDown
-from gateway.proxy.call import credential
+from gateway.proxy.inference_request import credential
 
 _encode = msgspec.json.Encoder().encode
 

@@ -5,13 +5,13 @@ from aiohttp import web
 from cache.exact import ExactCache
 from gateway.api.gauges import Gauges
 from gateway.pipeline import Pipeline
-from gateway.proxy.semantic_lookup import Semantic
+from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.settings.settings import Settings
 from gateway.upstreams.router import Router
 
 SETTINGS = web.AppKey("settings", Settings)
 CACHE = web.AppKey("cache", ExactCache)
-SEMANTIC = web.AppKey("semantic", Semantic)
+SEMANTIC = web.AppKey("semantic", SemanticLookup)
 ROUTER = web.AppKey("router", Router)
 PIPELINE = web.AppKey("pipeline", Pipeline)
 GAUGES = web.AppKey("gauges", Gauges)

@@ -8,7 +8,7 @@ from gateway.proxy.flight import FlightTable
 class Gauges:
     """Copies the present state of the cache and the flights into the metrics."""
 
-    def __init__(self, cache: ExactCache, flights: FlightTable, hits: metrics.HitTally) -> None:
+    def __init__(self, cache: ExactCache, flights: FlightTable, hits: metrics.HitCounter) -> None:
         self._cache = cache
         self._flights = flights
         self._hits = hits

@@ -12,15 +12,15 @@ from gateway import metrics
 from gateway.api.app_keys import GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
 from gateway.errors import NotFound, UpstreamCut, UpstreamError, UpstreamTimeout
 from gateway.http.body import read_body
-from gateway.http.sender import Sender
+from gateway.http.response_writer import ResponseWriter
 from gateway.http.sse import event_json
-from gateway.proxy.call import namespace_header, read_call
+from gateway.proxy.inference_request import namespace_header, parse_request
 from gateway.upstreams.upstream import Upstream
 
 _encode = msgspec.json.Encoder().encode
 _LARGE_BODY = 2**18
 _LIST_DEADLINE = 5.0
-_MOST_LISTED_BYTES = 8 * 2**20
+_MAX_LISTED_BYTES = 8 * 2**20
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
@@ -29,7 +29,13 @@ async def answer(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, settings.max_body, settings.timeouts.client)
     query = request.raw_path.partition("?")[2]
     read = functools.partial(
-        read_call, request.path, query, body, request.headers, settings.cache.namespace, settings.semantic.mode != "off"
+        parse_request,
+        request.path,
+        query,
+        body,
+        request.headers,
+        settings.cache.namespace,
+        settings.semantic.mode != "off",
     )
     # A long body takes more than a moment to decode: other requests do not wait for it.
     call = await asyncio.to_thread(read) if len(body) > _LARGE_BODY else read()
@@ -58,7 +64,7 @@ async def _listed(
     try:
         async with asyncio.timeout(_LIST_DEADLINE):
             with await upstream.request("GET", "/v1/models", headers, None) as reply:
-                body = await reply.body(_MOST_LISTED_BYTES)
+                body = await reply.body(_MAX_LISTED_BYTES)
             if reply.status != 200:
                 return web.Response(status=reply.status, body=body, headers=reply.headers)
             models: list[dict[str, Any]] = event_json(body)["data"]
@@ -90,14 +96,14 @@ async def forward(request: web.Request) -> web.StreamResponse:
         headers["x-keepgate-cache"] = "bypass"
         headers["x-keepgate-layer"] = "none"
         response = web.StreamResponse(status=reply.status, headers=headers)
-        pieces = reply.pieces()
-        first = await anext(pieces, b"")  # a failure before the first byte can still be an error response
+        chunks = reply.chunks()
+        first = await anext(chunks, b"")  # a failure before the first byte can still be an error response
         await response.prepare(request)
-        sender = Sender(request, response, settings.timeouts.client)
-        await sender.send(first)
-        async for piece in pieces:
-            await sender.send(piece)
-        await sender.finish()
+        writer = ResponseWriter(request, response, settings.timeouts.client)
+        await writer.send(first)
+        async for chunk in chunks:
+            await writer.send(chunk)
+        await writer.finish()
         return response
 
 

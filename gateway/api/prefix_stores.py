@@ -13,14 +13,14 @@ from gateway.api.app_keys import ROUTER, SETTINGS
 from gateway.errors import GatewayError, InvalidRequest, NoPrefixStore, UpstreamCut, UpstreamError, UpstreamTimeout
 from gateway.http.body import read_body
 from gateway.http.sse import event_json
-from gateway.proxy.call import decode_object, namespace_header
+from gateway.proxy.inference_request import decode_object, namespace_header
 from gateway.upstreams.upstream import Upstream
 
 _encode = msgspec.json.Encoder().encode
 _REPORT_DEADLINE = 5.0
 # A prompt may have to be made into tokens, and a disk's files be removed.
 _OPERATION_DEADLINE = 60.0
-_MOST_BYTES = 8 * 2**20
+_MAX_BYTES = 8 * 2**20
 _LARGE_BODY = 2**18
 
 # What one upstream says: the JSON text of an object, or why there is none.
@@ -84,8 +84,8 @@ async def _ask_all(
         if name.lower() != "authorization" or not carries_admin_key(value, settings)
     )
     own = namespace_header(CIMultiDictProxy(headers), settings.cache.namespace)
-    said = await asyncio.gather(*(_ask(upstream, method, path, headers, body, own) for upstream in upstreams))
-    return dict(zip((upstream.url for upstream in upstreams), said, strict=True))
+    given = await asyncio.gather(*(_ask(upstream, method, path, headers, body, own) for upstream in upstreams))
+    return dict(zip((upstream.url for upstream in upstreams), given, strict=True))
 
 
 async def _ask(
@@ -95,7 +95,7 @@ async def _ask(
     try:
         async with asyncio.timeout(deadline):
             with await upstream.request(method, path, headers, body, own) as reply:
-                return _read(upstream, reply.status, await reply.body(_MOST_BYTES))
+                return _read(upstream, reply.status, await reply.body(_MAX_BYTES))
     except GatewayError as error:
         return error
     except TimeoutError:
@@ -105,12 +105,12 @@ async def _ask(
 def _read(upstream: Upstream, status: int, body: bytes) -> bytes:
     """The body of an answer that is one. Raises GatewayError for any other."""
     try:
-        said: dict[str, Any] | None = event_json(body)
+        given: dict[str, Any] | None = event_json(body)
     except ValueError:
-        said = None
-    if status == 200 and said is not None:
+        given = None
+    if status == 200 and given is not None:
         return body
-    error = said.get("error") if said else None
+    error = given.get("error") if given else None
     refusal = error if isinstance(error, dict) and isinstance(error.get("message"), str) else {}
     if status in (404, 405, 501) and refusal.get("param") != "model":
         raise NoPrefixStore(f"{upstream.name} has no prefix store.")
@@ -128,18 +128,18 @@ def _refused(status: int, refusal: Mapping[str, Any]) -> GatewayError:
     return error
 
 
-def _done(said: Mapping[str, Said]) -> web.Response:
+def _done(given: Mapping[str, Said]) -> web.Response:
     """What was done, where anybody has done it. Raises GatewayError where nobody has."""
-    errors = [error for error in said.values() if isinstance(error, GatewayError)]
-    if len(errors) < len(said):
-        return _gathered(said)
+    errors = [error for error in given.values() if isinstance(error, GatewayError)]
+    if len(errors) < len(given):
+        return _gathered(given)
     if all(isinstance(error, NoPrefixStore) for error in errors):
         raise NoPrefixStore("No upstream has a prefix store.")
     if len({error.body() for error in errors}) == 1:
         raise errors[0]
-    raise UpstreamError(" ".join(f"{url}: {error}" for url, error in zip(said, errors, strict=True)))
+    raise UpstreamError(" ".join(f"{url}: {error}" for url, error in zip(given, errors, strict=True)))
 
 
-def _gathered(said: Mapping[str, Said]) -> web.Response:
-    upstreams = {url: msgspec.Raw(one if isinstance(one, bytes) else one.body()) for url, one in said.items()}
+def _gathered(given: Mapping[str, Said]) -> web.Response:
+    upstreams = {url: msgspec.Raw(one if isinstance(one, bytes) else one.body()) for url, one in given.items()}
     return web.Response(body=_encode({"upstreams": upstreams}), content_type="application/json")

@@ -7,10 +7,10 @@ from typing import Any
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from gateway import metrics
-from gateway.proxy.semantic_lookup import Semantic
+from gateway.proxy.semantic_lookup import SemanticLookup
 
 
-async def collect(cache: ExactCache, semantic: Semantic) -> dict[str, Any]:
+async def collect(cache: ExactCache, semantic: SemanticLookup) -> dict[str, Any]:
     """The body of GET /v1/cache/stats. Counts are since the start; rates are shares between 0 and 1."""
     totals = _Totals()
     kinds = {kind: totals.sum("requests", {"cache": kind}) for kind in ("hit", "miss", "bypass", "failed")}

@@ -1,6 +1,7 @@
 """The command `keepgate`. Light at import: `keepgate --help` loads nothing of the gateway."""
 
 import argparse
+import contextlib
 import difflib
 import importlib.util
 import logging
@@ -219,24 +220,32 @@ def _serve(parsed: argparse.Namespace) -> int:
     from gateway.settings.settings import SettingsError
     from gateway.settings.sources import PREFIX, load
 
-    said = {name: value for name, value in vars(parsed).items() if name not in ("command", "config")}
+    given = {name: value for name, value in vars(parsed).items() if name not in ("command", "config")}
     file = parsed.config or os.environ.get(PREFIX + "CONFIG")
     environment = {name: value for name, value in os.environ.items() if name != PREFIX + "CONFIG"}
     try:
-        settings, warnings = load(Path(file) if file else None, environment, said)
+        settings, warnings = load(Path(file) if file else None, environment, given)
     except SettingsError as error:
         print(f"keepgate: {error}", file=sys.stderr)
         return 2
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     for warning in warnings:
         print(f"keepgate: {warning}", file=sys.stderr)
-    if settings.workers > 1:
-        from gateway.processes.shared_metrics import share_metrics
+    with contextlib.ExitStack() as stack:
+        if settings.workers > 1:
+            from gateway.processes.shared_metrics import share_metrics
 
-        share_metrics()
-    from gateway.processes.serve import serve
+            try:
+                stack.enter_context(share_metrics(settings.state_path()))
+            except OSError as error:
+                print(
+                    f"keepgate: state_dir: no place for the counters of {settings.workers} workers: {error}",
+                    file=sys.stderr,
+                )
+                return 1
+        from gateway.processes.serve import serve
 
-    return serve(settings)
+        return serve(settings)
 
 
 def _run_backend(command: str, words: list[str]) -> int:

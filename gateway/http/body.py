@@ -7,8 +7,8 @@ from aiohttp import web
 from gateway.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 
 
-async def read_body(request: web.BaseRequest, limit: int, patience: float) -> bytes:
-    """The whole body, at most `limit` bytes, within `patience` seconds.
+async def read_body(request: web.BaseRequest, limit: int, deadline: float) -> bytes:
+    """The whole body, at most `limit` bytes, within `deadline` seconds.
 
     Raises BodyTooLarge, RequestTimeout, and InvalidRequest when the client stops half way.
     """
@@ -17,10 +17,10 @@ async def read_body(request: web.BaseRequest, limit: int, patience: float) -> by
     try:
         if request.content.is_eof():
             return await request.read()
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(deadline):
             return await request.read()
     except TimeoutError as error:
-        raise RequestTimeout(f"The body did not arrive within {patience:g} s.") from error
+        raise RequestTimeout(f"The body did not arrive within {deadline:g} s.") from error
     except web.HTTPRequestEntityTooLarge as error:
         raise BodyTooLarge(f"The body is longer than {limit} bytes.") from error
     except (web.RequestPayloadError, ConnectionError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What a client says about reuse: the request directives of Cache-Control (RFC 9111, section 5.2.1)."""
+"""The request directives of Cache-Control (RFC 9111, section 5.2.1)."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from cache.entries.outcomes import Hit
 
 
 @dataclass(frozen=True, slots=True)
-class Directives:
+class CacheControl:
     """Seconds; `max_stale` is infinite where the client names no limit."""
 
     no_cache: bool = False
@@ -25,24 +25,24 @@ class Directives:
         return remaining >= self.min_fresh if not hit.stale else -remaining <= self.max_stale and self.min_fresh == 0
 
 
-NONE = Directives()
+NONE = CacheControl()
 
 
-def parse_cache_control(header: str) -> Directives:
-    """Unknown directives are ignored, as the RFC asks; a number that is none counts as the strictest one."""
+def parse_cache_control(header: str) -> CacheControl:
+    """Unknown directives are ignored, as the RFC asks; an invalid number counts as the strictest one."""
     if not header:
         return NONE
-    said: dict[str, str] = {}
+    given: dict[str, str] = {}
     for part in header.split(","):
         name, _, value = part.strip().partition("=")
-        said[name.strip().lower()] = value.strip().strip('"')
-    return Directives(
-        no_cache="no-cache" in said,
-        no_store="no-store" in said,
-        only_if_cached="only-if-cached" in said,
-        max_age=_seconds(said["max-age"], 0.0) if "max-age" in said else math.inf,
-        min_fresh=_seconds(said["min-fresh"], math.inf) if "min-fresh" in said else 0.0,
-        max_stale=_seconds(said["max-stale"] or "inf", 0.0) if "max-stale" in said else 0.0,
+        given[name.strip().lower()] = value.strip().strip('"')
+    return CacheControl(
+        no_cache="no-cache" in given,
+        no_store="no-store" in given,
+        only_if_cached="only-if-cached" in given,
+        max_age=_seconds(given["max-age"], 0.0) if "max-age" in given else math.inf,
+        min_fresh=_seconds(given["min-fresh"], math.inf) if "min-fresh" in given else 0.0,
+        max_stale=_seconds(given["max-stale"] or "inf", 0.0) if "max-stale" in given else 0.0,
     )
 
 

@@ -23,18 +23,18 @@ _CLIENTS_FAULT = (web.RequestPayloadError, http_exceptions.HttpProcessingError, 
 class HttpConnection(web.RequestHandler):
     """aiohttp's connection, which by itself would quote what it cannot read, to the client and in the log."""
 
-    __slots__ = ("_patience",)
+    __slots__ = ("_timeout",)
 
-    def __init__(self, server: web.Server, patience: float, **options: Any) -> None:
+    def __init__(self, server: web.Server, timeout: float, **options: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
-        self._patience = patience
+        self._timeout = timeout
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Lets the kernel end the connection of a client that takes nothing of what it is sent for `patience` s."""
+        """Lets the kernel end the connection of a client that takes nothing of what it is sent for `timeout` s."""
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection is not None and hasattr(socket, "TCP_USER_TIMEOUT"):  # not on every system
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._patience * 1000))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._timeout * 1000))
 
     def data_received(self, data: bytes) -> None:
         """Reads what came. If that ends all hope for a body, whoever waits for it is told so, which aiohttp forgets."""
@@ -103,11 +103,11 @@ def _reason(fault: BaseException | None) -> str:
 class HttpServer(web.Server):
     """Serves what an application's own server would serve, on connections of the kind above."""
 
-    def __init__(self, application: web.Server, patience: float, **options: Any) -> None:
+    def __init__(self, application: web.Server, timeout: float, **options: Any) -> None:
         handler = _refusing_in_one_form(application.request_handler)
         super().__init__(handler, request_factory=application.request_factory, **options)
-        self._patience = patience
+        self._timeout = timeout
         self._options = {name: value for name, value in options.items() if name != "handler_cancellation"}
 
     def __call__(self) -> HttpConnection:
-        return HttpConnection(self, self._patience, **self._options)
+        return HttpConnection(self, self._timeout, **self._options)

@@ -7,7 +7,7 @@ import msgspec
 
 _decode = msgspec.json.Decoder().decode
 _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
-_LONGEST_BLANK_LINE = 4
+_MAX_BLANK_LINE = 4
 
 
 class EventSplitter:
@@ -21,11 +21,11 @@ class EventSplitter:
 
     def feed(self, data: bytes) -> list[bytes]:
         if not self._rest and data.endswith(b"\n\n") and b"\r" not in data:
-            # The common case: the piece holds whole events.
+            # The common case: whole events.
             return [event + b"\n\n" for event in data[:-2].split(b"\n\n")]
         rest = self._rest
         rest += data
-        # A return at the very end may be half of a line break: it waits for what follows.
+        # A final CR may be half of a CRLF: it waits for the next bytes.
         end = len(rest) - 1 if rest.endswith(b"\r") else len(rest)
         events: list[bytes] = []
         start = 0
@@ -35,11 +35,11 @@ class EventSplitter:
             events.append(bytes(rest[start:at]))
             start = at
         del rest[:start]
-        self._scanned = max(0, len(rest) - _LONGEST_BLANK_LINE)
+        self._scanned = max(0, len(rest) - _MAX_BLANK_LINE)
         return events
 
     def flush(self) -> bytes:
-        """Give up the event that has begun, and hand it over as it is."""
+        """Return the incomplete event and start over."""
         rest, self._rest, self._scanned = bytes(self._rest), bytearray(), 0
         return rest
 

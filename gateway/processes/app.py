@@ -19,19 +19,19 @@ from cache.stores.redis_store import RedisStore, open_redis_store
 from gateway.api import admin, handlers, prefix_stores
 from gateway.api.app_keys import CACHE, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
 from gateway.api.gauges import Gauges
+from gateway.http.background_tasks import background_tasks
 from gateway.http.middleware import answer_errors, note_start
 from gateway.http.server import Handler, HttpServer
-from gateway.http.tasks import background_tasks
-from gateway.metrics import HitTally
+from gateway.metrics import HitCounter
 from gateway.pipeline import Pipeline
 from gateway.processes.embedded_store import embedded_store
 from gateway.processes.semantic_service import semantic_service
-from gateway.proxy.fast_lane import FastLane
+from gateway.proxy.fast_path import FastPath
 from gateway.proxy.flight import FlightTable
 from gateway.proxy.lookup import Lookup
 from gateway.proxy.relay import Relay
 from gateway.proxy.replay import Replay
-from gateway.proxy.semantic_lookup import Semantic
+from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.proxy.single_flight import SingleFlight
 from gateway.settings.settings import Settings, SettingsError
 from gateway.upstreams.connection import Connections, open_connections
@@ -84,12 +84,12 @@ async def open_gateway(
         flights = FlightTable(tasks)
         tasks.keep(cache.follow_purges)
         tasks.keep(router.refresh_forever)
-        hits = HitTally()
+        hits = HitCounter()
         gauges = Gauges(cache, flights, hits)
         tasks.keep(functools.partial(_keep_gauges, gauges))
         if semantic_client is not None:
             tasks.keep(semantic_client.watch)
-        semantic = Semantic(semantic_client, cache, settings, tasks)
+        semantic = SemanticLookup(semantic_client, cache, settings, tasks)
         lookup = Lookup(cache, settings.cache)
         pipeline = Pipeline(
             lookup,
@@ -99,13 +99,13 @@ async def open_gateway(
             Relay(lookup, settings.timeouts.client),
         )
         application = build_application(settings, cache, semantic, router, pipeline, gauges)
-        fast_lane = functools.partial(FastLane, cache=cache, settings=settings, hits=hits)
-        async with _listening(application, settings, fast_lane, share_port) as (url, port):
+        fast_path = functools.partial(FastPath, cache=cache, settings=settings, hits=hits)
+        async with _listening(application, settings, fast_path, share_port) as (url, port):
             yield Gateway(url, port, redis_url, router, cache, connections)
 
 
 def build_application(
-    settings: Settings, cache: ExactCache, semantic: Semantic, router: Router, pipeline: Pipeline, gauges: Gauges
+    settings: Settings, cache: ExactCache, semantic: SemanticLookup, router: Router, pipeline: Pipeline, gauges: Gauges
 ) -> web.Application:
     application = web.Application(middlewares=[answer_errors], client_max_size=settings.max_body)
     application[SETTINGS] = settings
@@ -191,7 +191,7 @@ async def _upstream_urls(settings: Settings) -> AsyncIterator[list[str]]:
 
 @asynccontextmanager
 async def _listening(
-    application: web.Application, settings: Settings, fast_lane: Callable[[Handler], FastLane], share_port: bool
+    application: web.Application, settings: Settings, fast_path: Callable[[Handler], FastPath], share_port: bool
 ) -> AsyncIterator[tuple[str, int]]:
     application_runner = web.AppRunner(application)
     await application_runner.setup()
@@ -203,7 +203,7 @@ async def _listening(
         handler_cancellation=True,
         keepalive_timeout=_IDLE_CONNECTION_SECONDS,
     )
-    server.request_handler = fast_lane(server.request_handler)
+    server.request_handler = fast_path(server.request_handler)
     runner = web.ServerRunner(server, shutdown_timeout=settings.timeouts.shutdown)
     await runner.setup()
     try:

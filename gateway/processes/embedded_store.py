@@ -1,15 +1,13 @@
-"""A Valkey or Redis server of the gateway's own: a child process on a unix socket, its data in the state directory."""
+"""The embedded store: a Valkey or Redis server as a child process, its socket and its data in the state directory."""
 
 import asyncio
 import contextlib
 import fcntl
-import hashlib
 import importlib.util
 import logging
 import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,8 +19,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from gateway.http.tasks import background_tasks
+from gateway.http.background_tasks import background_tasks
 from gateway.processes.child import running
+from gateway.processes.runtime_directory import socket_path
 from gateway.settings.settings import SettingsError
 
 log = logging.getLogger(__name__)
@@ -32,10 +31,10 @@ _START_POLL = 0.02
 _ANSWER_DEADLINE = 1.0
 _LOCK_POLL = 0.5
 _FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 30.0
-_LONGEST_SOCKET_PATH = 100  # sun_path holds 104 or 108 bytes, by system
+_MAX_PAUSE = 30.0
+_SOCKET = "valkey.sock"
 _DATA = "appendonlydir"
-# What a server says of data that it cannot read. It mends a file that merely ends too early by itself.
+# The server's messages for data that it cannot read. A truncated file it repairs itself.
 _DAMAGE = re.compile(
     "Bad file format|AOF MANIFEST FILE ERROR|Unable to obtain the AOF|RDB preamble|Internal error in RDB"
     "|Unexpected end of file|Wrong signature|Short read"
@@ -43,7 +42,7 @@ _DAMAGE = re.compile(
 
 
 class _NotStarted(Exception):
-    """The server did not come up; the message is its own."""
+    """The server did not start; the message is the server's."""
 
 
 @asynccontextmanager
@@ -59,9 +58,14 @@ async def embedded_store(state: Path, memory: int) -> AsyncIterator[str]:
         lock = (directory / "lock").open("w")
     except OSError as error:
         raise SettingsError(f"state_dir: nothing can be kept in {directory}: {error.strerror}") from error
-    server = _EmbeddedServer(directory, memory, find_server())
+    program = find_server()
     first_start: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    with lock:
+    with lock, contextlib.ExitStack() as stack:
+        try:
+            socket = stack.enter_context(socket_path(directory, _SOCKET))
+        except ValueError as error:
+            raise SettingsError(f"state_dir: {error}") from error
+        server = _EmbeddedServer(directory, socket, memory, program)
         async with background_tasks() as tasks:
             tasks.start(server.supervise(lock, first_start))
             await first_start
@@ -85,13 +89,12 @@ def find_server() -> Path:
 
 
 class _EmbeddedServer:
-    def __init__(self, directory: Path, memory: int, program: Path) -> None:
+    def __init__(self, directory: Path, socket: Path, memory: int, program: Path) -> None:
         self._directory = directory
         self._memory = memory
         self._program = program
-        self._socket = _socket_path(directory)
         self._log = directory / "server.log"
-        self.url = f"unix://{self._socket}"
+        self.url = f"unix://{socket}"
 
     async def supervise(self, lock: IO[str], first_start: "asyncio.Future[None]") -> None:
         """Keep a server at `url`: this gateway's while it holds the lock, until then another's.
@@ -101,7 +104,7 @@ class _EmbeddedServer:
         pause = _FIRST_PAUSE
         while True:
             try:
-                await self._wait_for_turn(lock, first_start)
+                await self._wait_for_lock(lock, first_start)
                 await self._run(lock, first_start)
                 pause = _FIRST_PAUSE
                 log.warning("the embedded store ended; starting it again")
@@ -110,11 +113,11 @@ class _EmbeddedServer:
                     first_start.set_exception(SettingsError(f"redis: embedded: {error}"))
                     return
                 log.error("the embedded store cannot be started again: %s", error)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                pause = min(pause * 2, _MAX_PAUSE)
             await asyncio.sleep(pause)
 
-    async def _wait_for_turn(self, lock: IO[str], first_start: "asyncio.Future[None]") -> None:
-        """Until the lock is ours. Whoever holds it runs a server, which does for us as well."""
+    async def _wait_for_lock(self, lock: IO[str], first_start: "asyncio.Future[None]") -> None:
+        """Wait until this gateway holds the lock. Another holder runs a server, which this gateway uses."""
         patience_ends = time.monotonic() + _START_DEADLINE
         while not _try_lock(lock):
             if not first_start.done():
@@ -125,23 +128,23 @@ class _EmbeddedServer:
             await asyncio.sleep(_LOCK_POLL if first_start.done() else _START_POLL)
 
     async def _run(self, lock: IO[str], first_start: "asyncio.Future[None]") -> None:
-        """Run a server until it ends. It holds the lock too: until it has really ended nobody starts another."""
-        for attempt in ("as it is", "afresh"):
+        """Run a server until it ends. It inherits the lock, so no other server starts before it has ended."""
+        for attempt in ("with its data", "empty"):
             with self._log.open("wb") as output:
                 async with running(self._command(), stdout=output, stderr=output, pass_fds=(lock.fileno(),)) as process:
-                    if await self._comes_up(process):
+                    if await self._becomes_ready(process):
                         if first_start.done():
                             log.warning("the embedded store is up")
                         else:
                             first_start.set_result(None)
                         await process.wait()
                         return
-            if attempt == "afresh" or not _DAMAGE.search(self._log.read_text(errors="replace")):
-                raise _NotStarted(f"the server ended at its start: {self._last_words()}")
-            self._set_data_aside()
+            if attempt == "empty" or not _DAMAGE.search(self._log.read_text(errors="replace")):
+                raise _NotStarted(f"the server ended at its start: {self._last_log_line()}")
+            self._move_damaged_data()
 
-    async def _comes_up(self, process: asyncio.subprocess.Process) -> bool:
-        """Whether it answers, rather than ends. Raises _NotStarted when it does neither in time."""
+    async def _becomes_ready(self, process: asyncio.subprocess.Process) -> bool:
+        """True when it answers, False when it ends. Raises _NotStarted when it does neither in time."""
         try:
             async with asyncio.timeout(_START_DEADLINE):
                 while not await self._answers():
@@ -150,12 +153,12 @@ class _EmbeddedServer:
                     await asyncio.sleep(_START_POLL)
         except TimeoutError as error:
             raise _NotStarted(
-                f"the server was not ready in {_START_DEADLINE:g} s; its last words: {self._last_words()}"
+                f"the server was not ready in {_START_DEADLINE:g} s; its last log line: {self._last_log_line()}"
             ) from error
         return True
 
-    def _set_data_aside(self) -> None:
-        """An unreadable cache is an empty one; the file stays for whoever wants to know what became of it."""
+    def _move_damaged_data(self) -> None:
+        """Start empty when the data cannot be read; the damaged files are kept beside it."""
         aside = self._directory / f"{_DATA}.damaged"
         shutil.rmtree(aside, ignore_errors=True)
         (self._directory / _DATA).rename(aside)
@@ -164,11 +167,11 @@ class _EmbeddedServer:
     def _command(self) -> list[str]:
         options = {
             "port": "0",
-            "unixsocket": str(self._socket),
-            "unixsocketperm": "700",
             "dir": str(self._directory),
+            "unixsocket": _SOCKET,  # in `dir`, whose path may be too long for a socket's
+            "unixsocketperm": "700",
             "maxmemory": str(self._memory),
-            # Entries carry a lifetime and may go; the purge state carries none and stays.
+            # Entries have a lifetime and may be evicted; the purge state has none and stays.
             "maxmemory-policy": "volatile-lru",
             "appendonly": "yes",
             "appendfsync": "everysec",
@@ -193,7 +196,7 @@ class _EmbeddedServer:
                 await client.aclose()
         return True
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
         words = re.sub(r"^\d+:\S+ \d+ \w+ \d+ [\d:.]+ \S ", "", lines[-1]) if lines else "nothing"
         return f"{words} (in {self._log})"
@@ -205,21 +208,3 @@ def _try_lock(lock: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _socket_path(directory: Path) -> Path:
-    """In the directory, or, where its path is too long for a socket, in a private one of the system's own."""
-    socket = directory / "valkey.sock"
-    if len(os.fsencode(socket)) <= _LONGEST_SOCKET_PATH:
-        return socket
-    digest = hashlib.blake2b(os.fsencode(directory.resolve()), digest_size=8).hexdigest()
-    short = Path(tempfile.gettempdir()) / f"keepgate-{os.getuid()}-{digest}"
-    short.mkdir(mode=0o700, exist_ok=True)
-    found = short.lstat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077 or short.is_symlink():
-        raise SettingsError(f"state_dir: {short} is not this user's alone; name a state_dir with a shorter path")
-    if len(os.fsencode(short / "valkey.sock")) > _LONGEST_SOCKET_PATH:
-        raise SettingsError(
-            "state_dir: the path is too long for a socket, and so is that of TMPDIR; name a shorter one"
-        )
-    return short / "valkey.sock"

@@ -21,9 +21,9 @@ _LABEL = "in-repo backend"
 # The URL of its prefix index, where it is not on its command line.
 _INDEX_VARIABLE = "KEEPGATE_PREFIX_INDEX"
 _FIRST_PAUSE = 1.0
-_LONGEST_PAUSE = 30.0
+_MAX_PAUSE = 30.0
 # The statuses with which it ends after it has said itself what is wrong: with the model, or with an option.
-_SAID_WHY = (1, 2)
+_EXPLAINED = (1, 2)
 
 
 class BackendFailed(Exception):
@@ -40,10 +40,10 @@ def require_backend() -> None:
 
 
 class LocalBackend:
-    """Keeps one backend running. `came` is called with its URL and model when it is ready, `went` when it is gone."""
+    """Keeps one backend running. Calls `on_ready` with its URL and model when it is ready, `on_gone` when it ends."""
 
     def __init__(
-        self, model: str, backend: BackendSettings, came: Callable[[str, str], None], went: Callable[[], None]
+        self, model: str, backend: BackendSettings, on_ready: Callable[[str, str], None], on_gone: Callable[[], None]
     ) -> None:
         self._variables = {}
         if backend.prefix_index is not None and masked(backend.prefix_index) != backend.prefix_index:
@@ -59,8 +59,8 @@ class LocalBackend:
             "--exit-with-parent",
             *backend.options(),
         )
-        self._came = came
-        self._went = went
+        self._on_ready = on_ready
+        self._on_gone = on_gone
         self._was_ready = False
 
     async def supervise(self) -> None:
@@ -69,9 +69,9 @@ class LocalBackend:
         while True:
             ready, status = await self._run_once()
             if not self._was_ready:
-                reason = "" if status in _SAID_WHY else f"the backend could not start: it {_ended(status)}"
+                reason = "" if status in _EXPLAINED else f"the backend could not start: it {_ended(status)}"
                 raise BackendFailed(reason)
-            pause = _FIRST_PAUSE if ready else min(pause * 2, _LONGEST_PAUSE)
+            pause = _FIRST_PAUSE if ready else min(pause * 2, _MAX_PAUSE)
             log.error("the backend %s; starting it again in %g s", _ended(status), pause)
             await asyncio.sleep(pause)
 
@@ -84,11 +84,11 @@ class LocalBackend:
                 async for line in process.stdout:
                     if event := _ready_event(line):
                         ready = self._was_ready = True
-                        self._came(event["url"], event["model"])
+                        self._on_ready(event["url"], event["model"])
                 return ready, await process.wait()
             finally:
                 if ready:
-                    self._went()
+                    self._on_gone()
 
 
 class LocalUpstream:
@@ -99,13 +99,13 @@ class LocalUpstream:
         self._timeouts = timeouts
         self._current: Upstream | None = None
 
-    def came(self, url: str, model: str) -> None:
+    def on_ready(self, url: str, model: str) -> None:
         upstream = Upstream(url, self._gateway.connections, self._timeouts, _LABEL)
         upstream.models, upstream.reachable = frozenset({model}), True
         self._current = upstream
         self._gateway.router.add(upstream)
 
-    def went(self) -> None:
+    def on_gone(self) -> None:
         if self._current is not None:
             self._gateway.router.remove(self._current)
             self._current = None

@@ -5,9 +5,7 @@ import contextlib
 import importlib.util
 import itertools
 import logging
-import os
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,19 +13,18 @@ from pathlib import Path
 import msgspec
 
 from cache.semantic.embedding.folder import models_folder
-from gateway.http.tasks import background_tasks
+from gateway.http.background_tasks import background_tasks
 from gateway.processes.child import running
+from gateway.processes.runtime_directory import runtime_directory, socket_path
 from gateway.settings.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 30.0
+_MAX_PAUSE = 30.0
 _STOP_DEADLINE = 5.0
-# What Linux takes is 107 bytes, macOS 103.
-_LONGEST_SOCKET = 103
-# Exit status with which it ends after it has said itself what is wrong with a setting.
-_SAID_WHY = 2
+# Its exit status after it has printed what is wrong with a setting.
+_EXPLAINED = 2
 
 
 @asynccontextmanager
@@ -41,13 +38,12 @@ async def semantic_service(settings: Settings, redis: str) -> AsyncIterator[Path
         yield None
         return
     _require(settings, redis)
-    with tempfile.TemporaryDirectory(prefix="keepgate-semantic-") as folder:
-        socket = Path(folder) / "s"
-        if len(os.fsencode(socket)) > _LONGEST_SOCKET:
-            raise SettingsError(
-                f"TMPDIR: {tempfile.gettempdir()} is too long a folder for a Unix socket in it; set TMPDIR to one of at"
-                " most 60 bytes"
-            )
+    with contextlib.ExitStack() as stack:
+        try:
+            directory = stack.enter_context(runtime_directory(settings.state_path()))
+            socket = stack.enter_context(socket_path(directory, "semantic.sock"))
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"state_dir: no place for the socket of the semantic cache: {error}") from error
         line = msgspec.json.encode(_config(settings, redis, socket), enc_hook=str) + b"\n"
         async with background_tasks() as tasks:
             tasks.start(_supervise(line))
@@ -69,10 +65,10 @@ def _require(settings: Settings, redis: str) -> None:
 
 def _config(settings: Settings, redis: str, socket: Path) -> dict[str, object]:
     """What cache/semantic/service/config.py describes."""
-    said = msgspec.structs.asdict(settings.semantic)
-    del said["mode"]
+    given = msgspec.structs.asdict(settings.semantic)
+    del given["mode"]
     return {
-        **said,
+        **given,
         "judge_key": str(settings.semantic.judge_key or ""),
         "socket": str(socket),
         "redis": redis,
@@ -82,22 +78,19 @@ def _config(settings: Settings, redis: str, socket: Path) -> dict[str, object]:
 
 
 async def _supervise(line: bytes) -> None:
-    """Keep it running. Raises SettingsError when its first process refuses a setting.
-
-    The gateway has begun by the time of the later ones: what stops them now may be gone at the next try.
-    """
+    """Keep it running. Raises SettingsError when its first process refuses a setting; later ones are started again."""
     loop = asyncio.get_running_loop()
     pause = _FIRST_PAUSE
     for start in itertools.count():
         began = loop.time()
         try:
             status = await _run(line)
-            if status == _SAID_WHY and start == 0:
-                raise SettingsError  # it has said itself which setting
+            if status == _EXPLAINED and start == 0:
+                raise SettingsError  # it has printed which setting
             reason = f"ended with status {status}"
         except OSError as error:
             reason = f"cannot be started: {error}"
-        pause = _FIRST_PAUSE if loop.time() - began > _LONGEST_PAUSE else min(pause * 2, _LONGEST_PAUSE)
+        pause = _FIRST_PAUSE if loop.time() - began > _MAX_PAUSE else min(pause * 2, _MAX_PAUSE)
         log.error("the semantic cache %s; starting it again in %g s", reason, pause)
         await asyncio.sleep(pause)
 

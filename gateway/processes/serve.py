@@ -13,7 +13,7 @@ import msgspec
 import uvloop
 
 from gateway import __version__
-from gateway.http.tasks import background_tasks
+from gateway.http.background_tasks import background_tasks
 from gateway.processes.app import Gateway, open_gateway
 from gateway.processes.embedded_store import embedded_store
 from gateway.processes.local_backend import BackendFailed, LocalBackend, LocalUpstream, require_backend
@@ -26,7 +26,7 @@ from gateway.settings.settings import BackendSettings, Settings, SettingsError, 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def say(line: str) -> None:
+def print_status(line: str) -> None:
     """A line for the person at the terminal, who may have closed it."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
@@ -34,7 +34,7 @@ def say(line: str) -> None:
 
 def serve(settings: Settings) -> int:
     """Serve until a signal; returns the exit status."""
-    return run_until_signalled(lambda: _serve(settings), on_stop=lambda: say("Stopping."))
+    return run_until_signalled(lambda: _serve(settings), on_stop=lambda: print_status("Stopping."))
 
 
 def run_until_signalled(main: Callable[[], Awaitable[None]], on_stop: Callable[[], None] = lambda: None) -> int:
@@ -71,7 +71,7 @@ def run_until_signalled(main: Callable[[], Awaitable[None]], on_stop: Callable[[
     except* (SettingsError, BackendFailed) as errors:
         for error in _leaves(errors):
             if str(error):
-                say(f"keepgate: {error}")
+                print_status(f"keepgate: {error}")
         status = 1
     return status
 
@@ -84,15 +84,15 @@ async def _serve(settings: Settings) -> None:
         return
     # The backend outlives the gateway, whose last requests it still answers.
     async with background_tasks() as tasks, open_gateway(settings) as gateway:
-        _introduce(settings, gateway.url)
+        _print_banner(settings, gateway.url)
         if not settings.upstreams:
             place = LocalUpstream(gateway, settings.timeouts)
 
-            def came(url: str, model: str) -> None:
-                place.came(url, model)
-                _invite(gateway.url, model)
+            def on_ready(url: str, model: str) -> None:
+                place.on_ready(url, model)
+                _print_ready(gateway.url, model)
 
-            tasks.start(_local_backend(settings, gateway, came, place.went).supervise())
+            tasks.start(_local_backend(settings, gateway, on_ready, place.on_gone).supervise())
         await _forever()
 
 
@@ -110,23 +110,23 @@ async def _serve_with_workers(settings: Settings) -> None:
         backend_tasks = await stack.enter_async_context(background_tasks())
         gateway = await stack.enter_async_context(open_gateway(shared, share_port=True, semantic_socket=socket))
         worker_tasks = await stack.enter_async_context(background_tasks())
-        _introduce(settings, gateway.url)
+        _print_banner(settings, gateway.url)
         workers = Workers(msgspec.structs.replace(shared, port=gateway.port), socket)
         for _ in range(settings.workers - 1):
             worker_tasks.start(workers.keep_one())
         if not settings.upstreams:
             place = LocalUpstream(gateway, settings.timeouts)
 
-            def came(url: str, model: str) -> None:
-                place.came(url, model)
+            def on_ready(url: str, model: str) -> None:
+                place.on_ready(url, model)
                 workers.tell(Backend(url, model))
-                _invite(gateway.url, model)
+                _print_ready(gateway.url, model)
 
-            def went() -> None:
-                place.went()
+            def on_gone() -> None:
+                place.on_gone()
                 workers.tell(Backend())
 
-            backend_tasks.start(_local_backend(settings, gateway, came, went).supervise())
+            backend_tasks.start(_local_backend(settings, gateway, on_ready, on_gone).supervise())
         await _forever()
 
 
@@ -155,36 +155,36 @@ async def _forever() -> None:
 
 
 def _local_backend(
-    settings: Settings, gateway: Gateway, came: Callable[[str, str], None], went: Callable[[], None]
+    settings: Settings, gateway: Gateway, on_ready: Callable[[str, str], None], on_gone: Callable[[], None]
 ) -> LocalBackend:
     backend = with_prefix_store(settings, gateway.redis_url)
-    say(f"  prefixes   {_prefixes_in_words(backend)}")
-    return LocalBackend(settings.model, backend, came, went)
+    print_status(f"  prefixes   {_describe_prefix_store(backend)}")
+    return LocalBackend(settings.model, backend, on_ready, on_gone)
 
 
-def _introduce(settings: Settings, url: str) -> None:
-    say(f"Keepgate {__version__}")
-    say(f"  serving    {url}/v1")
-    say(f"  figures    {url}/v1/cache/stats and {url}/metrics")
-    say(f"  store      {_store_in_words(settings)}")
+def _print_banner(settings: Settings, url: str) -> None:
+    print_status(f"Keepgate {__version__}")
+    print_status(f"  serving    {url}/v1")
+    print_status(f"  figures    {url}/v1/cache/stats and {url}/metrics")
+    print_status(f"  store      {_describe_store(settings)}")
     if settings.semantic.mode != "off":
-        say(f"  semantic   {_semantic_in_words(settings)}")
-    say(f"  upstreams  {', '.join(settings.upstreams) or 'the in-repo backend, starting now'}")
+        print_status(f"  semantic   {_describe_semantic(settings)}")
+    print_status(f"  upstreams  {', '.join(settings.upstreams) or 'the in-repo backend, starting now'}")
     if settings.upstreams:
-        say("Ready. Ctrl-C stops it.")
+        print_status("Ready. Ctrl-C stops it.")
 
 
-def _invite(url: str, model: str) -> None:
-    say(f"Ready: {model} answers at {url}/v1. Ctrl-C stops it.")
+def _print_ready(url: str, model: str) -> None:
+    print_status(f"Ready: {model} answers at {url}/v1. Ctrl-C stops it.")
 
 
-def _store_in_words(settings: Settings) -> str:
+def _describe_store(settings: Settings) -> str:
     if settings.redis == "embedded":
         return f"embedded, data in {settings.state_path()}"
     return "memory only" if settings.redis == "none" else masked(settings.redis)
 
 
-def _prefixes_in_words(backend: BackendSettings) -> str:
+def _describe_prefix_store(backend: BackendSettings) -> str:
     if backend.prefix_sharing is False:
         return "not shared: every prompt is computed whole"
     places = [f"in {backend.prefix_disk}"] if backend.prefix_disk else []
@@ -193,7 +193,7 @@ def _prefixes_in_words(backend: BackendSettings) -> str:
     return f"kept {' and '.join(places)}" if places else "in the engine's own memory only"
 
 
-def _semantic_in_words(settings: Settings) -> str:
+def _describe_semantic(settings: Settings) -> str:
     semantic = settings.semantic
     rule = {
         "budget": f"no more than {semantic.delta:.2%} of all requests answered wrong on average",

@@ -1,28 +1,35 @@
-"""Counters that several workers of a host add to; switched on before any counter is made.
+"""Metrics that all workers of a host share: prometheus_client's multiprocess mode.
 
-prometheus_client keeps the values of each process in files of one directory, and each process reads those of all.
+It keeps the values of each process in files of one directory, and each process reads those of all. The directory is set
+before any metric is created.
 """
 
-import atexit
 import os
-import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from gateway.processes.runtime_directory import runtime_directory
 
 _VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
-def share_metrics() -> None:
-    """In the first process: make the directory, which goes when this process ends."""
-    directory = tempfile.mkdtemp(prefix="keepgate-metrics-")
-    os.environ[_VARIABLE] = directory
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+@contextmanager
+def share_metrics(state: Path) -> Iterator[None]:
+    """In the first process: make the directory, which is removed on exit. Raises OSError if it cannot be made."""
+    with runtime_directory(state) as directory:
+        os.environ[_VARIABLE] = str(directory)
+        try:
+            yield
+        finally:
+            del os.environ[_VARIABLE]
 
 
 def join_metrics() -> None:
-    """In a worker: make the counters, and show their files to the others only when they can be read.
+    """In a worker: create the metrics, and move their files to the shared directory once they can be read.
 
-    A file that has just been made is empty for a moment, and whoever reads it then fails.
+    prometheus_client fails on a new file, which is empty for a moment.
     """
     shared = Path(os.environ[_VARIABLE])
     with tempfile.TemporaryDirectory(dir=shared) as own:
@@ -35,7 +42,7 @@ def join_metrics() -> None:
 
 
 def forget_process(pid: int) -> None:
-    """Leave out the states, such as entries in memory, of a worker that is gone. What it counted stays counted."""
+    """Remove the gauges of a worker that has ended. Its counters still count."""
     from prometheus_client.multiprocess import mark_process_dead  # only after share_metrics: it looks at the variable
 
     mark_process_dead(pid)  # type: ignore[no-untyped-call]  # prometheus_client leaves it untyped

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _PAUSE = 1.0
 # Beyond the time that a worker gives its last requests.
 _STOP_MARGIN = 5.0
-_LONGEST_LINE = 2**20
+_MAX_LINE = 2**20
 
 
 class Backend(msgspec.Struct, frozen=True, array_like=True):
@@ -79,9 +79,9 @@ async def work() -> None:
         backend = LocalUpstream(gateway, settings.timeouts)
         async for line in news:
             told = msgspec.json.decode(line, type=Backend)
-            backend.went()
+            backend.on_gone()
             if told.url:
-                backend.came(told.url, told.model)
+                backend.on_ready(told.url, told.model)
 
 
 def _write_line(stdin: asyncio.StreamWriter, value: Any) -> None:
@@ -90,7 +90,7 @@ def _write_line(stdin: asyncio.StreamWriter, value: Any) -> None:
 
 
 async def _standard_input() -> asyncio.StreamReader:
-    reader = asyncio.StreamReader(limit=_LONGEST_LINE)
+    reader = asyncio.StreamReader(limit=_MAX_LINE)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
     return reader

@@ -1,12 +1,12 @@
 """One call to an upstream, shared by everyone who asks the same at the same time.
 
-A flight is a task of its own: it belongs to no request. Each client reads it through a `Passenger`, from the first
-piece on, at its own pace. The flight lands when the upstream has said everything, and is cancelled when the last
-passenger leaves before that.
+A flight is a task of its own, owned by no request. Each client reads it through a `Subscriber`, from the first chunk
+on, at its own pace. The flight finishes when the upstream's answer is complete, and is cancelled when its last
+subscriber leaves before that.
 
-    pieces:   [ 0 | 1 | 2 | 3 | 4 ]──► more to come from the upstream
+    chunks:   [ 0 | 1 | 2 | 3 | 4 ]──► more to come from the upstream
                     ▲       ▲   ▲
-    passengers:     slow    │   first (all caught up)
+    subscribers:     slow    │   first (all caught up)
                             joined late, replaying
 """
 
@@ -21,8 +21,8 @@ from multidict import CIMultiDict
 
 from cache.errors import UnstorableAnswer
 from gateway.errors import GatewayError, InternalError, UpstreamError
+from gateway.http.background_tasks import BackgroundTasks
 from gateway.http.sse import EventSplitter
-from gateway.http.tasks import Tasks
 from gateway.proxy.recorder import Recording, StreamRecorder, record_response
 from gateway.upstreams.upstream import USAGE_HEADER, UpstreamAnswer
 
@@ -33,44 +33,44 @@ _LARGE_BODY = 2**18
 _REST_SECONDS = 1.0
 
 
-class Piece(bytes):
-    """A piece of a body; an event that carries usage alone is not for every client."""
+class Chunk(bytes):
+    """Bytes of a body. An event that carries only usage (`usage_only`) goes only to clients that asked for usage."""
 
     __slots__ = ()
     usage_only = False
 
 
-class UsagePiece(Piece):
+class UsageChunk(Chunk):
     __slots__ = ()
     usage_only = True
 
 
 class Flight:
-    """The state of one upstream call; `recording` is there once a whole answer that may be kept has landed.
+    """The state of one upstream call; `recording` is set once it finished with a complete answer that may be stored.
 
-    At most `keep_bytes` of the body are remembered. Beyond that the flight takes no new passengers, is not recorded,
-    and goes no faster than its slowest passenger, so a flight's memory is bounded. An answer of fewer than `choices`
+    At most `keep_bytes` of the body are held. A longer answer takes no new subscribers, is not recorded, and is read
+    no faster than the slowest subscriber reads, so a flight's memory is bounded. An answer of fewer than `choices`
     choices is not recorded.
     """
 
     def __init__(self, keep_bytes: int, choices: int) -> None:
         self._choices = choices
         self._keep_bytes = keep_bytes
-        self._pieces: list[Piece] = []
-        self._first = 0  # number of the piece at _pieces[0]
+        self._chunks: list[Chunk] = []
+        self._first = 0  # number of the chunk at _chunks[0]
         self._size = 0
-        self._passengers: set[Passenger] = set()
+        self._subscribers: set[Subscriber] = set()
         self._drained = asyncio.Event()
         self._started = asyncio.Event()
-        self._settled = asyncio.Event()  # it has landed, or it is known to be too long to wait for
-        self._landed = asyncio.Event()
+        self._settled = asyncio.Event()  # finished, or known to be too long to wait for
+        self._finished = asyncio.Event()
         self._began = time.monotonic()
         self.task: asyncio.Task[None] | None = None
         self.background = False
         self.oversized = False
         self.abandoned = False
-        self.complete = False  # all has been said, and only the end of the connection is still to come
-        self.upstream = ""  # its label in figures
+        self.complete = False  # the body is complete; only the end of the connection is still to come
+        self.upstream = ""  # its label in the metrics
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.is_event_stream = False
@@ -84,15 +84,15 @@ class Flight:
         return time.monotonic() - self._began
 
     @property
-    def landed(self) -> bool:
-        return self._landed.is_set()
+    def finished(self) -> bool:
+        return self._finished.is_set()
 
     @property
     def joinable(self) -> bool:
-        return not (self.landed or self.oversized or self.abandoned)
+        return not (self.finished or self.oversized or self.abandoned)
 
-    async def fly(self, request: Awaitable[UpstreamAnswer]) -> None:
-        """Make the call and take in its answer; every failure ends up in `error`."""
+    async def run(self, request: Awaitable[UpstreamAnswer]) -> None:
+        """Make the call and read its answer; every failure ends up in `error`."""
         try:
             with await request as answer:
                 self._start(answer)
@@ -112,7 +112,7 @@ class Flight:
         finally:
             self._started.set()
             self._settled.set()
-            self._landed.set()
+            self._finished.set()
             self._wake_all()
 
     def _start(self, answer: UpstreamAnswer) -> None:
@@ -129,44 +129,44 @@ class Flight:
         usage_was_added = self.headers.pop(USAGE_HEADER, None) == "added"
         try:
             async with asyncio.timeout(None) as rest:
-                async for data in answer.pieces():
+                async for data in answer.chunks():
                     for event in splitter.feed(data):
                         is_usage = not self.oversized and recorder.add(event)
-                        await self._add(UsagePiece(event) if is_usage and usage_was_added else Piece(event))
-                    if len(splitter) > self._keep_bytes:  # whatever it is, it is not gathered without limit
-                        await self._add(Piece(splitter.flush()))
+                        await self._add(UsageChunk(event) if is_usage and usage_was_added else Chunk(event))
+                    if len(splitter) > self._keep_bytes:  # an event without an end is not buffered without limit
+                        await self._add(Chunk(splitter.flush()))
                     if recorder.done and not self.complete:
                         self.complete = True
                         rest.reschedule(asyncio.get_running_loop().time() + _REST_SECONDS)
         except (UpstreamError, TimeoutError):
-            if not recorder.done:  # else all has been said, however the connection ends
+            if not recorder.done:  # else the answer is complete, however the connection ends
                 raise
         if splitter.rest:
-            await self._add(Piece(splitter.rest))
+            await self._add(Chunk(splitter.rest))
         if splitter.rest.strip():
             self.unstorable = "the stream ended within an event"
         elif not self.oversized:
             await self._record(recorder.finish)
 
     async def _take_body(self, answer: UpstreamAnswer) -> None:
-        async for data in answer.pieces():
-            await self._add(Piece(data))
+        async for data in answer.chunks():
+            await self._add(Chunk(data))
         self.complete = True
         if self.status == 200 and not self.oversized:
-            await self._record(functools.partial(record_response, b"".join(self._pieces), self._choices))
+            await self._record(functools.partial(record_response, b"".join(self._chunks), self._choices))
 
     async def _record(self, finish: Callable[[], Recording]) -> None:
         try:
-            # A long answer takes more than a moment to encode: other requests do not wait for it.
+            # Encoding a long answer takes milliseconds: it leaves the event loop.
             self.recording = await asyncio.to_thread(finish) if self._size > _LARGE_BODY else finish()
         except UnstorableAnswer as reason:
             self.unstorable = str(reason)
 
-    async def _add(self, piece: Piece) -> None:
-        self._pieces.append(piece)
-        self._size += len(piece)
-        for passenger in self._passengers:
-            passenger.wake.set()
+    async def _add(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+        for subscriber in self._subscribers:
+            subscriber.wake.set()
         if self._size > self._keep_bytes:
             self.oversized = True
             self.unstorable = f"the answer is longer than {self._keep_bytes} bytes"
@@ -174,23 +174,23 @@ class Flight:
             await self._wait_for_slowest()
 
     async def _wait_for_slowest(self) -> None:
-        end = self._first + len(self._pieces)
-        while any(passenger.reads and passenger.position < end for passenger in self._passengers):
+        end = self._first + len(self._chunks)
+        while any(subscriber.reads and subscriber.position < end for subscriber in self._subscribers):
             self._drained.clear()
             await self._drained.wait()
-        self._pieces.clear()
+        self._chunks.clear()
         self._first = end
 
     def _wake_all(self) -> None:
-        for passenger in self._passengers:
-            passenger.wake.set()
+        for subscriber in self._subscribers:
+            subscriber.wake.set()
 
-    def board(self) -> "Passenger":
-        return Passenger(self)
+    def subscribe(self) -> "Subscriber":
+        return Subscriber(self)
 
 
-class Passenger:
-    """One client's way through a flight. Use as a context manager: leaving is how a flight learns it is alone."""
+class Subscriber:
+    """One client's position in a flight. A context manager: a flight is cancelled when its last subscriber exits."""
 
     def __init__(self, flight: Flight) -> None:
         self.flight = flight
@@ -198,15 +198,15 @@ class Passenger:
         self.reads = True
         self.wake = asyncio.Event()
 
-    def __enter__(self) -> "Passenger":
-        self.flight._passengers.add(self)
+    def __enter__(self) -> "Subscriber":
+        self.flight._subscribers.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         flight = self.flight
-        flight._passengers.discard(self)
+        flight._subscribers.discard(self)
         flight._drained.set()
-        if not flight._passengers and not flight.background and not flight.complete and flight.task:
+        if not flight._subscribers and not flight.background and not flight.complete and flight.task:
             flight.abandoned = True
             flight.task.cancel()
 
@@ -216,27 +216,27 @@ class Passenger:
         if self.flight.error and not self.flight.status:
             raise self.flight.error
 
-    async def landed(self) -> None:
-        """Wait until everything has been said, reading none of it. Raises the GatewayError that ended it early."""
+    async def finished(self) -> None:
+        """Wait for the end of the answer without reading it. Raises the GatewayError that ended it early."""
         self.reads = False
         self.flight._drained.set()
-        await self.flight._landed.wait()
+        await self.flight._finished.wait()
         if self.flight.error:
             raise self.flight.error
 
-    async def pieces(self, with_usage: bool) -> AsyncIterator[bytes]:
-        """The body from its beginning, joined into as few pieces as the reader's pace allows.
+    async def chunks(self, with_usage: bool) -> AsyncIterator[bytes]:
+        """The body from its beginning; what arrived since the last read is joined into one chunk.
 
         Raises the GatewayError that ended the flight early, after everything that came before it.
         """
         flight = self.flight
         while True:
-            news = flight._pieces[self.position - flight._first :]
+            news = flight._chunks[self.position - flight._first :]
             if news:
                 self.position += len(news)
                 flight._drained.set()
-                yield b"".join(piece for piece in news if with_usage or not piece.usage_only)
-            elif flight.landed:
+                yield b"".join(chunk for chunk in news if with_usage or not chunk.usage_only)
+            elif flight.finished:
                 if flight.error:
                     raise flight.error
                 return
@@ -245,7 +245,7 @@ class Passenger:
                 await self.wake.wait()
 
     async def body(self) -> bytes | None:
-        """The whole body; None, at its first piece, where it is too long to be held and has to be read in pieces.
+        """The whole body; None if it is too long to be held and has to be read in chunks.
 
         Raises the GatewayError that ended the flight early.
         """
@@ -255,13 +255,13 @@ class Passenger:
             return None
         if flight.error:
             raise flight.error
-        return b"".join(flight._pieces)
+        return b"".join(flight._chunks)
 
 
 class FlightTable:
-    """The flights under way that may be joined, by what they carry. Owns the tasks of all flights."""
+    """The running flights that may be joined, by the name of their answer. Owns the tasks of all flights."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: BackgroundTasks) -> None:
         self._tasks = tasks
         self._joinable: dict[str, Flight] = {}
 
@@ -272,9 +272,9 @@ class FlightTable:
                 return flight
         return None
 
-    def launch(self, flight: Flight, run: Coroutine[None, None, None], name: str | None) -> None:
+    def start(self, flight: Flight, run: Coroutine[None, None, None], name: str | None) -> None:
         """Start the flight; `name` makes it joinable."""
-        task = flight.task = self._tasks.start_alone(run)
+        task = flight.task = self._tasks.start_isolated(run)
         if name is None:
             return
         self._joinable[name] = flight

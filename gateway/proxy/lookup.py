@@ -1,4 +1,4 @@
-"""Whether the cache has an answer to a call, and whether it may be served."""
+"""The exact lookup: whether the cache has an answer to a request, and whether it may be served."""
 
 import random
 
@@ -6,56 +6,56 @@ from cache.entries.key import Key
 from cache.entries.outcomes import Bypass, Failed, Hit, Miss, Outcome
 from cache.exact import ExactCache
 from gateway import metrics
-from gateway.proxy.call import Call
+from gateway.proxy.inference_request import InferenceRequest
 from gateway.settings.settings import CacheSettings
 
 
 class Lookup:
-    """The cache, asked under the operator's rules and the client's."""
+    """Applies the operator's settings and the client's Cache-Control to the exact cache."""
 
     def __init__(self, cache: ExactCache, settings: CacheSettings) -> None:
         self._cache = cache
         self._settings = settings
 
-    async def find(self, call: Call) -> tuple[Key, Outcome]:
-        """What the cache has, and the key under which a new answer to this call belongs."""
-        if reason := self._bypass_reason(call):
-            return call.key, Bypass(reason)
-        if call.sampled and self._settings.sampled == "variants":
-            return await self._draw_variant(call)
-        return call.key, await self._look_up(call.key)
+    async def find(self, inference: InferenceRequest) -> tuple[Key, Outcome]:
+        """The cache's outcome, and the key under which a new answer to this request is stored."""
+        if reason := self._bypass_reason(inference):
+            return inference.key, Bypass(reason)
+        if inference.sampled and self._settings.sampled == "variants":
+            return await self._draw_variant(inference)
+        return inference.key, await self._look_up(inference.key)
 
-    def landed(self, call: Call, key: Key, outcome: Outcome) -> Hit | None:
-        """The answer to this very call, where this process has got it since the outcome, and it may be served."""
-        hit = None if isinstance(outcome, Bypass) else self._cache.at_hand(key)
-        return hit if hit is not None and self.may_serve(call, hit) else None
+    def finished(self, inference: InferenceRequest, key: Key, outcome: Outcome) -> Hit | None:
+        """The answer to this request, if this process stored it since `outcome` and it may be served."""
+        hit = None if isinstance(outcome, Bypass) else self._cache.in_memory(key)
+        return hit if hit is not None and self.may_serve(inference, hit) else None
 
-    def may_serve(self, call: Call, hit: Hit) -> bool:
-        """Whether the entry answers the call: fresh enough for the client, or for now (RFC 5861, section 3)."""
-        if call.needs_usage and not hit.entry.has_usage:
+    def may_serve(self, inference: InferenceRequest, hit: Hit) -> bool:
+        """Whether the entry may answer: fresh, or stale while it is revalidated (RFC 5861, section 3)."""
+        if inference.needs_usage and not hit.entry.has_usage:
             return False
-        return call.directives.accepts(hit) or _is_within(self._settings.stale_while_revalidate, call, hit)
+        return inference.cache_control.accepts(hit) or _is_within(self._settings.stale_while_revalidate, inference, hit)
 
-    def stand_in(self, call: Call, outcome: Outcome) -> Hit | None:
-        """The entry that will do while the upstream fails, if there is one (RFC 5861, section 4)."""
-        if not isinstance(outcome, Hit) or (call.needs_usage and not outcome.entry.has_usage):
+    def stale_if_error_hit(self, inference: InferenceRequest, outcome: Outcome) -> Hit | None:
+        """The stale entry that may be served when the upstream fails, if there is one (RFC 5861, section 4)."""
+        if not isinstance(outcome, Hit) or (inference.needs_usage and not outcome.entry.has_usage):
             return None
-        return outcome if _is_within(self._settings.stale_if_error, call, outcome) else None
+        return outcome if _is_within(self._settings.stale_if_error, inference, outcome) else None
 
-    def _bypass_reason(self, call: Call) -> str | None:
+    def _bypass_reason(self, inference: InferenceRequest) -> str | None:
         if not self._settings.enabled:
             return "disabled"
-        if call.directives.no_store:
+        if inference.cache_control.no_store:
             return "no-store"
-        if call.sampled and self._settings.sampled == "bypass":
+        if inference.sampled and self._settings.sampled == "bypass":
             return "sampled"
-        return "no-cache" if call.directives.no_cache else None
+        return "no-cache" if inference.cache_control.no_cache else None
 
-    async def _draw_variant(self, call: Call) -> tuple[Key, Outcome]:
-        """One of the answers kept for a sampled request; the first gap, while there are fewer than wanted."""
+    async def _draw_variant(self, inference: InferenceRequest) -> tuple[Key, Outcome]:
+        """One of the stored variants of a sampled request; a miss for the first one not stored yet."""
         hits: list[tuple[Key, Outcome]] = []
         for number in range(self._settings.variants):
-            key = call.key.variant(number)
+            key = inference.key.variant(number)
             outcome = await self._look_up(key)
             if not isinstance(outcome, Hit):
                 return key, outcome
@@ -68,9 +68,9 @@ class Lookup:
         return outcome
 
 
-def _is_within(grace: float, call: Call, hit: Hit) -> bool:
+def _is_within(grace: float, inference: InferenceRequest, hit: Hit) -> bool:
     """Whether a stale entry is at most `grace` seconds past its lifetime, and the client set no limit of its own."""
-    unlimited = hit.age <= call.directives.max_age and call.directives.min_fresh == 0
+    unlimited = hit.age <= inference.cache_control.max_age and inference.cache_control.min_fresh == 0
     return hit.stale and unlimited and hit.age < hit.entry.fresh_for + grace
 
 

@@ -1,4 +1,4 @@
-"""Listens to an upstream's answer on its way to the clients, and says at the end whether it may be kept."""
+"""Assembles an upstream's answer as it is relayed, and decides at its end whether it may be stored."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 class StreamRecorder:
-    """For an answer that comes as events; `choices` is how many were asked for."""
+    """Records a streamed answer; `choices` is the number requested."""
 
     def __init__(self, choices: int) -> None:
         self._choices = choices
@@ -64,7 +64,7 @@ class StreamRecorder:
 
 
 def record_response(body: bytes, choices: int) -> Recording:
-    """For an answer that came in one piece. Raises UnstorableAnswer when it must not be kept."""
+    """Record a JSON answer. Raises UnstorableAnswer when it must not be stored."""
     try:
         response: dict[str, Any] = event_json(body)
     except ValueError as error:

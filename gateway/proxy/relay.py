@@ -1,4 +1,4 @@
-"""A flight's answer, on its way to one client."""
+"""Sends a flight's answer to one client."""
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -7,75 +7,77 @@ from cache.entries.key import Key
 from cache.entries.outcomes import Bypass, Failed, Outcome
 from gateway import metrics
 from gateway.errors import GatewayError, UpstreamCut, UpstreamUnreachable
-from gateway.http.sender import Sender
-from gateway.proxy.call import Call
-from gateway.proxy.flight import Passenger
+from gateway.http.response_writer import ResponseWriter
+from gateway.proxy.flight import Subscriber
+from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.lookup import Lookup
 from gateway.proxy.rendering import render
 from gateway.proxy.response_headers import forwarded_headers, semantic_headers, whole_response
-from gateway.proxy.semantic_lookup import Inquiry
+from gateway.proxy.semantic_lookup import SemanticQuery
 
 
 class Relay:
-    """Sends what a flight carries. `patience` is how many seconds a client may take to read a piece."""
+    """Writes a flight to the client's response. A client has `timeout` seconds to read each chunk."""
 
-    def __init__(self, lookup: Lookup, patience: float) -> None:
+    def __init__(self, lookup: Lookup, timeout: float) -> None:
         self._lookup = lookup
-        self._patience = patience
+        self._timeout = timeout
 
     async def answer(
         self,
         request: web.BaseRequest,
-        call: Call,
+        inference: InferenceRequest,
         key: Key,
         outcome: Outcome,
-        inquiry: Inquiry,
-        passenger: Passenger,
+        query: SemanticQuery,
+        subscriber: Subscriber,
         joined: bool,
     ) -> web.StreamResponse:
         """The client's response. Raises UpstreamError while it has not started."""
-        await passenger.started()
-        flight = passenger.flight
-        if flight.status >= 500 and self._lookup.stand_in(call, outcome):
+        await subscriber.started()
+        flight = subscriber.flight
+        if flight.status >= 500 and self._lookup.stale_if_error_hit(inference, outcome):
             raise UpstreamUnreachable(f"The upstream answered with status {flight.status}.")
         headers = forwarded_headers(flight.headers, outcome, key.id, joined)
-        headers.update(semantic_headers(inquiry.reply))
-        _count(call.family, outcome)
-        if joined and flight.status == 200 and flight.is_event_stream != call.stream:
-            return await self._convert(call, passenger, headers)
-        # An answer in one piece is sent in one piece, unless it is too long to be held.
-        if not flight.is_event_stream and (body := await passenger.body()) is not None:
+        headers.update(semantic_headers(query.reply))
+        _count(inference.family, outcome)
+        if joined and flight.status == 200 and flight.is_event_stream != inference.stream:
+            return await self._convert(inference, subscriber, headers)
+        # A JSON answer is sent whole, unless it is too long to be held.
+        if not flight.is_event_stream and (body := await subscriber.body()) is not None:
             if flight.status == 200:
                 return whole_response(request, headers, body)
             return web.Response(status=flight.status, body=body, headers=headers)
-        return await self._stream(request, call, passenger, headers)
+        return await self._stream(request, inference, subscriber, headers)
 
     async def _stream(
-        self, request: web.BaseRequest, call: Call, passenger: Passenger, headers: CIMultiDict[str]
+        self, request: web.BaseRequest, inference: InferenceRequest, subscriber: Subscriber, headers: CIMultiDict[str]
     ) -> web.StreamResponse:
-        response = web.StreamResponse(status=passenger.flight.status, headers=headers)
+        response = web.StreamResponse(status=subscriber.flight.status, headers=headers)
         await response.prepare(request)
-        sender = Sender(request, response, self._patience)
+        writer = ResponseWriter(request, response, self._timeout)
         try:
-            async for piece in passenger.pieces(with_usage=call.include_usage):
-                await sender.send(piece)
+            async for chunk in subscriber.chunks(with_usage=inference.include_usage):
+                await writer.send(chunk)
         except GatewayError as error:
-            if not passenger.flight.is_event_stream:
-                raise  # nothing can be said within it: it is cut, so that nobody takes it for whole
+            if not subscriber.flight.is_event_stream:
+                raise  # a JSON body has no place for an error: it is cut, so that no client takes it for complete
             metrics.errors.labels(error.label).inc()
-            # The status line is long gone: what can still be said is said within the stream.
-            await sender.send(error.event())
-        await sender.finish()
+            # The status line has been sent: the error goes into the stream.
+            await writer.send(error.event())
+        await writer.finish()
         return response
 
-    async def _convert(self, call: Call, passenger: Passenger, headers: CIMultiDict[str]) -> web.Response:
-        """The flight carries the other shape, stream or whole, than this client wants."""
-        await passenger.landed()
-        flight = passenger.flight
+    async def _convert(
+        self, inference: InferenceRequest, subscriber: Subscriber, headers: CIMultiDict[str]
+    ) -> web.Response:
+        """The flight has the other form (stream or JSON) than this client asked for: convert its recording."""
+        await subscriber.finished()
+        flight = subscriber.flight
         if flight.recording is None:
             raise UpstreamCut(f"The upstream's answer is not whole: {flight.unstorable}.")
-        headers["Content-Type"] = "text/event-stream" if call.stream else "application/json"
-        return web.Response(body=await render(flight.recording.body, call.form), headers=headers)
+        headers["Content-Type"] = "text/event-stream" if inference.stream else "application/json"
+        return web.Response(body=await render(flight.recording.body, inference.form), headers=headers)
 
 
 def _count(family: str, outcome: Outcome) -> None:

@@ -14,7 +14,7 @@ async def render(body: bytes, form: str) -> bytes:
     """The response object `body` (JSON text) in `form`: "json", "stream" or "stream+usage"."""
     if form == "json":
         return body
-    if len(body) > _LARGE_BODY:  # takes more than a moment: other requests do not wait for it
+    if len(body) > _LARGE_BODY:  # takes milliseconds: it leaves the event loop
         return await asyncio.to_thread(_as_stream, body, form)
     return _as_stream(body, form)
 

@@ -1,4 +1,4 @@
-"""A hit, answered."""
+"""Answers a hit from its entry."""
 
 from aiohttp import web
 
@@ -6,40 +6,44 @@ from cache.entries.entry import Entry
 from cache.entries.outcomes import Hit
 from cache.exact import ExactCache
 from cache.semantic.messages import Found
-from gateway.metrics import HitTally
-from gateway.proxy.call import Call
-from gateway.proxy.fast_lane import RAW_DIGEST
+from gateway.metrics import HitCounter
+from gateway.proxy.fast_path import RAW_DIGEST
+from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.rendering import render
 from gateway.proxy.response_headers import hit_headers, semantic_headers, whole_response
 
 
 class Replay:
-    """Answers from entries, and remembers in memory what makes the next answer cheaper.
+    """Answers from entries, and keeps the rendered form and the request's digest in memory for the next hit.
 
-    `draws` says that a sampled call gets one answer of several, so that the next may get another.
+    With `draws` a sampled request gets one of several stored answers, so its digest is not kept.
     """
 
-    def __init__(self, cache: ExactCache, hits: HitTally, draws: bool) -> None:
+    def __init__(self, cache: ExactCache, hits: HitCounter, draws: bool) -> None:
         self._cache = cache
         self._draws = draws
         self._hits = hits
 
-    async def answer(self, request: web.BaseRequest, call: Call, hit: Hit, detail: str = "exact") -> web.StreamResponse:
-        """The entry of this very request."""
-        body = await self._form(hit.entry, call.form)
+    async def answer(
+        self, request: web.BaseRequest, inference: InferenceRequest, hit: Hit, detail: str = "exact"
+    ) -> web.StreamResponse:
+        """Serve the entry of this same request."""
+        body = await self._form(hit.entry, inference.form)
         self._hits.count(hit.entry, "exact")
-        self._remember(request, call, hit)
-        return whole_response(request, hit_headers(hit.entry, hit.age, call.form, detail), body)
+        self._remember(request, inference, hit)
+        return whole_response(request, hit_headers(hit.entry, hit.age, inference.form, detail), body)
 
-    async def answer_near(self, request: web.BaseRequest, call: Call, hit: Hit, found: Found) -> web.StreamResponse:
-        """The entry of another question, which nothing here takes for the answer to this one the next time."""
-        body = await self._form(hit.entry, call.form)
+    async def answer_similar(
+        self, request: web.BaseRequest, inference: InferenceRequest, hit: Hit, found: Found
+    ) -> web.StreamResponse:
+        """Serve the entry of a similar question. Nothing is kept: the next request is looked up again."""
+        body = await self._form(hit.entry, inference.form)
         self._hits.count(hit.entry, found.layer)
-        headers = hit_headers(hit.entry, hit.age, call.form, found.layer, found.layer) | semantic_headers(found)
+        headers = hit_headers(hit.entry, hit.age, inference.form, found.layer, found.layer) | semantic_headers(found)
         return whole_response(request, headers, body)
 
     async def _form(self, entry: Entry, form: str) -> bytes:
-        """The entry in the shape that is wanted, kept ready for the next time."""
+        """The entry in the client's form, kept in its slot for the next hit."""
         memory = self._cache.memory
         slot = memory.slot(entry.id)
         if slot is None or slot.entry is not entry:
@@ -49,10 +53,10 @@ class Replay:
         rendered = await render(entry.body, form)
         return memory.form(slot, form, lambda _: rendered)
 
-    def _remember(self, request: web.BaseRequest, call: Call, hit: Hit) -> None:
-        """Let the fast lane answer the same bytes next time, unless the answer was drawn among several."""
+    def _remember(self, request: web.BaseRequest, inference: InferenceRequest, hit: Hit) -> None:
+        """Let the fast path answer the same bytes next time, unless the answer was drawn from variants."""
         raw_digest = request.get(RAW_DIGEST)
         slot = self._cache.memory.slot(hit.entry.id)
-        drawn = self._draws and call.sampled
+        drawn = self._draws and inference.sampled
         if raw_digest and slot and slot.entry is hit.entry and not drawn:
-            self._cache.memory.alias(slot, raw_digest, call.form)
+            self._cache.memory.alias(slot, raw_digest, inference.form)

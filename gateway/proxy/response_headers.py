@@ -1,5 +1,6 @@
-"""Answers as HTTP responses: how the cache took part is told by standard headers (Age, RFC 9111; Cache-Status,
-RFC 9211) and by Keepgate's own beside them.
+"""The response headers that tell how the cache took part: Age (RFC 9111), Cache-Status (RFC 9211), x-keepgate-*.
+
+A header of a hit is added in `hit_headers`, one of a forwarded request in `forwarded_headers`.
 """
 
 import functools
@@ -30,7 +31,7 @@ def hit_headers(entry: Entry, age: float, form: str, detail: str, layer: str = "
         "x-keepgate-entry": entry.id,
     }
     if form != "json":
-        headers["Cache-Control"] = "no-cache"  # for proxies in between: a stream is not theirs to keep
+        headers["Cache-Control"] = "no-cache"  # for proxies between: they must not store a stream
     return headers
 
 
@@ -42,7 +43,7 @@ def whole_response(request: web.BaseRequest, headers: Mapping[str, str], body: b
 
 
 def _is_plain(request: web.BaseRequest) -> bool:
-    """Whether aiohttp would do nothing for the request but write the answer at once, and keep the connection."""
+    """Whether the whole response can be written at once on a connection that is kept open."""
     return (
         request.version == HttpVersion11
         and request.keep_alive
@@ -58,7 +59,7 @@ def _date(now: int) -> str:
 
 
 class _ReadyResponse(web.StreamResponse):
-    """Sent as it is. For a kept-alive HTTP/1.1 connection with nothing left to send."""
+    """A response in one write, for a kept-alive HTTP/1.1 connection with an empty write buffer."""
 
     def __init__(self, headers: Mapping[str, str], body: bytes) -> None:
         super().__init__()
@@ -81,7 +82,7 @@ class _ReadyResponse(web.StreamResponse):
 
 
 def semantic_headers(reply: Advice | None) -> dict[str, str]:
-    """What the semantic cache says of the nearest question: how near it is, how risky its answer, and who refused."""
+    """The similarity of the nearest question, the risk of its answer, and the guard that refused it."""
     headers: dict[str, str] = {}
     if reply is None or reply.similarity is None:
         return headers
@@ -94,13 +95,13 @@ def semantic_headers(reply: Advice | None) -> dict[str, str]:
 
 
 def forwarded_headers(upstream: CIMultiDict[str], outcome: Outcome, entry_id: str, collapsed: bool) -> CIMultiDict[str]:
-    """The upstream's own headers, with how the cache took part in a request that was forwarded."""
+    """The upstream's headers and the cache's, for a request that was forwarded."""
     headers = upstream.copy()
     headers.add("Cache-Status", _forwarded(outcome) + ("; collapsed" if collapsed else ""))
     headers["x-keepgate-cache"] = "bypass" if isinstance(outcome, Bypass) else "miss"
     headers["x-keepgate-layer"] = "none"
     if not isinstance(outcome, Bypass) or outcome.reason == "no-cache":
-        headers["x-keepgate-entry"] = entry_id  # where the answer will be found, if it may be kept
+        headers["x-keepgate-entry"] = entry_id  # where the answer will be stored, if it may be
     return headers
 
 

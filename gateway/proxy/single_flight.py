@@ -10,20 +10,20 @@ from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from gateway import metrics
 from gateway.http.cache_control import parse_cache_control
-from gateway.proxy.call import Call, namespace_header
 from gateway.proxy.flight import Flight, FlightTable
+from gateway.proxy.inference_request import InferenceRequest, namespace_header
 from gateway.proxy.recorder import Recording
-from gateway.proxy.semantic_lookup import Inquiry, Semantic
+from gateway.proxy.semantic_lookup import SemanticLookup, SemanticQuery
 from gateway.settings.settings import CacheSettings
 from gateway.upstreams.router import Router
 from gateway.upstreams.upstream import REUSE_HEADER, USAGE_HEADER
 
 
 class SingleFlight:
-    """Launches flights, each under the name of what it carries, and stores what they bring."""
+    """Starts flights, each under the name of its answer, and stores their answers."""
 
     def __init__(
-        self, cache: ExactCache, semantic: Semantic, flights: FlightTable, router: Router, settings: CacheSettings
+        self, cache: ExactCache, semantic: SemanticLookup, flights: FlightTable, router: Router, settings: CacheSettings
     ) -> None:
         self._cache = cache
         self._semantic = semantic
@@ -31,66 +31,74 @@ class SingleFlight:
         self._router = router
         self._settings = settings
 
-    def under_way(self, call: Call, key: Key, outcome: Outcome) -> Flight | None:
-        """The flight that carries the answer to this call, for those who wait for one."""
-        if isinstance(outcome, Bypass) or call.directives.only_if_cached:
+    def in_flight(self, inference: InferenceRequest, key: Key, outcome: Outcome) -> Flight | None:
+        """The running flight with the answer to this request, if the request may wait for one."""
+        if isinstance(outcome, Bypass) or inference.cache_control.only_if_cached:
             return None
-        with_usage, without_usage = _names(call, key)
-        return self._flights.find((with_usage,) if call.needs_usage else (with_usage, without_usage))
+        with_usage, without_usage = _names(inference, key)
+        return self._flights.find((with_usage,) if inference.needs_usage else (with_usage, without_usage))
 
-    def join_or_lead(self, call: Call, key: Key, outcome: Outcome, inquiry: Inquiry) -> tuple[Flight, bool]:
-        """A flight that carries the answer to this call, and whether it was under way already."""
+    def join_or_start(
+        self, inference: InferenceRequest, key: Key, outcome: Outcome, query: SemanticQuery
+    ) -> tuple[Flight, bool]:
+        """A flight with the answer to this request, and whether it was running already."""
         if isinstance(outcome, Bypass):
-            # Nobody else's answer will do; one that was only to be fresh is still worth keeping.
-            return self._launch(call, key, None, inquiry, keeps=outcome.reason == "no-cache"), False
-        if flight := self.under_way(call, key, outcome):
+            # A bypass shares no flight; the answer to a no-cache request is stored all the same.
+            return self._start_flight(inference, key, None, query, keeps=outcome.reason == "no-cache"), False
+        if flight := self.in_flight(inference, key, outcome):
             metrics.collapsed.inc()
             return flight, True
-        with_usage, without_usage = _names(call, key)
-        # A stream that was not asked for usage may bring none: it does not serve those who did ask.
-        may_lack_usage = call.stream and not call.include_usage
-        return self._launch(call, key, without_usage if may_lack_usage else with_usage, inquiry), False
+        with_usage, without_usage = _names(inference, key)
+        # A stream without include_usage may carry no usage: it does not serve requests that ask for it.
+        may_lack_usage = inference.stream and not inference.include_usage
+        return self._start_flight(inference, key, without_usage if may_lack_usage else with_usage, query), False
 
-    def revalidate(self, call: Call, key: Key) -> None:
-        """Compute the answer again with nobody waiting for it, unless that is being done."""
-        names = _names(call, key)
+    def revalidate(self, inference: InferenceRequest, key: Key) -> None:
+        """Compute the answer again in the background, unless a flight is computing it."""
+        names = _names(inference, key)
         if not self._flights.find(names):
-            self._launch(call, key, names[1], self._semantic.unasked(call)).background = True
+            self._start_flight(inference, key, names[1], self._semantic.untracked(inference)).background = True
 
-    def audit(self, call: Call, key: Key, inquiry: Inquiry) -> None:
-        """Compute the answer that was not asked for because another was served, to compare the two.
+    def audit(self, inference: InferenceRequest, key: Key, query: SemanticQuery) -> None:
+        """Compute in the background the answer that a semantic hit replaced, to compare the two.
 
-        Once, however many share the inquiry.
+        Once, however many requests share the query.
         """
-        inquiry.audit = False
-        names = _names(call, key)
+        query.audit = False
+        names = _names(inference, key)
         if not self._flights.find(names):
             metrics.semantic_audits.inc()
-            self._launch(call, key, names[1], inquiry).background = True
+            self._start_flight(inference, key, names[1], query).background = True
 
-    def _launch(self, call: Call, key: Key, name: str | None, inquiry: Inquiry, keeps: bool = True) -> Flight:
-        flight = Flight(self._settings.max_answer, call.choices)
-        self._flights.launch(flight, self._compute(call, key, flight, inquiry, keeps), name)
+    def _start_flight(
+        self, inference: InferenceRequest, key: Key, name: str | None, query: SemanticQuery, keeps: bool = True
+    ) -> Flight:
+        flight = Flight(self._settings.max_answer, inference.choices)
+        self._flights.start(flight, self._compute(inference, key, flight, query, keeps), name)
         return flight
 
-    def _own_headers(self, call: Call) -> Mapping[str, str]:
-        """What the upstream has to know besides what the client says."""
-        own = {REUSE_HEADER: call.reuse, **namespace_header(call.headers, self._settings.namespace)}
-        if call.stream and not call.include_usage:
+    def _own_headers(self, inference: InferenceRequest) -> Mapping[str, str]:
+        """The gateway's own request headers, beside the client's."""
+        own = {REUSE_HEADER: inference.reuse, **namespace_header(inference.headers, self._settings.namespace)}
+        if inference.stream and not inference.include_usage:
             own[USAGE_HEADER] = "always"
         return own
 
-    async def _compute(self, call: Call, key: Key, flight: Flight, inquiry: Inquiry, keeps: bool) -> None:
-        generation = self._cache.generation(key.namespace, call.model)
-        own = self._own_headers(call)
-        await flight.fly(self._router.request("POST", call.path, call.headers, call.body, call.model, own))
+    async def _compute(
+        self, inference: InferenceRequest, key: Key, flight: Flight, query: SemanticQuery, keeps: bool
+    ) -> None:
+        generation = self._cache.generation(key.namespace, inference.model)
+        own = self._own_headers(inference)
+        await flight.run(
+            self._router.request("POST", inference.path, inference.headers, inference.body, inference.model, own)
+        )
         _count(flight)
         if flight.recording is None or not keeps:
             return
         if parse_cache_control(", ".join(flight.headers.getall("Cache-Control", ()))).no_store:
             metrics.not_stored.labels("upstream says no-store").inc()
             return
-        entry = self._entry(call, key, flight, flight.recording, generation)
+        entry = self._entry(inference, key, flight, flight.recording, generation)
         try:
             await self._cache.store(entry)
             metrics.stored.inc()
@@ -98,15 +106,17 @@ class SingleFlight:
             metrics.store_failures.labels("redis").inc()
             return
         if self._cache.counts(entry):
-            await self._semantic.answered(call, inquiry, entry)
+            await self._semantic.record(inference, query, entry)
 
-    def _entry(self, call: Call, key: Key, flight: Flight, recording: Recording, generation: str) -> Entry:
+    def _entry(
+        self, inference: InferenceRequest, key: Key, flight: Flight, recording: Recording, generation: str
+    ) -> Entry:
         prompt_tokens, completion_tokens = recording.usage or (0, 0)
         return Entry(
             id=key.id,
             proof=key.proof,
-            family=call.family,
-            model=call.model,
+            family=inference.family,
+            model=inference.model,
             body=recording.body,
             created=time.time(),
             fresh_for=self._settings.ttl,
@@ -118,13 +128,13 @@ class SingleFlight:
         )
 
 
-def _names(call: Call, key: Key) -> tuple[str, str]:
-    """What a flight for this call is called, if it brings usage for certain and if it may not.
+def _names(inference: InferenceRequest, key: Key) -> tuple[str, str]:
+    """The names of a flight for this request: of one that certainly carries usage, and of one that may not.
 
-    The answer is the same at any priority, but the flight is not: who is in a hurry does not wait for one that is
-    not, and an upstream that knows no priorities refuses only those who have one.
+    The priority is part of the name: an urgent request does not wait for a flight of lower priority, and an upstream
+    that does not support priorities refuses only requests that have one.
     """
-    name = f"{key.id} at {call.priority}"
+    name = f"{key.id} at {inference.priority}"
     return f"{name} with usage", f"{name} without usage"
 
 

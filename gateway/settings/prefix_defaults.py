@@ -24,9 +24,9 @@ def with_prefix_store(settings: Settings, redis_url: str) -> BackendSettings:
     Raises SettingsError where a folder was asked for by its size, and the state directory cannot hold it. One that
     nobody asked for is done without.
     """
-    said = settings.backend
-    backend = replace(said, prefix_disk=None, prefix_disk_size=None) if said.prefix_disk_size == 0 else said
-    if backend.prefix_disk is None and said.prefix_disk_size != 0 and said.prefix_sharing is not False:
+    given = settings.backend
+    backend = replace(given, prefix_disk=None, prefix_disk_size=None) if given.prefix_disk_size == 0 else given
+    if backend.prefix_disk is None and given.prefix_disk_size != 0 and given.prefix_sharing is not False:
         backend = replace(backend, prefix_disk=_folder(settings))
     if backend.prefix_disk is None and backend.prefix_memory is None and backend.prefix_mooncake is None:
         return backend

@@ -1,7 +1,7 @@
-"""Everything an operator can say, checked and frozen.
+"""All settings, checked and frozen.
 
-A type says what may be said; the description in its `Meta` is what a refused value is told to be. Where settings
-come from is in settings_sources.py.
+A new setting is a field here. Its type checks it; the description in its `Meta` is what an error message says. Where
+settings come from is in sources.py.
 """
 
 import os
@@ -24,30 +24,30 @@ PositiveSeconds = Annotated[float, Meta(gt=0, le=_TEN_YEARS, description="second
 
 
 class SettingsError(Exception):
-    """A setting that cannot be; the message names its source, its key, and what would be right."""
+    """An invalid setting; the message names its source, its key, and what would be right."""
 
 
 class Refused(ValueError):
-    """Why a value cannot be, in the words of its own type."""
+    """Why a value is invalid; raised by the checks of a type."""
 
 
 class Size(int):
     """A number of bytes, written as 1048576 or "1MiB"."""
 
     _UNITS: ClassVar = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-    _MOST: ClassVar = 2**50
+    _MAX: ClassVar = 2**50
 
     @classmethod
     def parse(cls, value: Any) -> "Size":
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
         unit = cls._UNITS.get(match[2].upper()) if match else None
-        if match is None or unit is None or float(match[1]) * unit > cls._MOST:
+        if match is None or unit is None or float(match[1]) * unit > cls._MAX:
             raise ValueError
         return cls(float(match[1]) * unit)
 
 
 class PositiveSize(Size):
-    """A size below which nothing works: at least 1 KiB."""
+    """A size of at least 1 KiB."""
 
     @classmethod
     def parse(cls, value: Any) -> "PositiveSize":
@@ -192,7 +192,7 @@ class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class TimeoutSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Seconds. `first_byte` is for the upstream to begin, `idle` between two pieces of its answer."""
+    """Seconds. `first_byte` is for the upstream to begin, `idle` between two chunks of its answer."""
 
     connect: PositiveSeconds = 5.0
     first_byte: PositiveSeconds = 600.0
@@ -265,7 +265,7 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return f"BackendSettings({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
     def options(self) -> list[str]:
-        """The words of the command line that say the same."""
+        """The same as options of the command line."""
         words: list[str] = []
         for name, value in msgspec.structs.asdict(self).items():
             option = name.replace("_", "-")
@@ -310,7 +310,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
     def state_path(self) -> Path:
-        """Where what must outlive a restart is kept (XDG base directory specification); absolute."""
+        """The directory of persistent data (XDG base directory specification); absolute."""
         if self.state_dir:
             return Path(self.state_dir).expanduser().absolute()
         base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"

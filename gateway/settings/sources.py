@@ -29,7 +29,7 @@ from gateway.settings.settings import (
 PREFIX = "KEEPGATE_"
 _ENVIRONMENT = "environment"
 _COMMAND_LINE = "command line"
-_LONGEST_SHOWN = 80
+_MAX_SHOWN = 80
 # Options of the command line that are not named as their setting is.
 _OPTIONS = {"upstreams": "upstream", "mode": "semantic"}
 
@@ -62,7 +62,7 @@ def load(file: Path | None, environment: Mapping[str, str], arguments: Mapping[s
         warnings += [
             f"{source}: {_key(source, path)} is not used: it is for the in-repo backend, and upstreams are named"
             for source, layer in layers
-            for path in _said(layer)
+            for path in _given(layer)
             if path[0] in ("model", "backend")
         ]
     return settings, warnings
@@ -90,8 +90,8 @@ def _check_judge(source: str, semantic: SemanticSettings) -> None:
         if semantic.judge_url:
             check_judge(semantic.judge_url)
     except ValueError as error:
-        said = _what_is_wrong(error, path, semantic.judge_url)
-        raise SettingsError(f"{source}: {_key(source, path)}: {said}") from error
+        given = _what_is_wrong(error, path, semantic.judge_url)
+        raise SettingsError(f"{source}: {_key(source, path)}: {given}") from error
 
 
 def _decode_own_type(kind: Any, value: Any) -> Any:
@@ -122,7 +122,7 @@ def _shown(value: Any) -> str:
     if value is None or value == "":
         return "nothing"
     shown = repr(masked(value)) if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
-    return shown if len(shown) <= _LONGEST_SHOWN else shown[:_LONGEST_SHOWN] + "…"
+    return shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "…"
 
 
 def _expectation(path: Keys) -> tuple[Any, str]:
@@ -198,11 +198,11 @@ def _put(values: dict[str, Any], path: Keys, value: Any) -> None:
     values[path[-1]] = value
 
 
-def _said(values: Mapping[str, Any]) -> list[Keys]:
+def _given(values: Mapping[str, Any]) -> list[Keys]:
     """The settings that a source names."""
     paths: list[Keys] = []
     for key, value in values.items():
-        paths += [(key, *path) for path in _said(value)] if isinstance(value, dict) else [(key,)]
+        paths += [(key, *path) for path in _given(value)] if isinstance(value, dict) else [(key,)]
     return paths
 
 

@@ -1,4 +1,4 @@
-"""A YAML file that an operator wrote. A key said twice, which YAML's reader would let pass, is refused."""
+"""Reads a YAML settings file. A duplicate key, which PyYAML would accept, is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode) or not key.tag.endswith(":str"):
                 raise yaml.MarkedYAMLError(problem="a key must be text", problem_mark=key.start_mark)
             if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value} is said twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"{key.value} appears twice", problem_mark=key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 

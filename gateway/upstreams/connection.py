@@ -62,7 +62,7 @@ class Connections:
 class Exchange:
     """What has been sent on a connection, and what comes back.
 
-    The upstream may be silent for a limited time only, counted anew with every piece, and not while the reader is busy.
+    A read timeout applies to each chunk. It does not run while the reader is busy.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -70,8 +70,8 @@ class Exchange:
         self._protocol = _protocol(connection)
         self._loop = asyncio.get_running_loop()
         self._limit = 0.0
-        self._silent_since: float | None = None
-        self._alarm: asyncio.TimerHandle | None = None
+        self._waiting_since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._message: RawResponseMessage | None = None
         self._payload: StreamReader | None = None
 
@@ -83,11 +83,11 @@ class Exchange:
     def headers(self) -> CIMultiDictProxy[str]:
         return self._begun().headers
 
-    async def begin(self, head: bytes, body: bytes | None, *, without_body: bool, silence: float) -> None:
+    async def begin(self, head: bytes, body: bytes | None, *, without_body: bool, read_timeout: float) -> None:
         """Send, and wait until the answer has begun; `without_body` is for answers that have none, to HEAD.
 
-        Raises TimeoutError after `silence` seconds, aiohttp.ServerDisconnectedError, and another aiohttp.ClientError
-        or aiohttp.http_exceptions.HttpProcessingError for what is no HTTP.
+        Raises TimeoutError after `read_timeout` seconds, aiohttp.ClientError, and
+        aiohttp.http_exceptions.HttpProcessingError for what is not HTTP.
         """
         self._protocol.set_response_params(
             skip_payload=without_body, read_until_eof=True, auto_decompress=True, read_bufsize=_BUFFER_BYTES
@@ -96,31 +96,31 @@ class Exchange:
         if transport is None:
             raise aiohttp.ServerDisconnectedError
         transport.write(head + body if body else head)
-        self._limit = silence
-        self._listen()
+        self._limit = read_timeout
+        self._start_timer()
         while True:
             message, payload = await self._protocol.read()
             if message.code not in _CONTINUE_AND_THE_LIKE or message.code == _SWITCHING_PROTOCOLS:
                 break
-        self._silent_since = None
+        self._waiting_since = None
         self._message, self._payload = message, payload
 
-    async def piece(self, silence: float) -> bytes:
-        """The next piece of the body, unpacked, as it arrives; empty at the end.
+    async def chunk(self, read_timeout: float) -> bytes:
+        """The next bytes of the body, decompressed, as they arrive; empty at the end.
 
-        Raises TimeoutError after `silence` seconds without any, and ClientError when it breaks off.
+        Raises TimeoutError after `read_timeout` seconds without any, and ClientError when it breaks off.
         """
         assert self._payload is not None  # noqa: S101  # it has begun
-        self._limit = silence
-        self._listen()
-        piece = await self._payload.readany()
-        self._silent_since = None
-        return piece
+        self._limit = read_timeout
+        self._start_timer()
+        chunk = await self._payload.readany()
+        self._waiting_since = None
+        return chunk
 
     def end(self) -> None:
         """Give the connection back if the exchange is over on both sides, and close it if it is not."""
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         transport = self._connection.transport
         is_sent = transport is not None and transport.get_write_buffer_size() == 0
         if is_sent and self._payload is not None and self._payload.at_eof():
@@ -134,25 +134,25 @@ class Exchange:
         assert self._message is not None  # noqa: S101
         return self._message
 
-    def _listen(self) -> None:
-        now = self._silent_since = self._loop.time()
+    def _start_timer(self) -> None:
+        now = self._waiting_since = self._loop.time()
         due = now + self._limit
-        # One timer serves all pieces: when it rings it looks how long the silence is by then.
-        if self._alarm is None or self._alarm.when() > due:
-            if self._alarm is not None:
-                self._alarm.cancel()
-            self._alarm = self._loop.call_at(due, self._ring)
+        # One timer serves all chunks: when it fires it checks how long nothing has arrived.
+        if self._timer is None or self._timer.when() > due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(due, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         now = self._loop.time()
-        due = (now if self._silent_since is None else self._silent_since) + self._limit
+        due = (now if self._waiting_since is None else self._waiting_since) + self._limit
         if due > now:
-            self._alarm = self._loop.call_at(due, self._ring)
+            self._timer = self._loop.call_at(due, self._on_timer)
             return
-        silence = aiohttp.SocketTimeoutError("nothing came in time")
-        self._protocol.set_exception(silence)
+        timeout = aiohttp.SocketTimeoutError("nothing came in time")
+        self._protocol.set_exception(timeout)
         if self._payload is not None:
-            self._payload.set_exception(silence)
+            self._payload.set_exception(timeout)
 
 
 def _protocol(connection: Connection) -> ResponseHandler:

@@ -202,10 +202,10 @@ class _Script(msgspec.Struct, forbid_unknown_fields=True):
 def _response(reply: Reply, asked: str, fields: dict[str, Any], number: int) -> dict[str, Any]:
     """Usage counts words, which is what stands in for tokens here."""
     is_chat = "messages" in fields
-    said = reply.text if reply.text is not None else asked
-    message = reply.message or {"content": said}
+    given = reply.text if reply.text is not None else asked
+    message = reply.message or {"content": given}
     choice: dict[str, Any] = (
-        {"index": 0, "message": {"role": "assistant", **message}} if is_chat else {"index": 0, "text": said}
+        {"index": 0, "message": {"role": "assistant", **message}} if is_chat else {"index": 0, "text": given}
     )
     prompt, completion = (len(text.split()) for text in (asked, str(message.get("content") or "")))
     return {

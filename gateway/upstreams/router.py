@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 _NONE_YET = "No upstream is ready yet; the model may still be loading. Try again shortly."
 _REFRESH_SECONDS = 15.0
 _REFRESH_DEADLINE = 5.0
-_MOST_LISTED_BYTES = 8 * 2**20
+_MAX_LISTED_BYTES = 8 * 2**20
 
 
 class Router:
@@ -99,7 +99,7 @@ async def _learn_models(upstream: Upstream) -> None:
     try:
         async with asyncio.timeout(_REFRESH_DEADLINE):
             with await upstream.request("GET", "/v1/models", {}, None) as answer:
-                body = await answer.body(_MOST_LISTED_BYTES)
+                body = await answer.body(_MAX_LISTED_BYTES)
             if answer.status != 200:
                 return
             listed = event_json(body).get("data")

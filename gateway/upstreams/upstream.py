@@ -84,22 +84,22 @@ class UpstreamAnswer:
     def is_event_stream(self) -> bool:
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "text/event-stream"
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises UpstreamCut when it breaks, UpstreamTimeout when nothing comes."""
         name = self.upstream.name
         try:
-            while piece := await self._exchange.piece(self._idle):
-                yield piece
+            while chunk := await self._exchange.chunk(self._idle):
+                yield chunk
         except TimeoutError as error:
             raise UpstreamTimeout(f"{name} sent nothing for {self._idle:g} s within its answer.") from error
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamCut(f"{name} broke the connection within its answer.") from error
 
     async def body(self, limit: int) -> bytes:
-        """The whole body. Raises what `pieces` raises, and UpstreamCut when it is longer than `limit` bytes."""
+        """The whole body. Raises what `chunks` raises, and UpstreamCut when it is longer than `limit` bytes."""
         body = bytearray()
-        async for piece in self.pieces():
-            body += piece
+        async for chunk in self.chunks():
+            body += chunk
             if len(body) > limit:
                 raise UpstreamCut(f"{self.upstream.name} sent more than {limit} bytes.")
         return bytes(body)
@@ -181,7 +181,7 @@ class Upstream:
         exchange = Exchange(connection)
         began = time.monotonic()
         try:
-            await exchange.begin(head, body, without_body=without_body, silence=self._timeouts.first_byte)
+            await exchange.begin(head, body, without_body=without_body, read_timeout=self._timeouts.first_byte)
         except BaseException as error:
             exchange.end()
             # On a new connection, or after a while, somebody has read the request, and may have begun to work.

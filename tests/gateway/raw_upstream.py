@@ -29,10 +29,10 @@ class Connection:
         self._writer.write(data)
         await self._writer.drain()
 
-    async def send_apart(self, *pieces: bytes) -> None:
+    async def send_apart(self, *chunks: bytes) -> None:
         """Write each piece on its own, so that the gateway reads them apart."""
-        for piece in pieces:
-            await self.send(piece)
+        for chunk in chunks:
+            await self.send(chunk)
             # The gateway runs on this loop: it reads while others wait their turn.
             for _ in range(5):
                 await asyncio.sleep(0)
@@ -108,10 +108,10 @@ def json_reply(body: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes
     return b"\r\n".join((*head, b"Connection: close", b"", body))
 
 
-def saying(*pieces: bytes) -> Conversation:
+def saying(*chunks: bytes) -> Conversation:
     """Say these pieces, each written on its own, and close."""
 
     async def converse(connection: Connection) -> None:
-        await connection.send_apart(*pieces)
+        await connection.send_apart(*chunks)
 
     return converse

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.evaluation.figures import Flags
-from cache.semantic.policy.budget import WARM_LABELS, most_risk
+from cache.semantic.policy.budget import WARM_LABELS, max_risk
 from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.policy import Neighbourhood, Vector
 from cache.semantic.policy.posterior import JudgeError, Posterior
@@ -52,7 +52,7 @@ def served_by_policy(similarities: Similarities, same: Flags, allowed: Flags, de
         for place in taught[:MAX_LABELS]:
             posterior.learn(evidence[place], bool(same[place]))
         risks = np.array([posterior.wrong(evidence[place], _DEVIATIONS) for place in taught])
-        limit = _limit(risks, same[taught], delta * len(known), most_risk(delta))
+        limit = _limit(risks, same[taught], delta * len(known), max_risk(delta))
         for place in asked:
             served[place] = allowed[place] and posterior.wrong(evidence[place], _DEVIATIONS) <= limit
     return served

@@ -31,7 +31,7 @@ _KIND = "budget"
 _NotNegative = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 
 
-def most_risk(delta: float) -> float:
+def max_risk(delta: float) -> float:
     """Riskier answers are not served even where the budget has room for them.
 
     Whoever gets one has no use for averages: one in ten is likely enough to be wrong. But an operator who allows many
@@ -66,7 +66,7 @@ class BudgetPolicy:
         if not 0.0 < delta < 1.0:
             raise ValueError(f"delta is {delta}; it must be a share of wrong answers between 0 and 1, such as 0.01.")
         self.delta = delta
-        self._most_risk = most_risk(delta)
+        self._most_risk = max_risk(delta)
         self.posterior = Posterior(judge)
         self._blame = Blame()
         self._judge = judge
@@ -84,8 +84,8 @@ class BudgetPolicy:
     def weigh(self, neighbourhood: Neighbourhood) -> Evidence:
         return evidence_of(neighbourhood)
 
-    def decide(self, evidence: Evidence | None, most_risk: float = 1.0, compares: bool = False) -> Decision:
-        decision = self._decide(evidence, most_risk, compares)
+    def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
+        decision = self._decide(evidence, max_risk, compares)
         self.wrong_answers.decided(decision)
         return decision
 
@@ -133,7 +133,7 @@ class BudgetPolicy:
             "recent_wrong_upper": recent.wrong_share(self._judge).upper,
         }
 
-    def _decide(self, evidence: Evidence | None, most_risk: float, compares: bool) -> Decision:
+    def _decide(self, evidence: Evidence | None, max_risk: float, compares: bool) -> Decision:
         self._load.request()
         inflation = self.inflation
         if evidence is None:
@@ -142,7 +142,7 @@ class BudgetPolicy:
         plain = max(self.posterior.wrong(evidence.features, _DEVIATIONS), self._blame.risk_of(evidence.answer))
         self._ledger.request(plain, inflation)
         risk = min(1.0, inflation * plain)
-        if self.posterior.labels < WARM_LABELS or risk > min(self._ledger.limit, self._most_risk, most_risk):
+        if self.posterior.labels < WARM_LABELS or risk > min(self._ledger.limit, self._most_risk, max_risk):
             return Decision(False, risk, plain)
         self._ledger.spend(risk, plain)
         if compares:

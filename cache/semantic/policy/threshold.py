@@ -30,8 +30,8 @@ class ThresholdPolicy:
     def weigh(self, neighbourhood: Neighbourhood) -> Evidence:
         return nearest(neighbourhood)
 
-    def decide(self, evidence: Evidence | None, most_risk: float = 1.0, compares: bool = False) -> Decision:
-        serve = evidence is not None and most_risk >= 1.0 and evidence.similarity >= self._threshold
+    def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
+        serve = evidence is not None and max_risk >= 1.0 and evidence.similarity >= self._threshold
         return Decision(serve, None, audit=serve and compares, audit_chance=float(serve and compares))
 
     def learn(self, label: Label) -> None:

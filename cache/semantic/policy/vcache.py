@@ -57,13 +57,13 @@ class VCachePolicy:
     def weigh(self, neighbourhood: Neighbourhood) -> Evidence:
         return nearest(neighbourhood)
 
-    def decide(self, evidence: Evidence | None, most_risk: float = 1.0, compares: bool = False) -> Decision:
+    def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
         curve = None if evidence is None else self._curves.get(evidence.entry)
         if evidence is None or curve is None:
             return Decision(False, 1.0)
         wrong = 1.0 - curve.surely_right(evidence.similarity)
         explore = 1.0 - self._delta / max(wrong, 1e-12)
-        serve = wrong <= most_risk and self._chance.random() >= explore
+        serve = wrong <= max_risk and self._chance.random() >= explore
         return Decision(serve, wrong, wrong, audit=serve and compares, audit_chance=float(serve and compares))
 
     def learn(self, label: Label) -> None:

@@ -63,7 +63,7 @@ class SemanticCache:
         if repeated is not None:
             await self._blame(repeated)
         is_disliked = self._servings.has_disliked(ask.key)
-        if ask.most_risk > 0 and not is_disliked and (same := self._neighbours.same_form(ask.partition, ask.text)):
+        if ask.max_risk > 0 and not is_disliked and (same := self._neighbours.same_form(ask.partition, ask.text)):
             self.figures.count("normalized" if ask.serve else "observed_normalized")
             if ask.serve:
                 self._note(Serving(ask.key, same.entry, time.monotonic()))
@@ -88,8 +88,8 @@ class SemanticCache:
             evidence = weighed if place is not None else None
         # Who has gone on meanwhile gets nothing of the budget.
         is_served = not is_disliked and ask.key not in self._gone
-        most_risk = ask.most_risk if is_served else 0.0
-        decision = self._policy.decide(evidence, most_risk, compares=not ask.serve)
+        max_risk = ask.max_risk if is_served else 0.0
+        decision = self._policy.decide(evidence, max_risk, compares=not ask.serve)
         entry = "" if place is None else near[place].record.entry
         served = decision.serve and ask.serve
         number = self._inquiries.open(

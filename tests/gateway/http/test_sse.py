@@ -10,9 +10,9 @@ from gateway.http.sse import EventSplitter
 EVENT = b'data: {"a":"\xc3\xbc"}'
 
 
-def split(pieces: list[bytes]) -> tuple[list[bytes], bytes]:
+def split(chunks: list[bytes]) -> tuple[list[bytes], bytes]:
     splitter = EventSplitter()
-    events = [event for piece in pieces for event in splitter.feed(piece)]
+    events = [event for chunk in chunks for event in splitter.feed(chunk)]
     return events, splitter.rest
 
 
@@ -25,8 +25,8 @@ def test_events_do_not_depend_on_how_the_bytes_are_cut(breaks: list[bytes], rest
     """Whatever ends the lines, and wherever a read ends."""
     sent = b"".join(EVENT + end + end for end in breaks) + rest
     ends = sorted(cut for cut in cuts if cut < len(sent))
-    pieces = [sent[start:end] for start, end in zip([0, *ends], [*ends, len(sent)], strict=True)]
-    events, left = split(pieces)
+    chunks = [sent[start:end] for start, end in zip([0, *ends], [*ends, len(sent)], strict=True)]
+    events, left = split(chunks)
 
     assert b"".join(events) + left == sent
     assert events == [EVENT + end + end for end in breaks][: len(events)]
@@ -35,11 +35,11 @@ def test_events_do_not_depend_on_how_the_bytes_are_cut(breaks: list[bytes], rest
 
 
 def seconds_for(size: int, line_break: bytes) -> float:
-    pieces = [b"x" * 4096] * (size // 4096)
+    chunks = [b"x" * 4096] * (size // 4096)
     best = float("inf")
     for _ in range(3):
         began = time.process_time()
-        events, _rest = split([b"data: ", *pieces, line_break * 2])
+        events, _rest = split([b"data: ", *chunks, line_break * 2])
         best = min(best, time.process_time() - began)
         assert len(events) == 1
     return best

@@ -94,14 +94,14 @@ async def test_a_body_that_is_a_request_is_not_answered_as_one(client: Client) -
             assert (await connection.answer()).status == 400
 
 
-@pytest.mark.parametrize("pieces", [2, 3, 7])
-async def test_a_request_in_pieces_is_one_request(client: Client, pieces: int) -> None:
+@pytest.mark.parametrize("chunks", [2, 3, 7])
+async def test_a_request_in_pieces_is_one_request(client: Client, chunks: int) -> None:
     """On a hot connection too."""
-    rng = random.Random(pieces)  # noqa: S311  # no secret
+    rng = random.Random(chunks)  # noqa: S311  # no secret
     async with wire(client) as connection:
         for _ in range(20):
             request = ask("green")
-            cuts = sorted(rng.sample(range(1, len(request)), pieces - 1))
+            cuts = sorted(rng.sample(range(1, len(request)), chunks - 1))
             for start, end in zip([0, *cuts], [*cuts, len(request)], strict=True):
                 await connection.send(request[start:end])
                 await asyncio.sleep(0.001)  # so that the gateway reads them apart

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -122,7 +123,8 @@ class Serving:
 async def serving(state: Path, *words: str, ready: bool = True, **variables: str) -> AsyncIterator[Serving]:
     """Run `keepgate serve --port 0` with these further words; killed at the end if it still runs.
 
-    A lookup in the store may take long: how busy the machine is must not turn a hit into a miss.
+    A lookup in the store may take long: how busy the machine is must not turn a hit into a miss. The gateway has a
+    temporary folder of its own, in which nothing may be left, however it ended.
     """
     plain = {name: value for name, value in os.environ.items() if not name.startswith("KEEPGATE_")}
     environment = {
@@ -132,22 +134,24 @@ async def serving(state: Path, *words: str, ready: bool = True, **variables: str
         "KEEPGATE_CACHE_REDIS_DEADLINE": "5",
         **variables,
     }
-    process = await asyncio.create_subprocess_exec(
-        KEEPGATE,
-        "serve",
-        *words,
-        env=environment,
-        stdin=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    run = Serving(process)
-    try:
-        if ready:
-            await run.until_ready()
-        yield run
-    finally:
-        await run.close()
+    with tempfile.TemporaryDirectory(prefix="kg-") as temporary:
+        process = await asyncio.create_subprocess_exec(
+            KEEPGATE,
+            "serve",
+            *words,
+            env={"TMPDIR": temporary, **environment},
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        run = Serving(process)
+        try:
+            if ready:
+                await run.until_ready()
+            yield run
+        finally:
+            await run.close()
+        assert os.listdir(temporary) == []
 
 
 def processes() -> dict[int, str]:

@@ -126,12 +126,15 @@ async def test_a_killed_worker_is_replaced(pair: Serving) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_the_workers_end_with_their_parent(pair: Serving, number: signal.Signals, tmp_path: Path) -> None:
-    """However it ends; and the next start finds the port and the store free."""
+    """However it ends; and the next start finds the port and the store free, and removes what a kill has left."""
     children = pair.children()
     assert len(children) == 2
+    counters = set((tmp_path / "run").iterdir())
     await pair.signal(number)
     assert pair.status == (0 if number == signal.SIGTERM else -9)
     await until_gone(*children)
+    assert (tmp_path / "run").exists() == (number == signal.SIGKILL)
     port = pair.url.rpartition(":")[2]
-    async with serving(tmp_path, "--upstream", "mock:", "--port", port) as gateway:
+    async with serving(tmp_path, "--upstream", "mock:", "--port", port, "--workers", "2") as gateway:
         assert (await gateway.ask("warm up")).cache == "hit"
+        assert not counters & set((tmp_path / "run").iterdir())

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.http.tasks import background_tasks
+from gateway.http.background_tasks import background_tasks
 from gateway.proxy.flight import Flight, FlightTable
 from gateway.upstreams.mock import Reply
 from tests.gateway.client import DEADLINE, Answer, Client, assemble, chat
@@ -34,7 +34,7 @@ def as_data(event: Any) -> bytes:
 
 
 async def together(client: Client, bodies: list[dict[str, Any]]) -> list[asyncio.Task[Answer]]:
-    """Requests that are all in flight when this returns, as passengers of one flight."""
+    """Requests that are all in flight when this returns, as subscribers of one flight."""
     before = await client.figure("collapsed_requests_total")
     asking = [asyncio.create_task(client.post(bodies[0]))]
     await client.until("flights", 1)
@@ -186,7 +186,7 @@ async def test_different_requests_are_different_calls(stage: Stage) -> None:
 
 @pytest.mark.parametrize("directive", ["no-cache", "no-store"])
 async def test_a_request_that_refuses_the_cache_flies_alone(stage: Stage, directive: str) -> None:
-    """It neither joins a flight nor takes passengers."""
+    """It neither joins a flight nor takes subscribers."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     mock.hold.clear()
@@ -290,13 +290,13 @@ async def test_the_leader_may_leave_before_the_upstream_says_anything(stage: Sta
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("passengers", [1, 3])
-async def test_the_upstream_call_ends_when_the_last_one_leaves(stage: Stage, passengers: int, stream: bool) -> None:
+@pytest.mark.parametrize("subscribers", [1, 3])
+async def test_the_upstream_call_ends_when_the_last_one_leaves(stage: Stage, subscribers: int, stream: bool) -> None:
     """Nobody waits for the answer any more, so nobody pays for it; the next request is a new call."""
     mock = await stage.mock(Reply(text="one two three four five six seven eight"))
     client = await stage.gateway(mock)
     mock.hold.clear()
-    asking = await together(client, [chat(stream=stream)] * passengers)
+    asking = await together(client, [chat(stream=stream)] * subscribers)
     await mock.wait_for(1)
     for task in asking[:-1]:
         task.cancel()
@@ -353,7 +353,7 @@ async def test_joining_just_as_a_flight_is_abandoned_gives_a_good_answer(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-async def test_a_flight_that_its_last_passenger_left_takes_no_other() -> None:
+async def test_a_flight_that_its_last_subscriber_left_takes_no_other() -> None:
     """From that very moment, though its task has not yet noticed that it is cancelled."""
 
     async def never() -> None:
@@ -362,9 +362,9 @@ async def test_a_flight_that_its_last_passenger_left_takes_no_other() -> None:
     async with background_tasks() as tasks:
         table = FlightTable(tasks)
         flight = Flight(keep_bytes=1000, choices=1)
-        table.launch(flight, never(), "name")
+        table.start(flight, never(), "name")
         await asyncio.sleep(0)
-        with flight.board():
+        with flight.subscribe():
             assert table.find(("name",)) is flight
         assert table.find(("name",)) is None
 
@@ -487,7 +487,7 @@ class Flood:
     """An upstream that streams megabytes and counts how many of them were taken."""
 
     def __init__(self, megabytes: int) -> None:
-        self.pieces, self.end = flood(megabytes)
+        self.chunks, self.end = flood(megabytes)
         self.taken = 0
         self.go = asyncio.Event()
         self.go.set()
@@ -496,9 +496,9 @@ class Flood:
     async def converse(self, connection: Connection) -> None:
         await connection.send(EVENT_STREAM)
         await self.go.wait()
-        for piece in self.pieces:
-            await connection.send(piece)
-            self.taken += len(piece)
+        for chunk in self.chunks:
+            await connection.send(chunk)
+            self.taken += len(chunk)
         await connection.send(self.end)
         self.done.set()
 
@@ -538,7 +538,7 @@ async def test_beyond_its_limit_a_flight_goes_no_faster_than_its_slowest_reader(
             assert not reading.done()
             whole = asyncio.create_task(slow.reader.read())
             async with asyncio.timeout(DEADLINE):
-                assert len(await reading) == len(upstream.pieces) + 2
+                assert len(await reading) == len(upstream.chunks) + 2
             slow.writer.write_eof()
             whole.cancel()
 
@@ -557,7 +557,7 @@ async def test_a_reader_that_stopped_for_good_is_let_go(stage: Stage) -> None:
             heard = await quick.rest()
 
     assert heard[-1] == b"[DONE]"
-    assert len(heard) == len(upstream.pieces) + 2
+    assert len(heard) == len(upstream.chunks) + 2
     assert len(raw.connections) == 1
 
 
@@ -573,8 +573,8 @@ async def test_nobody_joins_a_flight_that_no_longer_remembers_its_beginning(stag
         rest = await first.rest()
 
     assert len(raw.connections) == 2
-    assert len(whole.events) == len(upstream.pieces) + 2
-    assert len(rest) == len(upstream.pieces) + 2 - 40
+    assert len(whole.events) == len(upstream.chunks) + 2
+    assert len(rest) == len(upstream.chunks) + 2 - 40
 
 
 async def test_a_plain_follower_of_an_answer_beyond_the_limit_is_told_so(stage: Stage) -> None:
@@ -583,10 +583,10 @@ async def test_a_plain_follower_of_an_answer_beyond_the_limit_is_told_so(stage: 
     gate = asyncio.Event()
 
     async def converse(connection: Connection) -> None:
-        await connection.send(EVENT_STREAM + upstream.pieces[0])
+        await connection.send(EVENT_STREAM + upstream.chunks[0])
         await gate.wait()
-        for piece in upstream.pieces[1:]:
-            await connection.send(piece)
+        for chunk in upstream.chunks[1:]:
+            await connection.send(chunk)
         await connection.send(upstream.end)
 
     client = await stage.gateway(await stage.raw(converse), cache={"max_answer": 2**20})
@@ -600,7 +600,7 @@ async def test_a_plain_follower_of_an_answer_beyond_the_limit_is_told_so(stage: 
             rest = await leader.rest()
         answer = await follower
 
-    assert len(rest) == len(upstream.pieces) + 1
+    assert len(rest) == len(upstream.chunks) + 1
     assert answer.status == 502
 
 
@@ -624,7 +624,7 @@ async def test_an_event_without_end_is_not_gathered_without_limit(stage: Stage) 
 
 
 async def test_joined_events_make_the_same_answer_for_all(stage: Stage) -> None:
-    """Every passenger of a stream builds the same response, whenever it came."""
+    """Every subscriber of a stream builds the same response, whenever it came."""
     mock = await stage.mock(Reply(events=word_events(WORDS), pause=0.01))
     client = await stage.gateway(mock)
     asking: list[asyncio.Task[Answer]] = []

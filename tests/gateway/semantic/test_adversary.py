@@ -353,8 +353,8 @@ async def test_who_did_not_take_the_cached_answer_does_not_complain_of_it(
 class _AuditsAll(ThresholdPolicy):
     """Draws every hit."""
 
-    def decide(self, evidence: Evidence | None, most_risk: float = 1.0, compares: bool = False) -> Decision:
-        return super().decide(evidence, most_risk, compares=True)
+    def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
+        return super().decide(evidence, max_risk, compares=True)
 
 
 async def test_only_if_cached_is_not_forwarded_even_to_be_audited(

@@ -213,8 +213,8 @@ async def test_who_needs_usage_asks_with_the_others_and_takes_no_entry_without(
 class _AuditsAll(ThresholdPolicy):
     """Draws every hit."""
 
-    def decide(self, evidence: Evidence | None, most_risk: float = 1.0, compares: bool = False) -> Decision:
-        return super().decide(evidence, most_risk, compares=True)
+    def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
+        return super().decide(evidence, max_risk, compares=True)
 
 
 async def test_a_hit_that_many_share_is_audited_once(
@@ -276,8 +276,8 @@ async def test_what_is_found_too_late_costs_nothing_of_the_budget(
     decided: asyncio.Queue[Decision] = asyncio.Queue()
 
     class Told(ThresholdPolicy):
-        def decide(self, evidence: Evidence | None, most_risk: float = 1.0, compares: bool = False) -> Decision:
-            decision = super().decide(evidence, most_risk, compares)
+        def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
+            decision = super().decide(evidence, max_risk, compares)
             if evidence is not None:
                 decided.put_nowait(decision)
             return decision

@@ -190,7 +190,7 @@ def test_a_bad_variable_is_named_with_what_would_be_right(variable: str, text: s
         ("backend: {threads: two}", "backend.threads: expected a whole number, 1 or more and below 2147483648, got 't"),
         ("backend: int4", "backend: expected keys and values, got 'int4'"),
         ("timeouts: {zzz: 1}", "timeouts.zzz is not a setting"),
-        ("port: 1\nport: 2", "not valid YAML: port is said twice (line 2, column 1)"),
+        ("port: 1\nport: 2", "not valid YAML: port appears twice (line 2, column 1)"),
         ("8080: 1", "not valid YAML: a key must be text (line 1, column 1)"),
         ("a: b: c", "not valid YAML: mapping values are not allowed here (line 1, column 5)"),
         ("[[[", "not valid YAML: expected the node content, but found '<stream end>' (line 1, column 4)"),

@@ -136,7 +136,7 @@ async def test_what_arrived_is_on_record(stage: Stage) -> None:
     ("text", "reason"),
     [
         ("replies: [", "not valid YAML: "),
-        ("replies: []\nreplies: []", "not valid YAML: replies is said twice (line 2, column 1)"),
+        ("replies: []\nreplies: []", "not valid YAML: replies appears twice (line 2, column 1)"),
         ("- text: x", "expected keys and values, such as `replies: []`"),
         ("reply: []", "reply"),
         ("replies: [{txt: hello}]", "txt"),

@@ -293,8 +293,8 @@ async def test_events_may_be_cut_into_many_pieces(stage: Stage, seed: int) -> No
     rng = random.Random(seed)  # noqa: S311  # no secret
     said = with_breaks(rng.choice([b"\n", b"\r\n"]))
     cuts = sorted(rng.sample(range(1, len(said)), rng.choice([3, 20, len(said) - 1])))
-    pieces = [said[a:b] for a, b in zip([0, *cuts], [*cuts, len(said)], strict=True)]
-    client = await stage.gateway(await stage.raw(saying(EVENT_STREAM, *pieces)))
+    chunks = [said[a:b] for a, b in zip([0, *cuts], [*cuts, len(said)], strict=True)]
+    client = await stage.gateway(await stage.raw(saying(EVENT_STREAM, *chunks)))
 
     assert (await client.post(chat(stream=True))).body == said
     assert (await client.post(chat())).text == "Grüße!"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.semantic.policy.budget import WARM_LABELS, BudgetPolicy, most_risk
+from cache.semantic.policy.budget import WARM_LABELS, BudgetPolicy, max_risk
 from cache.semantic.policy.label import Label, Source
 from cache.semantic.policy.ledger import HORIZON
 from cache.semantic.policy.policy import Decision, Neighbourhood
@@ -63,7 +63,7 @@ def test_a_large_budget_serves_nothing_that_is_likely_wrong() -> None:
     for delta, most in ((0.5, 0.5), (0.02, 0.2), (0.01, 0.1), (0.001, 0.1)):
         stream = Stream(delta, 0)
         stream.run(3000, 40.0)
-        assert most_risk(delta) == most
+        assert max_risk(delta) == most
         served = [decision for decision in map(stream.policy.decide, map(near, SIMILARITIES)) if decision.serve]
         assert all(risk_of(decision) <= most for decision in served)
         risky = stream.policy.decide(near(0.55))
@@ -77,8 +77,8 @@ def test_a_caller_may_ask_for_less_risk() -> None:
     stream.run(3000, 40.0)
     plain = stream.policy.decide(near(0.93))
     assert plain.serve
-    assert not stream.policy.decide(near(0.93), most_risk=risk_of(plain) / 2).serve
-    assert stream.policy.decide(near(0.93), most_risk=risk_of(plain) * 2).serve
+    assert not stream.policy.decide(near(0.93), max_risk=risk_of(plain) / 2).serve
+    assert stream.policy.decide(near(0.93), max_risk=risk_of(plain) * 2).serve
 
 
 def test_audits_that_find_wrong_answers_close_the_door() -> None:
@@ -144,7 +144,7 @@ def test_the_ledger_holds_for_what_was_expected(asked: list[tuple[float, bool]],
                 policy.learn(label_of(evidence, decision, same, "audit"))
         else:
             policy.learn(label_of(evidence, decision, same, "miss"))
-    assert spent <= delta * len(asked) * 1.5 + 25 * most_risk(delta)
+    assert spent <= delta * len(asked) * 1.5 + 25 * max_risk(delta)
 
 
 def test_a_complaint_counts_by_its_chance_of_having_been_an_audit() -> None:
@@ -178,7 +178,7 @@ def test_requests_that_are_sent_twice_do_not_end_the_hits() -> None:
             stream.ask(similarity, right_at(similarity, 40.0))
             if stream.hits > before and chance.random() < repeated:
                 evidence = near(similarity, entry=f"again {stream.requests}")
-                decision = stream.policy.decide(evidence, most_risk=0.0)
+                decision = stream.policy.decide(evidence, max_risk=0.0)
                 stream.tell(label_of(evidence, Decision(True, 0.01, decision.plain_risk, False, 0.05), False, "user"))
                 stream.tell(label_of(evidence, decision, True, "miss"))
         shares.append(stream.hits / stream.requests)

@@ -55,7 +55,7 @@ def test_without_evidence_nothing_is_served(policy: Policy) -> None:
 
 def test_a_caller_who_allows_no_risk_gets_nothing(policy: Policy) -> None:
     """From those who know the risk because there is always some, and from those who do not know it because of that."""
-    assert not any(policy.decide(policy.weigh(one(0.99)), most_risk=0.0).serve for _ in range(100))
+    assert not any(policy.decide(policy.weigh(one(0.99)), max_risk=0.0).serve for _ in range(100))
 
 
 def test_weighing_names_neighbours_with_one_answer(policy: Policy) -> None:

@@ -1,4 +1,8 @@
-"""One request for an answer, read and understood."""
+"""An inference request (chat completion or completion), parsed and checked.
+
+A new field that the gateway must know is declared in `InferenceRequest` and read in `parse_request`. All other fields
+are the upstream's: they are part of the key and pass unchanged in `body`.
+"""
 
 import json
 import math
@@ -14,25 +18,25 @@ from cache.entries.key import Key, namespace_for, priority_of, request_key
 from cache.semantic.messages import MOST_MODEL, MOST_TEXT
 from cache.semantic.question import Question, question_of
 from gateway.errors import InvalidRequest
-from gateway.http.cache_control import Directives, parse_cache_control
+from gateway.http.cache_control import CacheControl, parse_cache_control
 from gateway.upstreams.upstream import NAMESPACE_HEADER, REUSE_HEADER
 
 FAMILIES: dict[str, Family] = {"/v1/chat/completions": "chat.completions", "/v1/completions": "completions"}
 
-MOST_RISK_HEADER = "x-keepgate-max-risk"
+MAX_RISK_HEADER = "x-keepgate-max-risk"
 
-# Of a chat the next turn is likely to come, which begins with all that was said before; of a completion nothing is.
+# The next turn of a chat begins with the whole conversation so far; a completion has no next turn.
 _REUSES: dict[Family, str] = {"chat.completions": "conversation", "completions": "one-shot"}
 
-_MOST_VALUES = 300_000
+_MAX_VALUES = 300_000
 _OTHER_CREDENTIALS = ("x-api-key", "api-key")
 
 _decode = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """What the pipeline needs to know; `body` is what the upstream gets, byte for byte."""
+class InferenceRequest:
+    """What the pipeline needs to know of a request. `body` is sent to the upstream unchanged."""
 
     family: Family
     path: str
@@ -45,9 +49,9 @@ class Call:
     sampled: bool
     choices: int
     priority: int
-    directives: Directives
+    cache_control: CacheControl
     question: Question | None
-    most_risk: float
+    max_risk: float
     reuse: str
 
     @property
@@ -56,42 +60,41 @@ class Call:
 
     @property
     def form(self) -> str:
-        """The shape in which this client wants a complete answer."""
+        """The form of a complete answer that this client gets: "json", "stream" or "stream+usage"."""
         if not self.stream:
             return "json"
         return "stream+usage" if self.include_usage else "stream"
 
 
 def credential(headers: CIMultiDictProxy[str], namespace_setting: str) -> str:
-    """What sets the caller apart from other tenants; "" where nothing does.
+    """The text that identifies the caller's tenant; "" if none does.
 
-    With `authorization` that is the Authorization header, and those that take its place at some providers.
+    With `authorization` that is the Authorization header, and the headers that some providers use in its place.
     """
     if namespace_setting == "shared":
         return ""
     if namespace_setting != "authorization":
-        # All of them: the first may be the client's own, before that of a proxy which adds its own to it.
+        # All values: the first may be the client's own, before one that a proxy added.
         return "\n".join(headers.getall(namespace_setting.removeprefix("header:"), ()))
     given = [f"{name}: {value}" for name in _OTHER_CREDENTIALS if name in headers for value in headers.getall(name)]
-    # A line break, which no header can hold, keeps the two kinds apart.
+    # A line break, which no header can contain, separates the two kinds.
     return "\n".join((*headers.getall("Authorization", ()), *(f"\n{line}" for line in given)))
 
 
 def namespace_header(headers: CIMultiDictProxy[str], namespace_setting: str) -> dict[str, str]:
-    """What tells an upstream whose request it is, where no credential that it gets does."""
+    """The header that names the tenant to the upstream, where no credential that it receives does."""
     if not namespace_setting.startswith("header:"):
         return {}
     return {NAMESPACE_HEADER: namespace_for(credential(headers, namespace_setting))}
 
 
-def read_call(
+def parse_request(
     path: str, query: str, body: bytes, headers: CIMultiDictProxy[str], namespace_setting: str, semantic: bool
-) -> Call:
-    """Understand a request body. Raises InvalidRequest, naming the field, where the gateway cannot.
+) -> InferenceRequest:
+    """Parse a request body. Raises InvalidRequest, naming the field.
 
-    Only what the gateway itself must know is checked; the rest is the upstream's to judge. The query string is passed
-    on as it is, and a request with another one is another request. With `semantic` the call knows its question, where
-    its last turn is one.
+    Only the fields that the gateway uses are checked; the upstream checks the rest. The query string is passed on
+    unchanged and is part of the key. With `semantic` the question is extracted, if the last turn is one.
     """
     fields = decode_object(body)
     model = fields.get("model")
@@ -111,7 +114,7 @@ def read_call(
         question = question_of(namespace, scope, fields) if semantic else None
     except RecursionError as error:
         raise InvalidRequest("The body is nested too deeply.") from error
-    return Call(
+    return InferenceRequest(
         family=family,
         path=f"{path}?{query}" if query else path,
         body=body,
@@ -123,18 +126,18 @@ def read_call(
         sampled=fields.get("seed") is None and fields.get("temperature") != 0,
         choices=_choices(fields),
         priority=priority_of(fields) or 0,
-        directives=parse_cache_control(", ".join(headers.getall("Cache-Control", ()))),
+        cache_control=parse_cache_control(", ".join(headers.getall("Cache-Control", ()))),
         question=question if question and len(question.text) <= MOST_TEXT and len(model) <= MOST_MODEL else None,
-        most_risk=_most_risk(headers),
+        max_risk=_most_risk(headers),
         reuse=_reuse(headers, family),
     )
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
     """The fields of a request. Raises InvalidRequest for a body that is not one JSON object."""
-    if len(body) > _MOST_VALUES and sum(map(body.count, (b",", b"[", b"{"))) > _MOST_VALUES:
-        # Decoding holds up everybody, in whatever thread it is done: that is for text, not for millions of brackets.
-        raise InvalidRequest(f"The body has more than {_MOST_VALUES} values.", code="too_many_values")
+    if len(body) > _MAX_VALUES and sum(map(body.count, (b",", b"[", b"{"))) > _MAX_VALUES:
+        # Decoding holds the GIL: long text is cheap, millions of values are not.
+        raise InvalidRequest(f"The body has more than {_MAX_VALUES} values.", code="too_many_values")
     try:
         text = body.decode()
         fields = _decode(body)
@@ -146,8 +149,8 @@ def decode_object(body: bytes) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
     except _RepeatedKey as error:
-        # Which of the two counts is every server's own choice, so the answer to one meaning could be served for the
-        # other (RFC 8259, section 4).
+        # Servers differ in which of the two they use (RFC 8259, section 4): the answer to one reading could be served
+        # for the other.
         raise InvalidRequest(
             f"The key {str(error)[:100]!r} is there twice in one object.", code="repeated_key"
         ) from error
@@ -170,7 +173,7 @@ _check_keys = json.JSONDecoder(object_pairs_hook=_refuse_repeated_keys).decode
 
 
 def _choices(fields: Mapping[str, Any]) -> int:
-    """How many choices a whole answer has: `n` of them, for each prompt of a batch. What makes no sense counts as 1."""
+    """The number of choices of a complete answer: `n` for each prompt of a batch. An invalid `n` counts as 1."""
     n, prompts = fields.get("n"), fields.get("prompt")
     each = n if isinstance(n, int) and n > 0 else 1
     if isinstance(prompts, list) and all(isinstance(prompt, str | list) for prompt in prompts):
@@ -179,25 +182,25 @@ def _choices(fields: Mapping[str, Any]) -> int:
 
 
 def _most_risk(headers: CIMultiDictProxy[str]) -> float:
-    """The probability of a wrong answer that the client takes at most; 1 where it says nothing."""
-    said = headers.get(MOST_RISK_HEADER)
-    if said is None:
+    """The highest probability of a wrong answer that the client accepts; 1 if the header is absent."""
+    given = headers.get(MAX_RISK_HEADER)
+    if given is None:
         return 1.0
     try:
-        risk = float(said)
+        risk = float(given)
     except ValueError:
         risk = math.nan
     if not 0.0 <= risk <= 1.0:
-        raise InvalidRequest(f"'{MOST_RISK_HEADER}' must be a number from 0 to 1, such as 0.001.")
+        raise InvalidRequest(f"'{MAX_RISK_HEADER}' must be a number from 0 to 1, such as 0.001.")
     return risk
 
 
 def _reuse(headers: CIMultiDictProxy[str], family: Family) -> str:
-    """Whether keys and values of the prompt are worth keeping at once (conversation), or once they come again."""
-    said = headers.getall(REUSE_HEADER, [_REUSES[family]])
-    if len(said) != 1 or said[0] not in _REUSES.values():
+    """Whether the prompt's KV blocks are stored at once (conversation) or when they are used again (one-shot)."""
+    given = headers.getall(REUSE_HEADER, [_REUSES[family]])
+    if len(given) != 1 or given[0] not in _REUSES.values():
         raise InvalidRequest(f"'{REUSE_HEADER}' must be {' or '.join(_REUSES.values())}, and stand there once.")
-    return said[0]
+    return given[0]
 
 
 def _boolean(fields: Mapping[str, Any], field: str, name: str) -> bool:

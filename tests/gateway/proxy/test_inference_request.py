@@ -5,13 +5,13 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import InvalidRequest
-from gateway.proxy.call import Call, credential, read_call
+from gateway.proxy.inference_request import InferenceRequest, credential, parse_request
 
 HEADERS = CIMultiDictProxy(CIMultiDict({"Authorization": "Bearer a"}))
 
 
-def read(body: bytes) -> Call:
-    return read_call("/v1/chat/completions", "", body, HEADERS, "authorization", semantic=False)
+def read(body: bytes) -> InferenceRequest:
+    return parse_request("/v1/chat/completions", "", body, HEADERS, "authorization", semantic=False)
 
 
 @pytest.mark.parametrize(

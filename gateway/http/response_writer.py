@@ -1,4 +1,4 @@
-"""Sending to a client that may read slowly, or not at all."""
+"""Writes a response body to a client that may read slowly, or not at all."""
 
 import asyncio
 
@@ -8,23 +8,23 @@ from aiohttp import web
 _UNWAITED_BYTES = 2**15
 
 
-class Sender:
-    """Sends a started response piece by piece; a client gets `patience` seconds to make room for each."""
+class ResponseWriter:
+    """Writes the chunks of a started response; the client has `timeout` seconds to read each."""
 
-    def __init__(self, request: web.BaseRequest, response: web.StreamResponse, patience: float) -> None:
+    def __init__(self, request: web.BaseRequest, response: web.StreamResponse, timeout: float) -> None:
         self._request = request
         self._response = response
-        self._patience = patience
+        self._timeout = timeout
 
-    async def send(self, piece: bytes) -> None:
+    async def send(self, chunk: bytes) -> None:
         """Raises ConnectionError when the client is gone, or has been cut off because it does not read."""
         transport = self._request.transport
-        if transport is not None and transport.get_write_buffer_size() + len(piece) < _UNWAITED_BYTES:
-            await self._response.write(piece)
+        if transport is not None and transport.get_write_buffer_size() + len(chunk) < _UNWAITED_BYTES:
+            await self._response.write(chunk)
             return
         try:
-            async with asyncio.timeout(self._patience):
-                await self._response.write(piece)
+            async with asyncio.timeout(self._timeout):
+                await self._response.write(chunk)
         except TimeoutError as error:
             if transport is not None:
                 transport.abort()
@@ -33,7 +33,7 @@ class Sender:
     async def finish(self) -> None:
         """Raises what `send` raises."""
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 await self._response.write_eof()
         except TimeoutError as error:
             if self._request.transport is not None:

@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from gateway.http import tasks as module
-from gateway.http.tasks import background_tasks
+from gateway.http import background_tasks as module
+from gateway.http.background_tasks import background_tasks
 
 SECRET = "what a tenant wrote"
 
@@ -19,7 +19,7 @@ async def test_work_that_concerns_nobody_else_fails_alone(caplog: pytest.LogCapt
     """It is logged, by the kind of its fault and not by its words."""
     with caplog.at_level(logging.ERROR):
         async with background_tasks() as tasks:
-            await tasks.start_alone(fail())
+            await tasks.start_isolated(fail())
 
     assert "ValueError" in caplog.text
     assert SECRET not in caplog.text

@@ -14,7 +14,7 @@ Work = Coroutine[Any, Any, None]
 _PAUSE = 1.0
 
 
-class Tasks:
+class BackgroundTasks:
     """The tasks of a scope."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
@@ -22,18 +22,18 @@ class Tasks:
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, work: Work) -> asyncio.Task[None]:
-        """Work without which the scope makes no sense: if it fails, the scope ends with its exception."""
+        """Work that the scope needs: if it fails, the scope ends with its exception."""
         task = self._group.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
 
-    def start_alone(self, work: Work) -> asyncio.Task[None]:
-        """Work that concerns nobody else: if it fails, that is logged."""
+    def start_isolated(self, work: Work) -> asyncio.Task[None]:
+        """Work that nothing depends on: if it fails, that is logged."""
         return self.start(_alone(work))
 
     def keep(self, make_work: Callable[[], Work]) -> asyncio.Task[None]:
-        """Work without end: if it fails, that is logged, and it is begun again."""
+        """Work without end: if it fails, that is logged, and it is started again."""
         return self.start(_kept(make_work))
 
     def cancel(self) -> None:
@@ -58,9 +58,9 @@ async def _kept(make_work: Callable[[], Work]) -> None:
 
 
 @asynccontextmanager
-async def background_tasks() -> AsyncIterator[Tasks]:
+async def background_tasks() -> AsyncIterator[BackgroundTasks]:
     async with asyncio.TaskGroup() as group:
-        tasks = Tasks(group)
+        tasks = BackgroundTasks(group)
         try:
             yield tasks
         finally:

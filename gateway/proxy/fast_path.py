@@ -1,7 +1,7 @@
-"""Hot answers, before any routing: a request seen before, byte for byte, is answered from memory.
+"""Exact hits before routing: a request with the same bytes as an earlier one is answered from memory.
 
-It does nothing that the pipeline does not do; it only remembers where the pipeline arrived. The memory tier maps the
-digest of body, path and tenant, for which other headers do not matter, to the entry and the form that answered.
+The result is the pipeline's own: the memory tier maps the digest of body, path and tenant to the entry and the form
+with which the pipeline answered. Other headers do not change that answer.
 """
 
 import secrets
@@ -16,35 +16,35 @@ from gateway import metrics
 from gateway.errors import GatewayError
 from gateway.http.body import read_body
 from gateway.http.server import Handler
-from gateway.metrics import HitTally
-from gateway.proxy.call import FAMILIES, credential
+from gateway.metrics import HitCounter
+from gateway.proxy.inference_request import FAMILIES, credential
 from gateway.proxy.response_headers import hit_headers, whole_response
 from gateway.settings.settings import Settings
 
 RAW_DIGEST = web.RequestKey("raw_digest", bytes)
 
 
-class FastLane:
+class FastPath:
     """Stands in front of the application's own request handler."""
 
-    def __init__(self, application: Handler, cache: ExactCache, settings: Settings, hits: HitTally) -> None:
+    def __init__(self, application: Handler, cache: ExactCache, settings: Settings, hits: HitCounter) -> None:
         self._application = application
         self._cache = cache
         self._namespace = settings.cache.namespace
         self._max_body = settings.max_body
-        self._patience = settings.timeouts.client
-        # Unknown to clients, so that nobody can build two requests with one digest.
+        self._timeout = settings.timeouts.client
+        # Secret, so that no client can construct two requests with one digest.
         self._seed = secrets.randbits(64)
         self._hits = hits
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.path
-        said = request.headers
-        # A client that says Expect sends no body before the application has told it to.
-        if path not in FAMILIES or request.method != "POST" or "Cache-Control" in said or "Expect" in said:
+        given = request.headers
+        # A client that sends Expect waits for the application's 100 before it sends the body.
+        if path not in FAMILIES or request.method != "POST" or "Cache-Control" in given or "Expect" in given:
             return await self._application(request)
         try:
-            body = await read_body(request, self._max_body, self._patience)
+            body = await read_body(request, self._max_body, self._timeout)
         except GatewayError as error:
             metrics.errors.labels(error.label).inc()
             return error.response()
