@@ -1,1 +1,5 @@
-"""Answers and their keys: what was computed once, found again. Knows nothing of HTTP servers."""
+"""Keepgate's response cache: an exact cache in memory and Redis, and a semantic one over FAISS.
+
+Layers, from the top: semantic, exact, stores, entries, errors. Uses nothing of the other packages.
+Read exact.py first, then semantic/__init__.py.
+"""

@@ -1,3 +1,8 @@
-"""The HTTP face of Keepgate: the request's path from a client to a cached or a computed answer."""
+"""Keepgate's gateway: an OpenAI-compatible caching proxy.
+
+Layers, from the top: commands, processes, api, pipeline, proxy, upstreams, http, settings, metrics, errors. A module
+imports only from its own layer and those below. Uses the package cache; reaches backends over HTTP.
+Read pipeline.py first: the path of a request on one screen.
+"""
 
 __version__ = "0.1.0"

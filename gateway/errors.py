@@ -1,17 +1,17 @@
-"""What a client may be told went wrong, always in OpenAI's error form.
+"""The errors that a client may get, in OpenAI's error form. The text of an error is where it is raised.
 
 GatewayError
-├── InvalidRequest        400  the body is not what it should be; names the field
+├── InvalidRequest        400  an invalid body, header or parameter; names the field
 ├── AdminKeyRequired      401/403
 ├── NotFound              404
-│   └── NoPrefixStore     404  no upstream has one
+│   └── NoPrefixStore     404  no upstream has a prefix store
 ├── MethodNotAllowed      405
 ├── RequestTimeout        408  the client sent too slowly
 ├── BodyTooLarge          413
 ├── InternalError         500  a fault of the gateway itself
 ├── UpstreamUnreachable   502  no connection, or it broke before an answer began
 ├── UpstreamCut           502  it broke within an answer
-├── StoreDown             503  an operation needs the shared store, and it does not answer
+├── StoreDown             503  the shared store does not answer an operation that needs it
 ├── NoUpstream            503  no upstream is ready
 ├── UpstreamTimeout       504
 └── NotCached             504  only-if-cached, and it is not (RFC 9111, section 5.2.1.7)
@@ -38,7 +38,7 @@ class GatewayError(Exception):
 
     @property
     def label(self) -> str:
-        """What the metrics count it under."""
+        """The label under which the metrics count it."""
         return self.code or self.kind
 
     @property
@@ -101,7 +101,7 @@ class InternalError(GatewayError):
 
 
 class UpstreamError(GatewayError):
-    """No whole answer came from an upstream."""
+    """No complete answer came from an upstream."""
 
     kind = "upstream_error"
     status = 502

@@ -1,1 +1,5 @@
-"""KV blocks of shared prefixes that outlive a request, a process and a host."""
+"""Keepgate's prefix store: KV blocks of prompts, kept and shared beyond one engine's memory.
+
+Layers, from the top: store and replay, peers, tiers, codecs, index and eviction, frames and identity, errors. Uses
+nothing of the other packages. Read store/__init__.py first.
+"""

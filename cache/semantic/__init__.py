@@ -1,4 +1,7 @@
-"""Answers to questions that mean the same: what is fuzzy about a prompt, and what must never be.
+"""The semantic cache: answers of similar questions, served under a bound on wrong answers.
 
-`normalize`, `text` and `guards` know no model, no store and no HTTP server: they are pure functions of text.
+It runs as a process of its own (service), which the gateway asks through client.py with the messages of messages.py.
+The steps of a lookup: embed the question (embedding), find its nearest neighbours (index), apply the guards (guards,
+which read the text with language), decide (policy), audit (judge). evaluation measures it on labelled pairs.
+Read messages.py first, then service/service.py.
 """

@@ -1,4 +1,4 @@
-"""Inspection of the cache, for its operator; an entry also for the tenant that owns it."""
+"""The inspection API of the cache, for the operator; an entry also for the tenant that owns it."""
 
 import time
 from typing import Any
@@ -27,7 +27,7 @@ async def get_stats(request: web.Request) -> web.Response:
 
 
 async def get_entry(request: web.Request) -> web.Response:
-    """GET /v1/cache/entries/{id}: what is kept, and what it cost."""
+    """GET /v1/cache/entries/{id}: the stored answer and its cost."""
     entry = await _entry(request)
     age = entry.age(time.time())
     return _json(
@@ -54,13 +54,13 @@ async def get_entry(request: web.Request) -> web.Response:
 async def delete_entry(request: web.Request) -> web.Response:
     """DELETE /v1/cache/entries/{id}: forget one answer, in every worker.
 
-    With `?reason=wrong` the answer was served for a question that it does not answer: what decides that learns from it.
+    With `?reason=wrong` the answer was wrong for the question it was served for: the semantic policy learns from it.
     """
     is_wrong = _is_wrong(request)
     entry = await _entry(request)
     deleted: dict[str, Any] = {"id": entry.id, "deleted": True}
     try:
-        if is_wrong:  # first, so that it can be said again where nobody has heard it
+        if is_wrong:  # first, so that it can be repeated if the service did not get it
             deleted["labels"] = (await request.app[SEMANTIC].wrong(entry.id)).labels
         await request.app[CACHE].delete(entry.id)
         await request.app[SEMANTIC].forget(entry.id)
@@ -106,7 +106,7 @@ def _purge_scope(request: web.Request) -> tuple[Scope, str]:
 
 
 async def _entry(request: web.Request) -> Entry:
-    """The entry of the path, if the caller may see it; one that it may not see looks like none."""
+    """The entry of the path, if the caller may see it; another tenant's is reported as not found."""
     entry_id = request.match_info["id"]
     settings = request.app[SETTINGS]
     own = namespace_for(credential(request.headers, settings.cache.namespace))

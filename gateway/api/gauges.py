@@ -1,4 +1,4 @@
-"""Figures of this worker that are states, not counts."""
+"""The gauges of this worker."""
 
 from cache.exact import ExactCache
 from gateway import metrics

@@ -37,7 +37,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
         settings.cache.namespace,
         settings.semantic.mode != "off",
     )
-    # A long body takes more than a moment to decode: other requests do not wait for it.
+    # Decoding a long body takes milliseconds: it leaves the event loop.
     call = await asyncio.to_thread(read) if len(body) > _LARGE_BODY else read()
     return await request.app[PIPELINE].answer(request, call)
 
@@ -60,7 +60,7 @@ async def list_models(request: web.Request) -> web.Response:
 async def _listed(
     upstream: Upstream, headers: CIMultiDictProxy[str]
 ) -> list[dict[str, Any]] | web.Response | UpstreamError:
-    """The models of one upstream, or its refusal, or why it could not be asked."""
+    """The models of one upstream, or its error response, or why it could not be asked."""
     try:
         async with asyncio.timeout(_LIST_DEADLINE):
             with await upstream.request("GET", "/v1/models", headers, None) as reply:
@@ -81,7 +81,7 @@ async def _listed(
 
 async def forward(request: web.Request) -> web.StreamResponse:
     """Any other request under /v1: relayed as it is, never cached."""
-    if ".." in request.path.split("/"):  # it would lead out of the upstream's API, to whatever else its host serves
+    if ".." in request.path.split("/"):  # it would leave the upstream's API
         raise NotFound(f"There is no {request.method} {request.path}.")
     if _is_inside_prefix_store(request.path):
         raise NotFound(f"There is no {request.method} {request.path}; an operator uses /v1/cache/prefix.")
@@ -108,14 +108,14 @@ async def forward(request: web.Request) -> web.StreamResponse:
 
 
 def _is_inside_prefix_store(path: str) -> bool:
-    """Whether an upstream might take the path for one of its store, which is not for clients: what is pinned or removed
-    there takes room or time from all tenants. `path` has its escapes resolved.
+    """Whether an upstream might take the path for one of its prefix store, which is the operator's: what is pinned or
+    removed there concerns all tenants. `path` is unquoted.
     """
     return [part for part in path.split("/") if part not in ("", ".")][1:2] == ["prefix"]
 
 
 class _NamesModel(msgspec.Struct):
-    """The one field of any other endpoint's body that the gateway looks at, to find the upstream."""
+    """The one field of another endpoint's body that the gateway reads, to choose the upstream."""
 
     model: str | None = None
 

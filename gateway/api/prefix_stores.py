@@ -1,4 +1,4 @@
-"""The prefix stores of the upstreams, for the operator: what they hold, and what is asked of all of them at once."""
+"""The operator's API to the upstreams' prefix stores: each request goes to all of them."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,12 @@ _OPERATION_DEADLINE = 60.0
 _MAX_BYTES = 8 * 2**20
 _LARGE_BODY = 2**18
 
-# What one upstream says: the JSON text of an object, or why there is none.
-Said = bytes | GatewayError
+# The reply of one upstream: the JSON text of an object, or the error.
+Reply = bytes | GatewayError
 
 
 async def describe(request: web.Request) -> web.Response:
-    """GET /v1/cache/prefix: what each upstream's store says of itself, and of the others why they say nothing."""
+    """GET /v1/cache/prefix: the state of each upstream's store, or its error."""
     require_operator(request)
     _refuse_parameters(request)
     return _gathered(await _ask_all(request, request.app[ROUTER].upstreams, "GET", "/v1/prefix", None))
@@ -55,7 +55,7 @@ async def empty(request: web.Request) -> web.Response:
 
 
 def _refuse_parameters(request: web.Request, known: str = "") -> None:
-    """Raises InvalidRequest for what would have no effect: who wrote it expects one."""
+    """Raises InvalidRequest for a parameter that would have no effect."""
     for name in request.query:
         if name != known:
             hint = f"; use {known}, or none" if known else ""
@@ -75,8 +75,8 @@ def _model(name: Any) -> str | None:
 
 async def _ask_all(
     request: web.Request, upstreams: Sequence[Upstream], method: str, path: str, body: bytes | None
-) -> dict[str, Said]:
-    """What each upstream says, by its URL. They take the operator for the tenant whose credentials come along."""
+) -> dict[str, Reply]:
+    """The reply of each upstream, by URL. The operator acts as the tenant whose credentials the request carries."""
     settings = request.app[SETTINGS]
     headers = CIMultiDict(
         (name, value)
@@ -90,7 +90,7 @@ async def _ask_all(
 
 async def _ask(
     upstream: Upstream, method: str, path: str, headers: Mapping[str, str], body: bytes | None, own: Mapping[str, str]
-) -> Said:
+) -> Reply:
     deadline = _REPORT_DEADLINE if method == "GET" else _OPERATION_DEADLINE
     try:
         async with asyncio.timeout(deadline):
@@ -115,12 +115,12 @@ def _read(upstream: Upstream, status: int, body: bytes) -> bytes:
     if status in (404, 405, 501) and refusal.get("param") != "model":
         raise NoPrefixStore(f"{upstream.name} has no prefix store.")
     if status == 200 or not refusal:
-        raise UpstreamCut(f"{upstream.name} answered with status {status} and nothing that a prefix store says.")
+        raise UpstreamCut(f"{upstream.name} answered with status {status} and no reply of a prefix store.")
     raise _refused(status, refusal)
 
 
 def _refused(status: int, refusal: Mapping[str, Any]) -> GatewayError:
-    """What an upstream refuses is refused in its words."""
+    """An upstream's error, passed on with its message."""
     param, code = (text if isinstance(text := refusal.get(name), str) else None for name in ("param", "code"))
     kind = InvalidRequest if 400 <= status < 500 else UpstreamError
     error = kind(refusal["message"], param=param, code=code)
@@ -128,8 +128,8 @@ def _refused(status: int, refusal: Mapping[str, Any]) -> GatewayError:
     return error
 
 
-def _done(given: Mapping[str, Said]) -> web.Response:
-    """What was done, where anybody has done it. Raises GatewayError where nobody has."""
+def _done(given: Mapping[str, Reply]) -> web.Response:
+    """The replies of those that succeeded and failed. Raises GatewayError if all failed."""
     errors = [error for error in given.values() if isinstance(error, GatewayError)]
     if len(errors) < len(given):
         return _gathered(given)
@@ -140,6 +140,6 @@ def _done(given: Mapping[str, Said]) -> web.Response:
     raise UpstreamError(" ".join(f"{url}: {error}" for url, error in zip(given, errors, strict=True)))
 
 
-def _gathered(given: Mapping[str, Said]) -> web.Response:
+def _gathered(given: Mapping[str, Reply]) -> web.Response:
     upstreams = {url: msgspec.Raw(one if isinstance(one, bytes) else one.body()) for url, one in given.items()}
     return web.Response(body=_encode({"upstreams": upstreams}), content_type="application/json")

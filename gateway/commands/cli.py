@@ -69,7 +69,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    # Whoever reads the output may stop reading (`keepgate --help | head -1`): end quietly then, as commands do.
+    # A closed pipe (`keepgate --help | head -1`) ends the command quietly.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in _BACKEND_MODULES:
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _refuse(serve, rest[0])
     if parsed.command is None:
         parser.error("a command is missing")
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a server outlives the sockets that are closed on it
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a server continues when a client closes a socket
     try:
         return _serve(parsed)
     except KeyboardInterrupt:  # before the gateway had taken over the signal

@@ -1,4 +1,4 @@
-"""Every way a request can fail, answered in one form."""
+"""Turns every exception of a handler into an error response of OpenAI's form."""
 
 import logging
 import traceback
@@ -22,9 +22,7 @@ async def note_start(request: web.Request, _: web.StreamResponse) -> None:
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors as OpenAI-form responses. What fails after the response has started is cut, so that nobody takes it
-    for whole.
-    """
+    """Answer errors. A response that has started is cut, so that no client takes it for complete."""
     try:
         return await handler(request)
     except web.HTTPNotFound:
@@ -40,14 +38,14 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except GatewayError as failure:
         error = failure
     except ConnectionError:
-        # Upstreams and stores have errors of their own: this is a client that has left, and nobody gets the response.
+        # Upstreams and stores have errors of their own: the client has disconnected.
         return web.Response()
     except Exception as fault:  # noqa: BLE001  # the last resort; it is logged and answered
-        # Neither the message nor the path: both may carry what a tenant wrote.
+        # Without the message and the path: both may contain a tenant's text.
         frames = "".join(traceback.format_tb(fault.__traceback__))
         log.error("a request failed: %s\n%s", type(fault).__name__, frames)
         error = InternalError("The gateway failed on this request. Its log says where.")
     metrics.errors.labels(error.label).inc()
     if _STARTED in request and request.transport is not None:
-        request.transport.abort()  # nobody will get what is returned
+        request.transport.abort()  # the returned response is not sent
     return error.response()

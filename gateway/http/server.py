@@ -1,4 +1,4 @@
-"""aiohttp's server, saying what is wrong with bytes that are not HTTP in the form of all other errors."""
+"""aiohttp's server, with OpenAI-form errors for bytes that are not HTTP."""
 
 import asyncio
 import logging
@@ -16,12 +16,12 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
-# Answered where they arose, or nobody is left to answer: the log need not know.
+# Answered where they arose, or no client is left to answer: not logged.
 _CLIENTS_FAULT = (web.RequestPayloadError, http_exceptions.HttpProcessingError, ConnectionError)
 
 
 class HttpConnection(web.RequestHandler):
-    """aiohttp's connection, which by itself would quote what it cannot read, to the client and in the log."""
+    """aiohttp's connection. Its own errors would quote the request, to the client and in the log."""
 
     __slots__ = ("_timeout",)
 
@@ -30,14 +30,14 @@ class HttpConnection(web.RequestHandler):
         self._timeout = timeout
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Lets the kernel end the connection of a client that takes nothing of what it is sent for `timeout` s."""
+        """Let the kernel end the connection of a client that acknowledges nothing for `timeout` seconds."""
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection is not None and hasattr(socket, "TCP_USER_TIMEOUT"):  # not on every system
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._timeout * 1000))
 
     def data_received(self, data: bytes) -> None:
-        """Reads what came. If that ends all hope for a body, whoever waits for it is told so, which aiohttp forgets."""
+        """Parse what arrived. After a framing error the reader of the body gets an exception, which aiohttp omits."""
         super().data_received(data)
         waiting = self._current_request
         if waiting is None or waiting.content.is_eof() or not self._messages:
@@ -52,7 +52,7 @@ class HttpConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The response to what no handler has answered; the connection ends with it.
+        """The response to a request that no handler has answered; the connection ends with it.
 
         Raises ConnectionError when another response has begun.
         """
@@ -70,7 +70,7 @@ class HttpConnection(web.RequestHandler):
         return response
 
     def log_exception(self, *_: Any, **details: Any) -> None:
-        """Notes a failure by its kind and place: its message may hold what a client sent. A client's fault is none."""
+        """Log a failure by type and place: its message may quote a client. Faults of a client are not logged."""
         fault = details.get("exc_info")
         if isinstance(fault, BaseException) and not isinstance(fault, _CLIENTS_FAULT):
             frames = "".join(traceback.format_tb(fault.__traceback__))
@@ -78,7 +78,7 @@ class HttpConnection(web.RequestHandler):
 
 
 def _refusing_in_one_form(handle: Handler) -> Handler:
-    """aiohttp refuses some requests (for their Expect header) before any middleware sees them."""
+    """Requests that aiohttp refuses before any middleware (for their Expect header) get the same error form."""
 
     async def handle_all(request: web.BaseRequest) -> web.StreamResponse:
         try:
@@ -92,7 +92,7 @@ def _refusing_in_one_form(handle: Handler) -> Handler:
 
 
 def _reason(fault: BaseException | None) -> str:
-    """In words of our own, for aiohttp's quote the client."""
+    """The reason without aiohttp's message, which quotes the client."""
     if isinstance(fault, http_exceptions.LineTooLong):
         return "a line of its head is too long"
     if isinstance(fault, http_exceptions.BadStatusLine | http_exceptions.InvalidURLError):
@@ -101,7 +101,7 @@ def _reason(fault: BaseException | None) -> str:
 
 
 class HttpServer(web.Server):
-    """Serves what an application's own server would serve, on connections of the kind above."""
+    """Serves an application on connections of this class."""
 
     def __init__(self, application: web.Server, timeout: float, **options: Any) -> None:
         handler = _refusing_in_one_form(application.request_handler)

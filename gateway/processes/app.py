@@ -1,4 +1,7 @@
-"""The composition root: what the gateway is made of, in the order in which it starts and, backwards, stops."""
+"""The composition root: builds the gateway from its parts, and has the table of routes.
+
+The parts start in the order of `open_gateway` and stop in the reverse order.
+"""
 
 import asyncio
 import contextlib
@@ -48,7 +51,7 @@ _IDLE_CONNECTION_SECONDS = 75.0
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A gateway that is listening at `url`. `redis_url` is of the store that it shares with others, "" for none."""
+    """A running gateway that listens at `url`. `redis_url` is the shared store's, "" for none."""
 
     url: str
     port: int
@@ -62,10 +65,10 @@ class Gateway:
 async def open_gateway(
     settings: Settings, *, share_port: bool = False, semantic_socket: Path | None = None
 ) -> AsyncIterator[Gateway]:
-    """A running gateway: stores, upstreams, flights, server. The local backend is the caller's, and the service of the
-    semantic cache where `semantic_socket` says where it listens.
+    """Run a gateway: stores, upstreams, flights, server. The caller runs the local backend and, if `semantic_socket` is
+    given, the semantic cache's process.
 
-    Raises SettingsError when a setting cannot be carried out, such as a port that is taken.
+    Raises SettingsError when a setting cannot be applied, such as a port that is in use.
     """
     cache_settings = settings.cache
     keep_stale = max(_KEPT_FOR_MAX_STALE, cache_settings.stale_while_revalidate, cache_settings.stale_if_error)
@@ -78,7 +81,7 @@ async def open_gateway(
         background_tasks() as tasks,
     ):
         cache = ExactCache(MemoryStore(cache_settings.memory), redis, keep_stale)
-        with contextlib.suppress(StoreUnavailable):  # it is learned later, by follow_purges
+        with contextlib.suppress(StoreUnavailable):  # follow_purges reads it later
             await cache.learn_purges()
         router = Router(*(Upstream(url, connections, settings.timeouts) for url in urls))
         flights = FlightTable(tasks)
@@ -140,7 +143,7 @@ def build_application(
 
 @asynccontextmanager
 async def _redis_url(settings: Settings) -> AsyncIterator[str]:
-    """Where the store is that gateways share; "" for none."""
+    """The URL of the shared store; "" for none."""
     if settings.redis == "embedded":
         async with embedded_store(settings.state_path(), settings.cache.embedded_memory) as url:
             yield url
@@ -177,7 +180,7 @@ async def _semantic_client(
 
 @asynccontextmanager
 async def _upstream_urls(settings: Settings) -> AsyncIterator[list[str]]:
-    """The URLs of the upstreams named in the settings; `mock:` ones are served from here."""
+    """The URLs of the upstreams in the settings; `mock:` ones are served by this process."""
     async with contextlib.AsyncExitStack() as stack:
         urls: list[str] = []
         for url in settings.upstreams:
@@ -211,7 +214,7 @@ async def _listening(
         try:
             await site.start()
         except OSError as error:
-            raise SettingsError(_why_not_listening(settings, error)) from error
+            raise SettingsError(_listen_error(settings, error)) from error
         port = runner.addresses[0][1]
         host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104  # compared, not bound
         yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", port
@@ -220,14 +223,14 @@ async def _listening(
         await application_runner.cleanup()
 
 
-def _why_not_listening(settings: Settings, error: OSError) -> str:
+def _listen_error(settings: Settings, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port: {settings.port} is taken on {settings.host}; choose another with --port or KEEPGATE_PORT"
     return f"host: cannot listen on {settings.host}:{settings.port}: {error.strerror}"
 
 
 async def _keep_gauges(gauges: Gauges) -> None:
-    """Other workers answer for this one too, so its gauges are never old."""
+    """Refresh the gauges: another worker may answer GET /metrics for this one."""
     while True:
         gauges.refresh()
         await asyncio.sleep(_GAUGE_SECONDS)

@@ -1,4 +1,4 @@
-"""A process that lives no longer than the gateway."""
+"""Child processes that end with the gateway."""
 
 import asyncio
 import contextlib
@@ -26,9 +26,9 @@ async def running(
     variables: Mapping[str, str] = MappingProxyType({}),
     stop_deadline: float = _STOP_DEADLINE,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The command as a child in a session of its own, so that Ctrl-C reaches only the gateway, which stops the rest.
+    """Run the command as a child in a session of its own: Ctrl-C reaches only the gateway, which stops its children.
 
-    Its environment is the gateway's own with `variables` besides.
+    Its environment is the gateway's own and `variables`.
 
     On leaving it gets SIGTERM and, if it does not end within `stop_deadline` seconds, SIGKILL. On Linux it gets
     SIGTERM as well when the gateway itself is killed. Raises OSError when the program cannot be run.
@@ -50,13 +50,13 @@ async def running(
 
 
 def _die_with_parent() -> Callable[[], None]:
-    """To run in the child before it becomes its program. What it needs is looked up before the fork."""
+    """A function for the child, before exec: end with the parent. What it needs is looked up before the fork."""
     prctl = ctypes.CDLL(None).prctl
     parent = os.getpid()
 
     def arrange() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it was killed in between, and the signal will not come
+        if os.getppid() != parent:  # the parent was killed in between: the signal will not come
             os._exit(1)
 
     return arrange

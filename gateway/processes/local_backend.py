@@ -16,18 +16,18 @@ from gateway.upstreams.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
-# In figures: its port is another one at each start.
+# The label in metrics: its port changes at each start.
 _LABEL = "in-repo backend"
 # The URL of its prefix index, where it is not on its command line.
 _INDEX_VARIABLE = "KEEPGATE_PREFIX_INDEX"
 _FIRST_PAUSE = 1.0
 _MAX_PAUSE = 30.0
-# The statuses with which it ends after it has said itself what is wrong: with the model, or with an option.
+# Its exit statuses after it has printed what is wrong, with the model or with an option.
 _EXPLAINED = (1, 2)
 
 
 class BackendFailed(Exception):
-    """The backend ended before it was ever ready. The message is empty where it has said why on standard error."""
+    """The backend ended before it was ready. The message is empty if the backend has printed the reason."""
 
 
 def require_backend() -> None:
@@ -47,10 +47,10 @@ class LocalBackend:
     ) -> None:
         self._variables = {}
         if backend.prefix_index is not None and masked(backend.prefix_index) != backend.prefix_index:
-            # Command lines are for everybody on the machine to read.
+            # Every user of the machine can read command lines.
             self._variables[_INDEX_VARIABLE] = backend.prefix_index
             backend = replace(backend, prefix_index=None)
-        # -P: the backend is the installed package, whatever lies in the current directory.
+        # -P: the installed package, not one in the current directory.
         program = (sys.executable, "-P", "-m", "backend")
         self._command = (
             *program,
@@ -64,7 +64,7 @@ class LocalBackend:
         self._was_ready = False
 
     async def supervise(self) -> None:
-        """Start it, and start it again when it ends. Raises BackendFailed when it cannot even start once."""
+        """Start it, and start it again when it ends. Raises BackendFailed when its first start fails."""
         pause = _FIRST_PAUSE
         while True:
             ready, status = await self._run_once()
@@ -92,7 +92,7 @@ class LocalBackend:
 
 
 class LocalUpstream:
-    """The place in a gateway's router where the local backend comes and goes."""
+    """Adds the local backend to the gateway's router when it is ready, and removes it when it ends."""
 
     def __init__(self, gateway: Gateway, timeouts: TimeoutSettings) -> None:
         self._gateway = gateway

@@ -1,4 +1,4 @@
-"""The process of the semantic cache as a child: one for all workers of a host, started again when it ends."""
+"""The semantic cache's process as a child: one for all workers of a host, started again when it ends."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ _EXPLAINED = 2
 
 @asynccontextmanager
 async def semantic_service(settings: Settings, redis: str) -> AsyncIterator[Path | None]:
-    """The socket of a service that is kept running; None where the semantic cache is off.
+    """The socket of the running service; None if the semantic cache is off.
 
     `redis` is the URL of the store that gateways share, "" for none. Raises SettingsError when the dependencies are
     not installed, or when the service refuses a setting at its first start.
@@ -64,7 +64,7 @@ def _require(settings: Settings, redis: str) -> None:
 
 
 def _config(settings: Settings, redis: str, socket: Path) -> dict[str, object]:
-    """What cache/semantic/service/config.py describes."""
+    """The fields of cache/semantic/service/config.py."""
     given = msgspec.structs.asdict(settings.semantic)
     del given["mode"]
     return {

@@ -1,4 +1,4 @@
-"""`keepgate serve`: the gateway with its children, from the first line it prints to the last signal it gets."""
+"""`keepgate serve`: runs the gateway and its children until a signal."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def print_status(line: str) -> None:
-    """A line for the person at the terminal, who may have closed it."""
+    """Print a line on standard error, whose terminal may be closed."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 
@@ -38,9 +38,7 @@ def serve(settings: Settings) -> int:
 
 
 def run_until_signalled(main: Callable[[], Awaitable[None]], on_stop: Callable[[], None] = lambda: None) -> int:
-    """Run `main` on an event loop and cancel it at the first signal, whatever it is at: its scopes stop what they
-    started. Returns the exit status.
-    """
+    """Run `main` on an event loop and cancel it at the first signal. Returns the exit status."""
 
     async def until_signalled() -> None:
         task = asyncio.current_task()
@@ -49,7 +47,7 @@ def run_until_signalled(main: Callable[[], Awaitable[None]], on_stop: Callable[[
 
         def stop() -> None:
             nonlocal stopped
-            if not stopped:  # a second signal would break off the stopping
+            if not stopped:  # a second signal would interrupt the shutdown
                 stopped = True
                 on_stop()
                 task.cancel()
@@ -63,7 +61,7 @@ def run_until_signalled(main: Callable[[], Awaitable[None]], on_stop: Callable[[
             if not stopped:
                 raise
 
-    # What has been imported stays: the cycle collector, which stops everything, need not look at it again and again.
+    # Imported modules stay: the cycle collector need not visit them.
     gc.freeze()
     status = 0
     try:
@@ -82,7 +80,7 @@ async def _serve(settings: Settings) -> None:
     if settings.workers > 1:
         await _serve_with_workers(settings)
         return
-    # The backend outlives the gateway, whose last requests it still answers.
+    # The backend stops after the gateway, whose last requests it still answers.
     async with background_tasks() as tasks, open_gateway(settings) as gateway:
         _print_banner(settings, gateway.url)
         if not settings.upstreams:
@@ -106,7 +104,7 @@ async def _serve_with_workers(settings: Settings) -> None:
             shared = msgspec.structs.replace(shared, redis=await stack.enter_async_context(store))
         redis_url = "" if shared.redis == "none" else shared.redis
         socket = await stack.enter_async_context(semantic_service(shared, redis_url))
-        # In this order, so that the last requests of each worker still find the backend.
+        # In this order the last requests of each worker still reach the backend.
         backend_tasks = await stack.enter_async_context(background_tasks())
         gateway = await stack.enter_async_context(open_gateway(shared, share_port=True, semantic_socket=socket))
         worker_tasks = await stack.enter_async_context(background_tasks())
@@ -131,10 +129,10 @@ async def _serve_with_workers(settings: Settings) -> None:
 
 
 def _require_free_port(settings: Settings) -> None:
-    """A port that is shared among workers would be shared with a stranger as well. Raises SettingsError."""
+    """SO_REUSEPORT would share the port with another program too. Raises SettingsError if it is in use."""
     if not settings.port:
         return
-    with contextlib.suppress(socket.gaierror):  # an unknown host is told when the gateway listens on it
+    with contextlib.suppress(socket.gaierror):  # an unknown host is reported when the gateway listens on it
         for family, kind, protocol, _, address in socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):

@@ -28,14 +28,14 @@ _MAX_LINE = 2**20
 
 
 class Backend(msgspec.Struct, frozen=True, array_like=True):
-    """Where the local backend is; an empty URL says that it is gone."""
+    """The address of the local backend; an empty URL means that it has ended."""
 
     url: str = ""
     model: str = ""
 
 
 class Workers:
-    """The parent's side: keeps workers running and tells them the news."""
+    """The parent's side: keeps workers running and sends them the backend's address."""
 
     def __init__(self, settings: Settings, semantic_socket: Path | None) -> None:
         self._settings = settings
@@ -85,7 +85,7 @@ async def work() -> None:
 
 
 def _write_line(stdin: asyncio.StreamWriter, value: Any) -> None:
-    # Nothing waits for the reader: a few lines fit into the pipe, and a worker that is gone is replaced.
+    # Without a drain: a few lines fit into the pipe, and a worker that has ended is replaced.
     stdin.write(msgspec.json.encode(value, enc_hook=str) + b"\n")
 
 

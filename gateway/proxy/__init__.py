@@ -1,0 +1,7 @@
+"""The steps of the pipeline: parse, look up, share a flight, relay, record, store, replay.
+
+inference_request.py parses a request, lookup.py and semantic_lookup.py ask the caches, single_flight.py and flight.py
+share one upstream call among identical requests, relay.py sends it to the client, recorder.py assembles it for the
+cache, replay.py answers a hit, fast_path.py answers it before routing. response_headers.py has the headers of hits and
+misses. May use upstreams, http and the package cache. Read inference_request.py first.
+"""

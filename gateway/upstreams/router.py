@@ -17,7 +17,7 @@ _MAX_LISTED_BYTES = 8 * 2**20
 
 
 class Router:
-    """Upstreams come and go (a backend restarts); a request goes to the least busy one that has its model."""
+    """Sends a request to the least busy upstream that has its model. Upstreams are added and removed at run time."""
 
     def __init__(self, *upstreams: Upstream) -> None:
         self._upstreams = list(upstreams)
@@ -37,10 +37,10 @@ class Router:
         self._upstreams.remove(upstream)
 
     def candidates(self, model: str | None) -> list[Upstream]:
-        """Upstreams to try, in order: those that list the model, or all, for some servers take aliases.
+        """Upstreams to try, in order: those that list the model, else all, because some servers accept aliases.
 
-        One that can be reached comes before one that cannot; of those, one that has not said what it has (it may have
-        anything) before one that has said, and said otherwise. Raises NoUpstream when there is none.
+        Reachable ones come first; of those, the ones whose models are unknown before the ones that list other models.
+        Raises NoUpstream when there is none.
         """
         if not self._upstreams:
             raise NoUpstream(_NONE_YET)
@@ -51,7 +51,7 @@ class Router:
         )
 
     def having(self, model: str | None) -> list[Upstream]:
-        """Every upstream that lists the model or has not said what it has; with None all.
+        """Every upstream that lists the model or whose models are unknown; with None all.
 
         Raises NoUpstream when there is none at all, and NotFound when none has the model.
         """
@@ -71,7 +71,7 @@ class Router:
         model: str | None,
         own: Mapping[str, str] = NO_HEADERS,
     ) -> UpstreamAnswer:
-        """The answer of the first candidate that can be reached, once it has begun. Raises UpstreamError.
+        """The answer of the first reachable candidate, once it has begun. Raises UpstreamError.
 
         `headers` and `own` are as for `Upstream.request`.
         """
@@ -84,7 +84,7 @@ class Router:
         return await last.request(method, path, headers, body, own)
 
     async def refresh_forever(self) -> None:
-        """Keep learning which models are where; runs for as long as the router is used."""
+        """Refresh the lists of models; runs for as long as the router is used."""
         while True:
             await self.refresh()
             await asyncio.sleep(_REFRESH_SECONDS if self.ready else 1.0)

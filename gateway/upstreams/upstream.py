@@ -28,12 +28,12 @@ HOP_BY_HOP = frozenset(
     }
 )
 USAGE_HEADER = "x-keepgate-usage"
-# For an upstream that keeps what it computed for one tenant from others, where no credential of the caller tells.
+# Names the tenant to an upstream that separates tenants, where no credential of the caller does.
 NAMESPACE_HEADER = "x-keepgate-namespace"
-# Whether the prompt is likely to begin another one.
+# Whether the prompt is likely to be the prefix of another one.
 REUSE_HEADER = "x-keepgate-reuse"
 
-# A body arrives here unpacked, so what it was packed with is over as well.
+# A body arrives here decompressed, so its content encoding no longer applies.
 _NOT_SENT_UPSTREAM = HOP_BY_HOP | {
     "host",
     "content-length",
@@ -41,20 +41,20 @@ _NOT_SENT_UPSTREAM = HOP_BY_HOP | {
     "accept-encoding",
     "expect",
     "x-keepgate-admin-key",
-    # Said by the gateway alone: who could say it himself would choose whose keys and values he is given.
+    # Set by the gateway alone: a client that set it could read another tenant's KV blocks.
     NAMESPACE_HEADER,
 }
 _NOT_SENT_DOWN = HOP_BY_HOP | {"content-length", "content-encoding", "date", "server"}
 
-# A server that was just closing a kept-alive connection says so within a round trip; one that says it later has failed
-# on the request, which would only fail it again.
+# A server that was closing a kept-alive connection resets it within a round trip. A later reset means that it failed on
+# the request, and would fail again.
 _STALE_SECONDS = 0.5
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 def end_to_end(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[str]:
-    """The headers that travel on: without `dropped` and without those that Connection names."""
+    """The headers to forward: without `dropped` and without those that Connection names."""
     named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
     kept: CIMultiDict[str] = CIMultiDict()
     for name, value in headers.items():
@@ -64,7 +64,7 @@ def end_to_end(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDi
 
 
 class UpstreamAnswer:
-    """An answer that has begun: status and headers are there, the body follows. Use as a context manager."""
+    """An answer whose status and headers have arrived; the body follows. Use as a context manager."""
 
     def __init__(self, upstream: "Upstream", exchange: Exchange, idle: float) -> None:
         self.upstream = upstream
@@ -106,9 +106,9 @@ class UpstreamAnswer:
 
 
 class Upstream:
-    """One base URL. `models` are the names it lists, None while it has not said; `in_flight` counts open requests.
+    """One base URL. `models` are the names it lists, None while unknown; `in_flight` counts open requests.
 
-    `label` names it in figures.
+    `label` names it in metrics.
     """
 
     def __init__(self, url: str, connections: Connections, timeouts: TimeoutSettings, label: str = "") -> None:
@@ -136,7 +136,7 @@ class Upstream:
     ) -> UpstreamAnswer:
         """The answer to a request, once it has begun; `path` begins with /v1 and may carry a query.
 
-        `headers` are the client's; what the gateway says in its `own` takes the place of what the client says in them.
+        `headers` are the client's; those in `own` replace them.
 
         Raises UpstreamUnreachable when there is no connection, UpstreamCut when it ends before an answer begins,
         UpstreamTimeout when none begins in time.
@@ -156,7 +156,7 @@ class Upstream:
         status = exchange.status
         exchange.end()
         self.in_flight -= 1
-        raise UpstreamCut(f"{self.name} answered with status {status}, which no answer has.")
+        raise UpstreamCut(f"{self.name} answered with status {status}, which is no final HTTP status (200 to 599).")
 
     async def _begin(self, head: bytes, body: bytes | None, *, without_body: bool) -> Exchange:
         try:
@@ -173,7 +173,7 @@ class Upstream:
             self.reachable = False
             raise UpstreamUnreachable(f"{self.name} cannot be reached: {_reason(error)}.") from error
         except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
-            # It has the request, and may have begun to work: another upstream is not asked the same.
+            # It has the request and may be computing: no other upstream is asked.
             raise UpstreamCut(f"{self.name} gave no answer: {_reason(error)}.") from error
 
     async def _exchange(self, head: bytes, body: bytes | None, without_body: bool, *, new: bool = False) -> Exchange:
@@ -184,7 +184,7 @@ class Upstream:
             await exchange.begin(head, body, without_body=without_body, read_timeout=self._timeouts.first_byte)
         except BaseException as error:
             exchange.end()
-            # On a new connection, or after a while, somebody has read the request, and may have begun to work.
+            # On a new connection, or after a while, the server has read the request and may be computing.
             is_early = time.monotonic() - began < _STALE_SECONDS
             if reused and is_early and isinstance(error, aiohttp.ClientConnectionError | ConnectionError):
                 raise _StaleConnection from error
@@ -193,7 +193,7 @@ class Upstream:
 
 
 class _StaleConnection(Exception):
-    """A kept-alive connection ended before an answer: the server was just closing it, most likely, and read nothing."""
+    """A kept-alive connection ended before an answer: most likely the server was closing it and read nothing."""
 
 
 def _reason(error: Exception) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -77,12 +78,14 @@ async def test_stats_add_up_whichever_worker_answers(pair: Serving) -> None:
     """Every request is counted once, and each worker tells the same figures."""
     await until_all_counted(pair)
     before = await figure(pair)
-    assert set(await ask_many(pair, "count me")) == {"count me"}
+    # The second worker may miss as well: an answer is written to the store behind the response.
+    seen = Counter([(await pair.ask("count me")).cache for _ in range(MANY)])
+    assert seen.keys() == {"miss", "hit"}
     await until_all_counted(pair)
     for _ in range(MANY):
         after = await figure(pair)
-        assert after["misses"] - before["misses"] == 1
-        assert after["hits"] - before["hits"] == MANY - 1
+        assert after["misses"] - before["misses"] == seen["miss"]
+        assert after["hits"] - before["hits"] == seen["hit"]
     metrics = (await pair.send("GET", "/metrics")).body.decode()
     counted = [float(line.rpartition(" ")[2]) for line in metrics.splitlines() if "keepgate_requests_total{" in line]
     assert sum(counted) == pair.asked
