@@ -1,0 +1,8 @@
+"""Continuous batching over a paged KV cache: scheduler, block pool, sampling, and one step after the other.
+
+`engine.py` runs the steps in one thread, `async_engine.py` is what the HTTP server talks to. `scheduler.py` decides
+what a step computes; `block_manager.py` and `block_pool.py` own the KV blocks. `model_runner.py` is the contract with
+what computes, which lies in `backend.runners`.
+
+Uses `backend.models`, `backend.text` and, lazily, `backend.kernels`. Read `engine.py` first, then `scheduler.py`.
+"""

@@ -1,0 +1,7 @@
+"""The reference runner: every supported model in plain torch, on the CPU.
+
+Every other runner is compared with it. `quantized_matmul.py` finds the fastest correct product with quantised weights,
+`kv_memory.py` stores keys and values, also in int8 and fp8.
+
+Uses nothing of the other runners. Read `runner.py` first.
+"""

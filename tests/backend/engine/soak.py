@@ -1,9 +1,9 @@
-"""Random requests with random ends, for as long as one likes: ``python -m tests.backend.soak 3600``.
+"""Random requests with random ends, for so many seconds: ``python -m tests.backend.engine.soak 3600``.
 
 A few clients send requests to one engine with far too little memory: greedy and drawn ones, with penalties, biases,
 log-probabilities, stop strings, deadlines, several answers, or for an embedding. Many leave before their answer is
-whole. At the end every block must be free, and every answer that was not cut must be what it always is. A long run is
-made of rounds, each with an engine of its own: other weights, another batching, other limits.
+whole. At the end every block must be free, and equal requests must have had equal answers. A long run is made of
+rounds, each with an engine of its own: other weights, another batching policy, other limits.
 """
 
 from __future__ import annotations
@@ -69,10 +69,17 @@ class Tally:
     engine: Engine | None = None
 
 
-async def soak(seconds: float, seed: int, make: Callable[[int, str, KVPrecision], ModelRunner] = fused) -> Tally:
-    """Runs one round; raises AssertionError when an answer or the books are wrong.
+async def soak(
+    seconds: float,
+    seed: int,
+    make: Callable[[int, str, KVPrecision], ModelRunner] = fused,
+    enough: Callable[[Tally], bool] = lambda tally: False,
+) -> Tally:
+    """Runs one round; raises AssertionError if an answer or the bookkeeping of blocks is wrong.
 
     Args:
+        seconds: after which no client sends another request.
+        enough: ends the round earlier.
         make: makes the runner of so many blocks, with weights and KV of such precisions.
     """
     engine = _engine(random.Random(seed), make)  # noqa: S311 - repeatable
@@ -84,7 +91,7 @@ async def soak(seconds: float, seed: int, make: Callable[[int, str, KVPrecision]
     async with asyncio.TaskGroup() as clients:
         for client in range(CLIENTS):
             rng = random.Random(seed * 1000 + client)  # noqa: S311 - repeatable
-            clients.create_task(_client(served, rng, numbers, until, tally))
+            clients.create_task(_client(served, rng, numbers, until, enough, tally))
     assert served.alive, "the engine's thread has ended"
     assert served.in_flight == 0
     await served.stop()
@@ -101,9 +108,14 @@ def _engine(rng: random.Random, make: Callable[[int, str, KVPrecision], ModelRun
 
 
 async def _client(
-    served: AsyncEngine, rng: random.Random, numbers: itertools.count[int], until: float, tally: Tally
+    served: AsyncEngine,
+    rng: random.Random,
+    numbers: itertools.count[int],
+    until: float,
+    enough: Callable[[Tally], bool],
+    tally: Tally,
 ) -> None:
-    while time.monotonic() < until:
+    while time.monotonic() < until and not enough(tally):
         sequences, identity = _request(rng, numbers)
         try:
             generation = served.submit(sequences)
@@ -160,7 +172,7 @@ def _request(rng: random.Random, numbers: itertools.count[int]) -> tuple[list[Se
 
 
 def main() -> int:
-    """Runs for the seconds given and prints how the requests ended."""
+    """Runs for the seconds given, 20 without an argument, and prints how the requests ended."""
     # Poisoned requests are part of the run; a line for each of thousands says nothing.
     logging.getLogger("backend.engine.engine").setLevel(logging.CRITICAL)
     until = time.monotonic() + (float(sys.argv[1]) if len(sys.argv) > 1 else 20.0)

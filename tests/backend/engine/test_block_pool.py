@@ -152,9 +152,9 @@ class PoolWithCollisions(Pool):
 
 
 TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPool.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestPoolWithCollisions = PoolWithCollisions.TestCase
-TestPoolWithCollisions.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestPoolWithCollisions.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def chain(pool: BlockPool, tokens: list[int]) -> list[int]:

@@ -65,7 +65,7 @@ def blocks_of(tokens: int) -> int:
 MODES = st.sampled_from([Batching(), Batching(BatchingMode.STATIC), Batching(BatchingMode.DYNAMIC, 0.5)])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(
     shapes=st.lists(
         st.tuples(st.integers(1, 120), st.integers(1, 60), st.integers(0, 2), st.integers(1, 2)),

@@ -37,7 +37,7 @@ def on(request: pytest.FixtureRequest) -> Stage:
 
 
 @pytest.mark.timeout(600)  # a failure is worth the five minutes that hypothesis may take to make it small
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     asks=schedules(OPTIONS, longest_answer=20),
     max_batch=st.integers(1, 5),

@@ -43,7 +43,7 @@ def until_ended(engine: Engine, sequence: Sequence) -> None:
 
 
 @pytest.mark.timeout(600)  # a failure is worth the five minutes that hypothesis may take to make it small
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     asks=schedules(OPTIONS, longest_answer=20),
     more=schedules(OPTIONS, longest_answer=20),
@@ -63,7 +63,7 @@ def test_no_fetch_changes_a_bit(
 
 
 @pytest.mark.timeout(600)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     asks=schedules(OPTIONS, longest_answer=20),
     more=schedules(OPTIONS, longest_answer=20),
