@@ -69,8 +69,8 @@ class RequestError(BackendError):
         self.message = message
         self.param = param
 
-    def answer(self) -> ErrorResponse:
-        """The body to send."""
+    def response(self) -> ErrorResponse:
+        """The body of the HTTP response."""
         return ErrorResponse(ErrorBody(self.message, self.type, self.param, self.code))
 
 

@@ -1,4 +1,4 @@
-"""The HTTP face of the engine: its endpoints over one served model, and the form of every error."""
+"""The aiohttp application of one served model: its endpoints, its engine and the form of every error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiohttp import web
 
 from backend.api import openai_handlers, prefix_handlers, status_handlers
 from backend.api.http_body import MAX_BODY_BYTES
-from backend.api.http_server import UNEXPECTED, error_response, translated
+from backend.api.http_server import UNEXPECTED, error_response, request_error_of
 from backend.api.prefix_store import open_prefixes
 from backend.api.server_state import STATE, ServerState
 from backend.engine.config import EngineConfig
@@ -59,14 +59,14 @@ async def _run_engine(app: web.Application) -> AsyncIterator[None]:
         yield
         if state.engine.alive:
             await state.engine.stop()
-    state.form_threads.shutdown(wait=False, cancel_futures=True)
+    state.grammar_threads.shutdown(wait=False, cancel_futures=True)
     state.reader.close()
 
 
 @web.middleware
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error leaves in OpenAI's form; none says more than its own message."""
-    status = 499  # the client left, in nginx's numbering; only metrics see it
+    """Answers every error in OpenAI's form, without a traceback, and counts the request."""
+    status = 499  # nginx's code for a client that disconnected; only the metrics show it
     try:
         response = await handler(request)
         status = response.status
@@ -75,14 +75,14 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         status = error.status
         return error_response(error)
     except web.HTTPException as error:
-        answer = translated(error, request)
-        status = answer.status
-        return error_response(answer)
+        request_error = request_error_of(error, request)
+        status = request_error.status
+        return error_response(request_error)
     except (ConnectionResetError, asyncio.CancelledError):
         raise
     except Exception:
         status = 500
-        # The traceback holds code, never a body.
+        # A traceback shows code, never a body.
         logger.exception("unexpected failure in a handler")
         return error_response(UNEXPECTED)
     finally:

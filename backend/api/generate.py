@@ -1,4 +1,4 @@
-"""A request at work in the engine, as its handler sees it."""
+"""Submits the sequences of a request to the engine and receives their outputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from backend.api.http_body import ARRIVED
+from backend.api.http_body import RECEIVED_AT
 from backend.api.request_headers import is_one_shot, set_deadline, tenant_keys
 from backend.api.server_state import STATE
 from backend.chat.grammar import GrammarConstraint
@@ -19,56 +19,60 @@ from backend.engine.engine import Output
 from backend.engine.sequence import FinishReason, Sequence
 from backend.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, Unavailable
 
-_FIRST_TOKEN_NOTED: web.RequestKey[bool] = web.RequestKey("_FIRST_TOKEN_NOTED")
+_FIRST_TOKEN_OBSERVED: web.RequestKey[bool] = web.RequestKey("_FIRST_TOKEN_OBSERVED")
 
 
 class OutputStream:
-    """What the engine says of a request's sequences, as it arrives."""
+    """The engine's outputs for the sequences of one request, in the order of their arrival."""
 
     def __init__(
-        self, request: web.Request, sequences: Many[Sequence], generation: Generation, form: OutputConstraint | None
+        self,
+        request: web.Request,
+        sequences: Many[Sequence],
+        generation: Generation,
+        output_constraint: OutputConstraint | None,
     ) -> None:
         self._request = request
         self._state = request.app[STATE]
         self._sequences = sequences
-        self._form = form
+        self._output_constraint = output_constraint
         self._generation = generation
 
     @property
-    def more(self) -> bool:
-        """Whether anything is still to come."""
-        return bool(self._generation.unfinished)
+    def finished(self) -> bool:
+        """Whether every sequence has ended."""
+        return not self._generation.unfinished
 
-    async def take(self) -> list[tuple[int, Output]]:
-        """Waits for news and returns all of it: (index of the sequence, output).
+    async def next_outputs(self) -> list[tuple[int, Output]]:
+        """Waits for outputs and returns all that have arrived: (index of the sequence, output).
 
         Raises:
-            DeadlineExceeded, Unavailable, GenerationFailed: a sequence has ended without being answered.
-            InvalidRequest: its answer could not have the form that was asked for.
+            DeadlineExceeded, Unavailable, GenerationFailed: a sequence ended without an answer.
+            InvalidRequest: the output constraint could not be followed.
         """
         arrived = await self._generation.take()
         if any(output.num_generated or output.embedding is not None for _, output in arrived):
-            self._note_first_token()
+            self._observe_first_token()
         for index, output in arrived:
             self._raise_if_failed(self._sequences[index], output)
         return arrived
 
-    async def all(self) -> list[list[Output]]:
-        """Everything about each sequence, once there is nothing more to come; raises what ``take`` does."""
+    async def all_outputs(self) -> list[list[Output]]:
+        """All outputs of each sequence, once all have ended; raises what ``next_outputs`` does."""
         outputs: list[list[Output]] = [[] for _ in self._sequences]
-        while self.more:
-            for index, output in await self.take():
+        while not self.finished:
+            for index, output in await self.next_outputs():
                 outputs[index].append(output)
         return outputs
 
-    def _note_first_token(self) -> None:
-        if not self._request.get(_FIRST_TOKEN_NOTED):
-            self._request[_FIRST_TOKEN_NOTED] = True
-            self._state.metrics.first_token_seconds.observe(time.monotonic() - self._request[ARRIVED])
+    def _observe_first_token(self) -> None:
+        if not self._request.get(_FIRST_TOKEN_OBSERVED):
+            self._request[_FIRST_TOKEN_OBSERVED] = True
+            self._state.metrics.first_token_seconds.observe(time.monotonic() - self._request[RECEIVED_AT])
 
     def _raise_if_failed(self, sequence: Sequence, output: Output) -> None:
-        if output.finish_reason is not None and self._form is not None:
-            self._raise_if_lost(self._form, sequence)
+        if output.finish_reason is not None and self._output_constraint is not None:
+            self._raise_if_constraint_failed(self._output_constraint, sequence)
         match output.finish_reason:
             case FinishReason.EXPIRED:
                 raise DeadlineExceeded(output.error or "the request's deadline passed")
@@ -79,39 +83,43 @@ class OutputStream:
                     raise Unavailable(NOT_RUNNING)
                 raise GenerationFailed(output.error or "the engine failed while it worked on this request; try again")
 
-    def _raise_if_lost(self, form: OutputConstraint, sequence: Sequence) -> None:
-        """The caller's schema is at fault if nothing could follow, and another try would end the same way."""
+    def _raise_if_constraint_failed(self, output_constraint: OutputConstraint, sequence: Sequence) -> None:
+        """A constraint that no token can follow is the caller's fault: a retry would end the same way."""
         constraint = sequence.constraint
         if isinstance(constraint, GrammarConstraint) and constraint.error:
-            names = " and ".join(form.fields)
-            raise InvalidRequest(f"{names}: too complex to follow: {constraint.error}", form.fields[0])
+            names = " and ".join(output_constraint.fields)
+            raise InvalidRequest(f"{names}: too complex to follow: {constraint.error}", output_constraint.fields[0])
 
 
 @asynccontextmanager
 async def generate(
-    request: web.Request, sequences: Many[Sequence], form: OutputConstraint | None = None, *, converses: bool = False
+    request: web.Request,
+    sequences: Many[Sequence],
+    output_constraint: OutputConstraint | None = None,
+    *,
+    one_shot: bool = True,
 ) -> AsyncIterator[OutputStream]:
-    """Has the engine work on sequences for this caller.
+    """Submits sequences to the engine on behalf of the caller.
 
-    Whatever ends the block, a client that left included, ends the sequences before the next step.
+    However the block ends, also when the client disconnects, the sequences end before the engine's next step.
 
     Args:
-        form: what their answers have to look like; None: any text.
-        converses: whether another turn is likely to follow, where the request does not say.
+        output_constraint: of the sequences, for error messages; None: any text.
+        one_shot: whether no follow-up is expected, where the request's headers do not say.
 
     Raises:
         InvalidRequest: a header is wrong.
-        QueueFull, Unavailable: the engine does not take them.
+        QueueFull, Unavailable: the engine does not accept them.
     """
     set_deadline(request, sequences)
     state = request.app[STATE]
     keys = tenant_keys(request)
     for sequence in sequences:
         sequence.keys = keys
-    await state.prefixes.ask(sequences, one_shot=is_one_shot(request, default=not converses))
+    await state.prefixes.ask(sequences, one_shot=is_one_shot(request, default=one_shot))
     generation = state.engine.submit(sequences)
     try:
-        yield OutputStream(request, sequences, generation, form)
+        yield OutputStream(request, sequences, generation, output_constraint)
     finally:
         state.engine.release(sequences, generation)
         state.prefixes.ended(sequences)

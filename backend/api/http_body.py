@@ -1,4 +1,4 @@
-"""One exchange over HTTP: a body comes in, and JSON goes out."""
+"""Bodies of requests and responses."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from backend.errors import BodyTooLarge, InvalidRequest, RequestError
 
 MAX_BODY_BYTES = 4 * 2**20
 LARGE_BODY_BYTES = 16 * 2**10
-"""What reading such a body takes is too much work for the event loop."""
-PREFIX_HEADER = "x-keepgate-prefix-tokens"
-"""Of a response: prompt tokens whose keys and values were there already."""
+"""Decoding and tokenizing a body of this size or more would block the event loop for too long."""
 BODY_TIMEOUT_SECONDS = 30.0
-"""A sender gets so long for its body."""
-ARRIVED: web.RequestKey[float] = web.RequestKey("ARRIVED")
+"""Limit for the arrival of a whole body."""
+PREFIX_HEADER = "x-keepgate-prefix-tokens"
+"""Response header: prompt tokens whose keys and values were cached."""
+RECEIVED_AT: web.RequestKey[float] = web.RequestKey("RECEIVED_AT")
 """``time.monotonic()`` when the request's head had been read, which is when its caller began to wait."""
 
-Read = TypeVar("Read")
+Result = TypeVar("Result")
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The whole body; notes when the request arrived.
+    """Reads the whole body and sets ``request[RECEIVED_AT]``.
 
     Raises:
-        InvalidRequest, BodyTooLarge, RequestError: it cannot be had.
+        InvalidRequest, BodyTooLarge, RequestError: the body is broken, too large or too slow.
     """
-    request[ARRIVED] = time.monotonic()
+    request[RECEIVED_AT] = time.monotonic()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
             return await request.read()
@@ -42,18 +42,18 @@ async def read_body(request: web.Request) -> bytes:
             "the body cannot be read: it ends early, or does not fit its Content-Encoding or Transfer-Encoding"
         ) from error
     except TimeoutError as error:
-        raise _SlowSender(f"the body did not arrive within {BODY_TIMEOUT_SECONDS:.0f} s") from error
+        raise _BodyTimeout(f"the body did not arrive within {BODY_TIMEOUT_SECONDS:.0f} s") from error
 
 
-async def off_loop(body: bytes, read: Callable[[], Read]) -> Read:
-    """A small body is read in place; a large one in a thread, so that nobody's stream waits for its tokenizer."""
-    return read() if len(body) < LARGE_BODY_BYTES else await asyncio.to_thread(read)
+async def in_thread_if_large(body: bytes, work: Callable[[], Result]) -> Result:
+    """Runs ``work`` on the body: on the event loop if the body is small, else in a thread."""
+    return work() if len(body) < LARGE_BODY_BYTES else await asyncio.to_thread(work)
 
 
 def json_response(value: object) -> web.Response:
-    """A whole answer."""
+    """A response with status 200 and ``value`` as JSON."""
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
-class _SlowSender(RequestError):
+class _BodyTimeout(RequestError):
     status = 408

@@ -1,4 +1,4 @@
-"""aiohttp's server, made to answer what is not HTTP in the form of all other errors, and to quote it nowhere."""
+"""aiohttp's server, changed so that malformed HTTP gets an error in OpenAI's form and is never quoted or logged."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from backend.errors import GenerationFailed, InvalidRequest, MethodNotAllowed, N
 logger = logging.getLogger(__name__)
 
 IDLE_CONNECTION_SECONDS = 75.0
-"""A connection is closed when it has brought no complete head of a request for so long."""
+"""A connection without a complete request head for so long is closed."""
 UNEXPECTED = GenerationFailed("unexpected failure; the server's log has the cause")
 
-# Answered where they arose, or nobody is left to answer: there is nothing to look for in the log.
-_CLIENTS_FAULT = (web.RequestPayloadError, http_exceptions.HttpProcessingError, ConnectionError)
+# The client's own faults: they are answered where they arise and not logged.
+_CLIENT_ERRORS = (web.RequestPayloadError, http_exceptions.HttpProcessingError, ConnectionError)
 
 
 @asynccontextmanager
 async def listening(app: web.Application, sock: socket.socket, shutdown_timeout: float) -> AsyncIterator[None]:
-    """Serves the application on a bound socket; at the end its handlers get ``shutdown_timeout`` seconds."""
+    """Serves the application on a bound socket; at the end handlers have ``shutdown_timeout`` seconds to finish."""
     application = web.AppRunner(app)
     await application.setup()
     try:
@@ -47,15 +47,15 @@ async def listening(app: web.Application, sock: socket.socket, shutdown_timeout:
 def error_response(error: RequestError) -> web.Response:
     """An error in OpenAI's form."""
     response = web.Response(
-        body=msgspec.json.encode(error.answer()), status=error.status, content_type="application/json"
+        body=msgspec.json.encode(error.response()), status=error.status, content_type="application/json"
     )
     if isinstance(error, QueueFull):
         response.headers["Retry-After"] = str(error.retry_after)
     return response
 
 
-def translated(error: web.HTTPException, request: web.BaseRequest) -> RequestError:
-    """What aiohttp says of a request, in this package's words."""
+def request_error_of(error: web.HTTPException, request: web.BaseRequest) -> RequestError:
+    """The `RequestError` for an error that aiohttp raised."""
     if error.status == NotFound.status:
         return NotFound("no such path; see GET /v1/models and POST /v1/chat/completions")
     if error.status == MethodNotAllowed.status:
@@ -64,18 +64,18 @@ def translated(error: web.HTTPException, request: web.BaseRequest) -> RequestErr
 
 
 class _HttpConnection(web.RequestHandler):
-    """aiohttp's connection, which by itself would quote what it cannot read, to the client and in the log."""
+    """A connection that does not quote unreadable input; aiohttp's own does, to the client and in the log."""
 
     __slots__ = ()
 
     def data_received(self, data: bytes) -> None:
-        """Reads what came. If that ends all hope for a body, whoever waits for it is told so, which aiohttp forgets."""
+        """Parses received data. If a body breaks off, fails the handler that reads it, which aiohttp omits."""
         super().data_received(data)
-        waiting = self._current_request
-        if waiting is None or waiting.content.is_eof() or not self._messages:
+        request = self._current_request
+        if request is None or request.content.is_eof() or not self._messages:
             return
         if isinstance(self._messages[-1][0], _ErrInfo):  # the parser has given up
-            waiting.content.set_exception(web.RequestPayloadError())
+            request.content.set_exception(web.RequestPayloadError())
 
     def handle_error(
         self,
@@ -84,7 +84,7 @@ class _HttpConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The response to what no handler has answered; the connection ends with it.
+        """The response to an error outside of the handlers; the connection closes after it.
 
         Raises:
             ConnectionError: another response has begun.
@@ -98,40 +98,40 @@ class _HttpConnection(web.RequestHandler):
         return response
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Notes a failure of the server by its type and place: its message may hold what a client sent."""
+        """Logs a failure of the server by type and traceback only: its message may quote what a client sent."""
         error = kw.get("exc_info")
-        if isinstance(error, BaseException) and not isinstance(error, _CLIENTS_FAULT):
+        if isinstance(error, BaseException) and not isinstance(error, _CLIENT_ERRORS):
             frames = "".join(traceback.format_tb(error.__traceback__))
             logger.error("a connection failed: %s\n%s", type(error).__name__, frames)
 
 
 class _HttpServer(web.Server):
-    """Serves what an application's own server would serve, on connections of the kind above."""
+    """The application's server, with `_HttpConnection` for its connections."""
 
     def __init__(self, application: web.Server) -> None:
         super().__init__(
-            _in_one_form(application.request_handler),
+            _with_error_form(application.request_handler),
             request_factory=application.request_factory,
             handler_cancellation=True,
         )
 
     def __call__(self) -> _HttpConnection:
-        # aiohttp's types leave out that None is how to have no access log.
+        # aiohttp's types do not allow None, which disables the access log.
         options: dict[str, Any] = {"access_log": None, "keepalive_timeout": IDLE_CONNECTION_SECONDS}
         return _HttpConnection(self, loop=asyncio.get_running_loop(), **options)
 
 
-def _in_one_form(handle: Any) -> Any:
-    """aiohttp refuses some requests (for their Expect header) before any middleware sees them."""
+def _with_error_form(handle: Any) -> Any:
+    """Wraps aiohttp's request handler: it refuses some requests (for their Expect header) before any middleware."""
 
-    async def handle_all(request: web.BaseRequest) -> web.StreamResponse:
+    async def handle_with_error_form(request: web.BaseRequest) -> web.StreamResponse:
         try:
             response: web.StreamResponse = await handle(request)
         except web.HTTPException as error:
-            return error_response(translated(error, request))
+            return error_response(request_error_of(error, request))
         return response
 
-    return handle_all
+    return handle_with_error_form
 
 
 def _unreadable(error: BaseException | None) -> InvalidRequest:

@@ -1,4 +1,4 @@
-"""What the engine reports to Prometheus. Names follow Prometheus' conventions; times are in seconds."""
+"""The engine's Prometheus metrics. Names follow Prometheus' conventions; times are in seconds."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ _RATE_SECONDS = 10.0
 _TOTALS = {
     "prompt_tokens": "Prompt tokens computed.",
     "generated_tokens": "Tokens generated.",
-    "prefix_asked_tokens": "Tokens that sequences had when they joined the batch.",
-    "prefix_hit_tokens": "Those of them whose keys and values were there already.",
-    "batch_slots_used": "Sequences that got a chunk, summed over the steps.",
+    "prefix_asked_tokens": "Tokens of sequences when they joined the batch, which were looked up.",
+    "prefix_hit_tokens": "Those of them whose keys and values were cached.",
+    "batch_slots_used": "Sequences computed in a step, summed over the steps.",
     "computed_rows": "Tokens computed.",
-    "padding_rows": "Rows computed beside them, to fill up a shape that the runner has prepared.",
+    "padding_rows": "Rows added to fill up a shape that the runner has prepared.",
     "useful_rows": "Tokens computed for the first time, not again after a preemption.",
-    "preemptions": "Sequences that gave their KV blocks back.",
+    "preemptions": "Sequences preempted, which lost their KV blocks.",
     "expired": "Sequences whose deadline passed.",
-    "poisoned": "Sequences for which the model produced values that are not numbers.",
+    "poisoned": "Sequences for which the model produced NaN or infinity.",
     "shed": "Sequences ended because a step ran out of memory.",
 }
-"""Totals of ``EngineStats`` that are counters here."""
+"""Fields of ``EngineStats`` that are counters."""
 _LEVELS = {
     "running_sequences": ("running", "Sequences in the batch."),
     "waiting_sequences": ("waiting", "Sequences queued."),
-    "kv_blocks_free": ("free_blocks", "KV blocks that nobody holds, the cached ones included."),
+    "kv_blocks_free": ("free_blocks", "KV blocks that no sequence holds, including cached ones."),
     "kv_blocks_cached": ("cached_blocks", "Free KV blocks whose content can still be found."),
     "kv_blocks_held": ("held_blocks", "KV blocks held by running sequences."),
     "kv_fragmentation_ratio": ("fragmentation", "Share of slots in held blocks that hold no token."),
 }
-"""Gauges, and what of ``EngineStats`` they show."""
+"""Gauges, and the field of ``EngineStats`` that each shows."""
 
 
 class _EngineCollector(Collector):
-    """Shows the newest picture of the engine when somebody asks: a step has no time to tell each metric."""
+    """Exports the latest ``EngineStats`` at each scrape, so that a step need not update every metric."""
 
     def __init__(self, stats: EngineStats) -> None:
         self.stats = stats
@@ -75,7 +75,7 @@ class Metrics:
         )
         self.first_token_seconds = Histogram(
             "keepgate_backend_time_to_first_token_seconds",
-            "From the request's arrival to its first token.",
+            "From a request's arrival to its first token.",
             buckets=_LATENCY_BUCKETS,
             registry=registry,
         )
@@ -86,30 +86,36 @@ class Metrics:
         def gauge(name: str, help_text: str) -> Gauge:
             return Gauge(f"keepgate_backend_{name}", help_text, registry=registry)
 
-        self._queue_seconds = histogram("queue_seconds", "From arrival to the first chunk.", _LATENCY_BUCKETS)
+        self._queue_seconds = histogram(
+            "queue_seconds", "From arrival to the first computed chunk of the prompt.", _LATENCY_BUCKETS
+        )
         self._between_tokens = histogram("inter_token_seconds", "Between two tokens of an answer.", _STEP_BUCKETS)
         self._answer_rates = histogram(
-            "answer_tokens_per_second", "What one user sees: tokens per second after the first token.", _RATE_BUCKETS
+            "answer_tokens_per_second", "Tokens per second of one answer after its first token.", _RATE_BUCKETS
         )
         self._step_seconds = histogram("step_seconds", "Duration of a step.", _STEP_BUCKETS)
         self._failed_steps = Counter("keepgate_backend_failed_steps", "Steps that failed.", registry=registry)
         self._problems = Counter(
-            "keepgate_backend_integrity_problems", "Faults found in the books of blocks.", registry=registry
+            "keepgate_backend_integrity_problems",
+            "Inconsistencies found in the accounting of KV blocks.",
+            registry=registry,
         )
         self._engine = _EngineCollector(stats)
         self.registry.register(self.prefixes)
         registry.register(self._engine)
-        utilisation = gauge("batch_utilisation_ratio", "Share of the batch's places used, over recent steps.")
+        utilisation = gauge("batch_utilisation_ratio", "Share of the batch's slots in use, over recent steps.")
         utilisation.set_function(lambda: self._recent_share(0, 1))
         efficiency = gauge("padding_efficiency_ratio", "Share of rows computed that are tokens, over recent steps.")
         efficiency.set_function(lambda: self._recent_share(2, 3))
         fresh = gauge("fresh_rows_ratio", "Share of tokens computed for the first time, over recent steps.")
         fresh.set_function(lambda: self._recent_share(4, 2))
-        gauge("tokens_per_second", "What the device generates, over the last 10 s.").set_function(self._device_rate)
+        gauge("tokens_per_second", "Tokens generated per second by all sequences, over the last 10 s.").set_function(
+            self._device_rate
+        )
         gauge("kv_blocks", "KV blocks in all.").set(stats.free_blocks + stats.held_blocks)
-        # Of recent steps: sequences, places, rows, rows with padding, useful rows.
+        # Recent steps: used slots, slots, rows, rows with padding, rows computed for the first time.
         self._recent: deque[tuple[int, int, int, int, int]] = deque(maxlen=_RECENT_STEPS)
-        # Of recent seconds: when, and how many tokens.
+        # Recent seconds: time and number of tokens.
         self._generated: deque[tuple[float, int]] = deque()
 
     @property
@@ -118,7 +124,7 @@ class Metrics:
         return self._engine.stats
 
     def note_step(self, report: StepReport) -> None:
-        """Takes over what a step did."""
+        """Records a step."""
         before, stats, timings = self._engine.stats, report.stats, report.timings
         self._engine.stats = stats
         if report.computed:

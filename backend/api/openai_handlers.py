@@ -1,4 +1,8 @@
-"""The endpoints that compute: OpenAI's, and the two for tokens as vLLM has them."""
+"""The endpoints that run the model: OpenAI's, and vLLM's ``/tokenize`` and ``/detokenize``.
+
+Each handler reads and decodes its body (`backend.protocol`), has it checked and turned into sequences
+(`backend.requests`), runs them (`generate`) and answers (`backend.responses`).
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,12 @@ import numpy.typing as npt
 from aiohttp import web
 
 from backend.api.generate import generate
-from backend.api.http_body import LARGE_BODY_BYTES, PREFIX_HEADER, json_response, off_loop, read_body
+from backend.api.http_body import LARGE_BODY_BYTES, PREFIX_HEADER, in_thread_if_large, json_response, read_body
 from backend.api.server_state import STATE, ServerState
 from backend.api.streaming import stream
 from backend.engine.sequence import Sequence
 from backend.protocol import (
+    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -25,91 +30,98 @@ from backend.requests.generation_request import GenerationRequest
 from backend.responses.builder import ResponseBuilder
 from backend.responses.chat import ChatResponseBuilder
 from backend.responses.completions import CompletionResponseBuilder
-from backend.responses.embeddings import embeddings_answer
+from backend.responses.embeddings import embedding_list
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """``POST /v1/chat/completions``."""
     state = request.app[STATE]
     body = await read_body(request)
-    asked = await off_loop(body, lambda: decode_request(body, ChatRequest, state.model.name))
-    work = await _read_chat(state, asked, len(body))
-    return await _answer(request, work, ChatResponseBuilder, converses=True)
+    chat = await _decode(body, ChatRequest, state)
+    generation_request = await _read_chat(state, chat, len(body))
+    return await _respond(request, generation_request, ChatResponseBuilder, one_shot=False)
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
     """``POST /v1/completions``."""
     state = request.app[STATE]
     body = await read_body(request)
-    asked = await off_loop(body, lambda: decode_request(body, CompletionRequest, state.model.name))
-    work = await off_loop(body, lambda: state.reader.completions.read(asked))
-    return await _answer(request, work, CompletionResponseBuilder, converses=False)
+    completion = await _decode(body, CompletionRequest, state)
+    generation_request = await in_thread_if_large(body, lambda: state.reader.completions.read(completion))
+    return await _respond(request, generation_request, CompletionResponseBuilder, one_shot=True)
 
 
 async def embeddings(request: web.Request) -> web.Response:
     """``POST /v1/embeddings``: the mean of a text's last hidden states, as a unit vector."""
     state = request.app[STATE]
     body = await read_body(request)
-    asked = await off_loop(body, lambda: decode_request(body, EmbeddingRequest, state.model.name))
-    sequences = await off_loop(body, lambda: state.reader.embeddings.read(asked))
-    # As many at a time as the engine takes from one request: the others wait here, not in its queue.
+    embedding = await _decode(body, EmbeddingRequest, state)
+    sequences = await in_thread_if_large(body, lambda: state.reader.embeddings.read(embedding))
+    # The engine accepts so many sequences of one request; the rest waits here.
+    batch = state.reader.max_sequences
     means: list[npt.NDArray[np.float32]] = []
-    for first in range(0, len(sequences), state.reader.most_sequences):
-        means += await _means(request, sequences[first : first + state.reader.most_sequences])
+    for first in range(0, len(sequences), batch):
+        means += await _mean_hidden_states(request, sequences[first : first + batch])
     prompt_tokens = sum(sequence.num_prompt for sequence in sequences)
-    answer = embeddings_answer(means, state.model.name, prompt_tokens, asked.encoding_format == "base64")
-    return json_response(answer)
+    return json_response(embedding_list(means, state.model.name, prompt_tokens, embedding.encoding_format == "base64"))
 
 
 async def tokenize(request: web.Request) -> web.Response:
     """``POST /tokenize``."""
     state = request.app[STATE]
-    body = await read_body(request)
-    asked = await off_loop(body, lambda: decode_request(body, TokenizeRequest, state.model.name))
-    return json_response(await asyncio.to_thread(_tokens, state, asked))
+    body = await _decode(await read_body(request), TokenizeRequest, state)
+    return json_response(await asyncio.to_thread(_tokens, state, body))
 
 
 async def detokenize(request: web.Request) -> web.Response:
     """``POST /detokenize``."""
     state = request.app[STATE]
-    body = await read_body(request)
-    asked = await off_loop(body, lambda: decode_request(body, DetokenizeRequest, state.model.name))
-    return json_response({"prompt": await asyncio.to_thread(state.reader.tokens.text, asked)})
+    body = await _decode(await read_body(request), DetokenizeRequest, state)
+    return json_response({"prompt": await asyncio.to_thread(state.reader.tokens.text, body)})
 
 
-async def _read_chat(state: ServerState, asked: ChatRequest, length: int) -> GenerationRequest:
+async def _decode(body: bytes, kind: type[Body], state: ServerState) -> Body:
+    return await in_thread_if_large(body, lambda: decode_request(body, kind, state.model.name))
+
+
+async def _read_chat(state: ServerState, chat: ChatRequest, body_bytes: int) -> GenerationRequest:
     chats = state.reader.chats
-    if chats.has_form(asked):
-        return await asyncio.get_running_loop().run_in_executor(state.form_threads, chats.read, asked)
-    if length >= LARGE_BODY_BYTES or chats.takes_time(asked):
-        return await asyncio.to_thread(chats.read, asked)
-    return chats.read(asked)
+    if chats.may_compile_grammar(chat):
+        return await asyncio.get_running_loop().run_in_executor(state.grammar_threads, chats.read, chat)
+    if body_bytes >= LARGE_BODY_BYTES or chats.is_slow_to_encode(chat):
+        return await asyncio.to_thread(chats.read, chat)
+    return chats.read(chat)
 
 
-async def _answer(
-    request: web.Request, work: GenerationRequest, make_format: type[ResponseBuilder], *, converses: bool
+async def _respond(
+    request: web.Request,
+    generation_request: GenerationRequest,
+    make_builder: type[ResponseBuilder],
+    *,
+    one_shot: bool,
 ) -> web.StreamResponse:
     state = request.app[STATE]
-    answer = make_format(work, state.model.name, state.fingerprint, state.model.tokenizer.token_bytes)
-    async with generate(request, work.sequences, work.form, converses=converses) as arrivals:
-        if work.stream:
-            return await stream(request, answer, arrivals, work.include_usage)
-        response = json_response(answer.whole(await arrivals.all()))
-    response.headers[PREFIX_HEADER] = str(answer.cached_tokens)
+    builder = make_builder(generation_request, state.model.name, state.fingerprint, state.model.tokenizer.token_bytes)
+    sequences, output_constraint = generation_request.sequences, generation_request.output_constraint
+    async with generate(request, sequences, output_constraint, one_shot=one_shot) as outputs:
+        if generation_request.stream:
+            return await stream(request, builder, outputs, generation_request.include_usage)
+        response = json_response(builder.response(await outputs.all_outputs()))
+    response.headers[PREFIX_HEADER] = str(builder.cached_tokens)
     return response
 
 
-async def _means(request: web.Request, sequences: list[Sequence]) -> list[npt.NDArray[np.float32]]:
-    async with generate(request, sequences) as arrivals:
-        outputs = await arrivals.all()
-    return [output.embedding for parts in outputs for output in parts if output.embedding is not None]
+async def _mean_hidden_states(request: web.Request, sequences: list[Sequence]) -> list[npt.NDArray[np.float32]]:
+    async with generate(request, sequences) as outputs:
+        results = await outputs.all_outputs()
+    return [output.embedding for parts in results for output in parts if output.embedding is not None]
 
 
-def _tokens(state: ServerState, asked: TokenizeRequest) -> dict[str, object]:
-    ids = state.reader.tokens.ids(asked)
+def _tokens(state: ServerState, body: TokenizeRequest) -> dict[str, object]:
+    ids = state.reader.tokens.ids(body)
     return {
         "count": len(ids),
         "max_model_len": state.model.max_context,
         "tokens": ids,
-        "token_strs": state.reader.tokens.texts(ids) if asked.return_token_strs else None,
+        "token_strs": state.reader.tokens.texts(ids) if body.return_token_strs else None,
     }

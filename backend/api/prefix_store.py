@@ -59,7 +59,10 @@ async def open_prefixes(state: ServerState) -> AsyncIterator[None]:
             raise ModelError(f"--prefix-disk {config.disk}: {error.strerror or error}") from error
         state.opened_store = state.metrics.prefixes.opened = opened
         auditor = PrefixAuditor(
-            config.audit_every, state.engine, state.reader.maker, lambda prefix: _distrust(state, opened.store, prefix)
+            config.audit_every,
+            state.engine,
+            state.reader.sequences,
+            lambda prefix: _distrust(state, opened.store, prefix),
         )
         sharing = state.prefixes.over(opened.store, namespace, state.engine.engine, auditor)
         await stack.enter_async_context(sharing)

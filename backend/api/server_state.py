@@ -1,4 +1,4 @@
-"""What the handlers of one server share."""
+"""The state that the handlers of one server share."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from backend.requests.reader import RequestReader
 from prefix_store.codecs.codec import stored_key
 from prefix_store.store.open_store import OpenStore
 
-_FORM_THREADS = 2
-_MOST_SEQUENCES = 128
+_GRAMMAR_THREADS = 2
+_MAX_SEQUENCES_PER_REQUEST = 128
 
 
 class ServerState:
-    """The engine and what stands between it and HTTP."""
+    """The model, its engine, and what handlers need to use them."""
 
     def __init__(self, model: ServedModel, engine_config: EngineConfig) -> None:
         self.model = model
-        most_sequences = (engine_config.max_batch or model.runner.max_batch) + engine_config.max_waiting
+        max_in_flight = (engine_config.max_batch or model.runner.max_batch) + engine_config.max_waiting
         self.max_seconds = engine_config.max_seconds
         self.prefix_config = engine_config.prefix_store
         lossy = self.prefix_config.lossy_codec if self.prefix_config is not None else None
@@ -42,15 +42,15 @@ class ServerState:
             (lambda key: stored_key(lossy, key)) if lossy is not None else None,
         )
         self.metrics = Metrics(engine.stats())
-        self.engine = AsyncEngine(engine, most_sequences, self._note_step)
+        self.engine = AsyncEngine(engine, max_in_flight, self._note_step)
         self.public_prefixes = engine_config.public_prefixes
         self.tenants = Tenants()
-        """Replaced where the blocks of tenants are kept beyond this process."""
+        """Replaced by `open_prefixes` if blocks are stored outside this process."""
         self.opened_store: OpenStore | None = None
-        takes_priority = engine_config.scheduling_policy == "priority"
-        self.reader = RequestReader(model, min(most_sequences, _MOST_SEQUENCES), takes_priority)
-        # Threads of their own, so that nobody else's request waits for grammars.
-        self.form_threads = ThreadPoolExecutor(_FORM_THREADS, thread_name_prefix="form")
+        accepts_priority = engine_config.scheduling_policy == "priority"
+        self.reader = RequestReader(model, min(max_in_flight, _MAX_SEQUENCES_PER_REQUEST), accepts_priority)
+        # A pool of its own, so that only requests with grammars wait for their compilation.
+        self.grammar_threads = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="grammar-compiler")
         self.created = int(time.time())
 
     def _note_step(self, report: StepReport) -> None:
@@ -59,7 +59,7 @@ class ServerState:
 
     @property
     def fingerprint(self) -> str:
-        """Says which computation answered, as ``system_fingerprint`` does at OpenAI."""
+        """OpenAI's ``system_fingerprint``: which runner computed the answer."""
         return f"keepgate-{self.model.runner.name}"
 
 

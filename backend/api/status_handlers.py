@@ -1,4 +1,4 @@
-"""The endpoints that only say how the server is: its model, its probes and its metrics."""
+"""The endpoints that describe the server: its model, health, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ async def get_model(request: web.Request) -> web.Response:
 
 
 async def model_info(request: web.Request) -> web.Response:
-    """``GET /v1/model/info``: how the model is computed, for those who compare answers."""
+    """``GET /v1/model/info``: how the model is computed, and what fits its memory."""
     state = request.app[STATE]
     lossy = state.prefix_config.lossy_codec if state.prefix_config is not None else None
     return json_response(describe(state.model, state.metrics.stats, lossy.name if lossy is not None else None))
 
 
 async def health(request: web.Request) -> web.Response:
-    """``GET /health``: whether the process works."""
+    """``GET /health``: whether the engine runs."""
     _check_engine(request)
     return json_response({"status": "ok"})
 
 
 async def ready(request: web.Request) -> web.Response:
-    """``GET /ready``: whether requests are taken. The server only listens when the model is warm."""
+    """``GET /ready``: whether requests are accepted. The server listens only after the model has warmed up."""
     _check_engine(request)
     return json_response({"status": "ready", "model": request.app[STATE].model.name})
 

@@ -1,4 +1,4 @@
-"""An answer as server-sent events, in pieces as they are generated."""
+"""Streams an answer as server-sent events while it is generated."""
 
 from __future__ import annotations
 
@@ -14,67 +14,67 @@ from backend.api.http_body import PREFIX_HEADER
 from backend.api.http_server import UNEXPECTED
 from backend.engine.engine import Output
 from backend.errors import ErrorResponse, RequestError
-from backend.responses.builder import Answer, ResponseBuilder
+from backend.responses.builder import ResponseBody, ResponseBuilder
 
 logger = logging.getLogger(__name__)
 
 SEND_TIMEOUT_SECONDS = 60.0
-"""A reader that takes nothing for so long is cut off, and its sequences with it."""
+"""A client that reads nothing for so long is disconnected, which ends its sequences."""
 _USAGE_HEADER = "x-keepgate-usage"
 
 
 async def stream(
-    request: web.Request, answer: ResponseBuilder, arrivals: OutputStream, include_usage: bool
+    request: web.Request, builder: ResponseBuilder, outputs: OutputStream, include_usage: bool
 ) -> web.StreamResponse:
     """Sends an answer while it is generated.
 
     Args:
-        include_usage: whether the caller asked for usage. A gateway in front may want it all the same; the response's
-            header tells it then to keep the chunk to itself.
+        include_usage: whether the caller asked for usage. A gateway may ask for it by header; the response's header
+            then tells the gateway to remove the chunk.
     """
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
     )
     if usage_added := not include_usage and request.headers.get(_USAGE_HEADER) == "always":
         response.headers[_USAGE_HEADER] = "added"
-    # Headers wait for the first token: until then a failure can still be an honest status.
-    events = _events(answer, arrivals, include_usage or usage_added)
+    # The headers are sent with the first token: a failure before it can still have a status of its own.
+    events = _events(builder, outputs, include_usage or usage_added)
     first = await anext(events)
-    response.headers[PREFIX_HEADER] = str(answer.cached_tokens)
+    response.headers[PREFIX_HEADER] = str(builder.cached_tokens)
     await response.prepare(request)
     try:
         await _send(response, first)
         async for event in events:
             await _send(response, event)
     except RequestError as error:
-        # The status has been sent: an error event, and no [DONE], say that the answer is not whole.
-        await _send(response, _event(error.answer()))
+        # The status has been sent: an error event and no [DONE] mark the answer as incomplete.
+        await _send(response, _event(error.response()))
     except (ConnectionResetError, asyncio.CancelledError):
         raise
     except TimeoutError:
-        logger.warning("a reader took nothing for %.0f s and was cut off", SEND_TIMEOUT_SECONDS)
+        logger.warning("a client read nothing for %.0f s and was disconnected", SEND_TIMEOUT_SECONDS)
         if request.transport is not None:
             request.transport.abort()
         return response
     except Exception:
         logger.exception("unexpected failure in a stream")
-        await _send(response, _event(UNEXPECTED.answer()))
+        await _send(response, _event(UNEXPECTED.response()))
     await response.write_eof()
     return response
 
 
-async def _events(answer: ResponseBuilder, arrivals: OutputStream, with_usage: bool) -> AsyncIterator[bytes]:
-    """The body of a stream, in pieces worth sending together."""
-    opening = b"".join(map(_event, answer.opening()))
-    while arrivals.more:
+async def _events(builder: ResponseBuilder, outputs: OutputStream, with_usage: bool) -> AsyncIterator[bytes]:
+    """The body of a stream; each item holds all chunks that can be sent together."""
+    opening = b"".join(map(_event, builder.opening_chunks()))
+    while not outputs.finished:
         arrived: dict[int, list[Output]] = {}
-        for index, output in await arrivals.take():
+        for index, output in await outputs.next_outputs():
             arrived.setdefault(index, []).append(output)
-        chunks = [chunk for index in sorted(arrived) for chunk in answer.chunks(index, arrived[index])]
+        chunks = [chunk for index in sorted(arrived) for chunk in builder.chunks(index, arrived[index])]
         if chunks or opening:
             yield opening + b"".join(map(_event, chunks))
             opening = b""
-    usage = _event(answer.usage_chunk()) if with_usage else b""
+    usage = _event(builder.usage_chunk()) if with_usage else b""
     yield usage + b"data: [DONE]\n\n"
 
 
@@ -83,5 +83,5 @@ async def _send(response: web.StreamResponse, data: bytes) -> None:
         await response.write(data)
 
 
-def _event(value: Answer | ErrorResponse) -> bytes:
+def _event(value: ResponseBody | ErrorResponse) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"

@@ -1,4 +1,4 @@
-"""Renders a conversation into the prompt that the model was trained on, with the model's own Jinja template."""
+"""Renders a conversation into a prompt with the model's Jinja chat template."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from backend.chat.tool_format import ToolFormat, detect
+from backend.chat.tool_format import ToolFormat, detect_tool_format
 from backend.errors import InvalidRequest, ModelError
 from backend.models.json_file import read_json_object
 
@@ -18,7 +18,7 @@ class ChatTemplate:
 
     Args:
         tool_source: the template for requests with tools, if the model has one apart.
-        replaces: whether the operator has put it in the place of the model's own.
+        replaces: whether it replaces the model's own template.
 
     Raises:
         ModelError: the template does not compile.
@@ -44,9 +44,9 @@ class ChatTemplate:
         self.replaces = replaces
         self.source = source if tool_source is None else source + tool_source
         self.takes_tools = "tools" in names
-        """Whether the prompt can say which tools there are."""
-        self.tool_format: ToolFormat | None = detect(tool_source or source) if self.takes_tools else None
-        """How the model writes its calls; None: nobody knows."""
+        """Whether the template describes tools."""
+        self.tool_format: ToolFormat | None = detect_tool_format(tool_source or source) if self.takes_tools else None
+        """The format of the model's tool calls; None: unknown."""
 
     @classmethod
     def load(cls, directory: Path, replacement: str | None = None) -> ChatTemplate | None:
@@ -89,7 +89,7 @@ class ChatTemplate:
             add_generation_prompt: whether the assistant's turn is opened.
 
         Raises:
-            InvalidRequest: the template refuses this conversation, for example for its order of roles.
+            InvalidRequest: the template refuses the conversation, for example its order of roles.
         """
         from jinja2 import TemplateError
 
@@ -108,7 +108,7 @@ class ChatTemplate:
 
 
 def read_template(path: Path) -> str:
-    """Source of a template that an operator names, checked as far as it can be without a model.
+    """Source of a template file, checked as far as possible without a model.
 
     Raises:
         ModelError: no such file, no text, or no template for conversations; names the file.
@@ -119,7 +119,7 @@ def read_template(path: Path) -> str:
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     if "messages" not in source:
-        raise ModelError(f"{path}: expected a Jinja template of a conversation, and this one never says 'messages'")
+        raise ModelError(f"{path}: expected a Jinja chat template, which uses the variable 'messages'")
     return source
 
 
@@ -164,5 +164,5 @@ def _reason(error: Exception) -> str:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    # Jinja's own filter escapes for HTML, which models have not seen in training.
+    # Jinja's own filter escapes for HTML, which models did not see in training.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)

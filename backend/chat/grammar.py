@@ -1,8 +1,7 @@
-"""Answers of a given form: grammars, compiled once, and the tokens that each of them allows next.
+"""Compiles grammars and masks the tokens that an answer may not continue with.
 
 The grammar engine is llguidance: an Earley parser over a derivative-based lexer, walked along a trie of the
-vocabulary. It works beside the model: as soon as a token is chosen, a thread computes which ones may follow, and the
-sampler finds the mask ready when the model's next logits are.
+vocabulary. As soon as a token is sampled, a thread computes the next mask while the model computes the next logits.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from tokenizers import Tokenizer
 
-_MOST_COMPILED = 64
-# What is compiled of a large grammar is some twenty times its text.
-_MOST_COMPILED_TEXT = 16 * 2**20
-_LONGEST_SCHEMA = 256 * 2**10
-# Between the parts of a value models write a space, or a line break and an indent. Without a limit, a small model may
-# write white space for ever.
+_MAX_CACHED = 64
+# Of grammar text; a compiled grammar is some twenty times as large.
+_MAX_CACHED_BYTES = 16 * 2**20
+_MAX_SCHEMA_BYTES = 256 * 2**10
+# White space between the parts of a value: enough for a line break and an indent. Without a limit a small model may
+# never write anything else.
 _JSON_OPTIONS = {"whitespace_pattern": r"[ \n\t]{0,20}"}
 
-# Where in our grammar a schema stood, and how it reads there, tells the caller nothing.
+# Parts of llguidance's messages that refer to our grammar, which the caller does not see.
 _POSITION = re.compile(r'^(at )?(\d+\(\d+\): )?(failed to compile JSON schema: |failed to parse "%json": )?')
 _QUOTED_LINE = re.compile(r"\n +\d+ \| [^\n]*\n[ ^]*\n?\Z|\s*<non-verbose/>")
-# Of a pattern that cannot be read, why: the pattern itself may be very long.
+# The quoted pattern in a message, which may be very long.
 _PATTERN = re.compile(r"regex parse error:\n.*\nerror: ", re.DOTALL)
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model's vocabulary and keeps the latest ones. Safe to use from several threads.
+    """Compiles grammars for one model's vocabulary, with an LRU cache. Thread-safe.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -62,7 +61,7 @@ class GrammarCompiler:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
 
     def constraint(self, grammar: str) -> GrammarConstraint:
-        """A follower of one answer, at its start. A new grammar takes milliseconds, the very first one a second.
+        """A constraint for one answer, at its start. A new grammar takes milliseconds, the very first one a second.
 
         Args:
             grammar: in llguidance's dialect of Lark.
@@ -73,24 +72,24 @@ class GrammarCompiler:
         with self._lock:
             known = self._compiled.get(grammar)
         if known is None:
-            # Without the lock, so that nobody waits for a stranger's grammar; compiled twice, it is the same.
+            # Without the lock, so that requests do not wait for each other. Compiling one twice does no harm.
             known = self._compile(grammar)
         with self._lock:
             if self._compiled.pop(grammar, None) is None:
                 self._compiled_text += len(grammar)
             self._compiled[grammar] = known
-            while len(self._compiled) > _MOST_COMPILED or self._compiled_text > _MOST_COMPILED_TEXT:
+            while len(self._compiled) > _MAX_CACHED or self._compiled_text > _MAX_CACHED_BYTES:
                 oldest, _ = self._compiled.popitem(last=False)
                 self._compiled_text -= len(oldest)
         matcher, first = known
         return GrammarConstraint(matcher.deep_copy(), first, frozenset(self._eos), self._worker)
 
     def close(self) -> None:
-        """Ends the thread; only after the engine, whose answers it follows, has ended."""
+        """Stops the thread; call it after the engine has stopped."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
-    def _tokens(self) -> int:
-        """Of model and tokenizer: either may have some that the other does not; masks end with the model's."""
+    def _num_tokens(self) -> int:
+        """The larger of the model's and the tokenizer's vocabulary; masks have the model's length."""
         return max(self._vocab_size, 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values()))
 
     def _compile(self, grammar: str) -> tuple[LLMatcher, torch.Tensor]:
@@ -100,9 +99,9 @@ class GrammarCompiler:
         limits = LLParserLimits(verbose_errors=False)
         with self._vocabulary_lock:
             if self._known_vocabulary is None:
-                self._known_vocabulary = _vocabulary(self._tokenizer.to_str(), self._tokens(), self._eos)
+                self._known_vocabulary = _vocabulary(self._tokenizer.to_str(), self._num_tokens(), self._eos)
         matcher = LLMatcher(self._known_vocabulary, grammar, log_level=0, limits=limits)
-        # Computed here, for the first mask of a grammar builds tables that all of its copies share.
+        # The first mask of a grammar builds tables that all copies of the matcher share.
         first = None if matcher.is_error() else _mask(matcher, self._vocab_size)
         if first is None or matcher.is_error():
             raise GrammarError(_reason(matcher))
@@ -110,9 +109,9 @@ class GrammarCompiler:
 
 
 class GrammarConstraint:
-    """Follows one answer along a grammar; see ``backend.engine.sequence.Constraint``.
+    """Masks the tokens of one answer by a grammar; see ``backend.engine.sequence.Constraint``.
 
-    When the grammar can no longer go on (by its own limits), only the end is allowed and ``error`` says why.
+    If the matcher fails (by its own limits), only the end of the answer is allowed and ``error`` says why.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class GrammarConstraint:
     ) -> None:
         self.error: str | None = None
         self.complete = False
-        """Whether the answer is whole, so that nothing but its end can follow."""
+        """Whether only the end of the answer can follow."""
         self._matcher = matcher
         self._eos = eos_token_ids
         self._worker = worker
@@ -136,8 +135,8 @@ class GrammarConstraint:
         return self._next
 
     def accept(self, token_id: int) -> None:
-        """Takes over the chosen token, and lets the next mask be computed while the model computes its step."""
-        self.allowed()  # one at a time uses the matcher
+        """Advances by the sampled token and starts to compute the next mask in the worker thread."""
+        self.allowed()  # waits for the worker, which uses the matcher
         if token_id in self._eos or self.error is not None:
             return
         if not self._matcher.consume_token(token_id):
@@ -159,17 +158,17 @@ class GrammarConstraint:
 
 
 def json_schema(schema: dict[str, Any]) -> str:
-    """A JSON value in a grammar: what follows a rule's name and colon.
+    """The body of a grammar rule for a JSON value.
 
-    References are looked up in the schema itself, so every schema stays a document of its own.
+    Each schema is a document of its own: references resolve within it.
 
     Raises:
         GrammarError: the schema is nested too deeply, or would take more time or memory than a request may have.
     """
     try:
         text = json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
-        if len(text) > _LONGEST_SCHEMA:
-            raise GrammarError(f"{len(text)} bytes of schema, expected at most {_LONGEST_SCHEMA}")
+        if len(text) > _MAX_SCHEMA_BYTES:
+            raise GrammarError(f"{len(text)} bytes of schema, expected at most {_MAX_SCHEMA_BYTES}")
         check_schema(schema)
     except RecursionError as error:
         raise GrammarError("nested too deeply") from error
@@ -178,7 +177,7 @@ def json_schema(schema: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=1)
 def _vocabulary(tokenizer: str, tokens: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
-    """The trie of a vocabulary: a second's work, which all that serve the same model in this process share."""
+    """The trie of a vocabulary, which takes a second to build; cached for servers of the same model in this process."""
     from llguidance import LLTokenizer
 
     return LLTokenizer(tokenizer, n_vocab=tokens, eos_token=list(eos_token_ids))

@@ -1,4 +1,4 @@
-"""Messages of a conversation, as chat templates see them."""
+"""Messages of a conversation in the form that chat templates take."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from backend.errors import InvalidRequest
 from backend.protocol import Message
 
 
-def plain_message(message: Message, where: str, template: str) -> dict[str, Any]:
-    """A message whose content is one text; 'developer' is what newer clients call 'system'.
+def template_message(message: Message, where: str, template: str) -> dict[str, Any]:
+    """A message with its content as one text; the role 'developer' becomes 'system'.
 
     Args:
         where: the message's path in the request.
-        template: source of the template, which decides what of a message it can show.
+        template: source of the chat template; a field that it does not use is refused.
 
     Raises:
         InvalidRequest: a field is wrong or the template has no place for it; names its path.
@@ -23,29 +23,29 @@ def plain_message(message: Message, where: str, template: str) -> dict[str, Any]
     role = "system" if message.role == "developer" else message.role
     for field in ("tool_calls", "function_call", "audio", "refusal", "annotations"):
         if getattr(message, field) and not (field == "tool_calls" and field in template):
-            raise InvalidRequest(f"{where}.{field}: this model's prompt has no place for it", f"{where}.{field}")
+            raise InvalidRequest(f"{where}.{field}: this model's chat template does not use it", f"{where}.{field}")
     if message.tool_calls and role != "assistant":
         raise InvalidRequest(f"{where}.tool_calls: only the assistant calls tools", f"{where}.tool_calls")
     if role == "tool" and not message.tool_call_id:
         at = f"{where}.tool_call_id"
-        raise InvalidRequest(f"{at}: expected the id of the call that this is the result of", at)
+        raise InvalidRequest(f"{at}: expected the id of the tool call that this message answers", at)
     if role != "tool" and message.tool_call_id is not None:
         at = f"{where}.tool_call_id"
         raise InvalidRequest(f"{at}: only in messages whose role is 'tool'", at)
-    plain: dict[str, Any] = {"role": role, "content": _content(message, where)}
+    result: dict[str, Any] = {"role": role, "content": _content(message, where)}
     if message.name is not None:
         if ".name" not in template and "['name']" not in template:
-            raise InvalidRequest(f"{where}.name: this model's prompt has no place for it", f"{where}.name")
-        plain["name"] = message.name
+            raise InvalidRequest(f"{where}.name: this model's chat template does not use it", f"{where}.name")
+        result["name"] = message.name
     if message.tool_calls:
-        plain["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
+        result["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
     if message.tool_call_id is not None:
-        plain["tool_call_id"] = message.tool_call_id
-    return plain
+        result["tool_call_id"] = message.tool_call_id
+    return result
 
 
 def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
-    """A call as templates see it: the arguments are an object, not its text."""
+    """A tool call with its arguments as an object, not as JSON text."""
     function = call.get("function")
     if call.get("type") not in (None, "function"):
         raise InvalidRequest(f"{where}.type: expected 'function'", f"{where}.type")
@@ -57,8 +57,8 @@ def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where}.function.name: expected a name", f"{where}.function.name")
     arguments = function.get("arguments")
     try:
-        # Strict: neither NaN nor half a surrogate pair, which no tokenizer takes. Nothing is what some clients make
-        # of a call without arguments.
+        # msgspec refuses NaN and unpaired surrogates, which no tokenizer accepts. Some clients send an empty text for
+        # a call without arguments.
         parsed = msgspec.json.decode(arguments or "{}") if isinstance(arguments, str) else arguments
     except (msgspec.DecodeError, RecursionError):
         parsed = None

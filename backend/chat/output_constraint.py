@@ -1,4 +1,4 @@
-"""What the answers to one request have to look like, from its ``response_format``, ``tools`` and ``tool_choice``."""
+"""The grammar of a chat's answers, from its ``response_format``, ``tools`` and ``tool_choice``."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from backend.protocol import ChatRequest
 
 @dataclass(frozen=True)
 class OutputConstraint:
-    """A grammar for the answers, and how calls are found in them."""
+    """A grammar for the answers, and the format of tool calls in them."""
 
     grammar: str
     fields: tuple[str, ...]
-    """Those of the request that it was made of; its faults are theirs."""
+    """Fields of the request that the grammar comes from, for error messages."""
     tool_format: ToolFormat | None = None
-    """None: there are no calls."""
-    visible: frozenset[int] = frozenset()
-    """Special tokens that mark calls."""
+    """None: no tool calls."""
+    visible_tokens: frozenset[int] = frozenset()
+    """Special tokens that mark calls, which the text of an answer must show."""
 
 
 class OutputConstraintReader:
-    """Reads forms for one model.
+    """Makes output constraints for one model.
 
     Args:
-        has_end: whether one of its tokens ends an answer.
+        has_end: whether the model has an end-of-sequence token.
     """
 
     def __init__(self, model_name: str, tokenizer: ModelTokenizer, grammars: GrammarCompiler, has_end: bool) -> None:
@@ -41,38 +41,42 @@ class OutputConstraintReader:
         self._grammars = grammars
         self._has_end = has_end
 
-    def read(self, request: ChatRequest, choice: ToolChoice | None) -> OutputConstraint | None:
-        """The form of a chat's answers, compiled; None: any text.
+    def read(self, request: ChatRequest, tool_choice: ToolChoice | None) -> OutputConstraint | None:
+        """The constraint of a chat's answers, its grammar compiled; None: any text.
 
         Raises:
             InvalidRequest: a schema is wrong or not supported, or the model cannot do what is asked for.
         """
         rule = response_rule(request.response_format)
-        if rule is None and choice is None:
+        if rule is None and tool_choice is None:
             return self._without_calls(request)
-        field = "response_format" if choice is None else "tools"
+        field = "response_format" if tool_choice is None else "tools"
         if request.ignore_eos:
-            raise InvalidRequest(f"ignore_eos: an answer with {field} ends where its form ends", "ignore_eos")
+            raise InvalidRequest(f"ignore_eos: not supported with {field}, whose grammar ends the answer", "ignore_eos")
         if not self._has_end:
-            raise InvalidRequest(f"{field}: this model has no token that ends an answer", field)
+            raise InvalidRequest(f"{field}: this model has no end-of-sequence token", field)
         if rule is not None:
             self._compile(f"start: {rule}", schema_field(request.response_format))
-        if choice is None:
+        if tool_choice is None:
             return OutputConstraint(f"start: {rule}", (field,))
-        form = self.check_template()
+        tool_format = self.tool_format()
         specials = self._tokenizer.token_bytes.special_ids
         parallel = request.parallel_tool_calls is not False
-        write = partial(calls_grammar, form, specials, required=choice.required, parallel=parallel, answer=rule)
+        make_grammar = partial(
+            calls_grammar, tool_format, specials, required=tool_choice.required, parallel=parallel, answer=rule
+        )
         try:
-            self._grammars.constraint(grammar := write(choice.tools))
+            self._grammars.constraint(grammar := make_grammar(tool_choice.tools))
         except GrammarError:
-            self._compile(grammar := write([self._supported(tool) for tool in choice.tools]), "tools")
-        marks = (token_id for text, token_id in specials.items() if form.marked_by(text))
+            self._compile(
+                grammar := make_grammar([self._with_supported_schema(tool) for tool in tool_choice.tools]), "tools"
+            )
+        markers = frozenset(token_id for text, token_id in specials.items() if tool_format.marked_by(text))
         fields = (field,) if rule is None else (field, "response_format")
-        return OutputConstraint(grammar, fields, form, frozenset(marks))
+        return OutputConstraint(grammar, fields, tool_format, markers)
 
     def _without_calls(self, request: ChatRequest) -> OutputConstraint | None:
-        """Where there are tools that may not be called, the habit of calling them is not to show up as text."""
+        """With tools that may not be called, forbids text that looks like a call, which models write out of habit."""
         template = self._tokenizer.chat_template
         if not request.tools or template is None or template.tool_format is None or request.ignore_eos:
             return None
@@ -81,28 +85,27 @@ class OutputConstraintReader:
             return None
         return OutputConstraint(grammar, ("tools",))
 
-    def check_template(self) -> ToolFormat:
-        """How the model writes calls.
+    def tool_format(self) -> ToolFormat:
+        """The format in which the model writes tool calls.
 
         Raises:
-            InvalidRequest: its chat template has no place for tools, or writes calls in an unknown way.
+            InvalidRequest: its chat template does not support tools, or their format is unknown.
         """
         template = self._tokenizer.chat_template
         if template is None or not template.takes_tools:
             raise InvalidRequest(
-                f"tools: the chat template of '{self._model_name}' has no place for tools; expected an empty list",
+                f"tools: the chat template of '{self._model_name}' does not support tools; expected an empty list",
                 "tools",
             )
         if template.tool_format is None:
             raise InvalidRequest(
-                f"tools: '{self._model_name}' writes tool calls in a format that is not known here; "
-                "expected an empty list",
+                f"tools: '{self._model_name}' writes tool calls in an unknown format; expected an empty list",
                 "tools",
             )
         return template.tool_format
 
-    def _supported(self, tool: Tool) -> Tool:
-        """The tool; with arguments of any kind, if its schema is not supported and it need not be strict."""
+    def _with_supported_schema(self, tool: Tool) -> Tool:
+        """The tool; with any arguments if its schema is not supported and the tool is not strict."""
         try:
             self._grammars.constraint(f"start: {json_schema(tool.schema)}")
         except GrammarError as error:

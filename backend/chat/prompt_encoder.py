@@ -1,9 +1,9 @@
-"""From a conversation to token ids, such that only the template writes control tokens.
+"""From a conversation to token ids, so that only the chat template can write control tokens.
 
-Whoever writes ``<|im_end|>`` into a message means those ten characters, and must not end the turn with them. Before
-the template runs, such texts in the caller's strings become private characters; after it, what spells a control token
-was written by the template. The prompt is then encoded by a second tokenizer, the same but for the spelling of its
-control tokens, which nobody can guess.
+``<|im_end|>`` in a message means those ten characters; it must not end the turn. Before the template runs, the texts of
+control tokens in the caller's strings are replaced by private characters. So in the rendered prompt such a text comes
+from the template, and is replaced by an alias with a random nonce. A second tokenizer, which knows control tokens by
+these aliases only, encodes the result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from backend.text.token_ids import token_ids
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# The supplementary private use planes of Unicode, without their last two code points, which are no characters.
+# Unicode's supplementary private use planes, without the two noncharacters at the end of each.
 _PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 Values = Sequence[Mapping[str, Any]]
@@ -35,7 +35,7 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._template = template
         added = tokenizer.get_added_tokens_decoder()
-        # A marker that the template writes is one of control, whether or not the tokenizer calls it special.
+        # An added token in the template is a control token even if the tokenizer does not mark it as special.
         self._ids = {
             token.content: token_id
             for token_id, token in added.items()
@@ -44,11 +44,11 @@ class PromptEncoder:
         longest_first = sorted(self._ids, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._nonce = secrets.token_hex(8)
-        self._renamed: Tokenizer | None = None
+        self._alias_tokenizer: Tokenizer | None = None
         self._lock = threading.Lock()
 
-    def spells_control(self, messages: Values, tools: Values | None) -> bool:
-        """Whether a caller's string has the text of a control token; encoding it takes longer, the first time much."""
+    def contains_control_text(self, messages: Values, tools: Values | None) -> bool:
+        """Whether a caller's string has the text of a control token. Encoding is slower then, the first time by far."""
         return any(self._control.search(text) for text in _strings([messages, tools or []]))
 
     def encode(self, messages: Values, tools: Values | None = None, add_generation_prompt: bool = True) -> list[int]:
@@ -64,37 +64,37 @@ class PromptEncoder:
             raise InvalidRequest("messages: they, or the tools, are nested too deeply", "messages") from error
 
     def _encode(self, messages: Values, tools: Values | None, add_generation_prompt: bool) -> list[int]:
-        if not self.spells_control(messages, tools):
+        if not self.contains_control_text(messages, tools):
             prompt = self._template.render(messages, tools, add_generation_prompt)
             return token_ids(self._tokenizer, prompt, add_special_tokens=False)
-        stand_ins = self._stand_ins(messages, tools)
-        hidden = [_replaced(values, self._control, stand_ins) for values in (messages, tools)]
+        placeholders = self._placeholders(messages, tools)
+        hidden = [_replaced(values, self._control, placeholders) for values in (messages, tools)]
         prompt = self._template.render(hidden[0], hidden[1], add_generation_prompt)
         spelled = self._control.sub(lambda match: self._alias(match[0]), prompt)
-        back = {ord(private): text for text, private in stand_ins.items()}
+        back = {ord(private): text for text, private in placeholders.items()}
         return token_ids(self._with_aliases(), spelled.translate(back), add_special_tokens=False)
 
-    def _stand_ins(self, messages: Values, tools: Values | None) -> dict[str, str]:
-        """For each control text that is used a private character that no string has."""
+    def _placeholders(self, messages: Values, tools: Values | None) -> dict[str, str]:
+        """A private character, used in no string, for each text of a control token that is."""
         used, texts = set[str](), set[str]()
         for text in _strings([messages, tools or []]):
             used.update(text)
             texts.update(self._control.findall(text))
         free = (chr(code) for plane in _PRIVATE for code in plane if chr(code) not in used)
-        if len(stand_ins := dict(zip(sorted(texts), free, strict=False))) < len(texts):
-            raise InvalidRequest("messages: every private character of Unicode is used; leave one out", "messages")
-        return stand_ins
+        if len(placeholders := dict(zip(sorted(texts), free, strict=False))) < len(texts):
+            raise InvalidRequest("messages: they use every private character of Unicode; leave one out", "messages")
+        return placeholders
 
     def _alias(self, text: str) -> str:
         return f"<{self._nonce}:{self._ids[text]}>"
 
     def _with_aliases(self) -> Tokenizer:
         with self._lock:
-            if self._renamed is None:
-                self._renamed = self._rename()
-            return self._renamed
+            if self._alias_tokenizer is None:
+                self._alias_tokenizer = self._make_alias_tokenizer()
+            return self._alias_tokenizer
 
-    def _rename(self) -> Tokenizer:
+    def _make_alias_tokenizer(self) -> Tokenizer:
         from tokenizers import Tokenizer
 
         values: dict[str, Any] = json.loads(self._tokenizer.to_str())
@@ -107,14 +107,14 @@ class PromptEncoder:
         renamed = Tokenizer.from_str(json.dumps(values))
         if any(renamed.token_to_id(self._alias(text)) != token_id for text, token_id in self._ids.items()):
             raise InvalidRequest(
-                "messages: a text spells a control token of this model, and its tokenizer cannot tell them apart",
+                "messages: they contain the text of a control token, which this tokenizer cannot encode as text",
                 "messages",
             )
         return renamed
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every string in messages and tools, names of fields included."""
+    """Every string in messages and tools, including field names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -126,11 +126,13 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _replaced(value: Any, pattern: re.Pattern[str], stand_ins: Mapping[str, str]) -> Any:
+def _replaced(value: Any, pattern: re.Pattern[str], placeholders: Mapping[str, str]) -> Any:
     if isinstance(value, str):
-        return pattern.sub(lambda match: stand_ins[match[0]], value)
+        return pattern.sub(lambda match: placeholders[match[0]], value)
     if isinstance(value, Mapping):
-        return {_replaced(key, pattern, stand_ins): _replaced(item, pattern, stand_ins) for key, item in value.items()}
+        return {
+            _replaced(key, pattern, placeholders): _replaced(item, pattern, placeholders) for key, item in value.items()
+        }
     if isinstance(value, Sequence):
-        return [_replaced(item, pattern, stand_ins) for item in value]
+        return [_replaced(item, pattern, placeholders) for item in value]
     return value

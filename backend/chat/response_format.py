@@ -1,4 +1,4 @@
-"""``response_format``: a field of the request, turned into a rule that the answer has to follow."""
+"""The field ``response_format`` of a chat, as a grammar rule for the answer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _FIELDS = frozenset({"name", "description", "schema", "strict"})
 
 
 def response_rule(response_format: dict[str, Any] | None) -> str | None:
-    """The body of a grammar rule for ``text`` (None), ``json_object`` and ``json_schema``, as OpenAI has them.
+    """The body of a grammar rule for ``json_object`` and ``json_schema``; None for ``text``.
 
-    A schema is always followed to the letter, ``strict`` or not.
+    The answer always conforms to the schema, whether ``strict`` is true or not.
 
     Raises:
         InvalidRequest: the field is not one of these.
@@ -24,13 +24,13 @@ def response_rule(response_format: dict[str, Any] | None) -> str | None:
         return None
     match response_format.get("type"):
         case "text":
-            _only(response_format, {"type"})
+            _refuse_other_fields(response_format, {"type"})
             return None
         case "json_object":
-            _only(response_format, {"type"})
+            _refuse_other_fields(response_format, {"type"})
             return json_schema({"type": "object"})
         case "json_schema":
-            _only(response_format, {"type", "json_schema"})
+            _refuse_other_fields(response_format, {"type", "json_schema"})
             schema = _schema(response_format.get("json_schema"))
             try:
                 return json_schema(schema)
@@ -43,7 +43,7 @@ def response_rule(response_format: dict[str, Any] | None) -> str | None:
 
 
 def schema_field(response_format: dict[str, Any] | None) -> str:
-    """Name of the field that a schema's faults are reported under."""
+    """The field that errors in the schema name."""
     is_schema = response_format is not None and response_format.get("type") == "json_schema"
     return "response_format.json_schema.schema" if is_schema else "response_format"
 
@@ -68,7 +68,7 @@ def _schema(value: Any) -> dict[str, Any]:
     return schema
 
 
-def _only(response_format: dict[str, Any], known: set[str]) -> None:
+def _refuse_other_fields(response_format: dict[str, Any], known: set[str]) -> None:
     if unknown := {name for name, value in response_format.items() if value is not None} - known:
         field = f"response_format.{min(unknown)[:64]}"
         raise InvalidRequest(f"{field}: unknown field for this type", field)

@@ -1,8 +1,9 @@
-"""What a JSON schema may ask of whoever compiles it, told before it is compiled.
+"""Limits on the cost of a JSON schema, checked before it is compiled.
 
-A compiler turns what has to hold at once (``allOf``, a ``$ref`` beside other keywords) into one automaton, whose size
-is the product of its parts: some hundred bytes of schema can be gigabytes of states. So the schema is walked as the
-compiler does, every place where a value can stand with all that has to hold there, and what multiplies is counted.
+The compiler turns schemas that must all hold (``allOf``, a ``$ref`` beside other keywords) into one automaton, whose
+size is the product of its parts: some hundred bytes of schema can become gigabytes of states. So the schema is walked
+as the compiler does: for every place of a value, the schemas that must all hold there are collected, and their
+combinations are counted.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from urllib.parse import unquote
 
 from backend.errors import BackendError
 
-# An intersection of n patterns may take time and memory of 2^n: eight take hundredths of a second, fourteen half a
-# minute and gigabytes.
-_MOST_STRING_RULES = 4
-# Time and memory go with the square: 100,000 characters take seconds and hundreds of megabytes.
-_LONGEST_PATTERN = 4096
-# Each of them is held against each other one.
-_MOST_PATTERN_PROPERTIES = 32
-# Ways to choose among several anyOf that hold at once; each becomes a schema of its own.
-_MOST_COMBINATIONS = 128
-_MOST_STEPS = 100_000
-# Numbers that are multiples of n are told by an automaton of n states, of several by one of their least common
-# multiple: a second's work and 60 MB for 100,000 states, and for larger ones more than a server may lose to a request.
-_LARGEST_DIVISOR = 20_000
+# An intersection of n patterns may take 2^n time and memory: 8 take hundredths of a second, 14 half a minute and
+# gigabytes.
+_MAX_STRING_RULES = 4
+# Time and memory are quadratic: 100,000 characters take seconds and hundreds of megabytes.
+_MAX_PATTERN_LENGTH = 4096
+# Each is compared with each other one.
+_MAX_PATTERN_PROPERTIES = 32
+# Combinations of branches of several anyOf that must hold at once; each becomes a schema.
+_MAX_COMBINATIONS = 128
+_MAX_STEPS = 100_000
+# Multiples of n take an automaton of n states, of several numbers one of their least common multiple: 100,000 states
+# take a second and 60 MB.
+_MAX_DIVISOR = 20_000
 
 _IDS = ("$id", "id")
 
 Place = frozenset[int]
-"""Ids of the schemas that all have to hold for one value."""
+"""``id()`` of the schemas that must all hold for one value."""
 
 
 class GrammarError(BackendError):
@@ -41,35 +42,35 @@ class GrammarError(BackendError):
 
 
 def check_schema(schema: dict[str, Any]) -> None:
-    """Refuses what would take more time or memory to compile than a request may have.
+    """Refuses a schema that would take too much time or memory to compile.
 
     Raises:
         GrammarError: names the keyword and the limit.
         RecursionError: the schema is nested too deeply.
     """
-    walk = _Walk(schema)
+    walk = _SchemaWalk(schema)
     walk.all_places()
     divisors = [divisor for node in walk.nodes.values() for divisor in _divisor(node)]
-    if sum(divisors) > _LARGEST_DIVISOR or lcm(*divisors) > _LARGEST_DIVISOR:
+    if sum(divisors) > _MAX_DIVISOR or lcm(*divisors) > _MAX_DIVISOR:
         raise GrammarError(
-            f"multipleOf: all of them together, without their decimal points, may come to {_LARGEST_DIVISOR} at most"
+            f"multipleOf: all of them together, without their decimal points, may come to {_MAX_DIVISOR} at most"
         )
 
 
-class _Walk:
-    """One walk over a schema. Values that are no schemas (``const``, ``enum``, ``default``) are never read as such."""
+class _SchemaWalk:
+    """One walk over a schema. Values of ``const``, ``enum`` and ``default`` are not schemas and are skipped."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self.nodes: dict[int, dict[str, Any]] = {}
         self._root = schema
-        self._ways: dict[int, list[Place]] = {}
+        self._alternatives: dict[int, list[Place]] = {}
         self._steps = 0
 
     def all_places(self) -> None:
         seen = {self._place([self._root])}
         todo = list(seen)
         while todo:
-            for way in self._combined([self._ways_of(node) for node in todo.pop()]):
+            for way in self._combined([self._alternatives_of(node) for node in todo.pop()]):
                 nodes = [self.nodes[node] for node in way]
                 _check_strings(nodes)
                 for schemas in _inner(nodes):
@@ -84,30 +85,30 @@ class _Walk:
         self.nodes.update((id(schema), schema) for schema in found)
         return frozenset(map(id, found))
 
-    def _ways_of(self, node_id: int) -> list[Place]:
-        """The sets of schemas one of which has to hold with this one, itself included."""
-        if (known := self._ways.get(node_id)) is not None:
+    def _alternatives_of(self, node_id: int) -> list[Place]:
+        """The alternatives of a schema: sets of schemas that must all hold, including the schema itself."""
+        if (known := self._alternatives.get(node_id)) is not None:
             return known
-        self._ways[node_id] = [frozenset()]  # a loop of references adds nothing
+        self._alternatives[node_id] = [frozenset()]  # a cycle of references adds nothing
         node = self.nodes[node_id]
         self._check_id(node)
         parts = [[frozenset([node_id])]]
         together = [*_schemas(node.get("allOf"))]
         if (reference := node.get("$ref")) is not None:
             together.append(self._target(reference))
-        parts += [self._ways_of(inner) for inner in sorted(self._place(together))]
+        parts += [self._alternatives_of(inner) for inner in sorted(self._place(together))]
         for choice in (node.get("anyOf"), node.get("oneOf")):
             if branches := sorted(self._place(_schemas(choice))):
-                parts.append([way for inner in branches for way in self._ways_of(inner)])
-        self._ways[node_id] = self._combined(parts)
-        return self._ways[node_id]
+                parts.append([way for inner in branches for way in self._alternatives_of(inner)])
+        self._alternatives[node_id] = self._combined(parts)
+        return self._alternatives[node_id]
 
     def _combined(self, parts: list[list[Place]]) -> list[Place]:
         ways = [frozenset[int]()]
         for part in parts:
-            if len(ways) > 1 and len(part) > 1 and len(ways) * len(part) > _MOST_COMBINATIONS:
+            if len(ways) > 1 and len(part) > 1 and len(ways) * len(part) > _MAX_COMBINATIONS:
                 raise GrammarError(
-                    f"anyOf: several of them hold at once, in more than {_MOST_COMBINATIONS} combinations"
+                    f"anyOf: several of them hold at once, in more than {_MAX_COMBINATIONS} combinations"
                 )
             self._step(len(part) * sum(map(len, ways)) + len(ways) * sum(map(len, part)))
             ways = list(dict.fromkeys(one | other for one, other in product(ways, part)))
@@ -115,16 +116,16 @@ class _Walk:
 
     def _step(self, count: int) -> None:
         self._steps += count
-        if self._steps > _MOST_STEPS:
+        if self._steps > _MAX_STEPS:
             raise GrammarError("the schema has too many parts that hold at once; expected a simpler one")
 
     def _check_id(self, value: Any) -> None:
-        """References below another id would lead elsewhere than a look at the whole schema says."""
+        """Refuses a nested ``$id``: references below it would resolve relative to it."""
         if isinstance(value, dict) and value is not self._root and any(isinstance(value.get(k), str) for k in _IDS):
             raise GrammarError("$id: not supported inside a schema; refer with #/$defs/name")
 
     def _target(self, reference: Any) -> Any:
-        """The schema that a JSON pointer (RFC 6901) in the schema's own fragment leads to."""
+        """The target of a JSON pointer (RFC 6901) into the schema."""
         own = self._root.get("$id")
         if isinstance(reference, str) and isinstance(own, str):
             reference = reference.removeprefix(own.removesuffix("#"))
@@ -139,12 +140,12 @@ class _Walk:
             elif isinstance(value, list) and name.isascii() and name.isdecimal() and int(name[:9]) < len(value):
                 value = value[int(name[:9])]
             else:
-                raise GrammarError("$ref: there is nothing at its place in the schema")
+                raise GrammarError("$ref: it leads to nothing in the schema")
         return value
 
 
 def _inner(nodes: list[dict[str, Any]]) -> Iterator[list[Any]]:
-    """For each kind of place inside the value (a property, the other ones, an item), what has to hold there."""
+    """For each property, all other properties and each item: the schemas that must hold for it."""
     named = [_named(node.get("properties")) for node in nodes]
     patterned = [_named(node.get("patternProperties")) for node in nodes]
     others = [node.get("additionalProperties") for node in nodes]
@@ -187,27 +188,27 @@ def _check_strings(nodes: list[dict[str, Any]]) -> None:
     rules = len(patterns) + len(formats)
     if rules and any("minLength" in node or "maxLength" in node for node in nodes):
         rules += 1
-    if rules > _MOST_STRING_RULES:
+    if rules > _MAX_STRING_RULES:
         raise GrammarError(
             f"pattern, format, minLength or maxLength: {rules} rules for one string, expected at most "
-            f"{_MOST_STRING_RULES}"
+            f"{_MAX_STRING_RULES}"
         )
 
 
 def _check_pattern_properties(patterns: dict[str, Any]) -> None:
-    if len(patterns) > _MOST_PATTERN_PROPERTIES:
-        raise GrammarError(f"patternProperties: {len(patterns)} patterns, expected at most {_MOST_PATTERN_PROPERTIES}")
+    if len(patterns) > _MAX_PATTERN_PROPERTIES:
+        raise GrammarError(f"patternProperties: {len(patterns)} patterns, expected at most {_MAX_PATTERN_PROPERTIES}")
     for pattern in patterns:
         _check_pattern("patternProperties", pattern)
 
 
 def _check_pattern(keyword: str, pattern: str) -> None:
-    if len(pattern) > _LONGEST_PATTERN:
-        raise GrammarError(f"{keyword}: {len(pattern)} characters, expected at most {_LONGEST_PATTERN}")
+    if len(pattern) > _MAX_PATTERN_LENGTH:
+        raise GrammarError(f"{keyword}: {len(pattern)} characters, expected at most {_MAX_PATTERN_LENGTH}")
 
 
 def _divisor(node: dict[str, Any]) -> Iterator[int]:
-    """``multipleOf`` of a schema, times the power of ten that makes it whole: the states of its automaton."""
+    """``multipleOf`` of a schema, scaled by a power of ten to an integer: the states of its automaton."""
     divisor = node.get("multipleOf")
     if isinstance(divisor, int | float) and not isinstance(divisor, bool) and divisor > 0:
         number = Decimal(str(divisor)).normalize()

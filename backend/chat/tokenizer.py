@@ -1,4 +1,4 @@
-"""What a model's files say about the way from text to token ids and back."""
+"""A model's tokenizer and chat template, from its files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ModelTokenizer:
     fast: Tokenizer
     token_bytes: TokenBytes
     chat_template: ChatTemplate | None
-    """None: a base model, which only completes."""
+    """None: a base model, for completions only."""
 
     @classmethod
     def load(cls, directory: Path, config: ModelConfig, chat_template: str | None = None) -> ModelTokenizer:
@@ -32,7 +32,7 @@ class ModelTokenizer:
         Raises:
             ModelError: a file is missing or not supported.
         """
-        # The setting concerns threads of the tokenizer's own; encoding one prompt never needs them.
+        # Parallelism is for batches of prompts; the tokenizer's threads would never be used.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from tokenizers import Tokenizer
 
@@ -42,9 +42,9 @@ class ModelTokenizer:
         try:
             text = path.read_text("utf-8")
             tokenizer = Tokenizer.from_str(text)
-            # Settings of whoever used it last, which files keep: prompts are refused where they are too long.
+            # Settings that the file keeps from its last use. Prompts that are too long are refused, not truncated.
             tokenizer.no_truncation()
             tokenizer.no_padding()
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # tokenizers raises no narrower class
             raise ModelError(f"{path}: not a tokenizer that can be loaded ({error})") from error
         return cls(tokenizer, TokenBytes(text, config.vocab_size), ChatTemplate.load(directory, chat_template))

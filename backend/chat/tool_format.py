@@ -1,7 +1,7 @@
-"""How models write tool calls: the formats they were trained on, and the grammar that holds them to it.
+"""The formats in which models write tool calls, and a grammar for each.
 
-Most formats are one JSON object a call, ``{"name": ..., "arguments": {...}}``, in a frame of its own; the newer of
-Mistral's has the name before the arguments:
+In most formats a call is a JSON object, ``{"name": ..., "arguments": {...}}``, between markers; Mistral's newer formats
+have the name before the arguments:
 
     hermes    <tool_call>\\n{...}\\n</tool_call>, again for the next call     Qwen 2.5 and 3, Hermes, SmolLM3
     list      <tool_call>[{...}, {...}]</tool_call>                          SmolLM2
@@ -41,7 +41,7 @@ class ToolFormat:
     name_end: str = ""
     """Marker between a name in plain text and the arguments; empty: a call is one JSON object."""
     id_begin: str = ""
-    """Marker of an id that the model may write after such a name. It means nothing: the caller gets one of ours."""
+    """Marker of an id that the model may write after such a name. It is ignored: calls get an id from `new_id`."""
     short_ids: bool = False
     """Ids of nine letters and digits, the only ones that Mistral's templates accept."""
 
@@ -72,8 +72,8 @@ _NAMED_WITH_ID = replace(_NAMED, id_begin="[CALL_ID]")
 _LLAMA3 = ToolFormat("", "", None, "", arguments="parameters")
 
 
-def detect(template: str) -> ToolFormat | None:
-    """The format that a chat template was written for; None if it is none of these."""
+def detect_tool_format(template: str) -> ToolFormat | None:
+    """The format that a chat template uses; None: unknown."""
     if "<tool_call>" in template:
         return _LIST if "<tool_call>[" in template else _HERMES
     if "[TOOL_CALLS]" in template and "[ARGS]" in template:
@@ -86,7 +86,7 @@ def detect(template: str) -> ToolFormat | None:
 
 
 def calls_grammar(
-    form: ToolFormat,
+    tool_format: ToolFormat,
     specials: Mapping[str, int],
     tools: Sequence[Tool],
     *,
@@ -99,53 +99,55 @@ def calls_grammar(
     Args:
         specials: ids of the model's special tokens; a marker among them is that token, not its text.
         tools: at least one.
-        required: nothing but calls.
-        parallel: whether several calls are allowed, if the format knows a way.
+        required: whether the answer must be calls.
+        parallel: whether several calls are allowed, if the format supports them.
         answer: rule that an answer without calls follows; None: any text, which may also precede the calls.
     """
-    rules = [f"call_{i}: {_call_head(form, tool, specials)} args_{i}" for i, tool in enumerate(tools)]
+    rules = [f"call_{i}: {_call_head(tool_format, tool, specials)} args_{i}" for i, tool in enumerate(tools)]
     rules += [f"args_{i}: {json_schema(tool.schema)}" for i, tool in enumerate(tools)]
     names = " | ".join(f"call_{i}" for i in range(len(tools)))
-    rules.append(f"call: {names}" if form.name_end else f'call: {_quoted(_HEAD)} ({names}) "}}"')
-    if form.id_begin:
+    rules.append(f"call: {names}" if tool_format.name_end else f'call: {_quoted(_HEAD)} ({names}) "}}"')
+    if tool_format.id_begin:
         rules.append("ID: /[A-Za-z0-9]{9}/")
-    more = f" ({_literal(form.between, specials)} call)*" if parallel and form.between is not None else ""
-    rules.append(f"calls: {_literal(form.opening, specials)} call{more} {_literal(form.closing, specials)}")
-    begin = _literal(form.begin, specials)
+    more = f" ({_literal(tool_format.between, specials)} call)*" if parallel and tool_format.between is not None else ""
+    rules.append(
+        f"calls: {_literal(tool_format.opening, specials)} call{more} {_literal(tool_format.closing, specials)}"
+    )
+    begin = _literal(tool_format.begin, specials)
     if required:
         start = f"{begin} calls"
     elif answer is not None:
         start = f"answer | {begin} calls"
         rules.append(f"answer: {answer}")
-    elif not form.begin:
+    elif not tool_format.begin:
         start = "text | calls"
-        # What opens with a brace is a call; else there would be no telling.
+        # Text that starts with a brace is a call, so other text must start differently.
         rules += ["text: | OTHER", r"OTHER: /[^{](.|\n)*/"]
     else:
         start = "text | lead calls"
-        lead = "lead" if form.begin in specials else "lead[lazy]"
+        lead = "lead" if tool_format.begin in specials else "lead[lazy]"
         rules += ["text: TEXT", f"{lead}: TEXT {begin}", r"TEXT: /(.|\n)*/"]
     return "\n".join([f"start: {start}", *rules])
 
 
-def no_calls_grammar(form: ToolFormat, specials: Mapping[str, int]) -> str | None:
-    """A Lark grammar of texts that cannot be taken for calls; None: the format has no marker to keep out."""
-    if not form.begin:
+def no_calls_grammar(tool_format: ToolFormat, specials: Mapping[str, int]) -> str | None:
+    """A Lark grammar of texts without calls; None: the format has no marker to forbid."""
+    if not tool_format.begin:
         return None
-    # A marker that is a special token is no text, so any text is without it.
-    without = "" if form.begin in specials else f" & ~/(?s:.*){re.escape(form.begin)}(?s:.*)/"
+    # A marker that is a special token cannot occur in text.
+    without = "" if tool_format.begin in specials else f" & ~/(?s:.*){re.escape(tool_format.begin)}(?s:.*)/"
     return f"start: TEXT\nTEXT: /(?s:.*)/{without}"
 
 
 _HEAD = '{"name": '
 
 
-def _call_head(form: ToolFormat, tool: Tool, specials: Mapping[str, int]) -> str:
-    """As grammar, what stands before the arguments: of a JSON object, from its name on."""
-    if not form.name_end:
-        return _quoted(f'{json.dumps(tool.name)}, "{form.arguments}": ')
-    call_id = f"({_literal(form.id_begin, specials)} ID)?" if form.id_begin else ""
-    return f"{_quoted(tool.name)} {call_id} {_literal(form.name_end, specials)}"
+def _call_head(tool_format: ToolFormat, tool: Tool, specials: Mapping[str, int]) -> str:
+    """A grammar for the part of a call before its arguments, without `_HEAD`."""
+    if not tool_format.name_end:
+        return _quoted(f'{json.dumps(tool.name)}, "{tool_format.arguments}": ')
+    call_id = f"({_literal(tool_format.id_begin, specials)} ID)?" if tool_format.id_begin else ""
+    return f"{_quoted(tool.name)} {call_id} {_literal(tool_format.name_end, specials)}"
 
 
 def _quoted(text: str) -> str:
@@ -153,7 +155,7 @@ def _quoted(text: str) -> str:
 
 
 def _literal(text: str, specials: Mapping[str, int]) -> str:
-    """``text`` as grammar: markers that are special tokens by their ids, the rest as strings."""
+    """A grammar for ``text``: special tokens by their ids, the rest as strings."""
     pattern = "|".join(re.escape(marker) for marker in specials if marker in text)
     pieces = re.split(f"({pattern})", text) if pattern else [text]
     return " ".join(f"<[{specials[piece]}]>" if piece in specials else _quoted(piece) for piece in pieces if piece)

@@ -1,4 +1,4 @@
-"""Takes tool calls out of an answer while it is being written."""
+"""Parses tool calls out of an answer while it is generated."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from backend.chat.tool_format import ToolFormat
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """Something new of one call."""
+    """A new part of one call."""
 
     index: int
     """Place of the call in the answer, from 0."""
     arguments: str
-    """Piece of the arguments, which are JSON as the model wrote it."""
+    """New part of the arguments: JSON text as the model wrote it."""
     id: str | None = None
-    """With the first piece of a call only, as is ``name``."""
+    """Set in the first delta of a call only, as is ``name``."""
     name: str | None = None
 
 
 @dataclass(slots=True)
 class ParsedDelta:
-    """What a piece of an answer holds."""
+    """Content and tool calls in a new part of an answer."""
 
     content: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)
 
 
 class ToolParser:
-    """Follows one answer. What may be the start of a marker is held back until it is known.
+    """Parses one answer. Text that may be the start of a marker is held back until more text decides.
 
     text text <tool_call> \\n {"name": "f", "arguments": {...} } \\n</tool_call>
     └ content┘└─ between ──┘└──── head ─────────────────┘└args┘└─ between ───┘
@@ -39,11 +39,11 @@ class ToolParser:
     └ content┘└─ between ─┘└ head ┘└args┘└─ between ─┘└ head ┘└args┘
     """
 
-    def __init__(self, form: ToolFormat) -> None:
+    def __init__(self, tool_format: ToolFormat) -> None:
         self.num_calls = 0
-        """Calls that are whole."""
-        self._form = form
-        self._head = form.head()
+        """Complete calls so far."""
+        self._format = tool_format
+        self._head = tool_format.head()
         self._held = ""
         self._state = "content"
         self._blank = True
@@ -54,40 +54,40 @@ class ToolParser:
         self._escaped = False
 
     def add(self, text: str) -> ParsedDelta:
-        """Takes the next piece of the answer."""
+        """Parses the next part of the answer."""
         self._held += text
-        pieces = ParsedDelta()
+        delta = ParsedDelta()
         if self._state == "content":
-            pieces.content = self._content()
-        while self._state != "content" and self._held and self._advance(pieces):
+            delta.content = self._content()
+        while self._state != "content" and self._held and self._advance(delta):
             pass
-        return pieces
+        return delta
 
     def finish(self) -> ParsedDelta:
-        """What was held back, when the answer has ended: text is text then, and half a call's name is nothing."""
+        """Text held back at the end of the answer; an incomplete call head is dropped."""
         content = self._held if self._state == "content" else ""
         self._held = ""
         return ParsedDelta(content)
 
     def _content(self) -> str:
-        """Moves text that belongs to no call out of what is held."""
-        begin, text = self._form.begin, self._held
+        """Removes and returns held text that belongs to no call."""
+        begin, text = self._format.begin, self._held
         if not begin:
-            return self._opens_with_a_brace()
+            return self._content_before_brace()
         at = text.find(begin)
         if at >= 0:
-            self._state = "head" if self._form.name_end else "between"
+            self._state = "head" if self._format.name_end else "between"
             self._held = text[at + len(begin) :]
-            # A line break before the marker is the frame's, not an answer.
+            # White space before the marker belongs to the format, not to the content.
             return "" if self._blank and not text[:at].strip() else text[:at]
-        keep = _begun(begin, text)
+        keep = _partial_marker_length(begin, text)
         content = text[: len(text) - keep]
         if self._blank and not content.strip():
             return ""
         self._blank, self._held = False, text[len(text) - keep :]
         return content
 
-    def _opens_with_a_brace(self) -> str:
+    def _content_before_brace(self) -> str:
         text = self._held
         if self._blank and not text.strip():
             return ""
@@ -97,7 +97,7 @@ class ToolParser:
         self._blank, self._held = False, ""
         return text
 
-    def _advance(self, pieces: ParsedDelta) -> bool:
+    def _advance(self, delta: ParsedDelta) -> bool:
         """One step through the calls; False: more text is needed."""
         if self._state == "between":
             return self._begin_call()
@@ -106,16 +106,16 @@ class ToolParser:
             if head is None:
                 return False
             self._index += 1
-            pieces.calls.append(ToolCallDelta(self._index, "", self._form.new_id(), self._name(head[1])))
+            delta.calls.append(ToolCallDelta(self._index, "", self._format.new_id(), self._name(head[1])))
             self._held, self._state = self._held[head.end() :], "arguments"
             return True
         if self._depth == 0:
-            self._held = self._held.lstrip()  # white space after the colon, which came later than the colon
+            self._held = self._held.lstrip()  # white space after the colon
         end = self._end_of_arguments()
-        piece = self._held[:end]
-        if piece:
-            pieces.calls.append(ToolCallDelta(self._index, piece))
-        self._held = self._held[len(piece) :]
+        arguments = self._held[:end]
+        if arguments:
+            delta.calls.append(ToolCallDelta(self._index, arguments))
+        self._held = self._held[len(arguments) :]
         if end is None:
             return False
         self._state = "between"
@@ -123,23 +123,23 @@ class ToolParser:
         return True
 
     def _begin_call(self) -> bool:
-        """Drops what stands before the next call, and its marker; False: more text is needed."""
-        begin = self._form.begin if self._form.name_end else "{"
+        """Drops the text before the next call and its marker; False: more text is needed."""
+        begin = self._format.begin if self._format.name_end else "{"
         at = self._held.find(begin)
         if at < 0:
-            self._held = self._held[len(self._held) - _begun(begin, self._held) :]
+            self._held = self._held[len(self._held) - _partial_marker_length(begin, self._held) :]
             return False
-        # A brace is of the call itself.
-        self._held = self._held[at + len(begin) :] if self._form.name_end else self._held[at:]
+        # A brace belongs to the call, a marker does not.
+        self._held = self._held[at + len(begin) :] if self._format.name_end else self._held[at:]
         self._state = "head"
         return True
 
     def _name(self, written: str) -> str:
-        name: str = written.strip() if self._form.name_end else json.loads(written)
+        name: str = written.strip() if self._format.name_end else json.loads(written)
         return name
 
     def _end_of_arguments(self) -> int | None:
-        """Where in the held text the arguments' last brace has just passed."""
+        """The position in the held text after the arguments' closing brace; None: not there yet."""
         for position, character in enumerate(self._held):
             if self._in_string:
                 if self._escaped:
@@ -159,6 +159,6 @@ class ToolParser:
         return None
 
 
-def _begun(marker: str, text: str) -> int:
-    """How many characters at the end of ``text`` may be the start of ``marker``."""
+def _partial_marker_length(marker: str, text: str) -> int:
+    """The number of characters at the end of ``text`` that may start ``marker``."""
     return next(n for n in range(min(len(marker) - 1, len(text)), -1, -1) if text.endswith(marker[:n]))

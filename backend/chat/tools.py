@@ -1,4 +1,4 @@
-"""``tools`` and ``tool_choice``: which functions the model may call, and whether it must."""
+"""The fields ``tools`` and ``tool_choice``: the functions that the model may or must call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from backend.errors import InvalidRequest
 
-_MOST_TOOLS = 128
+_MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -21,44 +21,44 @@ class Tool:
     schema: dict[str, Any]
     """JSON schema of its arguments."""
     strict: bool
-    """Whether a schema that cannot be followed to the letter is an error."""
+    """Whether a schema that is not supported is an error."""
     field: str
-    """Where its schema stands in the request."""
+    """Path of its schema in the request."""
 
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """The tools of one answer, never empty."""
+    """The tools that one answer may call; at least one."""
 
     tools: tuple[Tool, ...]
     required: bool
-    """The answer has to be a call."""
+    """Whether the answer must be a call."""
 
 
 def read_tools(tools: Sequence[Any] | None, choice: str | dict[str, Any] | None) -> ToolChoice | None:
-    """Checks both fields against each other; None: nothing can be called.
+    """Checks both fields; None: no tool may be called.
 
     Raises:
         InvalidRequest: names the field.
     """
-    known = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools or [])]
-    if len(known) > _MOST_TOOLS:
-        raise InvalidRequest(f"tools: {len(known)} tools, expected at most {_MOST_TOOLS}", "tools")
-    names = [tool.name for tool in known]
-    if twice := [name for name in names if names.count(name) > 1]:
-        index = len(names) - 1 - names[::-1].index(twice[0])
-        raise InvalidRequest(f"tools[{index}].function.name: given twice", f"tools[{index}].function.name")
+    declared = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools or [])]
+    if len(declared) > _MAX_TOOLS:
+        raise InvalidRequest(f"tools: {len(declared)} tools, expected at most {_MAX_TOOLS}", "tools")
+    names = [tool.name for tool in declared]
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        index = len(names) - 1 - names[::-1].index(duplicates[0])
+        raise InvalidRequest(f"tools[{index}].function.name: duplicate", f"tools[{index}].function.name")
     match choice:
-        case None | "auto" | "none" if not known:
+        case None | "auto" | "none" if not declared:
             return None
         case "none":
             return None
         case None | "auto":
-            return ToolChoice(tuple(known), required=False)
-        case "required" if known:
-            return ToolChoice(tuple(known), required=True)
+            return ToolChoice(tuple(declared), required=False)
+        case "required" if declared:
+            return ToolChoice(tuple(declared), required=True)
         case {"type": "function", "function": {"name": str(name), **more}, **others} if not more and not others:
-            named = tuple(tool for tool in known if tool.name == name)
+            named = tuple(tool for tool in declared if tool.name == name)
             if not named:
                 raise InvalidRequest("tool_choice.function.name: no such tool in tools", "tool_choice.function.name")
             return ToolChoice(named, required=True)

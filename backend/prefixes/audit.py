@@ -55,13 +55,13 @@ class PrefixAuditor:
         self,
         every: int,
         engine: AsyncEngine,
-        maker: SequenceFactory,
+        sequences: SequenceFactory,
         distrust: Callable[[StoredPrefix], Awaitable[None]],
     ) -> None:
         self.figures = AuditFigures()
         self._every = every
         self._engine = engine
-        self._maker = maker
+        self._sequences = sequences
         self._distrust = distrust
         self._restored = 0
         self._is_busy = False
@@ -81,7 +81,7 @@ class PrefixAuditor:
 
     async def _audit(self, sequence: Sequence, prefix: StoredPrefix) -> None:
         tokens = sequence.tokens[: prefix.restored * BLOCK_SIZE + 1]
-        probes = [self._maker.probe(tokens, sequence.keys, kind) for kind in ("shared", "fresh")]
+        probes = [self._sequences.probe(tokens, sequence.keys, kind) for kind in ("shared", "fresh")]
         for probe in probes:
             probe.deadline = time.monotonic() + _SECONDS
         try:

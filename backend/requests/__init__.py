@@ -1,0 +1,8 @@
+"""Turns decoded request bodies into sequences for the engine.
+
+Every field of a body is declared in `backend.protocol`, and checked here: it is used or refused by name. `reader`
+makes one reader for each endpoint; read it first. `chat` and `completions` return a `GenerationRequest`.
+
+To add a field of a chat request: declare it in `backend.protocol.ChatRequest`, check it in `ChatRequestReader.read`,
+and carry it in `SamplingParams` or `GenerationRequest`. Uses `chat`, `text`, `engine` and `model`.
+"""

@@ -1,4 +1,4 @@
-"""From the body of ``POST /v1/chat/completions`` to work for the engine."""
+"""``POST /v1/chat/completions``: from its body to a `GenerationRequest`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from backend.chat.tools import read_tools
 from backend.errors import InvalidRequest
 from backend.protocol import ChatRequest
 from backend.requests.generation_request import GenerationRequest, SequenceFactory
-from backend.requests.sampling import MOST_LOGPROBS, in_range, sampling_params
+from backend.requests.sampling import MAX_LOGPROBS, in_range, sampling_params
 from backend.text.context import Context
 
 
 class ChatRequestReader:
-    """Reads chats for one model.
+    """Reads chat requests for one model.
 
     Args:
         vocab_size: token ids are below it.
@@ -21,25 +21,25 @@ class ChatRequestReader:
 
     def __init__(
         self,
-        conversations: PromptRenderer,
-        forms: OutputConstraintReader,
+        renderer: PromptRenderer,
+        constraints: OutputConstraintReader,
         context: Context,
-        maker: SequenceFactory,
+        sequences: SequenceFactory,
         vocab_size: int,
     ) -> None:
-        self._conversations = conversations
-        self._forms = forms
+        self._renderer = renderer
+        self._constraints = constraints
         self._context = context
-        self._maker = maker
+        self._sequences = sequences
         self._vocab_size = vocab_size
 
-    def has_form(self, request: ChatRequest) -> bool:
-        """Whether reading the request may compile a grammar, which takes up to seconds."""
+    def may_compile_grammar(self, request: ChatRequest) -> bool:
+        """Whether `read` may compile a grammar, which takes up to seconds."""
         return bool(request.tools or request.response_format)
 
-    def takes_time(self, request: ChatRequest) -> bool:
-        """Whether reading the request, beside its form, is too much work for the event loop."""
-        return self._conversations.spells_control(request.messages)
+    def is_slow_to_encode(self, request: ChatRequest) -> bool:
+        """Whether encoding the messages would block the event loop for too long, whatever their length."""
+        return self._renderer.contains_control_text(request.messages)
 
     def read(self, request: ChatRequest) -> GenerationRequest:
         """Checks every field and renders the prompt.
@@ -47,15 +47,17 @@ class ChatRequestReader:
         Raises:
             InvalidRequest, ContextLengthExceeded: names the field.
         """
-        _refuse_fields(request)
-        choice = read_tools(request.tools, request.tool_choice)
-        form = self._forms.read(request, choice)
-        prompt = self._conversations.read(request.messages, request.tools if choice else None)
-        room = self._room(request, len(prompt))
-        params = sampling_params(request, self._vocab_size, room, _logprobs(request))
-        return self._maker.answers(request, [prompt], params, continues_text=False, form=form)
+        _refuse_unsupported(request)
+        tool_choice = read_tools(request.tools, request.tool_choice)
+        output_constraint = self._constraints.read(request, tool_choice)
+        prompt = self._renderer.render(request.messages, request.tools if tool_choice else None)
+        max_tokens = self._max_tokens(request, len(prompt))
+        params = sampling_params(request, self._vocab_size, max_tokens, _logprobs(request))
+        return self._sequences.generation_request(
+            request, [prompt], params, continues_text=False, output_constraint=output_constraint
+        )
 
-    def _room(self, request: ChatRequest, prompt_tokens: int) -> int:
+    def _max_tokens(self, request: ChatRequest, prompt_tokens: int) -> int:
         older, newer = request.max_tokens, request.max_completion_tokens
         if older is not None and newer not in (None, older):
             raise InvalidRequest("max_tokens and max_completion_tokens differ; give one of them", "max_tokens")
@@ -64,21 +66,19 @@ class ChatRequestReader:
         return self._context.room(prompt_tokens, newer, "max_completion_tokens", least=1)
 
 
-def _refuse_fields(request: ChatRequest) -> None:
-    """Refuses what would change the answer and is not done; says nothing where a field asks for nothing."""
-    refusals = (
-        ("functions", bool(request.functions), "not offered, for it has given way to tools"),
-        ("function_call", request.function_call not in (None, "none", "auto"), "has given way to tool_choice"),
-        ("modalities", request.modalities not in (None, ["text"]), 'expected ["text"]'),
-    )
-    for field, refused, expected in refusals:
-        if refused:
-            raise InvalidRequest(f"{field}: {expected}", field)
+def _refuse_unsupported(request: ChatRequest) -> None:
+    """Refuses fields that would change the answer and are not supported; values without effect are accepted."""
+    if request.functions:
+        raise InvalidRequest("functions: deprecated and not supported; use tools", "functions")
+    if request.function_call not in (None, "none", "auto"):
+        raise InvalidRequest("function_call: deprecated and not supported; use tool_choice", "function_call")
+    if request.modalities not in (None, ["text"]):
+        raise InvalidRequest('modalities: expected ["text"]', "modalities")
 
 
 def _logprobs(request: ChatRequest) -> int | None:
     """Alternatives to report at each token; None: no log-probabilities."""
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs: needs logprobs to be true", "top_logprobs")
-    top = int(in_range("top_logprobs", request.top_logprobs, 0, 0, MOST_LOGPROBS))
+    top = int(in_range("top_logprobs", request.top_logprobs, 0, 0, MAX_LOGPROBS))
     return top if request.logprobs else None

@@ -1,4 +1,4 @@
-"""From the body of ``POST /v1/completions`` to work for the engine."""
+"""``POST /v1/completions``: from its body to a `GenerationRequest`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from backend.errors import InvalidRequest
 from backend.protocol import CompletionRequest
 from backend.requests.generation_request import GenerationRequest, SequenceFactory
 from backend.requests.prompts import PromptReader, prompt_count
-from backend.requests.sampling import MOST_LOGPROBS, in_range, sampling_params
+from backend.requests.sampling import MAX_LOGPROBS, in_range, sampling_params
 from backend.text.context import Context
 
 _DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequestReader:
-    """Reads completions for one model.
+    """Reads completion requests for one model.
 
     Args:
         vocab_size: token ids are below it.
     """
 
-    def __init__(self, prompts: PromptReader, context: Context, maker: SequenceFactory, vocab_size: int) -> None:
+    def __init__(self, prompts: PromptReader, context: Context, sequences: SequenceFactory, vocab_size: int) -> None:
         self._prompts = prompts
         self._context = context
-        self._maker = maker
+        self._sequences = sequences
         self._vocab_size = vocab_size
 
     def read(self, request: CompletionRequest) -> GenerationRequest:
@@ -32,30 +32,30 @@ class CompletionRequestReader:
             InvalidRequest, ContextLengthExceeded: names the field.
         """
         if request.suffix:
-            raise InvalidRequest("suffix: this model cannot insert text; leave it out", "suffix")
+            raise InvalidRequest("suffix: not supported, this model cannot insert text; leave it out", "suffix")
         if request.best_of not in (None, 1):
-            raise InvalidRequest("best_of: not offered here, expected 1; ask for n answers instead", "best_of")
+            raise InvalidRequest("best_of: not supported, expected 1; use n instead", "best_of")
         self._check_count(request)
         prompts = self._prompts.read(request.prompt, "prompt")
-        room = self._room(request, max(map(len, prompts)))
+        max_tokens = self._max_tokens(request, max(map(len, prompts)))
         logprobs = request.logprobs
         if logprobs is not None:
-            in_range("logprobs", logprobs, 0, 0, MOST_LOGPROBS)
+            in_range("logprobs", logprobs, 0, 0, MAX_LOGPROBS)
         echo = bool(request.echo)
         params = sampling_params(
-            request, self._vocab_size, room, logprobs, prompt_logprobs=echo and logprobs is not None
+            request, self._vocab_size, max_tokens, logprobs, prompt_logprobs=echo and logprobs is not None
         )
-        return self._maker.answers(request, prompts, params, continues_text=True, echo=echo)
+        return self._sequences.generation_request(request, prompts, params, continues_text=True, echo=echo)
 
     def _check_count(self, request: CompletionRequest) -> None:
-        n, most = self._maker.answers_of_each(request), self._maker.most_sequences
-        if n * (count := prompt_count(request.prompt)) > most:
+        n, limit = self._sequences.choices_per_prompt(request), self._sequences.max_sequences
+        if n * (count := prompt_count(request.prompt)) > limit:
             raise InvalidRequest(
-                f"prompt: {count} prompts times n = {n} are over the limit of {most} answers", "prompt"
+                f"prompt: {count} prompts times n = {n} are over the limit of {limit} answers", "prompt"
             )
 
-    def _room(self, request: CompletionRequest, longest: int) -> int:
-        asked = request.max_tokens
-        if asked is None:
-            asked = min(_DEFAULT_MAX_TOKENS, self._context.max_tokens - longest)
-        return self._context.room(longest, asked, "max_tokens", least=0)
+    def _max_tokens(self, request: CompletionRequest, longest_prompt: int) -> int:
+        max_tokens = request.max_tokens
+        if max_tokens is None:
+            max_tokens = min(_DEFAULT_MAX_TOKENS, self._context.max_tokens - longest_prompt)
+        return self._context.room(longest_prompt, max_tokens, "max_tokens", least=0)

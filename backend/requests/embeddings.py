@@ -1,4 +1,4 @@
-"""From the body of ``POST /v1/embeddings`` to sequences for the engine."""
+"""``POST /v1/embeddings``: from its body to sequences that generate nothing."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from backend.protocol import EmbeddingRequest
 from backend.requests.generation_request import SequenceFactory
 from backend.requests.prompts import PromptReader, prompt_count
 
-_MOST_INPUTS = 2048
+_MAX_INPUTS = 2048
 
 
 class EmbeddingRequestReader:
     """Reads embedding requests for one model.
 
     Args:
-        size: numbers of each embedding.
+        dimensions: length of an embedding.
     """
 
-    def __init__(self, prompts: PromptReader, maker: SequenceFactory, size: int) -> None:
+    def __init__(self, prompts: PromptReader, sequences: SequenceFactory, dimensions: int) -> None:
         self._prompts = prompts
-        self._maker = maker
-        self._size = size
+        self._sequences = sequences
+        self._dimensions = dimensions
 
     def read(self, request: EmbeddingRequest) -> list[Sequence]:
-        """One sequence for each input, each of which generates nothing.
+        """One sequence for each input.
 
         Raises:
             InvalidRequest, ContextLengthExceeded: names the field.
         """
-        if request.dimensions not in (None, self._size):
-            # A prefix of a vector means something only to models that were trained for it.
-            expected = f"this model's embeddings have {self._size}, expected no other"
-            raise InvalidRequest(f"dimensions: {expected}", "dimensions")
-        if (count := prompt_count(request.input)) > _MOST_INPUTS:
-            raise InvalidRequest(f"input: {count} inputs, expected at most {_MOST_INPUTS}", "input")
-        return self._maker.pooled(self._prompts.read(request.input, "input"), request.priority)
+        if request.dimensions not in (None, self._dimensions):
+            # Only models trained for it have embeddings that can be truncated.
+            raise InvalidRequest(
+                f"dimensions: expected {self._dimensions}, as this model's embeddings have", "dimensions"
+            )
+        if (count := prompt_count(request.input)) > _MAX_INPUTS:
+            raise InvalidRequest(f"input: {count} inputs, expected at most {_MAX_INPUTS}", "input")
+        return self._sequences.pooling(self._prompts.read(request.input, "input"), request.priority)

@@ -1,4 +1,4 @@
-"""What the engine gets of a request: a sequence for each answer."""
+"""A checked request as the engine gets it: a sequence for each answer."""
 
 from __future__ import annotations
 
@@ -25,46 +25,48 @@ _sequence_ids = itertools.count()
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One request, ready for the engine: ``sequences`` are its choices in order."""
+    """A checked chat or completion request.
+
+    ``sequences`` are its choices in order: ``n`` for the first prompt, then ``n`` for the next.
+    """
 
     sequences: list[Sequence]
     n: int
-    """Answers to each prompt, which stand side by side in ``sequences``."""
     prompt_tokens: int
     """Tokens of all prompts; a prompt with several answers counts once."""
     stream: bool
     include_usage: bool
     logprobs: bool
     echo: bool
-    form: OutputConstraint | None = None
-    """What the answers have to look like; None: any text."""
+    output_constraint: OutputConstraint | None = None
+    """None: any text."""
 
 
 class SequenceFactory:
     """Makes sequences for one model.
 
     Args:
-        most_sequences: prompts times ``n`` of one request, at most.
-        takes_priority: whether a request may say that it is more, or less, urgent than others.
+        max_sequences: limit of prompts times ``n`` of one request.
+        accepts_priority: whether requests may set ``priority``.
     """
 
     def __init__(
-        self, token_bytes: TokenBytes, grammars: GrammarCompiler, most_sequences: int, takes_priority: bool
+        self, token_bytes: TokenBytes, grammars: GrammarCompiler, max_sequences: int, accepts_priority: bool
     ) -> None:
-        self.most_sequences = most_sequences
-        self._takes_priority = takes_priority
+        self.max_sequences = max_sequences
+        self._accepts_priority = accepts_priority
         self._token_bytes = token_bytes
         self._grammars = grammars
 
-    def answers_of_each(self, request: CommonFields) -> int:
-        """Answers to each prompt.
+    def choices_per_prompt(self, request: CommonFields) -> int:
+        """The value of ``n``.
 
         Raises:
             InvalidRequest: names ``n``.
         """
-        return int(in_range("n", request.n, 1, 1, self.most_sequences))
+        return int(in_range("n", request.n, 1, 1, self.max_sequences))
 
-    def answers(
+    def generation_request(
         self,
         request: CommonFields,
         prompts: list[list[int]],
@@ -72,22 +74,22 @@ class SequenceFactory:
         *,
         continues_text: bool,
         echo: bool = False,
-        form: OutputConstraint | None = None,
+        output_constraint: OutputConstraint | None = None,
     ) -> GenerationRequest:
-        """``n`` sequences for each prompt, from the fields that chats and completions have in common.
+        """Checks the fields that chats and completions share, and makes ``n`` sequences for each prompt.
 
         Args:
-            prompts: token ids of each.
-            continues_text: whether answers are the prompt's text, going on.
+            prompts: token ids of each prompt.
+            continues_text: whether an answer continues the prompt's text, so that its leading space is kept.
 
         Raises:
             InvalidRequest: names the field.
         """
-        _refuse_common_fields(request)
-        n = self.answers_of_each(request)
+        _refuse_unsupported(request)
+        n = self.choices_per_prompt(request)
         priority = self._priority(request.priority)
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        visible = frozenset[int]() if form is None else form.visible
+        visible = frozenset[int]() if output_constraint is None else output_constraint.visible_tokens
         sequences = [
             Sequence(
                 next(_sequence_ids),
@@ -95,7 +97,7 @@ class SequenceFactory:
                 params,
                 Detokenizer(self._token_bytes, continues_text, visible),
                 _choice_seed(seed, index),
-                constraint=None if form is None else self._grammars.constraint(form.grammar),
+                constraint=None if output_constraint is None else self._grammars.constraint(output_constraint.grammar),
                 priority=priority,
             )
             for ids in prompts
@@ -109,19 +111,19 @@ class SequenceFactory:
             include_usage=bool(request.stream_options and request.stream_options.include_usage),
             logprobs=params.logprobs is not None,
             echo=echo,
-            form=form,
+            output_constraint=output_constraint,
         )
 
     def probe(self, tokens: list[int], keys: KeyChain, probes: Literal["fresh", "shared"]) -> Sequence:
-        """A sequence that wants the logits after these tokens, when nobody else has anything to compute."""
+        """A sequence that computes the logits after these tokens, at the lowest priority."""
         params, priority = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), _PRIORITY_RANGE
         detokenizer = Detokenizer(self._token_bytes)
         return Sequence(
             next(_sequence_ids), tokens, params, detokenizer, 0, keys=keys, priority=priority, probes=probes
         )
 
-    def pooled(self, prompts: list[list[int]], priority: int | None) -> list[Sequence]:
-        """A sequence for each prompt that generates nothing and whose hidden states are wanted.
+    def pooling(self, prompts: list[list[int]], priority: int | None) -> list[Sequence]:
+        """A sequence for each prompt that generates nothing and returns its mean hidden state.
 
         Raises:
             InvalidRequest: names ``priority``.
@@ -134,25 +136,25 @@ class SequenceFactory:
         ]
 
     def _priority(self, value: int | None) -> int:
-        if value and not self._takes_priority:
-            raise InvalidRequest("priority: not offered here, where who came first goes first; expected 0", "priority")
+        if value and not self._accepts_priority:
+            raise InvalidRequest("priority: this server schedules first come, first served; expected 0", "priority")
         if value is not None and not -_PRIORITY_RANGE <= value < _PRIORITY_RANGE:
-            raise InvalidRequest("priority: expected an integer of 32 bits; smaller ones go first", "priority")
+            raise InvalidRequest("priority: expected a 32-bit integer; a smaller one is scheduled earlier", "priority")
         return value or 0
 
 
-def _refuse_common_fields(request: CommonFields) -> None:
+def _refuse_unsupported(request: CommonFields) -> None:
     if request.store:
-        raise InvalidRequest("store: nothing is stored here, expected false", "store")
+        raise InvalidRequest("store: not supported, expected false", "store")
     if request.service_tier not in (None, "auto", "default"):
         raise InvalidRequest("service_tier: expected 'auto' or 'default'", "service_tier")
     options = request.stream_options
     if options is not None and not request.stream:
         raise InvalidRequest("stream_options: only with stream true", "stream_options")
     if options is not None and options.include_obfuscation:
-        raise InvalidRequest("stream_options.include_obfuscation: not offered", "stream_options.include_obfuscation")
+        raise InvalidRequest("stream_options.include_obfuscation: not supported", "stream_options.include_obfuscation")
 
 
 def _choice_seed(seed: int, index: int) -> int:
-    """The answers to one request draw differently, each of them reproducibly."""
+    """A seed for each choice, so that the choices differ and each is reproducible."""
     return xxhash.xxh3_64_intdigest(f"{seed}:{index}".encode())

@@ -1,4 +1,4 @@
-"""Prompts that are no conversations: a text, texts, token ids, or lists of token ids."""
+"""Prompts of completions and embeddings: a text, a list of texts, token ids, or lists of token ids."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ class PromptReader:
 
 
 def prompt_count(prompt: Prompt) -> int:
-    """How many prompts there are; to be known before time is spent on them."""
+    """The number of prompts, without reading them."""
     return 1 if isinstance(prompt, str) or isinstance(next(iter(prompt), None), int) else len(prompt)

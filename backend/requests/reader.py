@@ -1,4 +1,4 @@
-"""From decoded bodies to work: every value checked, every field either honoured or refused by name."""
+"""The readers of all endpoints for one model, and what they share."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from backend.text.context import Context
 
 
 class RequestReader:
-    """Reads requests for one model: a reader for each endpoint, made of what they share.
+    """One reader for each endpoint. A reader uses or refuses every field of a body.
 
     Args:
-        most_sequences: prompts times ``n`` of one request, at most.
-        takes_priority: whether a request may say that it is more, or less, urgent than others.
+        max_sequences: limit of prompts times ``n`` of one request.
+        accepts_priority: whether requests may set ``priority``.
     """
 
-    def __init__(self, model: ServedModel, most_sequences: int, takes_priority: bool) -> None:
+    def __init__(self, model: ServedModel, max_sequences: int, accepts_priority: bool) -> None:
         tokenizer, vocab_size, end_tokens = model.tokenizer, model.config.vocab_size, model.config.eos_token_ids
         self._grammars = GrammarCompiler(tokenizer.fast, vocab_size, end_tokens)
         context = Context(model.max_context, tokenizer.token_bytes.longest())
         prompts = PromptReader(tokenizer.fast, vocab_size, context)
-        conversations = PromptRenderer(model.name, tokenizer, vocab_size, context)
-        forms = OutputConstraintReader(model.name, tokenizer, self._grammars, bool(end_tokens))
-        maker = self.maker = SequenceFactory(tokenizer.token_bytes, self._grammars, most_sequences, takes_priority)
-        self.most_sequences = most_sequences
-        self.chats = ChatRequestReader(conversations, forms, context, maker, vocab_size)
-        self.completions = CompletionRequestReader(prompts, context, maker, vocab_size)
-        self.embeddings = EmbeddingRequestReader(prompts, maker, model.config.hidden_size)
-        self.tokens = TokenizeRequestReader(tokenizer, prompts, conversations, forms)
+        renderer = PromptRenderer(model.name, tokenizer, vocab_size, context)
+        constraints = OutputConstraintReader(model.name, tokenizer, self._grammars, bool(end_tokens))
+        self.max_sequences = max_sequences
+        self.sequences = SequenceFactory(tokenizer.token_bytes, self._grammars, max_sequences, accepts_priority)
+        self.chats = ChatRequestReader(renderer, constraints, context, self.sequences, vocab_size)
+        self.completions = CompletionRequestReader(prompts, context, self.sequences, vocab_size)
+        self.embeddings = EmbeddingRequestReader(prompts, self.sequences, model.config.hidden_size)
+        self.tokens = TokenizeRequestReader(tokenizer, prompts, renderer, constraints)
 
     def close(self) -> None:
-        """Lets go of what runs beside the engine; call it after the engine has stopped."""
+        """Stops the grammar thread; call it after the engine has stopped."""
         self._grammars.close()

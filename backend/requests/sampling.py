@@ -1,4 +1,4 @@
-"""The fields of a request that say how tokens are chosen and where an answer stops."""
+"""The fields of a request that control sampling and stopping."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from backend.engine.sequence import SamplingParams
 from backend.errors import InvalidRequest
 from backend.protocol import CommonFields
 
-MOST_LOGPROBS = 20
-"""Alternatives to a token that may be asked for."""
-_MOST_STOPS = 16
-_LONGEST_STOP = 1000
+MAX_LOGPROBS = 20
+"""Limit of alternatives reported for a token."""
+_MAX_STOPS = 16
+_MAX_STOP_LENGTH = 1000
 _SEED_RANGE = 2**63
-# They are added to a row of logits at every step.
-_MOST_BIASES = 1024
-# One spelling of each number, and none that is too long to be one.
+# Limited because they are added to the logits at every step.
+_MAX_BIASES = 1024
+# One spelling for each id; the length is limited before conversion to int.
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 def sampling_params(
     request: CommonFields, vocab_size: int, max_tokens: int, logprobs: int | None, prompt_logprobs: bool = False
 ) -> SamplingParams:
-    """Parameters of every answer to the request.
+    """The sampling parameters of all choices of a request.
 
     Args:
         vocab_size: token ids are below it.
-        max_tokens: what the answer may have, as the context allows it.
-        logprobs: alternatives to report at each token; the endpoints ask for them in ways of their own.
+        max_tokens: limit of the answer, already checked against the context.
+        logprobs: alternatives to report at each token; each endpoint has its own field for them.
 
     Raises:
         InvalidRequest: names the field.
     """
     seed = request.seed
     if seed is not None and not -_SEED_RANGE <= seed < _SEED_RANGE:
-        raise InvalidRequest("seed: expected an integer of 64 bits", "seed")
-    top_k = 0 if request.top_k == -1 else request.top_k  # both are how clients say: no limit
+        raise InvalidRequest("seed: expected a 64-bit integer", "seed")
+    top_k = 0 if request.top_k == -1 else request.top_k  # clients use both for: no limit
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=in_range("temperature", request.temperature, 1.0, 0.0, 2.0),
@@ -56,7 +56,7 @@ def sampling_params(
 
 
 def in_range(field: str, value: float | None, default: float, low: float, high: float) -> float:
-    """The value of a field; where it is absent, its default.
+    """The value of a field, or its default if absent.
 
     Raises:
         InvalidRequest: it is not from ``low`` to ``high``.
@@ -69,8 +69,8 @@ def in_range(field: str, value: float | None, default: float, low: float, high: 
 
 
 def _logit_bias(values: dict[str, float], vocab_size: int) -> dict[int, float]:
-    if len(values) > _MOST_BIASES:
-        raise InvalidRequest(f"logit_bias: {len(values)} tokens, expected at most {_MOST_BIASES}", "logit_bias")
+    if len(values) > _MAX_BIASES:
+        raise InvalidRequest(f"logit_bias: {len(values)} tokens, expected at most {_MAX_BIASES}", "logit_bias")
     biases: dict[int, float] = {}
     for key, bias in values.items():
         if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
@@ -81,10 +81,10 @@ def _logit_bias(values: dict[str, float], vocab_size: int) -> dict[int, float]:
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     stops: Sequence[str] = [] if stop is None else [stop] if isinstance(stop, str) else stop
-    if len(stops) > _MOST_STOPS:
-        raise InvalidRequest(f"stop: {len(stops)} strings, expected at most {_MOST_STOPS}", "stop")
+    if len(stops) > _MAX_STOPS:
+        raise InvalidRequest(f"stop: {len(stops)} strings, expected at most {_MAX_STOPS}", "stop")
     if not all(stops):
         raise InvalidRequest("stop: an empty string would stop everything; leave it out", "stop")
-    if (longest := max(map(len, stops), default=0)) > _LONGEST_STOP:
-        raise InvalidRequest(f"stop: a string of {longest} characters, expected at most {_LONGEST_STOP}", "stop")
+    if (longest := max(map(len, stops), default=0)) > _MAX_STOP_LENGTH:
+        raise InvalidRequest(f"stop: a string of {longest} characters, expected at most {_MAX_STOP_LENGTH}", "stop")
     return tuple(stops)

@@ -1,4 +1,4 @@
-"""From the bodies of ``POST /tokenize`` and ``POST /detokenize`` to token ids and text."""
+"""``POST /tokenize`` and ``POST /detokenize``: from their bodies to token ids and text."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class TokenizeRequestReader:
         self,
         tokenizer: ModelTokenizer,
         prompts: PromptReader,
-        conversations: PromptRenderer,
-        forms: OutputConstraintReader,
+        renderer: PromptRenderer,
+        constraints: OutputConstraintReader,
     ) -> None:
         self._tokenizer = tokenizer
         self._prompts = prompts
-        self._conversations = conversations
-        self._forms = forms
+        self._renderer = renderer
+        self._constraints = constraints
 
     def ids(self, request: TokenizeRequest) -> list[int]:
         """Token ids of a prompt, or of the prompt that a conversation becomes.
@@ -65,9 +65,10 @@ class TokenizeRequestReader:
     def _ids_of_chat(self, request: TokenizeRequest) -> list[int]:
         if request.add_special_tokens:
             field = "add_special_tokens"
-            raise InvalidRequest(f"{field}: the chat template writes them, expected false", field)
-        choice = read_tools(request.tools, None)
-        if choice is not None:
-            self._forms.check_template()
-        opens = request.add_generation_prompt is not False
-        return self._conversations.read(request.messages or [], request.tools if choice else None, opens)
+            raise InvalidRequest(f"{field}: the chat template adds special tokens, expected false", field)
+        tool_choice = read_tools(request.tools, None)
+        if tool_choice is not None:
+            self._constraints.tool_format()
+        add_generation_prompt = request.add_generation_prompt is not False
+        tools = request.tools if tool_choice else None
+        return self._renderer.render(request.messages or [], tools, add_generation_prompt)

@@ -1,6 +1,6 @@
-"""What answers to chats and to completions have in common.
+"""What the responses to chats and completions share.
 
-Token texts are decoded alone: a part of a character shows as U+FFFD.
+The text of a single token is decoded on its own: part of a character shows as U+FFFD.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from backend.engine.engine import Output
 from backend.requests.generation_request import GenerationRequest
 from backend.text.detokenizer import TokenBytes
 
-Answer = msgspec.Struct
-"""A whole answer, or a chunk of one."""
+ResponseBody = msgspec.Struct
+"""A whole response, or a chunk of a stream."""
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -31,7 +31,7 @@ class CompletionTokensDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Tokens of all choices together; a prompt counts once, the tokens of its chat template included."""
+    """Tokens of all choices. Each prompt counts once, including its chat template."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -41,51 +41,51 @@ class Usage(msgspec.Struct):
 
 
 class ResponseBuilder(ABC):
-    """Builds one request's answer. One instance for one request; it counts usage on the way.
+    """Builds the response to one request, whole or in chunks, and counts its usage. One instance per request.
 
     Args:
-        model: the name that the answer gives for it.
-        fingerprint: says which computation answered.
+        model: value of ``model`` in the response.
+        fingerprint: value of ``system_fingerprint``.
     """
 
-    def __init__(self, work: GenerationRequest, model: str, fingerprint: str, token_bytes: TokenBytes) -> None:
-        self._work = work
+    def __init__(self, request: GenerationRequest, model: str, fingerprint: str, token_bytes: TokenBytes) -> None:
+        self._request = request
         self._model = model
         self._fingerprint = fingerprint
         self._token_bytes = token_bytes
         self._created = int(time.time())
-        self._generated = [0] * len(work.sequences)
-        self._cached = [0] * len(work.sequences)
-        # With include_usage every chunk has the field, null in all but the last.
-        self._chunk_usage: msgspec.UnsetType | None = None if work.include_usage else msgspec.UNSET
+        self._generated = [0] * len(request.sequences)
+        self._cached = [0] * len(request.sequences)
+        # With include_usage every chunk has the field; it is null in all but the last.
+        self._chunk_usage: msgspec.UnsetType | None = None if request.include_usage else msgspec.UNSET
 
     @abstractmethod
-    def opening(self) -> list[Answer]:
+    def opening_chunks(self) -> list[ResponseBody]:
         """Chunks sent before anything is generated."""
 
     @abstractmethod
-    def chunks(self, index: int, outputs: list[Output]) -> list[Answer]:
-        """Chunks for what arrived for a choice; none if there is nothing to say yet."""
+    def chunks(self, index: int, outputs: list[Output]) -> list[ResponseBody]:
+        """Chunks for new outputs of a choice; empty if they have neither text nor an end."""
 
     @abstractmethod
-    def usage_chunk(self) -> Answer:
-        """The last chunk, without choices."""
+    def usage_chunk(self) -> ResponseBody:
+        """The last chunk, which has the usage and no choices."""
 
     @abstractmethod
-    def whole(self, outputs: list[list[Output]]) -> Answer:
-        """The answer that is not streamed: all outputs of each choice."""
+    def response(self, outputs: list[list[Output]]) -> ResponseBody:
+        """The whole response, from all outputs of each choice."""
 
     def usage(self) -> Usage:
         """Usage so far."""
-        prompt, generated = self._work.prompt_tokens, sum(self._generated)
+        prompt, generated = self._request.prompt_tokens, sum(self._generated)
         details = PromptTokensDetails(self.cached_tokens)
         return Usage(prompt, generated, prompt + generated, details, CompletionTokensDetails())
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens whose keys and values were there already, as far as the choices have begun."""
-        # Answers to one prompt find what the first of them has computed; that was not there before the request.
-        n = self._work.n
+        """Prompt tokens whose keys and values were cached before the request, of choices that have begun."""
+        # Later choices of a prompt find what the first one has computed, so the least of them counts.
+        n = self._request.n
         return sum(min(self._cached[first : first + n]) for first in range(0, len(self._cached), n))
 
     def _count(self, index: int, outputs: list[Output]) -> None:

@@ -1,6 +1,6 @@
-"""Answers of ``POST /v1/chat/completions`` in OpenAI's shapes, whole and in chunks.
+"""Responses of ``POST /v1/chat/completions``, whole and in chunks.
 
-Log-probabilities go under ``choices[].logprobs.content``, one entry a token, whose ``bytes`` are exact.
+Log-probabilities are ``choices[].logprobs.content``, one entry a token, whose ``bytes`` are exact.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from backend.chat.tool_parser import ParsedDelta, ToolParser
 from backend.engine.engine import Output
 from backend.engine.sequence import FinishReason, TokenLogprobs
 from backend.requests.generation_request import GenerationRequest
-from backend.responses.builder import Answer, ResponseBuilder, Usage
+from backend.responses.builder import ResponseBody, ResponseBuilder, Usage
 from backend.text.detokenizer import TokenBytes
 
 
@@ -42,7 +42,7 @@ class CalledFunction(msgspec.Struct):
 
 
 class ToolCall(msgspec.Struct):
-    """One call; in chunks with its place, and with id, type and name in its first piece only."""
+    """One call. Chunks have its index; only the first chunk of a call has id, type and name."""
 
     function: CalledFunction
     index: int | msgspec.UnsetType = msgspec.UNSET
@@ -100,85 +100,75 @@ class ChatChunk(msgspec.Struct):
 class ChatResponseBuilder(ResponseBuilder):
     """``chat.completion`` and ``chat.completion.chunk``."""
 
-    def __init__(self, work: GenerationRequest, model: str, fingerprint: str, token_bytes: TokenBytes) -> None:
-        super().__init__(work, model, fingerprint, token_bytes)
+    def __init__(self, request: GenerationRequest, model: str, fingerprint: str, token_bytes: TokenBytes) -> None:
+        super().__init__(request, model, fingerprint, token_bytes)
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
-        form = None if work.form is None else work.form.tool_format
-        self._parsers = None if form is None else [ToolParser(form) for _ in work.sequences]
+        constraint = request.output_constraint
+        tool_format = None if constraint is None else constraint.tool_format
+        self._parsers = None if tool_format is None else [ToolParser(tool_format) for _ in request.sequences]
 
-    def opening(self) -> list[Answer]:
+    def opening_chunks(self) -> list[ResponseBody]:
         return [
             self._chunk([ChatChunkChoice(index, ChatDelta("assistant", ""), None, None)])
-            for index in range(len(self._work.sequences))
+            for index in range(len(self._request.sequences))
         ]
 
-    def chunks(self, index: int, outputs: list[Output]) -> list[Answer]:
+    def chunks(self, index: int, outputs: list[Output]) -> list[ResponseBody]:
         self._count(index, outputs)
-        pieces = self._pieces(index, outputs)
+        parsed = self._parse(index, outputs)
         logprobs = self._logprobs(outputs)
-        answers: list[Answer] = []
-        if pieces.content or pieces.calls or (logprobs and logprobs.content):
+        chunks: list[ResponseBody] = []
+        if parsed.content or parsed.calls or (logprobs and logprobs.content):
             delta = ChatDelta()
-            if pieces.content or not pieces.calls:
-                delta.content = pieces.content
-            if pieces.calls:
+            if parsed.content or not parsed.calls:
+                delta.content = parsed.content
+            if parsed.calls:
                 delta.tool_calls = [
-                    ToolCall(CalledFunction(piece.arguments), piece.index)
-                    if piece.id is None
-                    else ToolCall(CalledFunction(piece.arguments, piece.name or ""), piece.index, piece.id, "function")
-                    for piece in pieces.calls
+                    ToolCall(CalledFunction(call.arguments), call.index)
+                    if call.id is None
+                    else ToolCall(CalledFunction(call.arguments, call.name or ""), call.index, call.id, "function")
+                    for call in parsed.calls
                 ]
-            answers.append(self._chunk([ChatChunkChoice(index, delta, logprobs, None)]))
+            chunks.append(self._chunk([ChatChunkChoice(index, delta, logprobs, None)]))
         if outputs[-1].finish_reason is not None:
-            reason = self._reason(index, outputs[-1].finish_reason)
-            answers.append(self._chunk([ChatChunkChoice(index, ChatDelta(), None, reason)]))
-        return answers
+            reason = self._finish_reason(index, outputs[-1].finish_reason)
+            chunks.append(self._chunk([ChatChunkChoice(index, ChatDelta(), None, reason)]))
+        return chunks
 
-    def _pieces(self, index: int, outputs: list[Output]) -> ParsedDelta:
-        """Text and calls of what arrived."""
+    def _parse(self, index: int, outputs: list[Output]) -> ParsedDelta:
+        """Text and tool calls in new outputs of a choice."""
         text = "".join(output.text for output in outputs)
         if self._parsers is None:
             return ParsedDelta(text)
-        pieces = self._parsers[index].add(text)
+        parsed = self._parsers[index].add(text)
         if outputs[-1].finish_reason is not None:
-            pieces.content += self._parsers[index].finish().content
-        return pieces
+            parsed.content += self._parsers[index].finish().content
+        return parsed
 
-    def _reason(self, index: int, reason: FinishReason) -> str:
-        constraint = self._work.sequences[index].constraint
+    def _finish_reason(self, index: int, reason: FinishReason) -> str:
+        constraint = self._request.sequences[index].constraint
         if reason is FinishReason.LENGTH and isinstance(constraint, GrammarConstraint) and constraint.complete:
-            # The limit came where nothing but the end could have followed.
+            # The answer is complete: only the end could have followed.
             reason = FinishReason.STOP
         called = self._parsers is not None and self._parsers[index].num_calls > 0
         return "tool_calls" if called and reason is FinishReason.STOP else reason.value
 
-    def usage_chunk(self) -> Answer:
+    def usage_chunk(self) -> ResponseBody:
         chunk = self._chunk([])
         chunk.usage = self.usage()
         return chunk
 
-    def whole(self, outputs: list[list[Output]]) -> Answer:
+    def response(self, outputs: list[list[Output]]) -> ResponseBody:
         choices = []
         for index, parts in enumerate(outputs):
             self._count(index, parts)
             reason = parts[-1].finish_reason
-            message = self._message(self._pieces(index, parts))
-            text = self._reason(index, reason) if reason else ""
-            choices.append(ChatChoice(index, message, self._logprobs(parts), text))
+            message = _message(self._parse(index, parts))
+            finish_reason = self._finish_reason(index, reason) if reason else ""
+            choices.append(ChatChoice(index, message, self._logprobs(parts), finish_reason))
         return ChatCompletion(
             self._id, "chat.completion", self._created, self._model, choices, self.usage(), self._fingerprint
         )
-
-    def _message(self, pieces: ParsedDelta) -> ChatMessage:
-        calls: dict[int, ToolCall] = {}
-        for piece in pieces.calls:
-            if piece.id is not None:
-                function = CalledFunction("", piece.name or "")
-                calls[piece.index] = ToolCall(function, id=piece.id, type="function")
-            calls[piece.index].function.arguments += piece.arguments
-        if not calls:
-            return ChatMessage(pieces.content)
-        return ChatMessage(pieces.content or None, tool_calls=list(calls.values()))
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
         return ChatChunk(
@@ -192,7 +182,7 @@ class ChatResponseBuilder(ResponseBuilder):
         )
 
     def _logprobs(self, outputs: list[Output]) -> ChatLogprobs | None:
-        if not self._work.logprobs:
+        if not self._request.logprobs:
             return None
         return ChatLogprobs([self._entry(entry) for output in outputs for entry in output.logprobs])
 
@@ -203,3 +193,14 @@ class ChatResponseBuilder(ResponseBuilder):
         ]
         shown = list(self._token_bytes.shown(entry.token_id))
         return TokenLogprob(self._token_text(entry.token_id), entry.logprob or 0.0, shown, top)
+
+
+def _message(parsed: ParsedDelta) -> ChatMessage:
+    calls: dict[int, ToolCall] = {}
+    for delta in parsed.calls:
+        if delta.id is not None:
+            calls[delta.index] = ToolCall(CalledFunction("", delta.name or ""), id=delta.id, type="function")
+        calls[delta.index].function.arguments += delta.arguments
+    if not calls:
+        return ChatMessage(parsed.content)
+    return ChatMessage(parsed.content or None, tool_calls=list(calls.values()))

@@ -1,6 +1,6 @@
-"""Answers of ``POST /v1/completions`` in OpenAI's shapes, whole and in chunks.
+"""Responses of ``POST /v1/completions``, whole and in chunks.
 
-Log-probabilities are four lists side by side, with an item a token.
+Log-probabilities are four lists of the same length, with one item per token.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 from backend.engine.engine import Output
 from backend.requests.generation_request import GenerationRequest
-from backend.responses.builder import Answer, ResponseBuilder, Usage
+from backend.responses.builder import ResponseBody, ResponseBuilder, Usage
 from backend.text.detokenizer import Detokenizer, TokenBytes
 
 
@@ -30,7 +30,7 @@ class TextChoice(msgspec.Struct):
 
 
 class TextCompletion(msgspec.Struct):
-    """Whole answer and chunk alike; chunks have no usage unless it was asked for."""
+    """A whole response or a chunk; chunks have ``usage`` only if the request asked for it."""
 
     id: str
     object: str
@@ -44,30 +44,30 @@ class TextCompletion(msgspec.Struct):
 class CompletionResponseBuilder(ResponseBuilder):
     """``text_completion``, whole and in chunks."""
 
-    def __init__(self, work: GenerationRequest, model: str, fingerprint: str, token_bytes: TokenBytes) -> None:
-        super().__init__(work, model, fingerprint, token_bytes)
+    def __init__(self, request: GenerationRequest, model: str, fingerprint: str, token_bytes: TokenBytes) -> None:
+        super().__init__(request, model, fingerprint, token_bytes)
         self._id = f"cmpl-{uuid.uuid4().hex}"
-        self._offsets = [0] * len(work.sequences)
-        self._started = [False] * len(work.sequences)
+        self._offsets = [0] * len(request.sequences)
+        self._started = [False] * len(request.sequences)
 
-    def opening(self) -> list[Answer]:
+    def opening_chunks(self) -> list[ResponseBody]:
         return []
 
-    def chunks(self, index: int, outputs: list[Output]) -> list[Answer]:
+    def chunks(self, index: int, outputs: list[Output]) -> list[ResponseBody]:
         choice = self._choice(index, outputs)
         has_logprobs = choice.logprobs is not None and bool(choice.logprobs.tokens)
         if not choice.text and choice.finish_reason is None and not has_logprobs:
             return []
-        return [self._answer([choice], self._chunk_usage)]
+        return [self._body([choice], self._chunk_usage)]
 
-    def usage_chunk(self) -> Answer:
-        return self._answer([], self.usage())
+    def usage_chunk(self) -> ResponseBody:
+        return self._body([], self.usage())
 
-    def whole(self, outputs: list[list[Output]]) -> Answer:
+    def response(self, outputs: list[list[Output]]) -> ResponseBody:
         choices = [self._choice(index, parts) for index, parts in enumerate(outputs)]
-        return self._answer(choices, self.usage())
+        return self._body(choices, self.usage())
 
-    def _answer(self, choices: list[TextChoice], usage: Usage | msgspec.UnsetType | None) -> TextCompletion:
+    def _body(self, choices: list[TextChoice], usage: Usage | msgspec.UnsetType | None) -> TextCompletion:
         return TextCompletion(
             self._id, "text_completion", self._created, self._model, choices, self._fingerprint, usage
         )
@@ -75,18 +75,18 @@ class CompletionResponseBuilder(ResponseBuilder):
     def _choice(self, index: int, outputs: list[Output]) -> TextChoice:
         self._count(index, outputs)
         text = "".join(output.text for output in outputs)
-        if self._work.echo and not self._started[index]:
+        if self._request.echo and not self._started[index]:
             text = self._prompt_text(index) + text
         self._started[index] = True
         reason = outputs[-1].finish_reason
         return TextChoice(text, index, self._logprobs(index, outputs), reason.value if reason else None)
 
     def _prompt_text(self, index: int) -> str:
-        sequence = self._work.sequences[index]
+        sequence = self._request.sequences[index]
         return Detokenizer(self._token_bytes).decode(sequence.tokens[: sequence.num_prompt])
 
     def _logprobs(self, index: int, outputs: list[Output]) -> TextLogprobs | None:
-        if not self._work.logprobs:
+        if not self._request.logprobs:
             return None
         lists = TextLogprobs([], [], [], [])
         for output in outputs:

@@ -1,4 +1,4 @@
-"""Answers of ``POST /v1/embeddings`` in OpenAI's shape."""
+"""Responses of ``POST /v1/embeddings``."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class EmbeddingList(msgspec.Struct):
     object: str = "list"
 
 
-def embeddings_answer(
+def embedding_list(
     means: Sequence[npt.NDArray[np.float32]], model: str, prompt_tokens: int, as_base64: bool
 ) -> EmbeddingList:
-    """The whole answer.
+    """The whole response.
 
     Args:
         means: float32 [hidden_size] for each input: the mean of its last hidden states.
@@ -43,7 +43,7 @@ def embeddings_answer(
 
 
 def _unit(mean: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Length 1 in L2, so that the dot product of two is their cosine."""
+    """Scales to L2 norm 1, so that the dot product of two is their cosine similarity."""
     wide = mean.astype(np.float64)
     length = np.linalg.norm(wide)
     return (wide / length if length > 0 else wide).astype("<f4")

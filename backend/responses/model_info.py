@@ -1,4 +1,4 @@
-"""``GET /v1/model/info``: how the model is computed, and how much of it fits the memory."""
+"""The response of ``GET /v1/model/info``: how the model is computed, and what fits its memory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from backend.model import ServedModel
 
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _SAME_BITS = "each row of a step is computed on its own, bit for bit the same in any batch, chunk or prefix hit"
-_OTHER_BATCH = "the library's matrix products round differently for other batch shapes, which can change a close choice"
-_LOSSY = "prefixes are kept as {}, so a prompt that is restored may be answered differently from one that is computed"
+_OTHER_BATCH = "matrix products round differently for other batch shapes, which can change a close choice"
+_LOSSY = "prefixes are stored as {}, so the answer to a restored prompt may differ from that to a computed one"
 
 
 def describe(model: ServedModel, stats: EngineStats, lossy_codec: str | None) -> dict[str, Any]:
-    """What the endpoint answers. Memory is in bytes, blocks are of 16 tokens.
+    """The response. Memory is in bytes; a block holds ``tokens_per_block`` tokens.
 
     Args:
-        lossy_codec: in which prefixes are kept with a loss; None: none are.
+        lossy_codec: name of the lossy codec that stores prefixes; None: all codecs are exact.
     """
     config, runner = model.config, model.runner
     template = model.tokenizer.chat_template
@@ -30,7 +30,7 @@ def describe(model: ServedModel, stats: EngineStats, lossy_codec: str | None) ->
         "architecture": config.model_type,
         "runner": runner.name,
         "deterministic": runner.deterministic and lossy_codec is None,
-        "deterministic_because": _promise(runner, lossy_codec),
+        "deterministic_because": _determinism_reason(runner, lossy_codec),
         "weights_precision": runner.weights_precision,
         "quantization": None if model.quantization is None else dataclasses.asdict(model.quantization),
         "kv_precision": runner.kv_precision,
@@ -64,7 +64,7 @@ def describe(model: ServedModel, stats: EngineStats, lossy_codec: str | None) ->
     }
 
 
-def _promise(runner: ModelRunner, lossy_codec: str | None) -> str:
+def _determinism_reason(runner: ModelRunner, lossy_codec: str | None) -> str:
     if not runner.deterministic:
         return _OTHER_BATCH
     return _SAME_BITS if lossy_codec is None else _LOSSY.format(lossy_codec)

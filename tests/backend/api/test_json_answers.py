@@ -135,7 +135,7 @@ def test_compiled_grammars_are_kept_by_their_size(grammars: GrammarCompiler, mon
 
     monkeypatch.setattr(grammars, "_compile", noted)
     texts = [f'start: "{letter * 400}"' for letter in "abc"]
-    monkeypatch.setattr("backend.chat.grammar._MOST_COMPILED_TEXT", 1000)
+    monkeypatch.setattr("backend.chat.grammar._MAX_CACHED_BYTES", 1000)
     for text in (texts[0], texts[1], texts[0], texts[2], texts[0], texts[1]):
         grammars.constraint(text)
     assert compiled == [texts[0], texts[1], texts[2], texts[1]]

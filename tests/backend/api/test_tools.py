@@ -161,9 +161,9 @@ async def test_tools_beside_a_schema(start_server: StartServer) -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (None, "no place for tools"),
-        (tool_templates.PLAIN, "no place for tools"),
-        (tool_templates.UNKNOWN, "format that is not known"),
+        (None, "does not support tools"),
+        (tool_templates.PLAIN, "does not support tools"),
+        (tool_templates.UNKNOWN, "in an unknown format"),
     ],
 )
 async def test_a_template_without_tools_is_said(start_server: StartServer, template: str | None, message: str) -> None:

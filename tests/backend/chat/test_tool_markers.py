@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from backend.chat.chat_template import ChatTemplate
 from backend.chat.grammar import GrammarCompiler
 from backend.chat.tokenizer import ModelTokenizer
-from backend.chat.tool_format import calls_grammar, detect
+from backend.chat.tool_format import calls_grammar, detect_tool_format
 from backend.chat.tools import Tool
 from backend.model import ServedModel
 from backend.text.detokenizer import TokenBytes
@@ -91,7 +91,7 @@ async def test_the_history_is_written_with_the_same_tokens(model: ServedModel, s
 
 def test_the_id_is_the_models_to_write_or_leave_out(model: ServedModel) -> None:
     """Both ways are in the grammar, and nothing between the markers but a name and an id."""
-    form = detect(tool_templates.NAMED_WITH_ID)
+    form = detect_tool_format(tool_templates.NAMED_WITH_ID)
     assert form is not None
     specials = model.tokenizer.token_bytes.special_ids
     grammars = GrammarCompiler(model.tokenizer.fast, model.config.vocab_size, model.config.eos_token_ids)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.chat.tool_format import ToolFormat, detect
+from backend.chat.tool_format import ToolFormat, detect_tool_format
 from backend.chat.tool_parser import ToolCallDelta, ToolParser
 from tests.backend.chat import tool_templates
 
@@ -27,7 +27,7 @@ FEW = settings(max_examples=50, deadline=None)
 
 
 def known(template: str) -> ToolFormat:
-    form = detect(template)
+    form = detect_tool_format(template)
     assert form is not None
     return form
 
@@ -128,4 +128,4 @@ def test_formats_and_ids() -> None:
     assert re.fullmatch("[A-Za-z0-9]{9}", known(tool_templates.NAMED).new_id())
     assert known(tool_templates.LLAMA3).arguments == "parameters"
     assert known(tool_templates.HERMES).new_id() != known(tool_templates.HERMES).new_id()
-    assert detect(tool_templates.UNKNOWN) is None
+    assert detect_tool_format(tool_templates.UNKNOWN) is None

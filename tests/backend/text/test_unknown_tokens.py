@@ -50,7 +50,7 @@ def padded(model: ServedModel) -> ServedModel:
 
 
 def readers(model: ServedModel) -> RequestReader:
-    return RequestReader(model, most_sequences=8, takes_priority=True)
+    return RequestReader(model, max_sequences=8, accepts_priority=True)
 
 
 def test_a_prompt_with_a_token_that_has_no_row_is_refused(padded: ServedModel) -> None:
