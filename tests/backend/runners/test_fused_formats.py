@@ -323,7 +323,7 @@ def test_every_format_can_be_asked_for(
 ) -> None:
     """It passes its self-test against the reference on the same weights, and says what it is."""
     built_library()
-    small_config, small_weights = small(config, weights)
+    small_config, small_weights = cut(config, weights)
     packed, _ = quantised(small_weights, name)
     runner = choose_runner(small_config, packed, dataclasses.replace(ENGINE, kv_dtype=kv), 128, quiet)
     assert runner.name == f"fused-{kept_as}" + ("-kv-int8" if kv == "int8" else "")
@@ -344,7 +344,7 @@ def test_quantised_weights_are_served_by_torch_where_the_fused_step_cannot(
     config: ModelConfig, weights: ModelWeights
 ) -> None:
     """As they are, and not as floats."""
-    small_config, small_weights = small(config, weights)
+    small_config, small_weights = cut(config, weights)
     packed, _ = quantised(small_weights, "int4")
     runner = choose_runner(small_config, packed, dataclasses.replace(ENGINE, dtype="float32"), 128, quiet)
     assert runner.name.startswith("torch-float32")

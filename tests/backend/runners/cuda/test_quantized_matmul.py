@@ -152,15 +152,20 @@ class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has n
 
 @pytest.mark.parametrize("rows", [1, 16, 64])
 def test_no_dense_copy_of_the_weights_is_made_to_decode(rows: int) -> None:
-    """Nothing is larger than words, of which the interpreter makes copies; widening for many rows would be noticed."""
+    """Nothing is larger than words, of which the interpreter makes copies."""
     weight = on_device(IntScheme(4, 64).pack(torch.randn(256, 256)), CPU)
     product, dense = QuantizedMatmul(weight, None), 256 * 256 * 2
     with Largest() as largest:  # type: ignore[no-untyped-call] # the same
         product(torch.randn(rows, 256).half())
     assert largest.nbytes <= max(weight.words.nbytes, rows * 256 * 4) < dense
+
+
+def test_a_dense_copy_of_the_weights_is_noticed() -> None:
+    """The test before this one would see it: many rows are multiplied with dequantised weights."""
+    weight = on_device(IntScheme(4, 64).pack(torch.randn(256, 256)), CPU)
     with Largest() as largest:  # type: ignore[no-untyped-call] # the same
-        product(torch.randn(DEQUANTIZE_MIN_ROWS, 256).half())
-    assert largest.nbytes >= dense
+        QuantizedMatmul(weight, None)(torch.randn(DEQUANTIZE_MIN_ROWS, 256).half())
+    assert largest.nbytes >= 256 * 256 * 2
 
 
 def test_a_row_of_few_does_not_depend_on_those_beside_it() -> None:
