@@ -80,9 +80,9 @@ def _served(quantization: Summary, runner: ModelRunner, progress: Progress) -> S
 
     if not isinstance(runner, FusedRunner):
         return quantization
-    if widened := sorted(form for form in runner.weight_forms if "-as-" in form):
+    if widened := sorted(form for form in runner.weight_bytes if "-as-" in form):
         progress(f"the fused step has no layout for some of the weights, and widens them: {', '.join(widened)}")
-    return quantization.held(runner.weight_forms)
+    return quantization.held(runner.weight_bytes)
 
 
 def _fastest(config: ModelConfig, weights: ModelWeights, engine: EngineConfig, progress: Progress) -> Quantization:

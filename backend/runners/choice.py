@@ -16,7 +16,7 @@ from backend.models.config import KvDtype, ModelConfig
 from backend.runners.cuda.choice import choose_cuda
 from backend.runners.errors import RunnerUnavailable
 from backend.runners.fused.build import load_fused_library
-from backend.runners.fused.layout import KVPrecision, rounds_rows
+from backend.runners.fused.layout import KVPrecision, quantizes_activations
 from backend.runners.fused.runner import FusedRunner, check_shape
 from backend.runners.self_test import disagreement
 from backend.runners.torch.runner import TorchRunner
@@ -83,7 +83,7 @@ def _fused(
         return FusedRunner(library, model, some, num_blocks, context, engine.threads, kv_precision)
 
     error = disagreement(config, weights, make)
-    integers = kv_precision == "int8" or any(map(rounds_rows, [*linears(weights).values(), weights.head]))
+    integers = kv_precision == "int8" or any(map(quantizes_activations, [*linears(weights).values(), weights.head]))
     most = _MOST_WITH_INTEGERS if integers else MOST_DISAGREEMENT
     if error > most:
         raise RunnerUnavailable(f"the fused step failed its self-test (relative error {error:.3g}, at most {most})")

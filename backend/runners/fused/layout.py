@@ -1,4 +1,4 @@
-"""Weight matrices in the layouts of ``fused_step/``: panels of output columns, whose kernels read one stream."""
+"""Packs weight matrices for the kernels in ``step/``: panels of output columns that a kernel reads as one stream."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from backend.runners.errors import RunnerUnavailable
 KVPrecision = Literal["float16", "int8"]
 
 GROUP = 32
-"""Inputs of a row that are rounded with one scale where weights are integers or levels."""
+"""Inputs of a row of activations that share a quantisation scale."""
 
 _HALF_MAX = torch.finfo(torch.float16).max
-_NOT_A_NUMBER = 0x7F
-"""The bits of E4M3's one number that is none, without the sign."""
-_BYTES_SCALE = 128
-"""How many times larger scales are than what the kernel makes of them."""
-_SMALL_FLOATS_SCALE = 256
-"""How many times smaller the kernel reads E4M3."""
+_E4M3_NAN = 0x7F
+"""Bits of NaN in E4M3, without the sign."""
+_INT8_SCALE = 128
+"""The kernel divides int8 scales by this."""
+_FP8_SCALE = 256
+"""The kernel reads E4M3 values divided by this."""
 
 
 class Format(IntEnum):
-    """What a panel holds; the numbers are those of ``fused_step/model.h``."""
+    """Format of the weights in a panel; the numbers are those of ``step/model.h``."""
 
-    HALVES = 0
-    BYTES = 1
-    NIBBLES = 2
-    SMALL_FLOATS = 3
-    LEVELS = 4
+    FLOAT16 = 0
+    INT8 = 1
+    INT4 = 2
+    FP8 = 3
+    NF4 = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,16 @@ class Panels:
     """A matrix in one of the layouts.
 
     Args:
-        scales: float32, of the columns; None where there are none, or where they are in the panels.
-        group: inputs that share a scale in the panels; 0 where a column has one, or none.
-        kept_as: name of the weight's scheme, which says so where this layout is not its own.
+        scales: float32 [padded outputs]; None: there are none, or they are in the panels.
+        group: inputs that share a scale in the panels; 0: a column has one scale, or none.
+        stored_as: name of the weight's scheme, with ``-as-float16`` if this format is not its own.
     """
 
     format: Format
     panels: torch.Tensor
     scales: torch.Tensor | None
     group: int
-    kept_as: str
+    stored_as: str
 
     @property
     def nbytes(self) -> int:
@@ -63,39 +63,39 @@ class Panels:
         return self.panels.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
 
-def lay_out(weight: Weight, lanes: int, order: torch.Tensor | None = None) -> Panels:
-    """A weight [out, in] in the layout of its scheme, or as half floats where its scheme, shape or order has none.
+def pack_panels(weight: Weight, lanes: int, order: torch.Tensor | None = None) -> Panels:
+    """Packs a weight [out, in] in the format of its scheme, or as float16 if its scheme, shape or order has none.
 
-    Nothing is lost but what scales and minima lose as half floats, and the levels of NF4 as 127ths.
+    Only scales and minima, stored as float16, and the levels of NF4, stored as 127ths, lose precision.
 
     Args:
-        lanes: floats of a vector; a panel has twice as many columns.
-        order: in which the rows that it is multiplied with are rounded, as in `IntLinear`; None: in their own.
+        lanes: floats of a SIMD vector; a panel has twice as many columns.
+        order: input order of the quantised activations, as in `IntLinear`; None: unchanged.
 
     Raises:
-        RunnerUnavailable: a weight or a scale is beyond the range of half floats, or no number.
+        RunnerUnavailable: a weight or a scale is NaN or outside the range of float16.
     """
     if isinstance(weight, torch.Tensor):
-        return _halves(weight, lanes, "float16")
+        return _pack_float16(weight, lanes, "float16")
     name, inputs = weight.scheme.name, weight.shape[1]
     match weight:
         case FloatLinear():
-            return _halves(weight.weight, lanes, "float16")
-        case IntLinear() if _has_nibbles(weight) and _same(weight.order, order):
-            return _nibbles(weight, lanes)
-        case IntLinear() if _has_bytes(weight) and (weight.scales.shape[1] == 1 or _same(weight.order, order)):
-            return _bytes(weight, lanes, order)
+            return _pack_float16(weight.weight, lanes, "float16")
+        case IntLinear() if _fits_int4(weight) and _same_order(weight.order, order):
+            return _pack_int4(weight, lanes)
+        case IntLinear() if _fits_int8(weight) and (weight.scales.shape[1] == 1 or _same_order(weight.order, order)):
+            return _pack_int8(weight, lanes, order)
         case Fp8Linear() if inputs % 2 == 0:
-            return _small_floats(weight, lanes)
+            return _pack_fp8(weight, lanes)
         case Nf4Linear() if weight.scheme.block_size % GROUP == 0 and order is None:
-            return _levels(weight, lanes)
-    return _halves(weight.unpack(), lanes, f"{name}-as-float16")
+            return _pack_nf4(weight, lanes)
+    return _pack_float16(weight.unpack(), lanes, f"{name}-as-float16")
 
 
-def common_order(weights: Sequence[Weight]) -> torch.Tensor | None:
-    """The order in which rows should be rounded for weights that multiply the same ones: int32 [in], or None.
+def shared_order(weights: Sequence[Weight]) -> torch.Tensor | None:
+    """The input order for weights that multiply the same activations: int32 [in], or None.
 
-    It is that of the first weight that has to have one. A scale for each output goes with any order.
+    The first weight that needs an order decides. Weights with one scale for each output accept any order.
 
     Raises:
         RunnerUnavailable: it does not name each input once.
@@ -109,12 +109,12 @@ def common_order(weights: Sequence[Weight]) -> torch.Tensor | None:
     return None
 
 
-def rounds_rows(weight: Weight) -> bool:
-    """Whether rows are rounded to int8 before they are multiplied with it, where its scheme has a layout."""
+def quantizes_activations(weight: Weight) -> bool:
+    """Whether the kernel quantises activations to int8 for this weight, if its scheme has a format."""
     return isinstance(weight, Nf4Linear) or (isinstance(weight, IntLinear) and weight.scheme.bits == 4)
 
 
-def in_groups(tensor: torch.Tensor, size: int) -> torch.Tensor:
+def pad_to_groups(tensor: torch.Tensor, size: int) -> torch.Tensor:
     """[rows, ...] to [ceil(rows / size), size, ...], the last group padded with zeros."""
     missing = -tensor.shape[0] % size
     if missing:
@@ -122,95 +122,95 @@ def in_groups(tensor: torch.Tensor, size: int) -> torch.Tensor:
     return tensor.view(-1, size, *tensor.shape[1:])
 
 
-def _has_nibbles(weight: IntLinear) -> bool:
+def _fits_int4(weight: IntLinear) -> bool:
     return weight.scheme.bits == 4 and weight.shape[1] // weight.scales.shape[1] % GROUP == 0
 
 
-def _has_bytes(weight: IntLinear) -> bool:
+def _fits_int8(weight: IntLinear) -> bool:
     in_group = weight.shape[1] // weight.scales.shape[1]
     return (weight.scheme.bits, weight.scheme.zero) == (8, "middle") and in_group % GROUP == 0
 
 
 def _has_groups(weight: IntLinear) -> bool:
-    return _has_nibbles(weight) or (_has_bytes(weight) and weight.scales.shape[1] > 1)
+    return _fits_int4(weight) or (_fits_int8(weight) and weight.scales.shape[1] > 1)
 
 
-def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+def _same_order(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
-def _as_halves(numbers: torch.Tensor, what: str) -> torch.Tensor:
+def _to_float16(numbers: torch.Tensor, what: str) -> torch.Tensor:
     low, high = torch.aminmax(numbers)
     if not -_HALF_MAX <= float(low) <= float(high) <= _HALF_MAX:
-        raise RunnerUnavailable(f"{what} is beyond the range of half floats")
+        raise RunnerUnavailable(f"{what} is NaN or outside the range of float16")
     return numbers.to(torch.float16)
 
 
-def _halves(weight: torch.Tensor, lanes: int, name: str) -> Panels:
+def _pack_float16(weight: torch.Tensor, lanes: int, name: str) -> Panels:
     """float16 [panels, in, columns]."""
-    panels = in_groups(_as_halves(weight, "a weight"), 2 * lanes).transpose(1, 2)
-    return Panels(Format.HALVES, panels.contiguous(), None, 0, name)
+    panels = pad_to_groups(_to_float16(weight, "a weight"), 2 * lanes).transpose(1, 2)
+    return Panels(Format.FLOAT16, panels.contiguous(), None, 0, name)
 
 
-def _bytes(weight: IntLinear, lanes: int, order: torch.Tensor | None) -> Panels:
+def _pack_int8(weight: IntLinear, lanes: int, order: torch.Tensor | None) -> Panels:
     """int8 [panels, in / 2, columns, 2]; or uint8 [panels, in / group, bytes]: these and scales."""
     codes, groups = weight.codes, weight.scales.shape[1]
-    if not _same(weight.order, order):
+    if not _same_order(weight.order, order):
         if weight.order is not None:
             codes = torch.empty_like(codes).index_copy_(1, weight.order.long(), codes)
         codes = codes if order is None else codes[:, order.long()]
-    pairs = _words((codes.to(torch.int16) - weight.scheme.middle).to(torch.int8), 2, lanes)
+    pairs = _interleaved((codes.to(torch.int16) - weight.scheme.middle).to(torch.int8), 2, lanes)
     if groups == 1:
-        scales = in_groups(weight.scales.float().squeeze(1), 2 * lanes).flatten()
-        return Panels(Format.BYTES, pairs, scales, 0, weight.scheme.name)
-    # Scales of small weights would lose bits as half floats.
-    scales = _as_halves(weight.scales * _BYTES_SCALE, "a scale")
-    of_columns = in_groups(scales, 2 * lanes).transpose(1, 2).contiguous()
+        scales = pad_to_groups(weight.scales.float().squeeze(1), 2 * lanes).flatten()
+        return Panels(Format.INT8, pairs, scales, 0, weight.scheme.name)
+    # Scales of small weights would be subnormal in float16.
+    scales = _to_float16(weight.scales * _INT8_SCALE, "a scale")
+    of_columns = pad_to_groups(scales, 2 * lanes).transpose(1, 2).contiguous()
     panels = torch.cat([part.view(torch.uint8).reshape(len(pairs), groups, -1) for part in (pairs, of_columns)], dim=-1)
-    return Panels(Format.BYTES, panels, None, weight.shape[1] // groups, weight.scheme.name)
+    return Panels(Format.INT8, panels, None, weight.shape[1] // groups, weight.scheme.name)
 
 
-def _small_floats(weight: Fp8Linear, lanes: int) -> Panels:
+def _pack_fp8(weight: Fp8Linear, lanes: int) -> Panels:
     """uint8 [panels, in / 2, columns, 2], the second of two inputs first."""
     codes = weight.codes.view(torch.uint8)
-    if bool(((codes & 0x7F) == _NOT_A_NUMBER).any()):
+    if bool(((codes & 0x7F) == _E4M3_NAN).any()):
         raise RunnerUnavailable("a weight is not a number")
-    scales = (weight.scales * _SMALL_FLOATS_SCALE).squeeze(1).expand(weight.shape[0])
-    pairs = _words(codes, 2, lanes).flip(-1)
-    return Panels(Format.SMALL_FLOATS, pairs, in_groups(scales, 2 * lanes).flatten(), 0, weight.scheme.name)
+    scales = (weight.scales * _FP8_SCALE).squeeze(1).expand(weight.shape[0])
+    pairs = _interleaved(codes, 2, lanes).flip(-1)
+    return Panels(Format.FP8, pairs, pad_to_groups(scales, 2 * lanes).flatten(), 0, weight.scheme.name)
 
 
-def _nibbles(weight: IntLinear, lanes: int) -> Panels:
+def _pack_int4(weight: IntLinear, lanes: int) -> Panels:
     """uint8 [panels, in / group, bytes]: nibbles, scales and minima."""
     grid, group = weight.grid, weight.shape[1] // weight.scales.shape[1]
-    numbers = torch.stack((_as_halves(grid.scales, "a scale"), _as_halves(grid.offsets, "a minimum")))
-    panels = _groups(weight.plain_codes(), numbers, lanes)
-    return Panels(Format.NIBBLES, panels, None, group, weight.scheme.name)
+    numbers = torch.stack((_to_float16(grid.scales, "a scale"), _to_float16(grid.offsets, "a minimum")))
+    panels = _pack_groups(weight.plain_codes(), numbers, lanes)
+    return Panels(Format.INT4, panels, None, group, weight.scheme.name)
 
 
-def _levels(weight: Nf4Linear, lanes: int) -> Panels:
+def _pack_nf4(weight: Nf4Linear, lanes: int) -> Panels:
     """uint8 [panels, in / block, bytes]: nibbles and scales."""
-    scales = _as_halves(weight.scales.unpack().view(1, weight.shape[0], -1), "a scale")
-    panels = _groups(unpack_nibbles(weight.codes), scales, lanes)
-    return Panels(Format.LEVELS, panels, None, weight.scheme.block_size, weight.scheme.name)
+    scales = _to_float16(weight.scales.unpack().view(1, weight.shape[0], -1), "a scale")
+    panels = _pack_groups(unpack_nibbles(weight.codes), scales, lanes)
+    return Panels(Format.NF4, panels, None, weight.scheme.block_size, weight.scheme.name)
 
 
-def _words(codes: torch.Tensor, size: int, lanes: int) -> torch.Tensor:
+def _interleaved(codes: torch.Tensor, size: int, lanes: int) -> torch.Tensor:
     """[out, in] to [panels, in / size, columns, size]."""
-    columns = in_groups(codes, 2 * lanes)
+    columns = pad_to_groups(codes, 2 * lanes)
     return columns.view(*columns.shape[:2], -1, size).transpose(1, 2).contiguous()
 
 
-def _groups(codes: torch.Tensor, numbers: torch.Tensor, lanes: int) -> torch.Tensor:
+def _pack_groups(codes: torch.Tensor, numbers: torch.Tensor, lanes: int) -> torch.Tensor:
     """Codes of four bits, uint8 [out, in], and some float16 [some, out, groups] to uint8 [panels, groups, bytes].
 
     Two codes are a byte: those of one word of GROUP inputs in the low halves of a vector, those of the word four words
     later in the high halves.
     """
-    columns, groups = in_groups(codes, 2 * lanes), numbers.shape[2]
+    columns, groups = pad_to_groups(codes, 2 * lanes), numbers.shape[2]
     panels, inputs = columns.shape[0], columns.shape[2]
     words = columns.view(panels, 2, lanes, inputs // GROUP, GROUP // 4, 4).permute(0, 3, 1, 4, 2, 5)
     first, second = words.chunk(2, dim=3)
     both = (first | second << 4).reshape(panels, groups, -1)
-    of_columns = in_groups(numbers.transpose(0, 1), 2 * lanes).permute(0, 3, 2, 1).contiguous()
+    of_columns = pad_to_groups(numbers.transpose(0, 1), 2 * lanes).permute(0, 3, 2, 1).contiguous()
     return torch.cat([both, of_columns.view(panels, groups, -1).view(torch.uint8)], dim=-1)

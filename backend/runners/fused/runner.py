@@ -1,4 +1,4 @@
-"""The runner around ``fused_step/``: packs weights into its layout and calls it once a step."""
+"""The CPU runner around ``step/``: packs weights into its layout and makes one C++ call for each step."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from backend.models.rope import rope_table
 from backend.runners.errors import RunnerUnavailable
 from backend.runners.fused.build import source_digest
 from backend.runners.fused.huge_pages import Arena, zeros
-from backend.runners.fused.layout import KVPrecision, Panels, common_order, in_groups, lay_out
-from backend.runners.fused.thread_count import ThreadChoice
+from backend.runners.fused.layout import KVPrecision, Panels, pack_panels, pad_to_groups, shared_order
+from backend.runners.fused.thread_count import ThreadCount
 from prefix_store.frames.layout import BlockLayout
 
 _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
-# Of fused_step(): the model, the rows, and by pairs or threes a number and the arrays that have so many entries.
+# Of fused_step(): the model, then counts, each with the arrays that have so many entries, then the threads.
 _STEP_ARGUMENTS = (
     _POINTER,
     *(_INT32, _POINTER, _POINTER, _POINTER),
@@ -37,8 +37,8 @@ _STEP_ARGUMENTS = (
 )
 
 _NAMED = {("int4-min-g32", "int8-g64"): "int4", ("int8", "int8-g64"): "int8"}
-"""What has a name of its own: schemes of the layers and of the head."""
-_MOST_PARTS = 3
+"""Short names, by the scheme of all layers and that of the head."""
+_MAX_PARTS = 3
 
 
 class _Shape(ctypes.Structure):
@@ -59,7 +59,7 @@ class _PackedPart(ctypes.Structure):
 
 
 class _PackedLinear(ctypes.Structure):
-    _fields_ = (("parts", _PackedPart * _MOST_PARTS), ("order", _POINTER), ("count", _INT32), ("in_", _INT32))
+    _fields_ = (("parts", _PackedPart * _MAX_PARTS), ("order", _POINTER), ("count", _INT32), ("in_", _INT32))
 
 
 class _PackedLayer(ctypes.Structure):
@@ -72,9 +72,9 @@ class _PackedLayer(ctypes.Structure):
 class FusedRunner:
     """Runs a step as one call: half-float KV, float sums, bitwise the same for any batch.
 
-    Half floats keep 11 bits of mantissa, so weights released in bfloat16 lose nothing (values below 6e-5 excepted,
-    which lose at most 3e-8) and float32 ones less than in bfloat16. Quantised weights stay as they are, each matrix in
-    the layout of its own scheme (`fused_layout.lay_out`); norms, biases and the embedding are floats.
+    Half floats keep 11 bits of mantissa, so weights released in bfloat16 lose nothing (except values below 6e-5,
+    which lose at most 3e-8) and float32 ones less than in bfloat16. Quantised weights stay quantised, each matrix in
+    the layout of its own scheme (`layout.pack_panels`); norms, biases and the embedding are floats.
 
     Args:
         kv_precision: of keys and values. With ``int8`` each token has a scale for each head.
@@ -103,21 +103,21 @@ class FusedRunner:
         self.num_blocks = num_blocks
         self._library = library
         library.fused_step.argtypes = _STEP_ARGUMENTS
-        self._threads = ThreadChoice(threads)
+        self._threads = ThreadCount(threads)
         self._lanes: int = library.fused_lanes()
-        # Sums are made in so many parts.
+        # The number of lanes decides the order of summation.
         self.kernels = f"fused step {source_digest()} in {self._lanes} lanes"
-        # Everything the library points to stays here.
+        # The library keeps pointers into this memory.
         self._arena = Arena()
         self._kv_precision = kv_precision
         self._kv = zeros(num_blocks * self.block_bytes(config, kv_precision))
         self.kv_blocks = self._blocks()
         self._logits = torch.empty(0)
-        self._kept_as: list[str] = []
-        self.weight_forms: dict[str, int] = {}
-        """Bytes of the layers' matrices and the head, scales included, by how they are kept."""
+        self._precisions: list[str] = []
+        self.weight_bytes: dict[str, int] = {}
+        """Bytes of the layers' matrices and the head, scales included, by the format they are stored in."""
         self._model = self._create(weights, max_context)
-        self.weights_precision = _name_of(self._kept_as[:-1], self._kept_as[-1])
+        self.weights_precision = _precision_name(self._precisions[:-1], self._precisions[-1])
         self.name = f"fused-{self.weights_precision}" + ("" if kv_precision == "float16" else f"-kv-{kv_precision}")
 
     @staticmethod
@@ -152,13 +152,13 @@ class FusedRunner:
         )
         if failed:
             raise MemoryError(f"no memory for a step of {rows} tokens")
-        self._threads.note(rows, threads, time.perf_counter() - began)
+        self._threads.record(rows, threads, time.perf_counter() - began)
         return StepOutput(self._logits[:size].view(wanted, self.config.vocab_size), hidden)
 
     def _blocks(self) -> KvBlocks:
         c = self.config
         memory = self._kv.numpy().reshape(c.num_layers, self.num_blocks, -1)
-        if self._kv_precision == "int8":  # with scales between the numbers
+        if self._kv_precision == "int8":  # with scales between the values
             return HostKvBlocks(BlockLayout("uint8", (memory[:, 0].size,)), [memory], block_axis=1)
         shape = (c.num_layers, c.num_kv_heads, 2, BLOCK_SIZE, c.head_dim)
         layout = BlockLayout("float16", shape, "lhptd", keys_transposed=True)
@@ -179,90 +179,92 @@ class FusedRunner:
             c.rms_norm_eps,
             int(self._kv_precision == "int8"),
         )
-        layers = (_PackedLayer * c.num_layers)(*(self._layer(layer) for layer in weights.layers))
-        head = self._linear(Linear(weights.head, None))
+        layers = (_PackedLayer * c.num_layers)(*(self._layer_struct(layer) for layer in weights.layers))
+        head = self._linear_struct(Linear(weights.head, None))
         create = self._library.fused_create
         create.restype = _POINTER
         handle: int = create(
             ctypes.byref(shape),
             layers,
             ctypes.byref(head),
-            self._keep(weights.embedding.to(torch.float16)),
-            self._keep(weights.norm.float()),
-            self._keep(rope_table(c, max_context)),
+            self._to_arena(weights.embedding.to(torch.float16)),
+            self._to_arena(weights.norm.float()),
+            self._to_arena(rope_table(c, max_context)),
             _POINTER(self._kv.data_ptr()),
         )
         return handle
 
-    def _layer(self, layer: LayerWeights) -> _PackedLayer:
+    def _layer_struct(self, layer: LayerWeights) -> _PackedLayer:
         return _PackedLayer(
-            self._keep(layer.input_norm.float()),
-            self._keep(layer.post_attention_norm.float()),
-            self._keep(None if layer.query_norm is None else layer.query_norm.float()),
-            self._keep(None if layer.key_norm is None else layer.key_norm.float()),
-            self._linear(layer.query, layer.key, layer.value),
-            self._linear(layer.output),
-            self._linear(layer.gate, layer.up, in_turn=True),
-            self._linear(layer.down),
+            self._to_arena(layer.input_norm.float()),
+            self._to_arena(layer.post_attention_norm.float()),
+            self._to_arena(None if layer.query_norm is None else layer.query_norm.float()),
+            self._to_arena(None if layer.key_norm is None else layer.key_norm.float()),
+            self._linear_struct(layer.query, layer.key, layer.value),
+            self._linear_struct(layer.output),
+            self._linear_struct(layer.gate, layer.up, interleaved=True),
+            self._linear_struct(layer.down),
         )
 
-    def _linear(self, *parts: Linear, in_turn: bool = False) -> _PackedLinear:
-        """Lays out matrices that multiply the same rows; ``in_turn``: a panel of each after the other, one stream."""
-        order = common_order([part.weight for part in parts])
-        laid = [self._lay_out(part, order) for part in parts]
-        panels = [part.panels.flatten(1).view(torch.uint8) for part in laid]
+    def _linear_struct(self, *parts: Linear, interleaved: bool = False) -> _PackedLinear:
+        """Packs matrices that multiply the same rows; ``interleaved``: their panels in turn, as one stream."""
+        order = shared_order([part.weight for part in parts])
+        packed_panels = [self._pack_part(part, order) for part in parts]
+        panels = [part.panels.flatten(1).view(torch.uint8) for part in packed_panels]
         widths = [part.shape[1] for part in panels]
-        if in_turn:
-            first = self._arena.keep(torch.cat(panels, dim=1))
+        if interleaved:
+            first = self._arena.copy(torch.cat(panels, dim=1))
             addresses, strides = (
                 [first + before for before in accumulate(widths[:-1], initial=0)],
                 [sum(widths)] * len(parts),
             )
         else:
-            addresses, strides = [self._arena.keep(part) for part in panels], widths
-        packed = map(self._part, parts, laid, addresses, strides)
+            addresses, strides = [self._arena.copy(part) for part in panels], widths
+        packed = map(self._part_struct, parts, packed_panels, addresses, strides)
         return _PackedLinear(
-            (_PackedPart * _MOST_PARTS)(*packed), self._keep(order), len(parts), parts[0].weight.shape[1]
+            (_PackedPart * _MAX_PARTS)(*packed), self._to_arena(order), len(parts), parts[0].weight.shape[1]
         )
 
-    def _lay_out(self, part: Linear, order: torch.Tensor | None) -> Panels:
-        laid = lay_out(part.weight, self._lanes, order)
-        self._kept_as.append(laid.kept_as)
-        self.weight_forms[laid.kept_as] = self.weight_forms.get(laid.kept_as, 0) + laid.nbytes
-        return laid
+    def _pack_part(self, part: Linear, order: torch.Tensor | None) -> Panels:
+        packed_panels = pack_panels(part.weight, self._lanes, order)
+        self._precisions.append(packed_panels.stored_as)
+        self.weight_bytes[packed_panels.stored_as] = (
+            self.weight_bytes.get(packed_panels.stored_as, 0) + packed_panels.nbytes
+        )
+        return packed_panels
 
-    def _part(self, part: Linear, laid: Panels, address: int, stride: int) -> _PackedPart:
-        bias = None if part.bias is None else in_groups(part.bias.float(), 2 * self._lanes).contiguous()
+    def _part_struct(self, part: Linear, packed_panels: Panels, address: int, stride: int) -> _PackedPart:
+        bias = None if part.bias is None else pad_to_groups(part.bias.float(), 2 * self._lanes).contiguous()
         return _PackedPart(
             _POINTER(address),
-            self._keep(laid.scales),
-            self._keep(bias),
+            self._to_arena(packed_panels.scales),
+            self._to_arena(bias),
             part.weight.shape[0],
-            laid.format,
-            laid.group,
+            packed_panels.format,
+            packed_panels.group,
             stride,
         )
 
-    def _keep(self, tensor: torch.Tensor | None) -> ctypes.c_void_p:
-        return _POINTER(None if tensor is None else self._arena.keep(tensor))
+    def _to_arena(self, tensor: torch.Tensor | None) -> ctypes.c_void_p:
+        return _POINTER(None if tensor is None else self._arena.copy(tensor))
 
 
 def check_shape(config: ModelConfig) -> None:
-    """Says whether the kernels cover this model.
+    """Checks that the kernels support the shape of this model.
 
     Raises:
-        RunnerUnavailable: the model does something that Llama does not, or a size is not a multiple of what the vectors
-            need.
+        RunnerUnavailable: the model has a feature that Llama does not have, or a size is not a multiple of the vector
+            width.
     """
     if features := config.unlike_llama():
-        raise RunnerUnavailable(f"the fused step does not do {', '.join(features)}")
+        raise RunnerUnavailable(f"the fused step does not support {', '.join(features)}")
     for field, multiple in (("hidden_size", 16), ("head_dim", 64)):
         if (value := getattr(config, field)) % multiple:
             raise RunnerUnavailable(f"{field} is {value}, not a multiple of {multiple}")
 
 
-def _name_of(layers: Sequence[str], head: str) -> str:
-    """Of the schemes of all matrices: no two models that compute differently for them have the same."""
+def _precision_name(layers: Sequence[str], head: str) -> str:
+    """A name for the schemes of all matrices; models with different schemes never share one."""
     kinds = set(layers)
     kind = "+".join(kinds)
     if (kind, head) in _NAMED:

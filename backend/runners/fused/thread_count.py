@@ -1,8 +1,8 @@
-"""How many threads a step gets: all there are, or one while a neighbour keeps a core busy.
+"""How many threads compute a step, and how they wait for each other.
 
-Threads of a step wait for each other some hundred times. With a neighbour on one of the cores each of these waits may
-last until the system takes the core away from it again, and a step of 15 ms takes half a second. One thread alone is
-then far quicker. Results are the same either way.
+The threads of a step meet at some hundred barriers. If another process occupies one of the cores, each barrier may
+last until the system preempts that process, and a step of 15 ms takes half a second; one thread alone is then far
+quicker. Results are bitwise the same with any number of threads.
 """
 
 from __future__ import annotations
@@ -13,63 +13,63 @@ from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
 
-# Many threads that take longer than this times one alone are not worth having.
+# All threads are used unless they take longer than this many times the time of a single thread.
 _WORTH = 1.2
-# Slow steps in a row before they count: a single one may be anything.
+# Consecutive slow steps before the number of threads is reduced: a single one may be noise.
 _SLOW_STEPS = 2
 _FIRST_PAUSE = 16
 _LONGEST_PAUSE = 1024
-# Contexts grow, and what one thread took is measured again after so many steps.
+# Contexts grow, so the time of a single thread is measured again after so many steps.
 _REFRESH = 256
 
 
 @dataclass(slots=True)
-class _Alone:
-    """Seconds that one thread took for a step, and how many steps ago."""
+class _SingleThreadTime:
+    """Seconds that a single thread took for a step, and how many steps ago."""
 
     seconds: float
     age: int = 0
 
 
-class ThreadChoice:
-    """Compares what steps take with all threads and with one. Steps of similar numbers of rows are compared.
+class ThreadCount:
+    """Chooses between all threads and one by the time that steps with a similar number of rows have taken.
 
     Args:
-        most: threads to use where nobody is in the way.
+        most: threads to use while no other process occupies a core.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._alone: dict[int, _Alone] = {}
-        self._steps_alone = 0
+    def __init__(self, max_threads: int) -> None:
+        self._max_threads = max_threads
+        self._single: dict[int, _SingleThreadTime] = {}
+        self._single_thread_steps = 0
         self._pause = _FIRST_PAUSE
         self._slow = 0
 
     def threads(self, rows: int) -> int:
         """Threads for the next step."""
-        if self._most == 1 or self._steps_alone:
+        if self._max_threads == 1 or self._single_thread_steps:
             return 1
-        alone = self._alone.get(rows.bit_length())
-        return 1 if alone is None or alone.age >= _REFRESH else self._most
+        single_thread = self._single.get(rows.bit_length())
+        return 1 if single_thread is None or single_thread.age >= _REFRESH else self._max_threads
 
-    def note(self, rows: int, threads: int, seconds: float) -> None:
-        """What a step took."""
-        if self._most == 1:
+    def record(self, rows: int, threads: int, seconds: float) -> None:
+        """Records the time of a step."""
+        if self._max_threads == 1:
             return
         if threads == 1:
-            self._alone[rows.bit_length()] = _Alone(seconds)
-            self._steps_alone = max(0, self._steps_alone - 1)
+            self._single[rows.bit_length()] = _SingleThreadTime(seconds)
+            self._single_thread_steps = max(0, self._single_thread_steps - 1)
             return
-        alone = self._alone[rows.bit_length()]
-        alone.age += 1
-        if seconds <= _WORTH * alone.seconds:
+        single_thread = self._single[rows.bit_length()]
+        single_thread.age += 1
+        if seconds <= _WORTH * single_thread.seconds:
             self._slow, self._pause = 0, _FIRST_PAUSE
             return
         self._slow += 1
         if self._slow >= _SLOW_STEPS:
             if self._pause == _FIRST_PAUSE:
                 logger.warning("another process keeps a core busy; going on with one thread for a while")
-            self._steps_alone = self._pause
+            self._single_thread_steps = self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
 

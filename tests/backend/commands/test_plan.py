@@ -159,14 +159,14 @@ def test_the_weights_are_what_the_runner_keeps(
 ) -> None:
     """Of the bundled model, whose head is tied: within two hundredths, which scales of columns and padding take."""
     kept = 0
-    keep = Arena.keep
+    keep = Arena.copy
 
     def counted(arena: Arena, tensor: torch.Tensor) -> int:
         nonlocal kept
         kept += tensor.numel() * tensor.element_size()
         return keep(arena, tensor)
 
-    monkeypatch.setattr(Arena, "keep", counted)
+    monkeypatch.setattr(Arena, "copy", counted)
     FusedRunner(built_library(), config, fused_schemes.kept(weights, precision), 4, 64, 1)
     plan = make_plan("m", config, 2**30)
     twice = plan.head_twice if precision == "float16" else 0

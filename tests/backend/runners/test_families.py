@@ -167,7 +167,7 @@ def test_the_fused_step_serves_no_model_that_it_does_not_compute(name: str, tmp_
     if name in LIKE_LLAMA:
         check_shape(config)
     else:
-        with pytest.raises(RunnerUnavailable, match=r"does not do .*(sliding|rotary|softcapped|mixture)"):
+        with pytest.raises(RunnerUnavailable, match=r"does not support .*(sliding|rotary|softcapped|mixture)"):
             check_shape(config)
 
 

@@ -24,7 +24,7 @@ from backend.quantized_weights.nibbles import unpack_nibbles
 from backend.quantized_weights.quantized_linear import Scheme
 from backend.runners.choice import choose_runner
 from backend.runners.errors import RunnerUnavailable
-from backend.runners.fused.layout import GROUP, KVPrecision, common_order, lay_out, rounds_rows
+from backend.runners.fused.layout import GROUP, KVPrecision, pack_panels, quantizes_activations, shared_order
 from backend.runners.fused.runner import FusedRunner
 from backend.runners.torch.runner import TorchRunner
 from backend.runners.warm_up import single_sequence_step
@@ -85,7 +85,7 @@ def normed(rows: torch.Tensor) -> torch.Tensor:
 
 def rounded_rows(rows: torch.Tensor, weight: Weight) -> torch.Tensor:
     """Rows [T, in] as products with a weight see them: GROUP inputs with a scale where it has four bits."""
-    if not rounds_rows(weight):
+    if not quantizes_activations(weight):
         return rows
     groups = rows.unflatten(-1, (-1, GROUP))  # type: ignore[no-untyped-call] # torch publishes no types for it
     scales = groups.abs().amax(dim=-1, keepdim=True) / 127
@@ -111,7 +111,7 @@ def assert_product(got: torch.Tensor, rows: torch.Tensor, weight: Weight) -> Non
     """Right but for float sums, scales and minima as half floats, and one input half way between two steps."""
     bits = bits_of(weight)
     error = (got.double() - functional.linear(rows, bits)).abs()
-    step = rows.abs().max() / (127 if rounds_rows(weight) else 32767) * bits.abs().max()
+    step = rows.abs().max() / (127 if quantizes_activations(weight) else 32767) * bits.abs().max()
     assert bool((error <= 1e-3 * functional.linear(rows.abs(), bits.abs()) + step).all())
 
 
@@ -164,8 +164,8 @@ def test_every_number_of_eight_bits() -> None:
 @pytest.mark.parametrize(
     ("weight", "message"),
     [
-        (torch.full((2, 32), 1e6), "a weight is beyond the range"),
-        (torch.full((2, 32), torch.nan), "a weight is beyond the range"),
+        (torch.full((2, 32), 1e6), "a weight is NaN or outside the range"),
+        (torch.full((2, 32), torch.nan), "a weight is NaN or outside the range"),
         (IntLinear(IntScheme(4), torch.zeros(2, 16, dtype=torch.uint8), torch.full((2, 1), 1e6)), "a scale is beyond"),
         (Nf4Scheme(double=False).pack(torch.full((2, 64), 1e6)), "a scale is beyond"),
         (
@@ -177,7 +177,7 @@ def test_every_number_of_eight_bits() -> None:
 def test_what_the_layouts_cannot_hold_is_refused(weight: Weight, message: str) -> None:
     """So that torch serves instead."""
     with pytest.raises(RunnerUnavailable, match=message):
-        lay_out(weight, 8)
+        pack_panels(weight, 8)
 
 
 def test_an_order_that_is_none_is_refused() -> None:
@@ -186,7 +186,7 @@ def test_an_order_that_is_none_is_refused() -> None:
     assert weight.order is not None
     weight.order[3] = 64
     with pytest.raises(RunnerUnavailable, match="does not name each of them once"):
-        common_order([weight])
+        shared_order([weight])
 
 
 @every_format
@@ -261,7 +261,7 @@ def test_each_matrix_is_kept_by_itself(name: str, expected: set[str]) -> None:
     """Parts of one matrix need not have one scheme; what has no layout, or cannot be had in the order of its siblings,
     is widened, and it says so.
     """
-    assert set(tiny(kept(tiny_model.weights(), name)).weight_forms) == expected
+    assert set(tiny(kept(tiny_model.weights(), name)).weight_bytes) == expected
 
 
 @pytest.mark.parametrize(("scheme", "most"), [(INT8, 0.53), (IntScheme(4, 64), 0.29), (Nf4Scheme(), 0.27)])
@@ -270,7 +270,7 @@ def test_what_quantised_weights_take(config: ModelConfig, weights: ModelWeights,
     small_config, small_weights = cut(config, weights)
     runner = FusedRunner(built_library(), small_config, rounded(small_weights, scheme), 8, 128, 1)
     half_bytes = 2 * sum(weight.numel() for weight in map(dense, linears(small_weights).values()))
-    assert runner.weight_forms[scheme.name] <= most * half_bytes
+    assert runner.weight_bytes[scheme.name] <= most * half_bytes
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_two_mixtures_have_two_names() -> None:
 
 @pytest.mark.parametrize("kv", ["auto", "int8"])
 @pytest.mark.parametrize(
-    ("name", "kept_as"),
+    ("name", "stored_as"),
     [
         ("none", "float16"),
         ("int8", "int8"),
@@ -319,14 +319,14 @@ def test_two_mixtures_have_two_names() -> None:
     ],
 )
 def test_every_format_can_be_asked_for(
-    config: ModelConfig, weights: ModelWeights, name: str, kept_as: str, kv: KvDtype
+    config: ModelConfig, weights: ModelWeights, name: str, stored_as: str, kv: KvDtype
 ) -> None:
     """It passes its self-test against the reference on the same weights, and says what it is."""
     built_library()
     small_config, small_weights = cut(config, weights)
     packed, _ = quantised(small_weights, name)
     runner = choose_runner(small_config, packed, dataclasses.replace(ENGINE, kv_dtype=kv), 128, quiet)
-    assert runner.name == f"fused-{kept_as}" + ("-kv-int8" if kv == "int8" else "")
+    assert runner.name == f"fused-{stored_as}" + ("-kv-int8" if kv == "int8" else "")
 
 
 @pytest.mark.parametrize("name", ["fp8", "nf4", "mixed", "act-order"])
@@ -359,4 +359,4 @@ def test_integer_kv_takes_a_little_more_than_half(config: ModelConfig) -> None:
 @pytest.mark.parametrize("scheme", [INT8, Nf4Scheme(16), IntScheme(4, 16)])
 def test_widths_that_groups_do_not_divide(scheme: Scheme) -> None:
     """Are widened."""
-    assert lay_out(scheme.pack(torch.ones(3, 48)), 8).kept_as == f"{scheme.name}-as-float16"
+    assert pack_panels(scheme.pack(torch.ones(3, 48)), 8).stored_as == f"{scheme.name}-as-float16"

@@ -21,7 +21,7 @@ def test_every_tensor_is_at_its_address(shapes: list[tuple[torch.dtype, int, int
     """Aligned to a cache line, none over another, also those that were not contiguous."""
     arena = Arena()
     tensors = [(torch.rand(columns, rows).T * 200).to(dtype) for dtype, rows, columns in shapes]
-    addresses = [arena.keep(tensor) for tensor in tensors]
+    addresses = [arena.copy(tensor) for tensor in tensors]
 
     for tensor, address in zip(tensors, addresses, strict=True):
         assert address % 64 == 0
@@ -37,7 +37,7 @@ def test_what_is_larger_than_a_chunk_gets_one_of_its_own(monkeypatch: pytest.Mon
         torch.full((size,), value, dtype=torch.uint8)
         for value, size in enumerate((100, 5000, 100, 100, 100, 128, 129, 100, 129), 1)
     ]
-    addresses = [arena.keep(tensor) for tensor in tensors]
+    addresses = [arena.copy(tensor) for tensor in tensors]
 
     for tensor, address in zip(tensors, addresses, strict=True):
         assert ctypes.string_at(address, tensor.numel()) == tensor.numpy().tobytes()

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.runners.fused.thread_count import ThreadChoice
+from backend.runners.fused.thread_count import ThreadCount
 
 ROWS = 8
 
 
-def run(choice: ThreadChoice, steps: int, seconds: Callable[[int], float], rows: int = ROWS) -> list[int]:
+def run(choice: ThreadCount, steps: int, seconds: Callable[[int], float], rows: int = ROWS) -> list[int]:
     """Threads of each step, when a step with n threads takes ``seconds(n)``."""
     used = []
     for _ in range(steps):
         threads = choice.threads(rows)
-        choice.note(rows, threads, seconds(threads))
+        choice.record(rows, threads, seconds(threads))
         used.append(threads)
     return used
 
@@ -33,22 +33,22 @@ def busy(threads: int) -> float:
 
 def test_all_threads_on_a_quiet_machine() -> None:
     """The first step is run alone, and one after every 256, to have something to compare with."""
-    used = run(ThreadChoice(2), 1000, quiet)
+    used = run(ThreadCount(2), 1000, quiet)
     assert [number for number, threads in enumerate(used) if threads == 1] == [0, 257, 514, 771]
 
 
 def test_one_thread_beside_a_busy_neighbour() -> None:
     """Whatever was there first, soon nearly every step is run alone."""
-    used = run(ThreadChoice(2), 4000, busy)
+    used = run(ThreadCount(2), 4000, busy)
     assert used.count(2) < 20
-    choice = ThreadChoice(2)
+    choice = ThreadCount(2)
     run(choice, 500, quiet)
     assert run(choice, 4000, busy).count(2) < 20
 
 
 def test_all_threads_again_when_the_neighbour_has_gone() -> None:
     """It is tried again and again, ever more seldom but never given up."""
-    choice = ThreadChoice(2)
+    choice = ThreadCount(2)
     run(choice, 5000, busy)
     used = run(choice, 3000, quiet)
     assert used[-1000:].count(2) > 980
@@ -56,28 +56,28 @@ def test_all_threads_again_when_the_neighbour_has_gone() -> None:
 
 def test_a_single_slow_step_changes_nothing() -> None:
     """A page fault or a timer is no neighbour."""
-    choice = ThreadChoice(2)
+    choice = ThreadCount(2)
     run(choice, 10, quiet)
-    choice.note(ROWS, 2, 0.5)
+    choice.record(ROWS, 2, 0.5)
     assert choice.threads(ROWS) == 2
 
 
 def test_slow_steps_count_only_in_a_row() -> None:
     """And a step that takes a little longer than one thread alone is not slow."""
-    choice = ThreadChoice(2)
+    choice = ThreadCount(2)
     run(choice, 10, quiet)
     for _ in range(5):
-        choice.note(ROWS, 2, 0.5)
-        choice.note(ROWS, 2, 0.015)
+        choice.record(ROWS, 2, 0.5)
+        choice.record(ROWS, 2, 0.015)
     assert choice.threads(ROWS) == 2
     for _ in range(5):
-        choice.note(ROWS, 2, 1.1 * 0.030)
+        choice.record(ROWS, 2, 1.1 * 0.030)
     assert choice.threads(ROWS) == 2
 
 
 def test_each_neighbour_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """However long it stays; one that comes later is news, and the first pause beside it is as short as ever."""
-    choice = ThreadChoice(2)
+    choice = ThreadCount(2)
     run(choice, 3000, busy)
     assert caplog.messages == ["another process keeps a core busy; going on with one thread for a while"]
     run(choice, 3000, quiet)
@@ -87,7 +87,7 @@ def test_each_neighbour_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_steps_of_other_sizes_are_not_compared() -> None:
     """A prefill takes longer than a decode, and that is nobody's fault."""
-    choice = ThreadChoice(2)
+    choice = ThreadCount(2)
     run(choice, 10, quiet)
     assert run(choice, 20, lambda threads: 0.9 / threads, rows=128) == [1] + [2] * 19
     assert run(choice, 20, quiet) == [2] * 20
@@ -99,8 +99,8 @@ def test_steps_of_other_sizes_are_not_compared() -> None:
 )
 def test_it_never_asks_for_more_than_there_are(most: int, times: list[tuple[int, float]]) -> None:
     """One or all, whatever happens."""
-    choice = ThreadChoice(most)
+    choice = ThreadCount(most)
     for rows, seconds in times:
         threads = choice.threads(rows)
         assert threads in (1, most)
-        choice.note(rows, threads, seconds)
+        choice.record(rows, threads, seconds)

@@ -10,9 +10,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "activations.h"
 #include "model.h"
-#include "rows.h"
-#include "vectors.h"
+#include "simd.h"
 
 namespace {
 
@@ -25,17 +25,17 @@ void rotate(float* head, const float* rope, int head_dim) {
   }
 }
 
-// Rounds a head to int8, its numbers `stride` apart; returns the scale, which is NaN if one of them is none.
-float round_head(const float* x, int head_dim, int8_t* to, int stride) {
-  float most = 0.f, nothing = 0.f;
-  for (int d = 0; d < head_dim; d++) most = std::max(most, std::fabs(x[d])), nothing += x[d] * 0.f;
-  const float inverse = most > 0.f ? 127.f / most : 0.f;
+// Quantises a head to int8, `stride` elements apart. Returns the scale, which is NaN if a value is NaN.
+float quantize_head(const float* x, int head_dim, int8_t* to, int stride) {
+  float peak = 0.f, nan_if_any = 0.f;
+  for (int d = 0; d < head_dim; d++) peak = std::max(peak, std::fabs(x[d])), nan_if_any += x[d] * 0.f;
+  const float inverse = peak > 0.f ? 127.f / peak : 0.f;
   for (int d = 0; d < head_dim; d++)
     to[d * stride] = (int8_t)std::lrint(std::min(std::max(x[d] * inverse, -127.f), 127.f));
-  return most / 127.f + nothing;
+  return peak / 127.f + nan_if_any;
 }
 
-// Norms and rotates one row's queries and keys, and writes its keys and values where its slot says.
+// Applies the head norms and RoPE to one row, and writes its keys and values to its KV slot.
 void write_kv(const Model& m, int layer_index, const Step& step, int row, float* qkv) {
   const Layer& layer = m.layer[layer_index];
   const float* rope = m.rope + (long)step.positions[row] * m.head_dim;
@@ -53,8 +53,8 @@ void write_kv(const Model& m, int layer_index, const Step& step, int row, float*
     if (m.kv_is_bytes) {
       int8_t *keys = (int8_t*)numbers, *values = keys + (BLOCK + offset) * m.head_dim;
       float* scales = m.block_scales(numbers) + offset;
-      scales[0] = round_head(key, m.head_dim, keys + offset, BLOCK);
-      scales[BLOCK] = round_head(value, m.head_dim, values, 1);
+      scales[0] = quantize_head(key, m.head_dim, keys + offset, BLOCK);
+      scales[BLOCK] = quantize_head(value, m.head_dim, values, 1);
       continue;
     }
     half *keys = (half*)numbers, *values = keys + (BLOCK + offset) * m.head_dim;
@@ -93,7 +93,7 @@ __attribute__((noinline)) void score_block(
 
 // out[q] = sum over the first lengths[q] tokens of weights[q][t] * values[t], the head's dimensions from first_dim on.
 template <class Number, int QUERIES>
-__attribute__((noinline)) void mix_values(
+__attribute__((noinline)) void weighted_values(
     const void* const* value_blocks, int first_dim, const int* lengths, int head_dim, const float* weights, long stride,
     float* out) {
   Vector acc[QUERIES][VALUE_VECTORS];
@@ -117,7 +117,7 @@ __attribute__((noinline)) void mix_values(
       }
     }
   }
-  // Later rows see a few tokens more. To the others these are not even nothing times a number, which may be none.
+  // Later rows attend to a few tokens more. Other rows skip those: a weight of 0 times NaN would be NaN.
 #pragma GCC unroll 8
   for (int q = 0; q < QUERIES; q++) {
     for (int t = shared; t < lengths[q]; t++) {
@@ -131,13 +131,13 @@ __attribute__((noinline)) void mix_values(
   }
 }
 
-// Softmax over the first `length` scores, in place, without the division; zeroes up to `padded`. Returns the sum.
-float soften(float* scores, int length, int padded, float scale) {
+// Numerators of the softmax over the first `length` scores, in place, then zeros up to `padded`. Returns their sum.
+float softmax_without_division(float* scores, int length, int padded, float scale) {
   const int whole = (length + BLOCK - 1) / BLOCK * BLOCK;
   for (int i = length; i < padded; i++) scores[i] = -INFINITY;
   Vector top = broadcast(-INFINITY);
   for (int i = 0; i < whole; i += LANES) top = maximum(top, load(scores + i));
-  const Vector offset = broadcast(largest(top)), factor = broadcast(scale * 1.44269504f);
+  const Vector offset = broadcast(reduce_max(top)), factor = broadcast(scale * 1.44269504f);
   for (int i = 0; i < whole; i += LANES) store(scores + i, exp2((load(scores + i) - offset) * factor));
   for (int i = length; i < padded; i++) scores[i] = 0.f;
   Vector total = broadcast(0.f);
@@ -145,22 +145,22 @@ float soften(float* scores, int length, int padded, float scale) {
   return sum(total);
 }
 
-// Some query vectors of one sequence and one kv head: neighbouring rows, or heads of one group.
-struct Queries {
+// Query vectors of one sequence and one KV head: consecutive rows, or heads of one group.
+struct QueryTile {
   int count;
   const float* vector[QUERY_TILE];
-  int length[QUERY_TILE];  // tokens each of them sees
+  int length[QUERY_TILE];  // tokens each of them attends to
   float* out[QUERY_TILE];
 };
 
-// Asks for memory that is needed soon. A block is a page or less, and a processor's own guesses end with the page.
-inline void fetch(const void* p, size_t bytes) {
+// Prefetches memory. A KV block is at most a page, and the hardware prefetcher stops at page boundaries.
+inline void prefetch(const void* p, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)p + i, _MM_HINT_T1);
 }
 
 template <class Number, int QUERIES>
 void attend(
-    const Model& m, int layer_index, const int32_t* table, int kv_head, const Queries& q, float* scores,
+    const Model& m, int layer_index, const int32_t* table, int kv_head, const QueryTile& q, float* scores,
     const void** values) {
   const long stride = m.max_context + BLOCK;
   const int length = *std::max_element(q.length, q.length + QUERIES);
@@ -170,32 +170,32 @@ void attend(
     const Number* keys = (const Number*)numbers;
     const float* scales = m.kv_is_bytes ? m.block_scales(numbers) : nullptr;
     const size_t half_block = BLOCK * m.head_dim * sizeof(Number);
-    if (b + 1 < blocks) fetch(m.block(layer_index, table[b + 1], kv_head), half_block);
-    fetch(keys + BLOCK * m.head_dim, half_block);
+    if (b + 1 < blocks) prefetch(m.block(layer_index, table[b + 1], kv_head), half_block);
+    prefetch(keys + BLOCK * m.head_dim, half_block);
     score_block<Number, QUERIES>(keys, scales, m.head_dim, q.vector, scores + b * BLOCK, stride);
     values[b] = keys + BLOCK * m.head_dim;
   }
   float inverse[QUERIES];
   const float scale = 1.f / std::sqrt((float)m.head_dim);
   for (int i = 0; i < QUERIES; i++)
-    inverse[i] = 1.f / soften(scores + i * stride, q.length[i], blocks * BLOCK, scale);
+    inverse[i] = 1.f / softmax_without_division(scores + i * stride, q.length[i], blocks * BLOCK, scale);
   for (int b = 0; m.kv_is_bytes && b < blocks; b++) {
     const float* value_scales = m.block_scales(m.block(layer_index, table[b], kv_head)) + BLOCK;
-    // Tokens beyond a query's own have weight 0 and, in a block that is not full, scales that mean nothing.
+    // Tokens beyond a query's own have weight 0 and, in a block that is not full, undefined scales.
     for (int i = 0; i < QUERIES; i++)
       for (int t = b * BLOCK; t < std::min(q.length[i], (b + 1) * BLOCK); t++)
         scores[i * stride + t] *= value_scales[t - b * BLOCK];
   }
   for (int d = 0; d < m.head_dim; d += VALUE_VECTORS * LANES) {
     alignas(64) float out[QUERIES * VALUE_VECTORS * LANES];
-    mix_values<Number, QUERIES>(values, d, q.length, m.head_dim, scores, stride, out);
+    weighted_values<Number, QUERIES>(values, d, q.length, m.head_dim, scores, stride, out);
     for (int i = 0; i < QUERIES; i++)
       for (int v = 0; v < VALUE_VECTORS; v++)
         store(q.out[i] + d + v * LANES, load(out + (i * VALUE_VECTORS + v) * LANES) * broadcast(inverse[i]));
   }
 }
 
-using AttentionKernel = void (*)(const Model&, int, const int32_t*, int, const Queries&, float*, const void**);
+using AttentionKernel = void (*)(const Model&, int, const int32_t*, int, const QueryTile&, float*, const void**);
 constexpr AttentionKernel ATTENTION_KERNELS[2][7] = {
     {nullptr, attend<half, 1>, attend<half, 2>, attend<half, 3>, attend<half, 4>,
 #ifdef WIDE
@@ -209,16 +209,16 @@ constexpr AttentionKernel ATTENTION_KERNELS[2][7] = {
     },
 };
 
-// Neighbouring rows of one sequence, as many as fill a query tile with the heads of a group.
+// Consecutive rows of one sequence, as many as fill a query tile with the heads of a group.
 struct RowGroup {
   int first, count;
 };
 
 std::vector<RowGroup> group_rows(const Model& m, const Step& step) {
-  const int most = std::max(1, QUERY_TILE / (m.heads / m.kv_heads));
+  const int peak = std::max(1, QUERY_TILE / (m.heads / m.kv_heads));
   std::vector<RowGroup> groups;
   for (int row = 0; row < step.rows; row++) {
-    const bool joins = row && step.row_sequence[row] == step.row_sequence[row - 1] && groups.back().count < most;
+    const bool joins = row && step.row_sequence[row] == step.row_sequence[row - 1] && groups.back().count < peak;
     if (joins)
       groups.back().count++;
     else
@@ -231,20 +231,20 @@ void attention(Model& m, int layer_index, const Step& step, const std::vector<Ro
   const int tasks = (int)groups.size() * m.kv_heads, group_heads = m.heads / m.kv_heads;
 #pragma omp for schedule(dynamic, 1)
   for (int task = 0; task < tasks; task++) {
-    // Long contexts come last in a prefill; start with them, so that the threads end together.
+    // Long contexts come last in a prefill; start with them, so that the threads end groups_per_scale.
     const RowGroup& group = groups[groups.size() - 1 - task / m.kv_heads];
     const int kv_head = task % m.kv_heads;
     const int32_t* table = step.block_tables + (long)step.row_sequence[group.first] * step.table_width;
     const int vectors = group.count * group_heads;
     for (int start = 0; start < vectors; start += QUERY_TILE) {
-      Queries q;
+      QueryTile q;
       q.count = std::min(QUERY_TILE, vectors - start);
       for (int i = 0; i < q.count; i++) {
         const long row = group.first + (start + i) / group_heads;
         const int head = kv_head * group_heads + (start + i) % group_heads;
         q.vector[i] = &m.qkv[row * m.qkv_width() + head * m.head_dim];
         q.length[i] = step.positions[row] + 1;
-        q.out[i] = &m.mixed[(row * m.heads + head) * m.head_dim];
+        q.out[i] = &m.attention_output[(row * m.heads + head) * m.head_dim];
       }
       ATTENTION_KERNELS[m.kv_is_bytes][q.count](
           m, layer_index, table, kv_head, q, m.scores[thread].data(), m.values[thread].data());

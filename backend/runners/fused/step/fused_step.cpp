@@ -1,13 +1,13 @@
 // One step of a llama-family decoder on a CPU, as one function: rows of tokens in, logits out, over paged KV memory.
 //
-// Why it exists: a small model's step is hundreds of short operations, and a framework spends longer between them
-// than in them. Here the whole step is one OpenMP region; what is shared between threads is separated by the barrier
-// at the end of each `omp for`.
+// Why it exists: the step of a small model is hundreds of short operations, and a framework spends more time between
+// them than in them. Here the whole step is one OpenMP region; threads synchronise at the barrier at the end of each
+// `omp for`.
 //
-// Numbers: weights are half floats (11 bits of mantissa, half the traffic of float) or what quantisation made of them;
-// KV are half floats, or bytes with a scale for each token and head; activations and every sum are float. Where weights
-// are integers or levels, a row of activations is rounded in groups of GROUP with a scale each, to int8 for weights of
-// four bits and to int16 for bytes, and products within a group are summed as integers. Each sum runs in an order that
+// Number formats: weights are float16 (11 bits of mantissa, half the traffic of float) or quantised;
+// KV is float16, or int8 with a scale for each token and head; activations and every sum are float. Where weights
+// are int8, int4 or nf4, a row of activations is quantised in groups of GROUP with a scale each, to int8 for weights of
+// four bits and to int16 for int8, and products within a group are summed as integers. Each sum runs in an order that
 // depends on nothing but its own row's position, so a row's result is bitwise the same alone, in any batch, in any
 // chunk of a prefill and with any number of threads.
 #include <omp.h>
@@ -16,31 +16,31 @@
 #include <new>
 #include <vector>
 
+#include "activations.h"
 #include "attention.h"
+#include "gemm.h"
 #include "model.h"
-#include "products.h"
-#include "rows.h"
-#include "vectors.h"
+#include "simd.h"
 
 namespace {
 
 void run_layer(Model& m, int index, const Step& step, const std::vector<RowGroup>& groups, int thread) {
   const Layer& layer = m.layer[index];
-  const int rows = step.rows, width = m.qkv_width(), mixed_width = m.heads * m.head_dim;
+  const int rows = step.rows, width = m.qkv_width(), attention_width = m.heads * m.head_dim;
   float* x = m.residual.data();
-  Rows& input = rows == 1 ? m.own[thread] : m.shared;
-  norm_rows(m, x, layer.input_norm, rows, nullptr, layer.qkv, input);
-  linear<Then::store>(layer.qkv, input, input.floats.data(), m.hidden, rows, m.qkv.data(), width);
+  Activations& input = rows == 1 ? m.per_thread[thread] : m.activations;
+  norm_and_quantize_rows(m, x, layer.input_norm, rows, nullptr, layer.qkv, input);
+  linear<Epilogue::store>(layer.qkv, input, input.floats.data(), m.hidden, rows, m.qkv.data(), width);
 #pragma omp for schedule(static)
   for (int row = 0; row < rows; row++) write_kv(m, index, step, row, &m.qkv[(long)row * width]);
   attention(m, index, step, groups, thread);
-  round_rows(m.mixed.data(), mixed_width, rows, layer.output, input);
-  linear<Then::add>(layer.output, input, m.mixed.data(), mixed_width, rows, x, m.hidden);
-  norm_rows(m, x, layer.post_attention_norm, rows, nullptr, layer.gate_up, input);
+  quantize_rows(m.attention_output.data(), attention_width, rows, layer.output, input);
+  linear<Epilogue::add>(layer.output, input, m.attention_output.data(), attention_width, rows, x, m.hidden);
+  norm_and_quantize_rows(m, x, layer.post_attention_norm, rows, nullptr, layer.gate_up, input);
   const int padded = m.padded_intermediate();
-  linear<Then::silu_times>(layer.gate_up, input, input.floats.data(), m.hidden, rows, m.activated.data(), padded);
-  round_rows(m.activated.data(), padded, rows, layer.down, input);
-  linear<Then::add>(layer.down, input, m.activated.data(), padded, rows, x, m.hidden);
+  linear<Epilogue::silu_mul>(layer.gate_up, input, input.floats.data(), m.hidden, rows, m.activated.data(), padded);
+  quantize_rows(m.activated.data(), padded, rows, layer.down, input);
+  linear<Epilogue::add>(layer.down, input, m.activated.data(), padded, rows, x, m.hidden);
 }
 
 }  // namespace
@@ -128,9 +128,9 @@ int fused_step(void* model, int rows, const int32_t* tokens, const int32_t* posi
         m.residual[(long)row * m.hidden + i] = from_half(m.embedding[(long)tokens[row] * m.hidden + i]);
     for (int index = 0; index < m.layers; index++) run_layer(m, index, step, groups, thread);
     if (wanted) {
-      Rows& input = wanted == 1 ? m.own[thread] : m.shared;
-      norm_rows(m, m.residual.data(), m.norm, wanted, logits_rows, m.head, input);
-      linear<Then::store>(m.head, input, input.floats.data(), m.hidden, wanted, logits, m.vocab);
+      Activations& input = wanted == 1 ? m.per_thread[thread] : m.activations;
+      norm_and_quantize_rows(m, m.residual.data(), m.norm, wanted, logits_rows, m.head, input);
+      linear<Epilogue::store>(m.head, input, input.floats.data(), m.hidden, wanted, logits, m.vocab);
     }
 #pragma omp for schedule(static)
     for (int row = 0; row < wanted_hidden; row++) {

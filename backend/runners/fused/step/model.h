@@ -1,4 +1,4 @@
-// A model's weights as they are kept, the memory of its steps, and the rows of one.
+// The weights of a model, the work space of its steps, and the input of one step.
 #pragma once
 
 #include <algorithm>
@@ -6,25 +6,25 @@
 #include <cstdint>
 #include <vector>
 
-#include "vectors.h"
+#include "simd.h"
 
 namespace {
 
-enum Format { HALVES, BYTES, NIBBLES, SMALL_FLOATS, LEVEL_NIBBLES };
+enum Format { FLOAT16, INT8, INT4, FP8, NF4 };
 
-// Some outputs of a matrix, in panels of one format.
+// Some output columns of a matrix, in panels of one format.
 struct Part {
   const uint8_t* panels;
-  const float* scales;  // of the columns, for BYTES and SMALL_FLOATS
+  const float* scales;  // of the columns, for INT8 and FP8
   const float* bias;    // padded like the columns; or null
-  int out;              // columns that mean something; the last panel may be padded
+  int out;              // output columns; the last panel may be padded
   Format format;
   int group;    // inputs that share a scale in the panel; 0 where none do
   long stride;  // bytes from one panel to the next
 
   int count() const { return (out + PANEL - 1) / PANEL; }
-  bool wants_int8() const { return format == NIBBLES || format == LEVEL_NIBBLES; }
-  bool wants_int16() const { return format == BYTES; }
+  bool takes_int8() const { return format == INT4 || format == NF4; }
+  bool takes_int16() const { return format == INT8; }
 };
 
 // A matrix of one to three parts that multiply the same rows: query, key and value, or gate and up. Only the last panel
@@ -33,35 +33,35 @@ struct Linear {
   Part parts[3];
   int count;
   int in;
-  const int32_t* order;  // input order[i] comes i-th where rows are rounded; null: they keep their order
+  const int32_t* order;  // input order[i] comes i-th in quantised rows; null: the inputs keep their order
 
-  bool wants_int8() const {
-    return std::any_of(parts, parts + count, [](const Part& part) { return part.wants_int8(); });
+  bool takes_int8() const {
+    return std::any_of(parts, parts + count, [](const Part& part) { return part.takes_int8(); });
   }
-  bool wants_int16() const {
-    return std::any_of(parts, parts + count, [](const Part& part) { return part.wants_int16(); });
+  bool takes_int16() const {
+    return std::any_of(parts, parts + count, [](const Part& part) { return part.takes_int16(); });
   }
 };
 
-// Rows that a matrix is multiplied with: floats and, for integer weights, their rounded forms in the matrix's order.
-struct Rows {
+// Rows that a matrix is multiplied with: floats and, for integer weights, quantised in the input order of the matrix.
+struct Activations {
   std::vector<float> floats;
-  std::vector<int16_t> shorts;      // [row][in]
-  std::vector<float> short_scales;  // [row][in / GROUP]
-  std::vector<int8_t> rounded;      // [row][in], and so the next three
+  std::vector<int16_t> int16_values;      // [row][in]
+  std::vector<float> int16_scales;  // [row][in / GROUP]
+  std::vector<int8_t> int8_values;      // [row][in], and so the next three
   std::vector<float> scales;        // [row][in / GROUP]
-  std::vector<float> sums;      // [row][in / GROUP], of the rounded ones times their scale
+  std::vector<float> sums;      // [row][in / GROUP], of the int8 values, times their scale
   std::vector<int32_t> shifts;  // [row][in / GROUP], minus what the 128 in every byte adds to a group's product
 
   void reserve(int rows, int width) {
     if (floats.size() >= (size_t)rows * width) return;
-    shorts.resize((size_t)rows * width);
-    short_scales.resize((size_t)rows * width / GROUP);
-    rounded.resize((size_t)rows * width);
+    int16_values.resize((size_t)rows * width);
+    int16_scales.resize((size_t)rows * width / GROUP);
+    int8_values.resize((size_t)rows * width);
     scales.resize((size_t)rows * width / GROUP);
     sums.resize((size_t)rows * width / GROUP);
     shifts.resize((size_t)rows * width / GROUP);
-    floats.resize((size_t)rows * width);  // last, for it says that the others are there
+    floats.resize((size_t)rows * width);  // last: its size says whether the others are allocated
   }
 };
 
@@ -84,14 +84,14 @@ struct Model {
   bool kv_is_bytes;
   // Work space of a step, by rows.
   int capacity = 0;
-  std::vector<float> residual, qkv, mixed, activated;
-  Rows shared;            // of all rows, for the next matrix
-  std::vector<Rows> own;  // of one row, for each thread: cheaper to make twice than to wait for
-  std::vector<std::vector<float>> scores;        // one for each thread
-  std::vector<std::vector<const void*>> values;  // the same: where the values of each block of a sequence are
+  std::vector<float> residual, qkv, attention_output, activated;
+  Activations activations;            // of all rows of the step
+  std::vector<Activations> per_thread;  // of a single row: computing it in each thread is cheaper than a barrier
+  std::vector<std::vector<float>> scores;        // attention scores, one buffer for each thread
+  std::vector<std::vector<const void*>> values;  // likewise: where the values of each block of a sequence are
 
   int qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
-  int widest() const { return std::max({hidden, heads * head_dim, padded_intermediate()}); }
+  int max_width() const { return std::max({hidden, heads * head_dim, padded_intermediate()}); }
   int padded_intermediate() const { return (intermediate + PANEL - 1) / PANEL * PANEL; }
   size_t head_bytes() const {  // of one block and kv head
     const size_t numbers = 2UL * BLOCK * head_dim;
@@ -101,31 +101,31 @@ struct Model {
     return kv + ((layer_index * blocks + block_index) * kv_heads + kv_head) * head_bytes();
   }
   float* block_scales(uint8_t* block) const { return (float*)(block + 2L * BLOCK * head_dim); }
-  // All memory that a step needs, or std::bad_alloc, and then the next step may ask again.
+  // Allocates all memory that a step needs. Throws std::bad_alloc; a later, smaller step may still succeed.
   void reserve(int rows, int threads) {
     if (rows > capacity) {
       residual.resize((size_t)rows * hidden);
-      shared.reserve(rows, widest());
+      activations.reserve(rows, max_width());
       qkv.resize((size_t)rows * qkv_width());
-      mixed.resize((size_t)rows * heads * head_dim);
+      attention_output.resize((size_t)rows * heads * head_dim);
       activated.resize((size_t)rows * padded_intermediate());
       capacity = rows;
     }
     scores.resize(std::max<size_t>(scores.size(), threads));
     values.resize(std::max<size_t>(values.size(), threads));
-    own.resize(std::max<size_t>(own.size(), threads));
-    for (auto& rows_of_one : own) rows_of_one.reserve(1, widest());
+    per_thread.resize(std::max<size_t>(per_thread.size(), threads));
+    for (auto& rows_of_one : per_thread) rows_of_one.reserve(1, max_width());
     for (auto& buffer : scores) buffer.resize((size_t)QUERY_TILE * (max_context + BLOCK));
     for (auto& buffer : values) buffer.resize(max_context / BLOCK + 1);
   }
 };
 
-// One step's rows; see backend/engine/model_runner.py.
+// The input of one step; see backend/engine/model_runner.py.
 struct Step {
   int rows;
   const int32_t *tokens, *positions;
   const int64_t* slots;
-  std::vector<int32_t> row_sequence;  // which block table a row's keys are found by
+  std::vector<int32_t> row_sequence;  // index of each row's block table
   const int32_t* block_tables;
   int table_width;
 };

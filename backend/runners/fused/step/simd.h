@@ -1,4 +1,4 @@
-// Vectors of the widest kind that this processor has: the only file that knows its instructions.
+// Vectors of the max_width kind that this processor has: the only file that knows its instructions.
 #pragma once
 
 #include <immintrin.h>
@@ -33,8 +33,8 @@ inline Vector load_int8(const int8_t* p) {
 inline Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vector maximum(Vector a, Vector b) { return _mm512_max_ps(a, b); }
 inline float sum(Vector v) { return _mm512_reduce_add_ps(v); }
-inline float largest(Vector v) { return _mm512_reduce_max_ps(v); }
-inline Vector nearest(Vector v) { return _mm512_roundscale_ps(v, 8); }
+inline float reduce_max(Vector v) { return _mm512_reduce_max_ps(v); }
+inline Vector round_nearest(Vector v) { return _mm512_roundscale_ps(v, 8); }
 inline Vector times_power_of_two(Vector v, Vector n) { return _mm512_scalef_ps(v, n); }
 using Integers = __m512i;
 inline Integers load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
@@ -46,18 +46,18 @@ inline void store_int8(int8_t* p, Vector v) {
 inline Integers low_nibbles(Integers v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 inline Integers high_nibbles(Integers v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15)); }
 inline Integers add(Integers a, Integers b) { return _mm512_add_epi32(a, b); }
-inline Integers first_halves(Integers v) {
+inline Integers high_e4m3_to_half(Integers v) {
   return _mm512_and_si512(_mm512_srai_epi16(v, 1), _mm512_set1_epi16((short)0xbf80));
 }
-inline Integers second_halves(Integers v) { return first_halves(_mm512_slli_epi16(v, 8)); }
+inline Integers low_e4m3_to_half(Integers v) { return high_e4m3_to_half(_mm512_slli_epi16(v, 8)); }
 inline Vector low_floats(Integers halves) { return _mm512_cvtph_ps(_mm512_castsi512_si256(halves)); }
 inline Vector high_floats(Integers halves) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)); }
 inline Integers load_widened(const uint8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
 inline void store_int16(int16_t* p, Vector v) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(v)));
 }
-using Factors = Integers;  // unsigned bytes, 128 above what they stand for
-inline Factors of_levels(Integers nibbles) {
+using Nf4Operand = Integers;  // unsigned bytes, 128 above what they stand for
+inline Nf4Operand nf4_operand(Integers nibbles) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(shifted_levels()), nibbles);
 }
 inline Integers begin_dot(int32_t shift) { return broadcast_word(shift); }
@@ -65,23 +65,25 @@ inline Integers begin_dot(int32_t shift) { return broadcast_word(shift); }
 inline Integers dot2(Integers total, Integers shorts, Integers word) {
   return _mm512_dpwssd_epi32(total, shorts, word);
 }
-inline Integers dot4(Integers total, Factors bytes, Integers word) { return _mm512_dpbusd_epi32(total, bytes, word); }
-inline Integers dot4_small(Integers total, Integers nibbles, Integers word) { return dot4(total, nibbles, word); }
-inline Integers total_of_small(Integers total) { return total; }
+inline Integers dot4(Integers total, Nf4Operand bytes, Integers word) {
+  return _mm512_dpbusd_epi32(total, bytes, word);
+}
+inline Integers dot4_int4(Integers total, Integers nibbles, Integers word) { return dot4(total, nibbles, word); }
+inline Integers total_of_int4(Integers total) { return total; }
 #else
 inline Integers dot2(Integers total, Integers shorts, Integers word) {
   return add(total, _mm512_madd_epi16(shorts, word));
 }
 inline Integers even(Integers s) { return _mm512_srai_epi16(_mm512_slli_epi16(s, 8), 8); }
-inline Integers dot4(Integers total, Factors bytes, Integers word) {
+inline Integers dot4(Integers total, Nf4Operand bytes, Integers word) {
   const Integers evens = _mm512_madd_epi16(_mm512_and_si512(bytes, _mm512_set1_epi16(255)), even(word));
   const Integers odds = _mm512_madd_epi16(_mm512_srli_epi16(bytes, 8), _mm512_srai_epi16(word, 8));
   return add(total, add(evens, odds));
 }
-inline Integers dot4_small(Integers total, Integers nibbles, Integers word) {
+inline Integers dot4_int4(Integers total, Integers nibbles, Integers word) {
   return _mm512_add_epi16(total, _mm512_maddubs_epi16(nibbles, word));
 }
-inline Integers total_of_small(Integers total) { return _mm512_madd_epi16(total, _mm512_set1_epi16(1)); }
+inline Integers total_of_int4(Integers total) { return _mm512_madd_epi16(total, _mm512_set1_epi16(1)); }
 #endif
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 constexpr int LANES = 8;
@@ -104,12 +106,12 @@ inline float sum(Vector v) {
   x = _mm_add_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
 }
-inline float largest(Vector v) {
+inline float reduce_max(Vector v) {
   __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
-inline Vector nearest(Vector v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Vector round_nearest(Vector v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline Vector times_power_of_two(Vector v, Vector n) {
   __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
   return _mm256_mul_ps(v, _mm256_castsi256_ps(exponent));
@@ -131,34 +133,34 @@ inline void store_int16(int16_t* p, Vector v) {
 inline Integers low_nibbles(Integers v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
 inline Integers high_nibbles(Integers v) { return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15)); }
 inline Integers add(Integers a, Integers b) { return _mm256_add_epi32(a, b); }
-inline Integers first_halves(Integers v) {
+inline Integers high_e4m3_to_half(Integers v) {
   return _mm256_and_si256(_mm256_srai_epi16(v, 1), _mm256_set1_epi16((short)0xbf80));
 }
-inline Integers second_halves(Integers v) { return first_halves(_mm256_slli_epi16(v, 8)); }
+inline Integers low_e4m3_to_half(Integers v) { return high_e4m3_to_half(_mm256_slli_epi16(v, 8)); }
 inline Vector low_floats(Integers halves) { return _mm256_cvtph_ps(_mm256_castsi256_si128(halves)); }
 inline Vector high_floats(Integers halves) { return _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)); }
 inline Integers shuffle(__m128i table, Integers v) {
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), v);
 }
 #if defined(__AVXVNNI__)
-using Factors = Integers;  // unsigned bytes, 128 above what they stand for
-inline Factors of_levels(Integers nibbles) { return shuffle(shifted_levels(), nibbles); }
+using Nf4Operand = Integers;  // unsigned bytes, 128 above what they stand for
+inline Nf4Operand nf4_operand(Integers nibbles) { return shuffle(shifted_levels(), nibbles); }
 inline Integers dot2(Integers total, Integers shorts, Integers word) {
   return _mm256_dpwssd_avx_epi32(total, shorts, word);
 }
 inline Integers begin_dot(int32_t shift) { return broadcast_word(shift); }
-inline Integers dot4(Integers total, Factors bytes, Integers word) {
+inline Integers dot4(Integers total, Nf4Operand bytes, Integers word) {
   return _mm256_dpbusd_avx_epi32(total, bytes, word);
 }
-inline Integers dot4_small(Integers total, Integers nibbles, Integers word) { return dot4(total, nibbles, word); }
-inline Integers total_of_small(Integers total) { return total; }
+inline Integers dot4_int4(Integers total, Integers nibbles, Integers word) { return dot4(total, nibbles, word); }
+inline Integers total_of_int4(Integers total) { return total; }
 #else
 // The instruction multiplies an unsigned byte with a signed one: the levels' signs move over to the word, which never
 // has a -128 that would stay what it is. Two products of 127 * 127 fit 16 bits.
-struct Factors {
+struct Nf4Operand {
   Integers levels, magnitudes;
 };
-inline Factors of_levels(Integers nibbles) {
+inline Nf4Operand nf4_operand(Integers nibbles) {
   const Integers signed_levels = shuffle(levels(), nibbles);
   return {signed_levels, _mm256_abs_epi8(signed_levels)};
 }
@@ -166,33 +168,33 @@ inline Integers dot2(Integers total, Integers shorts, Integers word) {
   return add(total, _mm256_madd_epi16(shorts, word));
 }
 inline Integers begin_dot(int32_t) { return _mm256_setzero_si256(); }
-inline Integers dot4(Integers total, Factors f, Integers word) {
+inline Integers dot4(Integers total, Nf4Operand f, Integers word) {
   const Integers pairs = _mm256_maddubs_epi16(f.magnitudes, _mm256_sign_epi8(word, f.levels));
   return add(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
-inline Integers dot4_small(Integers total, Integers nibbles, Integers word) {
+inline Integers dot4_int4(Integers total, Integers nibbles, Integers word) {
   return _mm256_add_epi16(total, _mm256_maddubs_epi16(nibbles, word));
 }
-inline Integers total_of_small(Integers total) { return _mm256_madd_epi16(total, _mm256_set1_epi16(1)); }
+inline Integers total_of_int4(Integers total) { return _mm256_madd_epi16(total, _mm256_set1_epi16(1)); }
 #endif
 #else
 #error "needs AVX-512 F and BW, or AVX2 with FMA and F16C"
 #endif
-// first_halves, second_halves: E4M3 in the high or the low byte of 16 bits to half floats 256 times smaller, subnormal
-// ones included; junk in the other byte is nothing.
+// high_e4m3_to_half, low_e4m3_to_half: E4M3 in the high or the low byte of 16 bits to half floats 256 times smaller,
+// subnormal ones included; the other byte is ignored.
 // load_widened: signed bytes as 16 bits each. dot2: total + the sum of two products of 16 bits, in every 32-bit lane.
-// begin_dot, dot4: what was begun + the sum of four products of a level with a signed byte, in every 32-bit lane,
-// exactly. `shift` is -128 times the sum of all signed bytes that will follow, none of which is -128.
-// dot4_small: total + the sum of four products of a nibble with a signed byte, for the words of one GROUP;
-// total_of_small gives their total. Without VNNI the products of a group fit 16 bits, which saves a widening a word.
+// begin_dot, dot4: the running total + the sum of four products of an NF4 level with a signed byte, in every 32-bit
+// lane, exactly. `shift` is -128 times the sum of all signed bytes that will follow, none of which is -128.
+// dot4_int4: total + the sum of four products of a nibble with a signed byte, for the words of one GROUP;
+// total_of_int4 gives their total. Without VNNI the products of a group fit 16 bits, which saves a widening a word.
 
 constexpr int PANEL = 2 * LANES;
 constexpr int GROUP = 32;  // inputs that share a scale where weights are integers
-constexpr int NIBBLE_ROW_TILE = 8;  // rows that share the weights in registers where no sum of theirs stays in one
-constexpr int MOST_ROWS = std::max(ROW_TILE, NIBBLE_ROW_TILE);
-static_assert(ROW_TILE <= 12 && INTEGER_ROW_TILE <= 6 && NIBBLE_ROW_TILE <= 8 && QUERY_TILE <= 6,
+constexpr int INT4_ROW_TILE = 8;  // rows of an INT4 product, whose sums are in memory and not in registers
+constexpr int MAX_ROWS = std::max(ROW_TILE, INT4_ROW_TILE);
+static_assert(ROW_TILE <= 12 && INTEGER_ROW_TILE <= 6 && INT4_ROW_TILE <= 8 && QUERY_TILE <= 6,
               "the tables of kernels end there");
-static_assert(GROUP / 2 * 15 * 127 <= 32767, "dot4_small adds up GROUP / 2 products in 16 bits");
+static_assert(GROUP / 2 * 15 * 127 <= 32767, "dot4_int4 adds up GROUP / 2 products in 16 bits");
 static_assert(GROUP * 128L * 32768 <= 2147483647, "dot2 adds up the products of a group in 32 bits");
 constexpr int BLOCK = 16;  // tokens of a KV block
 constexpr int BLOCK_VECTORS = BLOCK / LANES;
@@ -206,7 +208,7 @@ inline Vector load_number(const int8_t* p) { return load_int8(p); }
 // 2^x for x <= 0: exponent and a polynomial (Taylor of 2^f on [-1/2, 1/2], error below 2e-7).
 inline Vector exp2(Vector x) {
   x = maximum(x, broadcast(-126.f));
-  const Vector whole = nearest(x), f = x - whole;
+  const Vector whole = round_nearest(x), f = x - whole;
   Vector p = broadcast(1.5403530e-4f);
   for (float c : {1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.f})
     p = fma(p, f, broadcast(c));

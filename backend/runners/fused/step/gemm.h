@@ -1,18 +1,18 @@
-// Rows times a whole matrix, shared out to the threads by panels.
+// Activations times a whole matrix; the threads divide it by panels.
 #pragma once
 
 #include <algorithm>
 
+#include "gemm_kernels.h"
 #include "model.h"
-#include "panel_kernels.h"
-#include "vectors.h"
+#include "simd.h"
 
 namespace {
 
-enum class Then { store, add, silu_times };
+enum class Epilogue { store, add, silu_mul };
 
-// Some rows times one panel, and its bias: out [rows][PANEL].
-inline void multiply_panel(const Part& part, int p, int in, const Operand& rows, int count, float* out) {
+// Multiplies some rows with one panel and adds its bias: out [rows][PANEL].
+inline void gemm_panel(const Part& part, int p, int in, const ActivationTile& rows, int count, float* out) {
   const float* scales = part.scales ? part.scales + p * PANEL : nullptr;
   KERNELS[part.format].of[count]({part.panels + p * part.stride, scales, in, part.group}, rows, out);
   if (!part.bias) return;
@@ -20,13 +20,13 @@ inline void multiply_panel(const Part& part, int p, int in, const Operand& rows,
     store(out + i, load(out + i) + load(part.bias + p * PANEL + i % PANEL));
 }
 
-// y = x · weights + bias, added to y or the first part gating the second where asked for. Work is shared out by panels;
+// y = x · weights + bias, added to y or the first part gating the second where asked for. Threads take whole panels;
 // ends with a barrier.
-template <Then THEN>
+template <Epilogue EPILOGUE>
 void linear(
-    const Linear& weights, const Rows& input, const float* x, long x_stride, int rows, float* y, long y_stride) {
-  constexpr bool GATES = THEN == Then::silu_times;  // then a piece of work is a panel of each part
-  int pieces = 0, tile = MOST_ROWS;
+    const Linear& weights, const Activations& input, const float* x, long x_stride, int rows, float* y, long y_stride) {
+  constexpr bool GATES = EPILOGUE == Epilogue::silu_mul;  // then a unit of work is one panel of each part
+  int pieces = 0, tile = MAX_ROWS;
   for (int i = 0; i < weights.count; i++) {
     pieces = GATES ? weights.parts[i].count() : pieces + weights.parts[i].count();
     tile = std::min(tile, KERNELS[weights.parts[i].format].tile);
@@ -43,26 +43,26 @@ void linear(
     for (int t = 0; t < tiles; t++) {
       const int first = (long)rows * t / tiles, count = (long)rows * (t + 1) / tiles - first;
       const long first_group = (long)first * groups;
-      const Operand operand{x + first * x_stride,
+      const ActivationTile operand{x + first * x_stride,
                             x_stride,
-                            input.rounded.data() + (long)first * weights.in,
+                            input.int8_values.data() + (long)first * weights.in,
                             input.scales.data() + first_group,
                             input.sums.data() + first_group,
                             input.shifts.data() + first_group,
-                            input.shorts.data() + (long)first * weights.in,
-                            input.short_scales.data() + first_group};
+                            input.int16_values.data() + (long)first * weights.in,
+                            input.int16_scales.data() + first_group};
       float* target = y + first * y_stride + piece * PANEL;
-      alignas(64) float out[MOST_ROWS * PANEL], gated[MOST_ROWS * PANEL];
-      multiply_panel(*part, p, weights.in, operand, count, out);
-      if constexpr (GATES) multiply_panel(part[1], p, weights.in, operand, count, gated);
+      alignas(64) float out[MAX_ROWS * PANEL], gated[MAX_ROWS * PANEL];
+      gemm_panel(*part, p, weights.in, operand, count, out);
+      if constexpr (GATES) gemm_panel(part[1], p, weights.in, operand, count, gated);
       for (int r = 0; r < count; r++, target += y_stride) {
         if (!GATES && left < PANEL) {  // the padded panel at the end
-          for (int c = 0; c < left; c++) target[c] = (THEN == Then::add ? target[c] : 0.f) + out[r * PANEL + c];
+          for (int c = 0; c < left; c++) target[c] = (EPILOGUE == Epilogue::add ? target[c] : 0.f) + out[r * PANEL + c];
           continue;
         }
         for (int i = 0; i < PANEL; i += LANES) {
           Vector v = load(out + r * PANEL + i);
-          if constexpr (THEN == Then::add) v = load(target + i) + v;
+          if constexpr (EPILOGUE == Epilogue::add) v = load(target + i) + v;
           if constexpr (GATES) v = silu(v) * load(gated + r * PANEL + i);
           store(target + i, v);
         }
