@@ -16,7 +16,7 @@ from benchmarks.figure import FIGURES, OPTIONAL_FIGURES, RESULTS, CannotReport, 
 from benchmarks.machine import commit, machine, versions
 from benchmarks.processes import ROOT, CannotMeasure, cores
 from benchmarks.regression import regressions
-from benchmarks.report import REPORT, in_words, render
+from benchmarks.report import REPORT, format_report, render
 
 _DESCRIPTION = "Measure Keepgate's figures, each against a reference of the same run."
 
@@ -89,7 +89,7 @@ async def _measure(figures: Sequence[str], quick: bool, folder: Path) -> None:
             versions=measured_with,
         )
         for row in figure.rows:
-            _say(f"  {in_words(figure, row)}")
+            _say(f"  {format_report(figure, row)}")
         save(measurement, folder)
         _say(f"  took {measurement.seconds:.0f} s")
 

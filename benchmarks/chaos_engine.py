@@ -30,7 +30,7 @@ from prefix_store.frames.segments import Bytes, Segments
 from prefix_store.store.config import StoreConfig
 from prefix_store.store.open_store import OpenStore, open_store
 from prefix_store.store.store import PrefixStore, Restored
-from prefix_store.tiers.halt import Halt
+from prefix_store.tiers.cancellation import CancelToken
 
 LAYOUT = BlockLayout("float16", (2, 2, 2, 16, 32), "lphtd")
 _LAYERS, _PARTS = 2, 2
@@ -154,7 +154,7 @@ class Engine:
             self.said.wrong.append(f"{location.blocks} of {len(blocks)} blocks were located")
 
     async def _restore(self, blocks: Sequence[BlockId]) -> None:
-        choose, memory, halt = self._choose, Memory(), Halt()
+        choose, memory, cancel = self._choose, Memory(), CancelToken()
         first = choose.choice([0, 0, choose.randrange(len(blocks))])
         location = await self._store.locate(blocks)
         into = memory.segments(first, len(blocks))
@@ -163,10 +163,10 @@ class Engine:
         timer = None
         if choose.random() < 0.2:
             self.said.halted += 1
-            timer = threading.Timer(choose.uniform(0.0, _LONGEST_BEFORE_HALT), _take_back, (halt, memory, taken_back))
+            timer = threading.Timer(choose.uniform(0.0, _LONGEST_BEFORE_HALT), _take_back, (cancel, memory, taken_back))
             timer.start()
         access = Access(time.monotonic(), one_shot=choose.random() < 0.1)
-        restored = await self._store.restore(blocks, into, location, seconds, access, halt)
+        restored = await self._store.restore(blocks, into, location, seconds, access, cancel)
         if timer is not None:
             await asyncio.to_thread(timer.join)
             if not np.array_equal(taken_back[0], memory.bytes):
@@ -188,18 +188,18 @@ class Engine:
                 self.said.wrong.append(f"block {place} of {first} to {first + restored.blocks}, lossy {lossy_from}")
 
     async def _keep(self, blocks: Sequence[BlockId]) -> None:
-        choose, memory, halt = self._choose, Memory(), Halt()
+        choose, memory, cancel = self._choose, Memory(), CancelToken()
         location = await self._store.locate(blocks, everywhere=False)
         first = choose.choice([0, location.kept, choose.randrange(len(blocks))])
         for place in range(len(blocks)):
             memory.bytes[:, :, place] = content(blocks[place].key).reshape(_LAYERS, _PARTS, -1)
         timer = None
         if choose.random() < 0.1:
-            timer = threading.Timer(choose.uniform(0.0, _LONGEST_BEFORE_HALT), _spoil, (halt, memory))
+            timer = threading.Timer(choose.uniform(0.0, _LONGEST_BEFORE_HALT), _spoil, (cancel, memory))
             timer.start()
         access = Access(time.monotonic(), one_shot=choose.random() < 0.1)
         sources = memory.segments(first, len(blocks))
-        await self._store.keep(blocks, sources, access, exact=choose.random() < 0.9, halt=halt)
+        await self._store.keep(blocks, sources, access, exact=choose.random() < 0.9, cancel=cancel)
         if timer is not None:
             await asyncio.to_thread(timer.join)
 
@@ -239,15 +239,15 @@ def _lossy(codec: str, key: bytes) -> Bytes:
     return back
 
 
-def _take_back(halt: Halt, memory: Memory, seen: list[Bytes]) -> None:
+def _take_back(cancel: CancelToken, memory: Memory, seen: list[Bytes]) -> None:
     """In another thread, as an engine does it."""
-    halt.set()
+    cancel.set()
     seen.append(memory.bytes.copy())
 
 
-def _spoil(halt: Halt, memory: Memory) -> None:
+def _spoil(cancel: CancelToken, memory: Memory) -> None:
     """Gives the sources to somebody else, who writes there."""
-    halt.set()
+    cancel.set()
     memory.bytes[:] = _UNTOUCHED
 
 

@@ -328,7 +328,7 @@ async def _audit(
 async def _claims(plain: "redis.asyncio.Redis", index: RedisIndex) -> dict[str, set[bytes]]:
     """Stored keys that the index believes, by the owner's name."""
     said: dict[str, set[bytes]] = {}
-    async for name in plain.scan_iter(index.link.block_names + b"*"):
+    async for name in plain.scan_iter(index.connection.block_names + b"*"):
         value = await plain.get(name)
         for epoch, *_ in claimed(value if isinstance(value, bytes) else b""):
             if epoch in index.owners:

@@ -32,7 +32,7 @@ def render(folder: Path) -> str:
     return "\n".join(parts)
 
 
-def in_words(figure: Figure, row: Row) -> str:
+def format_report(figure: Figure, row: Row) -> str:
     """A row for a person at a terminal."""
     verdict = figure.verdict(row)
     target = f", target {_target(row)}" if row.target else ""

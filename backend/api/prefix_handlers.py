@@ -14,10 +14,10 @@ from backend.api.request_headers import tenant_keys
 from backend.api.server_state import STATE, ServerState
 from backend.engine.model_runner import BLOCK_SIZE
 from backend.errors import NotFound
-from backend.prefixes.sharing import Whereabouts
+from backend.prefixes.sharing import PrefixLocation
 from backend.protocol import TokenizeRequest, decode_request
+from prefix_store.store.fetch_plan import PEERS
 from prefix_store.store.open_store import OpenStore
-from prefix_store.store.route import PEERS
 from prefix_store.tiers.counts import TierCounts
 
 
@@ -43,7 +43,7 @@ async def look_up_prefix(request: web.Request) -> web.Response:
             "block_size": BLOCK_SIZE,
             "leading_tokens": {
                 "device": found.in_pool * BLOCK_SIZE,
-                **{name: blocks * BLOCK_SIZE for name, blocks in found.location.leads.items()},
+                **{name: blocks * BLOCK_SIZE for name, blocks in found.location.leading.items()},
             },
             "engines": [
                 {
@@ -84,7 +84,7 @@ def _opened(request: web.Request) -> OpenStore:
     return opened
 
 
-async def _find(request: web.Request) -> tuple[int, Whereabouts]:
+async def _find(request: web.Request) -> tuple[int, PrefixLocation]:
     """How many tokens the prompt in a request's body has, and where they are."""
     state = request.app[STATE]
     _opened(request)
@@ -138,7 +138,7 @@ def _description(state: ServerState, opened: OpenStore) -> dict[str, Any]:
         "index": None
         if index is None
         else {
-            "well": index.link.is_well,
+            "well": index.connection.is_available,
             "owners": [
                 {"name": owner.name, "blocks": owner.details.blocks, "bytes": owner.details.size}
                 for owner in index.owners.values()

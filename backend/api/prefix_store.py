@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from backend.api.server_state import ServerState
 from backend.engine.async_engine import NOT_RUNNING
-from backend.engine.prefix_io import StoredPrefix
+from backend.engine.kv_connector import StoredPrefix
 from backend.errors import ModelError, PrefixStoreError, Unavailable
 from backend.model import ServedModel
 from backend.prefixes.audit import PrefixAuditor

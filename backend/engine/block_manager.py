@@ -101,7 +101,7 @@ class BlockManager:
     def release(self, sequence: Sequence) -> None:
         """Takes everything back; nothing of the sequence is computed any more."""
         if sequence.fetch is not None:
-            sequence.fetch.halt.set()
+            sequence.fetch.cancel.set()
             sequence.fetch = None
         self._pool.release(sequence.blocks)
         sequence.blocks = []

@@ -15,10 +15,10 @@ import numpy.typing as npt
 from backend.engine.block_manager import blocks_at_most
 from backend.engine.block_pool import BlockPool
 from backend.engine.config import Batching
+from backend.engine.kv_connector import Fetch, Keep, KvConnector
 from backend.engine.model_runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
-from backend.engine.offload import HandOver
+from backend.engine.offload import KvOffloader
 from backend.engine.output_processor import SequenceState, process_token
-from backend.engine.prefix_io import Fetch, Keep, PrefixIO
 from backend.engine.sampler import SampledToken, sample_independently
 from backend.engine.scheduler import Chunk, Scheduler
 from backend.engine.sequence import FinishReason, Sequence, TokenLogprobs
@@ -87,14 +87,14 @@ class Engine:
         step_tokens: int | None,
         batching: Batching = Batching(),  # noqa: B008 - frozen
         shares_prefixes: bool = True,
-        prefix_io: PrefixIO | None = None,
+        kv_connector: KvConnector | None = None,
         lossy_key: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self.runner = runner
         self.pool = BlockPool(runner.num_blocks)
         attention_window = runner.config.attention_window
         max_batch, step_tokens = max_batch or runner.max_batch, step_tokens or runner.step_tokens
-        fetching = None if prefix_io is None else self._begin_fetch
+        fetching = None if kv_connector is None else self._begin_fetch
         self.scheduler = Scheduler(
             self.pool, max_batch, step_tokens, batching, shares_prefixes, attention_window, fetching, lossy_key
         )
@@ -106,12 +106,12 @@ class Engine:
         self._totals = Totals()
         self._in_flight: InFlightStep | None = None
         """The step that was launched ahead of the last one that was taken over."""
-        self._prefix_io = prefix_io
+        self._kv_connector = kv_connector
         self._lossy_key = lossy_key
-        kv_blocks = runner.kv_blocks if prefix_io is not None else None
-        self._hand_over: HandOver | None = None
-        if prefix_io is not None and kv_blocks is not None:
-            self._hand_over = HandOver(self.pool, kv_blocks, prefix_io)
+        kv_blocks = runner.kv_blocks if kv_connector is not None else None
+        self._offloader: KvOffloader | None = None
+        if kv_connector is not None and kv_blocks is not None:
+            self._offloader = KvOffloader(self.pool, kv_blocks, kv_connector)
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence.
@@ -184,8 +184,8 @@ class Engine:
         """What is wrong with the books of blocks and sequences, in sentences; empty if all is well. Repairs nothing."""
         running, waiting = self.scheduler.running, self.scheduler.waiting
         holders = Counter(block for sequence in running for block in sequence.blocks)
-        if self._hand_over is not None:
-            holders += self._hand_over.holders
+        if self._offloader is not None:
+            holders += self._offloader.holders
         found = self.pool.problems(holders)
         scheduled = [sequence.id for sequence in (*running, *waiting)]
         if sorted(scheduled) != sorted(self._sequences) or set(self._states) != set(self._sequences):
@@ -208,7 +208,7 @@ class Engine:
         """
         sequence = self._sequences.get(fetch.sequence_id)
         if sequence is not None and sequence.fetch is fetch:
-            if fetch.halt.is_set:  # it has been forgotten on its way
+            if fetch.cancel.is_set:  # it has been forgotten on its way
                 count, lossy_from = 0, None
             fetch.incoming.arrived(count)
             self.scheduler.mark_fetched(sequence, count, lossy_from)
@@ -236,14 +236,14 @@ class Engine:
             if first_key is None or sequence.block_keys[:1] == [first_key]:
                 sequence.prefix = None
                 if sequence.fetch is not None:
-                    sequence.fetch.halt.set()
-        if self._hand_over is not None:
-            self._hand_over.give_up(first_key)
+                    sequence.fetch.cancel.set()
+        if self._offloader is not None:
+            self._offloader.cancel(first_key)
 
     def kept(self, keep: Keep) -> None:
         """Takes blocks back that are not read any more."""
-        if self._hand_over is not None:
-            self._hand_over.kept(keep)
+        if self._offloader is not None:
+            self._offloader.kept(keep)
             self.scheduler.mark_changed()
 
     def step(self) -> list[Output]:
@@ -419,29 +419,29 @@ class Engine:
     def _begin_fetch(self, sequence: Sequence, until: int) -> Fetch | None:
         """Has the blocks of a sequence filled, from the first that is not computed up to that with this number."""
         kv_blocks, prefix, first = self.runner.kv_blocks, sequence.prefix, sequence.num_registered
-        if kv_blocks is None or prefix is None or self._prefix_io is None:
+        if kv_blocks is None or prefix is None or self._kv_connector is None:
             return None
         blocks = sequence.blocks[first : min(until, first + kv_blocks.most_at_once)]
         incoming = kv_blocks.incoming(blocks)
         if incoming is None:
             return None
         fetch = Fetch(sequence.id, prefix, first, blocks, incoming)
-        self._prefix_io.fetch(fetch)
+        self._kv_connector.fetch(fetch)
         return fetch
 
     def _offer(self, sequence: Sequence, least: int) -> None:
         """Hands over a sequence's full blocks, as soon as there are so many new ones."""
         prefix = sequence.prefix
-        if self._hand_over is None or prefix is None or not self._hand_over.has_room:
+        if self._offloader is None or prefix is None or not self._offloader.has_room:
             return
         if sequence.num_registered - prefix.kept >= least:
-            self._hand_over.offer(sequence, self.scheduler.registered_keys(sequence))
+            self._offloader.offer(sequence, self.scheduler.registered_keys(sequence))
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         is_sound = sequence.num_generated and reason not in (FinishReason.FAILED, FinishReason.SHED)
-        if self._hand_over is not None and is_sound:
-            self._hand_over.leave(sequence, self.scheduler.registered_keys(sequence))
+        if self._offloader is not None and is_sound:
+            self._offloader.sequence_ended(sequence, self.scheduler.registered_keys(sequence))
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
         rate = self._states.pop(sequence.id).rate(sequence.num_generated)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from backend.engine.block_manager import BlockManager
 from backend.engine.block_pool import BlockPool
 from backend.engine.config import Batching
+from backend.engine.kv_connector import Fetch
 from backend.engine.model_runner import BLOCK_SIZE
-from backend.engine.prefix_io import Fetch
 from backend.engine.sequence import Sequence
 
 

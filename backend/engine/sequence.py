@@ -20,7 +20,7 @@ from prefix_store.identity.keys import KeyChain
 if TYPE_CHECKING:
     import torch
 
-    from backend.engine.prefix_io import Fetch, StoredPrefix
+    from backend.engine.kv_connector import Fetch, StoredPrefix
 
 NOBODYS = KeyChain(bytes(16), BLOCK_SIZE)
 """Keys of sequences that share their blocks with all others."""

@@ -8,8 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from backend.engine.model_runner import BLOCK_SIZE
+from prefix_store.store.fetch_plan import PEERS
 from prefix_store.store.open_store import OpenStore
-from prefix_store.store.route import PEERS
 from prefix_store.store.store import PrefixStore
 
 _PREFIX = "keepgate_backend_prefix"

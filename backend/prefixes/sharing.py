@@ -15,8 +15,8 @@ import numpy as np
 from backend.engine.async_engine import NOT_RUNNING, StepReport
 from backend.engine.block_pool import BlockPool
 from backend.engine.engine import Engine
+from backend.engine.kv_connector import Fetch, Keep, StoredPrefix
 from backend.engine.model_runner import BLOCK_SIZE
-from backend.engine.prefix_io import Fetch, Keep, StoredPrefix
 from backend.engine.sequence import Sequence
 from backend.errors import Unavailable
 from backend.prefixes.audit import AuditFigures, PrefixAuditor
@@ -36,7 +36,7 @@ _SHORTEST_ASK, _LONGEST_ASK = 0.1, 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class PrefixLocation:
     """Where the blocks of a prompt are."""
 
     chain: Chain
@@ -46,7 +46,7 @@ class Whereabouts:
 
 
 class PrefixSharing:
-    """A ``PrefixIO`` over a store, for one engine.
+    """A ``KvConnector`` over a store, for one engine.
 
     One event loop uses it, but for ``fetch`` and ``keep``, which the engine's thread calls. What they ask for is done
     on the event loop and its threads, and answered by a command to the engine's thread.
@@ -116,7 +116,7 @@ class PrefixSharing:
         """What looking at restored prefixes has found."""
         return AuditFigures() if self._auditor is None else self._auditor.figures
 
-    async def where(self, tokens: list[int], chain_keys: KeyChain) -> Whereabouts:
+    async def where(self, tokens: list[int], chain_keys: KeyChain) -> PrefixLocation:
         """Where the full blocks of a prompt are, for people.
 
         Raises:
@@ -127,7 +127,7 @@ class PrefixSharing:
             raise Unavailable(NOT_RUNNING)
         keys, chain = await asyncio.to_thread(self._hashed, tokens, chain_keys)
         in_pool = next((place for place, key in enumerate(keys) if engine.pool.block_of(key) is None), len(keys))
-        return Whereabouts(chain, in_pool, await store.locate(chain.blocks))
+        return PrefixLocation(chain, in_pool, await store.locate(chain.blocks))
 
     async def settled(self) -> None:
         """Returns when all that has been handed over so far is kept, or given up."""
@@ -141,11 +141,11 @@ class PrefixSharing:
             self.rate.note(stats.computed_rows - rows, stats.prompt_tokens - prompt_rows, report.seconds)
 
     def fetch(self, fetch: Fetch) -> None:
-        """See ``PrefixIO.fetch``."""
+        """See ``KvConnector.fetch``."""
         self._call(lambda: self._begin_fetch(fetch))
 
     def keep(self, keep: Keep) -> None:
-        """See ``PrefixIO.keep``."""
+        """See ``KvConnector.keep``."""
         self._call(lambda: self._keeps.put_nowait(keep))
 
     async def _ask(self, alike: Many[Sequence], store: PrefixStore, pool: BlockPool, access: Access) -> None:
@@ -168,9 +168,9 @@ class PrefixSharing:
         location = await store.locate(
             chain.blocks, everywhere=in_pool < len(findable), within=self._patience(len(findable) - in_pool)
         )
-        if any(location.leads.values()):
+        if any(location.leading.values()):
             self._begin(store.touch(chain.blocks, location, access), "a use of a prefix could not be noted")
-        worth = store.route(in_pool, location, self.rate.block_seconds).until
+        worth = store.plan_fetch(in_pool, location, self.rate.block_seconds).until
         return StoredPrefix(chain, location, access, worth=min(worth, len(findable)), kept=location.kept)
 
     def _patience(self, blocks: int) -> float:
@@ -220,7 +220,7 @@ class PrefixSharing:
                 prefix.location,
                 self.rate.block_seconds,
                 prefix.access,
-                fetch.halt,
+                fetch.cancel,
             )
             if restored.blocks:
                 prefix.restored, prefix.lossy = fetch.first + restored.blocks, restored.lossy_from is not None
@@ -248,12 +248,12 @@ class PrefixSharing:
     async def _keep(self, keep: Keep, store: PrefixStore) -> None:
         chain = keep.prefix.chain
         known = len(chain.blocks) - keep.first
-        if known < 0 or keep.halt.is_set:  # what comes before could not be kept, or nobody wants it any more
+        if known < 0 or keep.cancel.is_set:  # what comes before could not be kept, or nobody wants it any more
             return
         chain.extend(keep.keys[known:], keep.tokens[known * BLOCK_SIZE :])
         sources = await asyncio.to_thread(keep.outgoing.ready)
         blocks = chain.blocks[: keep.first + len(keep.blocks)]
-        await store.keep(blocks, sources, keep.prefix.access, keep.exact, keep.halt)
+        await store.keep(blocks, sources, keep.prefix.access, keep.exact, keep.cancel)
 
     def _kept(self, keep: Keep) -> None:
         engine = self._engine

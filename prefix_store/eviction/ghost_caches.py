@@ -50,7 +50,7 @@ class GhostCaches(Generic[K]):
         self._blocks += len(keys)
         self._sampled += len(sample)
         for capacity, tree in self._trees.items():
-            self._hits[capacity] += tree.lead(sample)
+            self._hits[capacity] += tree.lookup(sample)
             tree.use(sample, access, size)
 
     def ratios(self) -> dict[int, float]:

@@ -18,7 +18,7 @@ class BlockTree(Generic[K]):
 
     A key stands for a block and for all that comes before it, as a hash over (parent, tokens) does; chains are given
     from their first block on. A block goes only when nothing that is stored follows it, so what is stored of a chain
-    is always its beginning: `lead` and `use` need a handful of look-ups for a chain of thousands of blocks. The nodes
+    is always its beginning: `lookup` and `use` need a handful of look-ups for a chain of thousands of blocks. The nodes
     are runs of blocks with one history (as in a radix tree), so a use costs as much as the chain has branchings, not
     blocks.
 
@@ -66,7 +66,7 @@ class BlockTree(Generic[K]):
         """How many blocks are stored or remembered."""
         return len(self._runs)
 
-    def lead(self, keys: Sequence[K]) -> int:
+    def lookup(self, keys: Sequence[K]) -> int:
         """How many of a chain's first blocks are stored. Changes nothing."""
         known = self._known(keys)
         if not known:

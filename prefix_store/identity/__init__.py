@@ -1,1 +1,5 @@
-"""What a KV block is: the model that computed it, whose it is, and the tokens up to its end."""
+"""The identity of KV blocks: hash keys over the model's fingerprint, the tenant's salt and the tokens so far.
+
+keys.py chains the hashes, fingerprint.py describes what makes two models' blocks differ, salts.py separates tenants.
+Uses no other room. Read keys.py first.
+"""

@@ -13,9 +13,9 @@ from typing import Any
 
 from prefix_store.errors import IndexUnavailable
 from prefix_store.identity.fingerprint import DIGEST_BYTES
+from prefix_store.index.connection import IndexConnection
 from prefix_store.index.layout import check_keys, packed_names
 from prefix_store.index.lease import Lease
-from prefix_store.index.link import Link
 from prefix_store.index.local_owner import FORGET_SECONDS, Held, LocalOwner
 from prefix_store.index.match import Match, match_of
 from prefix_store.index.node import RedisNode
@@ -42,13 +42,15 @@ class RedisIndex:
     is lost and counted (`dropped`).
     """
 
-    def __init__(self, link: Link, deadline: float, heartbeat: float, lifetime: float, claim_seconds: int) -> None:
-        self.link = link
+    def __init__(
+        self, connection: IndexConnection, deadline: float, heartbeat: float, lifetime: float, claim_seconds: int
+    ) -> None:
+        self.connection = connection
         self._deadline = deadline
         self._heartbeat = heartbeat
         self._lifetime = lifetime
         self._claim_seconds = claim_seconds
-        self._writes = WriteQueue(link, claim_seconds, self._distrust_all)
+        self._writes = WriteQueue(connection, claim_seconds, self._distrust_all)
         self._owned: dict[LocalOwner, asyncio.Task[None]] = {}
         self._owners: Mapping[int, Owner] = {}
         self._hearing: list[asyncio.Future[None]] = []
@@ -79,8 +81,8 @@ class RedisIndex:
             for start in range(0, len(keys), _BLOCKS_PER_LOOK):
                 piece = keys[start : start + _BLOCKS_PER_LOOK]
                 left = due - asyncio.get_running_loop().time()
-                names = packed_names(self.link.block_names, piece)
-                found: list[int | bytes] = await self.link.ask("match", names, deadline=left)
+                names = packed_names(self.connection.block_names, piece)
+                found: list[int | bytes] = await self.connection.ask("match", names, deadline=left)
                 runs += found
                 if sum(blocks for blocks in found[::2] if isinstance(blocks, int)) < len(piece):
                     break
@@ -93,7 +95,7 @@ class RedisIndex:
 
         See `Lease.blocks` for how many it has promised to keep.
         """
-        lease = Lease(self.link, owner, keys)
+        lease = Lease(self.connection, owner, keys)
         await lease.renew(seconds)
         return lease
 
@@ -118,7 +120,7 @@ class RedisIndex:
         lasting: bool = False,
     ) -> LocalOwner:
         """Announce an owner that this process speaks for; see `LocalOwner`. Raises ValueError without a name."""
-        owner = LocalOwner(name, tier, inventory, details, lasting, self.link, self._writes, self._wake.set)
+        owner = LocalOwner(name, tier, inventory, details, lasting, self.connection, self._writes, self._wake.set)
         claiming = asyncio.create_task(owner.claim_inventory(self._claim_seconds / 2))
         claiming.add_done_callback(_report_end)
         self._owned[owner] = claiming
@@ -169,9 +171,9 @@ class RedisIndex:
         for owner in tuple(self._owned):
             await owner.announce(self._lifetime, _BACKGROUND_DEADLINE)
         forget = FORGET_SECONDS * 1000
-        self._owners = owners_of(await self.link.probe("owners", forget, deadline=_BACKGROUND_DEADLINE))
+        self._owners = owners_of(await self.connection.probe("owners", forget, deadline=_BACKGROUND_DEADLINE))
         if learn_nodes:
-            await self.link.learn_nodes(_BACKGROUND_DEADLINE)
+            await self.connection.learn_nodes(_BACKGROUND_DEADLINE)
 
     async def write_behind(self) -> None:
         """Tell Redis what waits; runs for as long as the index is used."""
@@ -181,7 +183,7 @@ class RedisIndex:
         """Say what still waits, in so far as Redis takes it within seconds, and leave."""
         try:
             async with asyncio.timeout(_FLUSH_SECONDS):
-                if self.link.is_well:
+                if self.connection.is_available:
                     await self.flush()
         except TimeoutError:
             log.warning("redis was not told of the last blocks in time")
@@ -192,8 +194,8 @@ class RedisIndex:
         try:
             async with asyncio.timeout(seconds):
                 waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._wake.wait())]
-                if self.link.is_well:
-                    waits.append(asyncio.ensure_future(self.link.wait_ill()))
+                if self.connection.is_available:
+                    waits.append(asyncio.ensure_future(self.connection.wait_unavailable()))
                 try:
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -204,7 +206,7 @@ class RedisIndex:
 
     def _complain(self, reason: str) -> None:
         """Say once what Redis has against us, where it answers; that it does not, the link has said."""
-        if self.link.is_well and reason != self._complaint:
+        if self.connection.is_available and reason != self._complaint:
             log.warning("the prefix index cannot be used: %s", reason)
             self._complaint = reason
 
@@ -237,7 +239,7 @@ async def open_index(
     if deadline <= 0 or claim_seconds < 1:
         raise ValueError("deadline and claim_seconds: expected more than 0, and at least 1")
     node = RedisNode(url)
-    index = RedisIndex(Link(node, namespace), deadline, heartbeat, lifetime, claim_seconds)
+    index = RedisIndex(IndexConnection(node, namespace), deadline, heartbeat, lifetime, claim_seconds)
     background = [asyncio.create_task(work) for work in (index.beat(), index.write_behind())]
     for task in background:
         task.add_done_callback(_report_end)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from prefix_store.errors import IndexUnavailable
+from prefix_store.index.connection import IndexConnection
 from prefix_store.index.layout import joined, packed_epoch
-from prefix_store.index.link import Link
 from prefix_store.index.owner import Owner
 
 _ID_BYTES = 8
@@ -26,8 +26,8 @@ class Lease:
             ... read keys[: lease.blocks] ...
     """
 
-    def __init__(self, link: Link, owner: Owner, keys: Sequence[bytes]) -> None:
-        self._link = link
+    def __init__(self, connection: IndexConnection, owner: Owner, keys: Sequence[bytes]) -> None:
+        self._connection = connection
         self._owner = owner
         self._keys = keys
         self._id = secrets.token_bytes(_ID_BYTES)
@@ -47,7 +47,9 @@ class Lease:
         begun = asyncio.get_running_loop().time()
         epoch, keys = packed_epoch(self._owner.epoch), joined(self._keys)
         try:
-            self.blocks = await self._link.ask("lease", epoch, self._id, round(seconds * 1000), keys, deadline=deadline)
+            self.blocks = await self._connection.ask(
+                "lease", epoch, self._id, round(seconds * 1000), keys, deadline=deadline
+            )
         except IndexUnavailable:
             return 0
         self._deadline = begun + seconds
@@ -59,7 +61,7 @@ class Lease:
         if not leased:
             return
         try:
-            await self._link.ask("release", packed_epoch(self._owner.epoch), self._id, deadline=deadline)
+            await self._connection.ask("release", packed_epoch(self._owner.epoch), self._id, deadline=deadline)
         except IndexUnavailable:
             return  # it ends by itself
 

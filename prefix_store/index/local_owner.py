@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from prefix_store.errors import IndexUnavailable
+from prefix_store.index.connection import IndexConnection
 from prefix_store.index.layout import check_keys, packed_epoch
-from prefix_store.index.link import Link
 from prefix_store.index.owner import Details, TierKind, packed_details
 from prefix_store.index.writes import BLOCKS_AT_ONCE, Write, WriteKind, WriteQueue
 
@@ -47,7 +47,7 @@ class LocalOwner:
         inventory: Callable[[], Iterable[Held]],
         details: Callable[[], Details],
         lasting: bool,
-        link: Link,
+        connection: IndexConnection,
         writes: WriteQueue,
         wake: Callable[[], None],
     ) -> None:
@@ -59,7 +59,7 @@ class LocalOwner:
         self._inventory = inventory
         self._details = details
         self._lasting = lasting
-        self._link = link
+        self._connection = connection
         self._writes = writes
         self._wake = wake
         self._instance = secrets.token_bytes(_INSTANCE_BYTES)
@@ -89,7 +89,7 @@ class LocalOwner:
         Call it before their bytes go. Where Redis does not say so within `deadline` seconds, all may go: a reader
         finds out, for it verifies what it gets.
         """
-        if self.epoch is None or not self._link.is_well:
+        if self.epoch is None or not self._connection.is_available:
             self.forget(keys)
             return frozenset()
         self._note_withdrawn(keys)
@@ -160,7 +160,7 @@ class LocalOwner:
             if epoch is None or self._lasting:
                 return
             try:
-                await self._link.ask("retire", self.name.encode(), packed_epoch(epoch), deadline=deadline)
+                await self._connection.ask("retire", self.name.encode(), packed_epoch(epoch), deadline=deadline)
             except IndexUnavailable as error:
                 log.warning("redis did not hear that %s has gone: %s", self.name, error)
 
@@ -169,7 +169,7 @@ class LocalOwner:
         doubts = self._doubts
         if doubts > self._settled:
             given = _NEW
-        reply: bytes = await self._link.probe(
+        reply: bytes = await self._connection.probe(
             "announce",
             *(self.name.encode(), given, self._instance, int(self._lasting)),
             *(round(lifetime * 1000), FORGET_SECONDS * 1000, packed_details(self._details())),

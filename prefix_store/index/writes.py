@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from prefix_store.errors import IndexUnavailable
+from prefix_store.index.connection import IndexConnection
 from prefix_store.index.layout import joined, packed_epoch, packed_kind
-from prefix_store.index.link import Link
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ BLOCKS_AT_ONCE = 256
 _MOST_BLOCKS = 65_536
 
 
-class Speaker(Protocol):
+class ClaimOwner(Protocol):
     """For whom something is said."""
 
     @property
@@ -33,7 +33,7 @@ class Write:
     """One thing to say about some blocks of one epoch's owner."""
 
     kind: WriteKind
-    owner: Speaker
+    owner: ClaimOwner
     keys: tuple[bytes, ...]
     tier: int = 0
     codec: int = 0
@@ -57,8 +57,8 @@ class WriteQueue:
     that it takes a new epoch, and with it back everything it said.
     """
 
-    def __init__(self, link: Link, claim_seconds: int, lost: Callable[[], None]) -> None:
-        self._link = link
+    def __init__(self, connection: IndexConnection, claim_seconds: int, lost: Callable[[], None]) -> None:
+        self._connection = connection
         self._claim_seconds = claim_seconds
         self._lost = lost
         self._waiting: deque[Write] = deque()
@@ -95,12 +95,12 @@ class WriteQueue:
         """Say what waits; runs for as long as the index is used."""
         while True:
             await self._has_waiting.wait()
-            await self._link.wait_well()
+            await self._connection.wait_available()
             write = self._next()
             try:
                 await self._say(write)
             except IndexUnavailable as error:
-                if not self._link.is_well:
+                if not self._connection.is_available:
                     self._put_back(write)
                     continue
                 log.warning("redis refused to %s %d blocks: %s", write.kind, len(write.keys), error)
@@ -140,14 +140,16 @@ class WriteQueue:
         match write.kind:
             case "publish":
                 kind = packed_kind(write.tier, write.codec)
-                known = await self._link.ask("publish", speaker, kind, self._claim_seconds, keys, deadline=_DEADLINE)
+                known = await self._connection.ask(
+                    "publish", speaker, kind, self._claim_seconds, keys, deadline=_DEADLINE
+                )
                 if not known:
                     write.unknown(epoch)
             case "touch":
-                await self._link.ask("touch", speaker, self._claim_seconds, keys, deadline=_DEADLINE)
+                await self._connection.ask("touch", speaker, self._claim_seconds, keys, deadline=_DEADLINE)
             case "withdraw":
                 forced = write.forced
-                numbers: Sequence[int] = await self._link.ask(
+                numbers: Sequence[int] = await self._connection.ask(
                     "withdraw", speaker, b"1" if forced else b"0", keys, deadline=_DEADLINE
                 )
                 kept = frozenset(write.keys[number] for number in numbers)

@@ -1,1 +1,5 @@
-"""Blocks of other engines over HTTP: `BlockServer` gives away what it is asked for by hash, `PeerClient` asks."""
+"""KV blocks between engines over HTTP: server.py sends frames that are asked for by key, client.py reads them.
+
+protocol.py is the request, exchange.py one request and its response, health.py decides when a failing peer is skipped.
+May use tiers, codecs and frames. Read protocol.py first.
+"""

@@ -20,11 +20,10 @@ from prefix_store.frames.errors import BadFrame
 from prefix_store.frames.segments import Segments
 from prefix_store.peers.errors import PeerFailed, PeerLied
 from prefix_store.peers.exchange import Address, Answer, Question
+from prefix_store.peers.health import PeerHealth
 from prefix_store.peers.protocol import MOST_BLOCKS, BlocksRequest
-from prefix_store.peers.standing import Standing
-from prefix_store.tiers.counts import TierCounts
-from prefix_store.tiers.halt import Halt, Halted
-from prefix_store.tiers.progress import Progress
+from prefix_store.tiers.cancellation import Cancelled, CancelToken
+from prefix_store.tiers.counts import Progress, TierCounts
 from prefix_store.tiers.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ class PeerClient:
     """Restores blocks from other engines. One event loop uses it; four threads receive, verify and copy.
 
     A peer is not believed: each frame is checked against what was asked for before a byte of it is copied. One that
-    fails, dawdles, lies or has restarted is left alone for a while (see `Standing`).
+    fails, dawdles, lies or has restarted is left alone for a while (see `PeerHealth`).
 
     Args:
         secret: shared by the engines of a fleet.
@@ -62,7 +61,7 @@ class PeerClient:
         self.counts = TierCounts()
         self._secret = secret
         self._deadlines = deadlines or PeerDeadlines()
-        self._standings: OrderedDict[Address, Standing] = OrderedDict()
+        self._healths: OrderedDict[Address, PeerHealth] = OrderedDict()
         self._worker = Worker("kv-peers", _THREADS)
         # The one that was used longest ago first.
         self._idle: list[tuple[str, http.client.HTTPConnection]] = []
@@ -70,8 +69,8 @@ class PeerClient:
 
     def may_ask(self, peer: Address) -> bool:
         """Whether a peer is worth a question now."""
-        standing = self._standings.get(peer)
-        return standing is None or standing.may_be_asked()
+        health = self._healths.get(peer)
+        return health is None or health.is_available()
 
     async def read(
         self,
@@ -80,7 +79,7 @@ class PeerClient:
         into: Sequence[Segments],
         frame_format: FrameFormat,
         within: float | None = None,
-        halt: Halt | None = None,
+        cancel: CancelToken | None = None,
     ) -> int:
         """Restores blocks of a chain, in order, up to the first that the peer does not give.
 
@@ -101,9 +100,11 @@ class PeerClient:
         began = time.perf_counter()
         try:
             async with asyncio.timeout(min(within or self._deadlines.whole, self._deadlines.whole)):
-                await self._worker.run(lambda halt: self._fetch(peer, wanted, into, frame_format, progress, halt), halt)
-            self._standing(peer).gave()
-        except Halted:
+                await self._worker.run(
+                    lambda cancel: self._fetch(peer, wanted, into, frame_format, progress, cancel), cancel
+                )
+            self._health(peer).succeeded()
+        except Cancelled:
             pass  # the progress says how far it came
         except TimeoutError:
             self._note_failure(peer, PeerFailed(f"{peer.url} took too long"))
@@ -128,19 +129,19 @@ class PeerClient:
         into: Sequence[Segments],
         frame_format: FrameFormat,
         progress: Progress,
-        halt: Halt,
+        cancel: CancelToken,
     ) -> None:
         names = [(frame_format.stored_key(block.key), frame_format.stored_key(block.parent)) for block in wanted]
         request = msgspec.msgpack.encode(BlocksRequest(peer.epoch, names))
         deadlines = self._deadlines
         question = Question(peer, self._secret, request, deadlines.connect, deadlines.first_byte)
         try:
-            with self._ask(question, halt) as answer:
-                self._receive(answer, wanted, into, frame_format, progress, halt)
+            with self._ask(question, cancel) as answer:
+                self._receive(answer, wanted, into, frame_format, progress, cancel)
         except PeerFailed:
-            with halt:  # what was ended from outside is no fault of the peer
+            with cancel:  # what was ended from outside is no fault of the peer
                 raise
-        halt.interrupt_with(None)
+        cancel.set_interrupt(None)
         if answer.is_whole:
             self._keep(peer.url, answer.connection)
 
@@ -151,7 +152,7 @@ class PeerClient:
         into: Sequence[Segments],
         frame_format: FrameFormat,
         progress: Progress,
-        halt: Halt,
+        cancel: CancelToken,
     ) -> None:
         """Raises PeerFailed."""
         frame = buffer(frame_format.frame_bytes)
@@ -164,22 +165,22 @@ class PeerClient:
             except BadFrame as error:
                 self.counts.bad_frames[error.field] += 1
                 raise PeerLied(f"{answer.address.url} sent a frame that is not the block's: {error}") from error
-            with halt:
+            with cancel:
                 frame_format.decode(frame, segments)
                 progress.done += 1
         answer.end()
 
-    def _ask(self, question: Question, halt: Halt) -> Answer:
+    def _ask(self, question: Question, cancel: CancelToken) -> Answer:
         """Raises PeerFailed."""
         kept = self._take(question.address.url)
         if kept is not None:
             try:
-                return question.ask(kept, halt)
+                return question.ask(kept, cancel)
             except PeerFailed as error:
                 if not isinstance(error.__cause__, ConnectionError):
                     raise
                 # The peer closed it while nobody used it: that says nothing about the peer of now.
-        return question.ask(question.address.connection(), halt)
+        return question.ask(question.address.connection(), cancel)
 
     def _take(self, url: str) -> http.client.HTTPConnection | None:
         """A connection that has been used and may still be open."""
@@ -193,14 +194,14 @@ class PeerClient:
             if len(self._idle) > _IDLE_CONNECTIONS:
                 self._idle.pop(0)[1].close()
 
-    def _standing(self, peer: Address) -> Standing:
-        if peer not in self._standings:
-            if len(self._standings) >= _MOST_PEERS:
-                self._standings.popitem(last=False)
-            self._standings[peer] = Standing()
-        return self._standings[peer]
+    def _health(self, peer: Address) -> PeerHealth:
+        if peer not in self._healths:
+            if len(self._healths) >= _MOST_PEERS:
+                self._healths.popitem(last=False)
+            self._healths[peer] = PeerHealth()
+        return self._healths[peer]
 
     def _note_failure(self, peer: Address, error: PeerFailed) -> None:
         self.counts.faults[type(error).__name__] += 1
         log.warning("leaving a peer alone for a while: %s", error)
-        self._standing(peer).failed(error)
+        self._health(peer).failed(error)

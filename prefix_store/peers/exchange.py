@@ -13,7 +13,7 @@ from types import TracebackType
 from prefix_store.frames.segments import Bytes
 from prefix_store.peers.errors import PeerFailed, PeerLied, PeerRefused, PeerRestarted
 from prefix_store.peers.protocol import EPOCH_HEADER, FRAMES_TYPE, PATH, REQUEST_TYPE
-from prefix_store.tiers.halt import Halt
+from prefix_store.tiers.cancellation import CancelToken
 
 _LAST_SECONDS = 0.05
 
@@ -47,23 +47,23 @@ class Question:
     connect: float
     first_byte: float
 
-    def ask(self, connection: http.client.HTTPConnection, halt: Halt) -> Answer:
+    def ask(self, connection: http.client.HTTPConnection, cancel: CancelToken) -> Answer:
         """The answer, of which the head has been read. Raises PeerFailed; the connection is closed then."""
         try:
             with _translated(self.address):
-                return self._ask(connection, halt)
+                return self._ask(connection, cancel)
         except PeerFailed:
             connection.close()
             raise
 
-    def _ask(self, connection: http.client.HTTPConnection, halt: Halt) -> Answer:
+    def _ask(self, connection: http.client.HTTPConnection, cancel: CancelToken) -> Answer:
         if connection.sock is None:
             connection.timeout = self.connect
             connection.connect()
         # http.client forgets the socket where the peer wants to close it, and reads on from it all the same.
         connected: socket.socket = connection.sock
         # A peer that sends a byte now and then passes every other deadline; the caller's ends it here.
-        halt.interrupt_with(lambda: _shut_down(connected))
+        cancel.set_interrupt(lambda: _shut_down(connected))
         connected.settimeout(self.first_byte)
         headers = {"authorization": f"Bearer {self.secret}", "content-type": REQUEST_TYPE}
         connection.request("POST", PATH, self.request, headers)

@@ -1,1 +1,5 @@
-"""`keepgate replay`: traces of real traffic through the eviction code of the store."""
+"""`keepgate replay`: runs recorded traffic through the eviction policies, to choose a capacity and a policy.
+
+read.py recognises the trace format (azure.py, mooncake.py, agent.py), replay.py runs it, report_text.py prints the
+report. May use eviction. Read replay.py first.
+"""

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from prefix_store.replay.in_words import in_words
 from prefix_store.replay.read import read_trace
 from prefix_store.replay.replay import replay
+from prefix_store.replay.report_text import format_report
 from prefix_store.replay.trace import TraceError
 
 _DESCRIPTION = """\
@@ -49,7 +49,7 @@ def main() -> int:
             print(f"keepgate replay: {line}", file=sys.stderr)
         return 2
     report = replay(trace, parsed.capacity, parsed.engines, _Progress().say)
-    print(json.dumps(report, indent=2) if parsed.json else in_words(report))
+    print(json.dumps(report, indent=2) if parsed.json else format_report(report))
     return 0
 
 

@@ -65,12 +65,12 @@ class Belady:
         size = begin = 0
         for request, end in zip(self._trace.requests(), self._ends, strict=True):
             path = self._paths[begin:end]
-            lead = 0
+            leading = 0
             for run in path:
-                lead += stored[run]
+                leading += stored[run]
                 if stored[run] < lengths[run]:
                     break
-            hits.count(request, lead)
+            hits.count(request, leading)
             for step, run in enumerate(path, begin):
                 next_use[run] = self._next_uses[step]
                 if not stored[run] and parents[run] >= 0:

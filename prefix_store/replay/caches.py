@@ -29,7 +29,7 @@ class SingleCache:
         self.hits = Hits(block_tokens)
 
     def see(self, request: TraceRequest, access: Access) -> None:
-        self.hits.count(request, self.tree.lead(request.keys))
+        self.hits.count(request, self.tree.lookup(request.keys))
         self.tree.use(request.keys, access)
 
 
@@ -44,7 +44,7 @@ class RoundRobin:
     def see(self, request: TraceRequest, access: Access) -> None:
         tree = self._trees[self._next]
         self._next = (self._next + 1) % len(self._trees)
-        self.hits.count(request, tree.lead(request.keys))
+        self.hits.count(request, tree.lookup(request.keys))
         tree.use(request.keys, access)
 
 
@@ -64,7 +64,7 @@ class PrefixAware:
         self.hits = Hits(block_tokens)
 
     def see(self, request: TraceRequest, access: Access) -> None:
-        leads = [tree.lead(request.keys) for tree in self._trees]
+        leads = [tree.lookup(request.keys) for tree in self._trees]
         engine = leads.index(max(leads))
         if leads[engine] <= self._LEAST_SHARE * len(request.keys):
             engine = self._given.index(min(self._given))

@@ -15,12 +15,12 @@ class Hits:
     tokens: int = 0
     hit_tokens: int = 0
 
-    def count(self, request: TraceRequest, lead: int) -> None:
+    def count(self, request: TraceRequest, leading: int) -> None:
         """A request came, and so many of its first blocks were there."""
         self.blocks += len(request.keys)
-        self.hit_blocks += lead
+        self.hit_blocks += leading
         self.tokens += request.input_length
-        self.hit_tokens += min(lead * self.block_tokens, request.input_length)
+        self.hit_tokens += min(leading * self.block_tokens, request.input_length)
 
     @property
     def ratios(self) -> dict[str, float]:

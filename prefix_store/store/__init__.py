@@ -1,1 +1,6 @@
-"""All places beyond an engine's own memory as one: ask where blocks are, restore them, keep them."""
+"""The prefix store of an engine: all tiers and peers as one.
+
+store.py locates, restores and stores blocks; fetch_plan.py decides between fetching and computing; peer_reader.py reads
+from other engines; owners.py publishes to the index what the tiers hold; open_store.py builds it all from config.py.
+May use every other room but replay. Read store.py first.
+"""

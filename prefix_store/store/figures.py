@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from prefix_store.store.route import Choice
+from prefix_store.store.fetch_plan import FetchDecision
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class StoreFigures:
     offered: int = 0
     kept: Counter[str] = field(default_factory=Counter)
 
-    def note(self, choices: tuple[Choice, ...]) -> None:
+    def note(self, choices: tuple[FetchDecision, ...]) -> None:
         """Adds what was decided."""
         for choice in choices:
             (self.fetched if choice.fetched else self.computed)[choice.place] += choice.blocks

@@ -23,7 +23,7 @@ class PeerRun:
 class Location:
     """What each place said when it was asked; by the time it is read less may be there."""
 
-    leads: dict[str, int]
+    leading: dict[str, int]
     """Leading blocks in each tier of this process, by the tier's name, the fastest first."""
     peers: tuple[PeerRun, ...] = ()
     """Of other engines, in order."""
@@ -31,9 +31,9 @@ class Location:
     @property
     def blocks(self) -> int:
         """Leading blocks that are anywhere."""
-        return max([0, *self.leads.values(), *(run.until for run in self.peers)])
+        return max([0, *self.leading.values(), *(run.until for run in self.peers)])
 
     @property
     def kept(self) -> int:
         """Leading blocks that are in every tier of this process."""
-        return min(self.leads.values(), default=0)
+        return min(self.leading.values(), default=0)

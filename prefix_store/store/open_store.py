@@ -15,8 +15,8 @@ from prefix_store.index.index import RedisIndex, open_index
 from prefix_store.peers.client import PeerClient
 from prefix_store.peers.server import BlockServer
 from prefix_store.store.config import StoreConfig
-from prefix_store.store.fleet import Fleet
 from prefix_store.store.owners import DISK, MEMORY, MOONCAKE, Owners
+from prefix_store.store.peer_reader import PeerReader
 from prefix_store.store.store import PrefixStore
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.host_memory import HostMemory
@@ -104,13 +104,13 @@ async def open_store(config: StoreConfig, namespace: bytes, layout: BlockLayout)
         owners = removals.owners = Owners(index, config.name, config.address if config.secret else "", instance)
         stack.push_async_callback(owners.close)
         if MEMORY in tiers:
-            owners.speak_for_memory(tiers[MEMORY])
+            owners.register_memory(tiers[MEMORY])
         if disk is not None:
-            await owners.speak_for_disk(disk)
+            await owners.register_disk(disk)
         fleet = server = None
         if config.secret:
             client = PeerClient(config.peers_secret)
-            fleet = Fleet(index, client, _formats(layout, config), owners.is_own)
+            fleet = PeerReader(index, client, _formats(layout, config), owners.is_own)
             stack.push_async_callback(fleet.close)
             # What is in Mooncake, others have from there.
             own = [tier for name, tier in tiers.items() if name != MOONCAKE]

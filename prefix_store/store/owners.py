@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-from prefix_store.index.census import repair
 from prefix_store.index.index import RedisIndex
 from prefix_store.index.local_owner import Held, LocalOwner
 from prefix_store.index.owner import Details, TierKind
+from prefix_store.index.usage import repair
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.tier import Tier
 
@@ -37,14 +37,14 @@ class Owners:
         """Whether an owner is this process, or what it reads by itself."""
         return any(owner.name == name for owner in self._owners.values())
 
-    def speak_for_memory(self, tier: Tier) -> None:
+    def register_memory(self, tier: Tier) -> None:
         """Announces what is in host memory, under this engine's name."""
         self._tiers[MEMORY] = tier
         self._owners[MEMORY] = self.index.own(
             self._name, TierKind.MEMORY, _inventory(tier), lambda: self._details(tier)
         )
 
-    async def speak_for_disk(self, tier: DiskTier) -> None:
+    async def register_disk(self, tier: DiskTier) -> None:
         """Announces what is on disk, under the identity of the folder; again where that has become another one."""
         self._tiers[DISK] = tier
         owner, identity = self._owners.get(DISK), tier.identity
@@ -64,7 +64,7 @@ class Owners:
         """These blocks, by their stored keys, are in a tier now; parents before children."""
         tier = self._tiers.get(tier_name)
         if isinstance(tier, DiskTier):
-            await self.speak_for_disk(tier)
+            await self.register_disk(tier)
         owner = self._owners.get(tier_name)
         if owner is not None and tier is not None:
             owner.publish(keys, tier.format.codec.number)

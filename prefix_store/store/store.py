@@ -17,13 +17,13 @@ from typing import TypeVar
 from prefix_store.eviction.access import Access
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.segments import Segments
+from prefix_store.store.fetch_plan import PEERS, FetchPlan, FetchStep, plan_fetch
 from prefix_store.store.figures import StoreFigures
-from prefix_store.store.fleet import Fleet
 from prefix_store.store.location import Location
 from prefix_store.store.owners import Owners
-from prefix_store.store.route import PEERS, Leg, Route, route
+from prefix_store.store.peer_reader import PeerReader
 from prefix_store.store.transfer_time import TransferTime
-from prefix_store.tiers.halt import Halt
+from prefix_store.tiers.cancellation import CancelToken
 from prefix_store.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,9 @@ class PrefixStore:
         fleet: other engines; None: nobody else is asked.
     """
 
-    def __init__(self, tiers: Mapping[str, Tier], owners: Owners | None = None, fleet: Fleet | None = None) -> None:
+    def __init__(
+        self, tiers: Mapping[str, Tier], owners: Owners | None = None, fleet: PeerReader | None = None
+    ) -> None:
         self.tiers = dict(tiers)
         self.owners = owners
         self.fleet = fleet
@@ -78,17 +80,17 @@ class PrefixStore:
         if not chain:
             return Location(dict.fromkeys(self.tiers, 0))
         asked = {
-            name: asyncio.create_task(tier.lead(chain))
+            name: asyncio.create_task(tier.lookup(chain))
             for name, tier in self.tiers.items()
             if name not in self._unanswered
         }
         peers = asyncio.create_task(self.fleet.find(chain)) if everywhere and self.fleet is not None else None
         if waited := [*asked.values(), *([peers] if peers else [])]:
             await asyncio.wait(waited, timeout=within)
-        leads = {name: self._lead(name, asked.get(name)) for name in self.tiers}
-        return Location(leads, _given(peers, ()) if peers is not None else ())
+        leading = {name: self._lookup(name, asked.get(name)) for name in self.tiers}
+        return Location(leading, _given(peers, ()) if peers is not None else ())
 
-    def _lead(self, name: str, asked: asyncio.Task[int] | None) -> int:
+    def _lookup(self, name: str, asked: asyncio.Task[int] | None) -> int:
         """What a tier has answered by now."""
         if asked is None:
             return 0
@@ -98,9 +100,9 @@ class PrefixStore:
         asked.add_done_callback(lambda task: self._unanswered.pop(name, None))
         return 0
 
-    def route(self, first: int, location: Location, block_seconds: float | None) -> Route:
+    def plan_fetch(self, first: int, location: Location, block_seconds: float | None) -> FetchPlan:
         """Which blocks from number ``first`` on are fetched, and from where; see `route.route`."""
-        return route(first, location, self.times, block_seconds, time.monotonic())
+        return plan_fetch(first, location, self.times, block_seconds, time.monotonic())
 
     async def restore(
         self,
@@ -109,7 +111,7 @@ class PrefixStore:
         location: Location,
         block_seconds: float | None,
         access: Access,
-        halt: Halt,
+        cancel: CancelToken,
     ) -> Restored:
         """Fills the last ``len(into)`` blocks of a chain, in order, up to the first that cannot be had.
 
@@ -124,24 +126,24 @@ class PrefixStore:
         limit = min(max(limit, _SHORTEST_RESTORE), _LONGEST_RESTORE)
         failed: set[str] = set()
         done, lossy_from = first, None
-        way = self.route(first, location, block_seconds)
+        way = self.plan_fetch(first, location, block_seconds)
         self.figures.note(way.choices)
-        with _ended_after(limit, halt) as end:
-            while way.legs and done < len(chain) and not end.halt.is_set:
-                leg = way.legs[0]
-                until = min(leg.until, len(chain))
-                got = await self._read(leg, chain[:until], into[done - first : until - first], access, end)
-                if got and not self._is_exact(leg) and lossy_from is None:
+        with _ended_after(limit, cancel) as end:
+            while way.steps and done < len(chain) and not end.cancel.is_set:
+                step = way.steps[0]
+                until = min(step.until, len(chain))
+                got = await self._read(step, chain[:until], into[done - first : until - first], access, end)
+                if got and not self._is_exact(step) and lossy_from is None:
                     lossy_from = done
                 done += got
-                self.figures.restored[leg.place] += got
+                self.figures.restored[step.place] += got
                 if done < until:
-                    failed.add(leg.place)
-                way = route(done, location, self.times, block_seconds, time.monotonic(), failed)
+                    failed.add(step.place)
+                way = plan_fetch(done, location, self.times, block_seconds, time.monotonic(), failed)
         return Restored(done - first, lossy_from)
 
     async def keep(
-        self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, exact: bool, halt: Halt
+        self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, exact: bool, cancel: CancelToken
     ) -> None:
         """Keeps the last ``len(sources)`` blocks of a chain in every tier that takes them, and says so to the index.
 
@@ -156,8 +158,8 @@ class PrefixStore:
                 continue
             if time.monotonic() < self._resting.get(name, 0.0):
                 continue
-            with _ended_after(_LONGEST_KEEP, halt) as end:
-                kept = await tier.write(chain, sources, access, end.halt)
+            with _ended_after(_LONGEST_KEEP, cancel) as end:
+                kept = await tier.write(chain, sources, access, end.cancel)
             if end.is_late:
                 self._resting[name] = time.monotonic() + _REST_SECONDS
                 log.warning("keeping %d blocks in %s was ended after %g s", len(sources), name, _LONGEST_KEEP)
@@ -175,8 +177,8 @@ class PrefixStore:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LONGEST_TOUCH):
                 for name, tier in self.tiers.items():
-                    if name not in self._unanswered and (lead := location.leads.get(name, 0)):
-                        await tier.touch(chain[:lead], access)
+                    if name not in self._unanswered and (leading := location.leading.get(name, 0)):
+                        await tier.touch(chain[:leading], access)
 
     async def pin(self, chain: Sequence[BlockId]) -> dict[str, int]:
         """Keeps a chain from being evicted until it is unpinned; how many leading blocks, by tier."""
@@ -195,29 +197,29 @@ class PrefixStore:
         return sum([await tier.clear() for tier in self.tiers.values()])
 
     async def _read(
-        self, leg: Leg, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, end: _End
+        self, step: FetchStep, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, end: _End
     ) -> int:
         """Restores one leg of a route; returns how many blocks of it."""
         began = time.monotonic()
-        if leg.run is None:
-            got = await self.tiers[leg.place].read(chain, into, access, end.halt)
+        if step.run is None:
+            got = await self.tiers[step.place].read(chain, into, access, end.cancel)
         elif self.fleet is not None:
             wanted = chain[len(chain) - len(into) :]
-            got = await self.fleet.read(leg.run, wanted, into, end.deadline - began, end.halt)
+            got = await self.fleet.read(step.run, wanted, into, end.deadline - began, end.cancel)
         else:
             got = 0
         now = time.monotonic()
         if got < len(into) and end.is_late:
             self.figures.late += 1
-            log.warning("restoring %d blocks from %s was ended after %.2f s", len(into), leg.place, now - began)
+            log.warning("restoring %d blocks from %s was ended after %.2f s", len(into), step.place, now - began)
             # One that has given nothing is believed to need as long for a single block.
-            self.times[leg.place].note_late(max(1, got), now - began, now)
+            self.times[step.place].note_late(max(1, got), now - began, now)
         elif got:
-            self.times[leg.place].note(got, now - began, now)
+            self.times[step.place].note(got, now - began, now)
         return got
 
-    def _is_exact(self, leg: Leg) -> bool:
-        frame_format = self.tiers[leg.place].format if leg.run is None else leg.run.format
+    def _is_exact(self, step: FetchStep) -> bool:
+        frame_format = self.tiers[step.place].format if step.run is None else step.run.format
         return frame_format.codec.is_exact
 
 
@@ -226,23 +228,23 @@ class _End:
     """When a restore is over: at its deadline, or when its caller takes the memory back."""
 
     deadline: float
-    halt: Halt = field(default_factory=Halt)
+    cancel: CancelToken = field(default_factory=CancelToken)
     is_late: bool = False
     """Whether the deadline came first."""
 
     def run_out(self) -> None:
         """There is no more time."""
-        self.is_late = not self.halt.is_set
-        self.halt.set()
+        self.is_late = not self.cancel.is_set
+        self.cancel.set()
 
 
 @contextmanager
-def _ended_after(seconds: float, halt: Halt) -> Iterator[_End]:
+def _ended_after(seconds: float, cancel: CancelToken) -> Iterator[_End]:
     """What tiers and peers give until then counts, which it would not if they were cancelled."""
     end = _End(time.monotonic() + seconds)
     timer = asyncio.get_running_loop().call_later(seconds, end.run_out)
     try:
-        with halt.followed_by(end.halt.set):
+        with cancel.on_cancel(end.cancel.set):
             yield end
     finally:
         timer.cancel()

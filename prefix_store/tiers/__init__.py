@@ -1,1 +1,5 @@
-"""Where the bytes of KV blocks are kept: host memory, and a folder on disk that the processes of a host share."""
+"""The tiers: places outside an engine's memory that store KV blocks.
+
+tier.py is their interface: host_memory.py, disk/ and mooncake/ implement it and pass one contract suite. worker.py runs
+their blocking work in threads, cancellation.py cancels it. May use codecs, eviction and frames. Read tier.py first.
+"""

@@ -1,22 +1,24 @@
-"""What a place for blocks has done, for its operators."""
+"""Counters of a tier, its log of failures, and the progress of one read or write."""
 
 from __future__ import annotations
 
+import errno
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 
 TAKEN_BACK = "the sources were taken back"
-"""Why blocks were dropped whose memory was wanted for something else (see `Halt`)."""
+"""The reason of blocks that were dropped because the write was cancelled (see `CancelToken`)."""
 
 
 @dataclass(slots=True)
 class TierCounts:
-    """Blocks unless the name says otherwise. Whoever does the work counts it; numbers only grow."""
+    """Counts of blocks unless the name says otherwise; they only grow."""
 
     hits: int = 0
     """Restored."""
     misses: int = 0
-    """Asked for and not restored, whatever the reason."""
+    """Requested and not restored, for any reason."""
     bytes_read: int = 0
     """Of frames that were restored."""
     read_seconds: float = 0.0
@@ -25,8 +27,43 @@ class TierCounts:
     bytes_written: int = 0
     evicted: int = 0
     bad_frames: Counter[str] = field(default_factory=Counter)
-    """Not what they should have been, by the field that gave them away; removed."""
+    """Damaged and removed, by the header field that failed."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Offered and not kept, by reason."""
+    """Offered and not stored, by reason."""
     faults: Counter[str] = field(default_factory=Counter)
-    """Calls that the system or a peer failed, by what it said."""
+    """Failed calls to the system or a peer, by error name."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Blocks done so far. Counted under the cancel token's lock, so the count is final once the token is set."""
+
+    done: int = 0
+    """Blocks of a chain, from the first that was wanted on."""
+
+
+log = logging.getLogger(__name__)
+
+
+class Faults:
+    """The failures of one kind of call. One thread uses it."""
+
+    def __init__(self, doing: str, counter: Counter[str]) -> None:
+        """`doing` completes the sentence "failed while ..."."""
+        self._doing = doing
+        self._counter = counter
+        self._last = ""
+
+    def failed(self, error: OSError) -> None:
+        """Counts it under its name, such as ENOSPC; logs it unless the last one was the same."""
+        name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+        self._counter[name] += 1
+        if name != self._last:
+            self._last = name
+            log.warning("failed while %s: %s", self._doing, error)
+
+    def worked(self) -> None:
+        """Logs the recovery after a failure."""
+        if self._last:
+            self._last = ""
+            log.info("works again: %s", self._doing)

@@ -18,9 +18,8 @@ from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.errors import BadFrame
 from prefix_store.frames.frame import check_frame
 from prefix_store.frames.segments import Segments
-from prefix_store.tiers.counts import TAKEN_BACK, TierCounts
-from prefix_store.tiers.halt import Halt, Halted
-from prefix_store.tiers.progress import Progress
+from prefix_store.tiers.cancellation import Cancelled, CancelToken
+from prefix_store.tiers.counts import TAKEN_BACK, Progress, TierCounts
 from prefix_store.tiers.slabs import Slabs, Slot
 from prefix_store.tiers.worker import Worker
 
@@ -95,12 +94,12 @@ class HostMemory:
         """Memory that is held for frames, used or not."""
         return self._slabs.allocated_bytes
 
-    async def lead(self, chain: Sequence[BlockId]) -> int:
-        """See `Tier.lead`."""
+    async def lookup(self, chain: Sequence[BlockId]) -> int:
+        """See `Tier.lookup`."""
         return self._lead_of(self._keys(chain))
 
     async def read(
-        self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, halt: Halt | None = None
+        self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, cancel: CancelToken | None = None
     ) -> int:
         """See `Tier.read`."""
         first = len(chain) - len(into)
@@ -112,8 +111,8 @@ class HostMemory:
             self._use(self._keys(chain[: first + len(slots)]), access)
             self._hold(slots)
             try:
-                await self._reader.run(lambda halt: self._restore(wanted, slots, into, outcome, halt), halt)
-            except Halted:
+                await self._reader.run(lambda cancel: self._restore(wanted, slots, into, outcome, cancel), cancel)
+            except Cancelled:
                 pass  # the outcome says how far it came
             finally:
                 self._release(slots)
@@ -126,17 +125,17 @@ class HostMemory:
         return outcome.done
 
     async def write(
-        self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, halt: Halt | None = None
+        self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, cancel: CancelToken | None = None
     ) -> int:
         """See `Tier.write`."""
         keys = self._keys(chain)
         first = len(keys) - len(sources)
-        if self._tree.lead(keys[:first]) < first:
+        if self._tree.lookup(keys[:first]) < first:
             self.counts.dropped["what comes before it is not here"] += len(sources)
             return 0
         self._use(keys, access)
         slots = self._slots_for(keys[first:])
-        reason = await self._fill(chain[first:], sources, slots, halt) if slots else ""
+        reason = await self._fill(chain[first:], sources, slots, cancel) if slots else ""
         kept = self._lead_of(keys[first:])
         if kept < len(sources):
             self.counts.dropped[reason or "not admitted"] += len(sources) - kept
@@ -148,7 +147,7 @@ class HostMemory:
         if slot is None:
             return None
 
-        def copy(halt: Halt) -> bytes:
+        def copy(cancel: CancelToken) -> bytes:
             check_frame(slot.frame.data, key, parent)
             return slot.frame.tobytes()
 
@@ -165,7 +164,7 @@ class HostMemory:
     async def touch(self, chain: Sequence[BlockId], access: Access) -> None:
         """See `Tier.touch`."""
         keys = self._keys(chain)
-        self._use(keys[: self._tree.lead(keys)], access)
+        self._use(keys[: self._tree.lookup(keys)], access)
 
     async def pin(self, chain: Sequence[BlockId]) -> int:
         """See `Tier.pin`. Ends with the process."""
@@ -206,7 +205,7 @@ class HostMemory:
         slots: Sequence[Slot],
         into: Sequence[Segments],
         outcome: _Outcome,
-        halt: Halt,
+        cancel: CancelToken,
     ) -> None:
         began = time.perf_counter()
         for block, slot, segments in zip(wanted, slots, into, strict=False):
@@ -215,28 +214,28 @@ class HostMemory:
             except BadFrame as error:
                 outcome.error = error
                 break
-            with halt:
+            with cancel:
                 self.format.decode(slot.frame, segments)
                 outcome.done += 1
                 outcome.seconds = time.perf_counter() - began
 
     async def _fill(
-        self, chain: Sequence[BlockId], sources: Sequence[Segments], slots: dict[int, Slot], halt: Halt | None
+        self, chain: Sequence[BlockId], sources: Sequence[Segments], slots: dict[int, Slot], cancel: CancelToken | None
     ) -> str:
         """Seals the blocks at these places of a chain into their slots; returns why not all of them, if so."""
         done: list[int] = []
 
-        def seal(halt: Halt) -> None:
+        def seal(cancel: CancelToken) -> None:
             for place, slot in slots.items():
-                with halt:
+                with cancel:
                     self.format.seal(chain[place], sources[place], slot.frame)
                     done.append(place)
 
         try:
-            await self._writer.run(seal, halt)
+            await self._writer.run(seal, cancel)
         except CannotEncode as error:
             return str(error)
-        except Halted:
+        except Cancelled:
             return TAKEN_BACK
         finally:
             for place, slot in slots.items():

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from prefix_store.tiers.halt import Halt, Halted
+from prefix_store.tiers.cancellation import Cancelled, CancelToken
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +33,18 @@ class Worker:
         for number, end in enumerate(self._ends):
             threading.Thread(target=self._work, args=(end,), name=f"{name}-{number}", daemon=True).start()
 
-    async def run(self, work: Callable[[Halt], T], halt: Halt | None = None) -> T:
-        """What the work returns; raises what it raises. Who cancels this has halted the work (see `Halt`).
+    async def run(self, work: Callable[[CancelToken], T], cancel: CancelToken | None = None) -> T:
+        """What the work returns; raises what it raises. Who cancels this has halted the work (see `CancelToken`).
 
         Args:
             halt: the caller's. It stays as it is where only this piece of work is given up.
 
         Raises:
-            Halted: `halt` has been set, and the work has not returned, which it need not ever do.
+            Halted: `cancel` has been set, and the work has not returned, which it need not ever do.
             RuntimeError: the worker has been closed.
         """
         loop = asyncio.get_running_loop()
-        own = Halt()
+        own = CancelToken()
         given_up = loop.create_future()
 
         def give_up() -> None:
@@ -56,8 +56,8 @@ class Worker:
                 pass  # what was given up while it waited for the thread is not begun
             return work(own)
 
-        with halt.followed_by(give_up) if halt is not None else contextlib.nullcontext():
-            future = asyncio.wrap_future(self._take_on(begin))
+        with cancel.on_cancel(give_up) if cancel is not None else contextlib.nullcontext():
+            future = asyncio.wrap_future(self._submit(begin))
             try:
                 await asyncio.wait((future, given_up), return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:
@@ -67,7 +67,7 @@ class Worker:
         if future.done():
             return future.result()
         future.add_done_callback(_forget)
-        raise Halted
+        raise Cancelled
 
     async def close(self) -> None:
         """Takes no more work, cancels what has not begun, and waits for what is under way, unless that hangs."""
@@ -79,7 +79,7 @@ class Worker:
             self._jobs.put(None)
         await asyncio.wait([asyncio.wrap_future(end) for end in self._ends], timeout=_CLOSE_SECONDS)
 
-    def _take_on(self, work: Callable[[], T]) -> Future[T]:
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
         if self._is_closed:
             raise RuntimeError("this worker has been closed")
         future: Future[T] = Future()
@@ -105,6 +105,6 @@ def _settle(given_up: asyncio.Future[None]) -> None:
 
 
 def _forget(future: asyncio.Future[T]) -> None:
-    if not future.cancelled() and (error := future.exception()) is not None and not isinstance(error, Halted):
+    if not future.cancelled() and (error := future.exception()) is not None and not isinstance(error, Cancelled):
         # It may be any that who waited would have handled, as when a peer fails in the moment in which it is given up.
         log.warning("work that nobody waits for any more has failed: %s: %s", type(error).__name__, error)

@@ -91,7 +91,7 @@ def test_prefixes_are_kept_and_restored_while_others_decode() -> None:
     shelf = KvShelf()
     answered = []
     for _ in range(2):
-        engine = Engine(runner(), 8, 512, prefix_io=shelf)
+        engine = Engine(runner(), 8, 512, kv_connector=shelf)
         sequences = [
             shelf.asking(number, prompt, SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True), TABLE)
             for number, prompt in enumerate([[1, 2, 3], [*prefix, 4, 5], [6]])

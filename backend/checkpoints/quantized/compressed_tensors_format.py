@@ -43,8 +43,8 @@ def compressed(linear: QuantizedLinear) -> Compressed:
         return _compressed_floats(linear)
     if not isinstance(linear, IntLinear):
         raise CannotQuantize(f"compressed-tensors cannot hold {linear.scheme.name}, expected integers or fp8")
-    in_words = linear.scheme.bits == 4 or linear.scheme.group_size is not None
-    return _compressed_words(linear) if in_words else _compressed_bytes(linear)
+    format_report = linear.scheme.bits == 4 or linear.scheme.group_size is not None
+    return _compressed_words(linear) if format_report else _compressed_bytes(linear)
 
 
 def compressed_config(

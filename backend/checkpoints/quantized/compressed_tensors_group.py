@@ -79,7 +79,7 @@ class _Floats:
 
 
 class _Integers:
-    def __init__(self, weights: Fields, in_words: bool, activation_bits: Literal[8, 16]) -> None:
+    def __init__(self, weights: Fields, format_report: bool, activation_bits: Literal[8, 16]) -> None:
         bits = weights.count("num_bits")
         if bits not in (4, 8):
             raise weights.error("num_bits", "4 or 8")
@@ -89,7 +89,7 @@ class _Integers:
         self._symmetric = weights.flag("symmetric") if "symmetric" in weights.values else True
         self._minimum = weights.flag("minimum")
         self._weights = weights
-        self._in_words = in_words
+        self._in_words = format_report
 
     def read(self, module: ModuleTensors) -> IntLinear:
         """weight_packed int32 [out, in in words] or weight int8 [out, in]; weight_scale.

@@ -1,13 +1,16 @@
-"""Frames in a folder that all engine processes of a host share. `DiskTier` is the whole of it to others.
+"""The disk tier: frames in a folder that all engine processes of a host share. Read disk_tier.py first.
+
+Each process has threads that read (reader.py), write (writer.py), pin and remove (control.py) and maintain the folder
+(maintenance.py). One process of all holds the evictor's lock and evicts (evictor.py). May use codecs, eviction, frames.
 
 folder/
-├── identity        who this folder is: a line with a UUID
-├── keeper          locked by the one process that evicts, for all
+├── identity        a line with the UUID of the folder
+├── evictor          locked by the one process that evicts for all
 ├── blocks/xx/      one file per frame, named by its keys
-├── pins/           an empty file, by the block's name, where a chain must stay up to there
-├── writing/        frames that are not whole yet, to be renamed into blocks
-└── journals/       what each process wrote and used, for the keeper
+├── pins/           an empty file per pin, named by the last block of the pinned chain
+├── writing/        frames being written, renamed into blocks when complete
+└── journals/       one file per process: what it wrote and used, for the evictor
 
-The files are the truth: a frame is there if its file is. Pins are their files, too. All else is for the keeper's
-books, and may be lost.
+The files in blocks/ and pins/ are the only state that counts. The rest is for the evictor's bookkeeping and may be
+lost.
 """

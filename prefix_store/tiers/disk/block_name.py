@@ -1,4 +1,4 @@
-"""What a block is called on disk."""
+"""The file name of a block."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})(-first)?")
 
 
 class BlockName(NamedTuple):
-    """A block by its stored keys. ``is_first``: it begins a chain, so nobody need look for its parent.
+    """A block by its stored keys. ``is_first``: it is the first of its chain and has no parent.
 
-    That is part of a file's name because the keeper, which knows neither prompts nor seeds, has to tell the first
-    block of a chain from one whose parent has been lost.
+    The file name contains it, so that the evictor can tell the first block of a chain from one whose parent is lost.
     """
 
     key: bytes

@@ -14,20 +14,17 @@ from prefix_store.eviction.access import Access
 from prefix_store.eviction.policy import Policy
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.segments import Segments
-from prefix_store.tiers.counts import TAKEN_BACK, TierCounts
-from prefix_store.tiers.disk.attendant import Attendant, Ended
+from prefix_store.tiers.admission import SecondUseAdmission
+from prefix_store.tiers.cancellation import Cancelled, CancelToken
+from prefix_store.tiers.counts import TAKEN_BACK, Progress, TierCounts
 from prefix_store.tiers.disk.block_name import BlockName, block_name
-from prefix_store.tiers.disk.giver import Giver
-from prefix_store.tiers.disk.inventory import Inventory
-from prefix_store.tiers.disk.keeper import WRITERS, bytes_ahead
-from prefix_store.tiers.disk.listing import Listed
-from prefix_store.tiers.disk.restorer import Restorer, lead_of
-from prefix_store.tiers.disk.steward import Steward
-from prefix_store.tiers.disk.storer import Storer
-from prefix_store.tiers.disk.use import Use
-from prefix_store.tiers.halt import Halt, Halted
-from prefix_store.tiers.progress import Progress
-from prefix_store.tiers.second_touch import SecondTouch
+from prefix_store.tiers.disk.control import DiskControl
+from prefix_store.tiers.disk.evictor import WRITERS, bytes_ahead
+from prefix_store.tiers.disk.inventory import Inventory, Listed
+from prefix_store.tiers.disk.maintenance import Ended, MaintenanceThread
+from prefix_store.tiers.disk.membership import Use
+from prefix_store.tiers.disk.reader import DiskReader, PeerFrameReader, leading_blocks
+from prefix_store.tiers.disk.writer import DiskWriter
 from prefix_store.tiers.worker import Worker
 
 _OPEN_ACCESSES = 10_000
@@ -43,8 +40,8 @@ class DiskTier:
     Args:
         path: of a folder that is empty, not there yet, or ours.
         capacity_bytes: of all frames of all processes together.
-        policy: makes the policy that decides what stays, where this process comes to be the keeper.
-        on_removed: told, in the event loop, the stored keys of what this process has removed as the keeper.
+        policy: makes the policy that decides what stays, where this process comes to be the evictor.
+        on_removed: told, in the event loop, the stored keys of what this process has removed as the evictor.
 
     Raises:
         ValueError: a sixty-fourth of the capacity, which is what a process may write ahead, is less than a frame.
@@ -67,7 +64,7 @@ class DiskTier:
         self._loop = asyncio.get_running_loop()
         self._on_removed = on_removed
         self._inventory = Inventory()
-        self._attendant = Attendant(
+        self._maintenance = MaintenanceThread(
             path,
             capacity_bytes,
             frame_format.frame_bytes,
@@ -82,29 +79,29 @@ class DiskTier:
         self._writer = Worker("kv-disk-write")
         self._server = Worker("kv-disk-serve")
         self._overseer = Worker("kv-disk-oversee")
-        self._restorer = Restorer(path, frame_format, self.counts)
-        self._storer = Storer(path, frame_format, self.counts, self._attendant.wait)
-        self._steward = Steward(path, frame_format, self.counts, self._attendant.wait)
-        self._giver = Giver(path, self.counts)
-        self._seen = SecondTouch(self.counts)
+        self._disk_reader = DiskReader(path, frame_format, self.counts)
+        self._disk_writer = DiskWriter(path, frame_format, self.counts, self._maintenance.wait)
+        self._control = DiskControl(path, frame_format, self.counts, self._maintenance.wait)
+        self._peer_frame_reader = PeerFrameReader(path, self.counts)
+        self._seen = SecondUseAdmission(self.counts)
         self._numbers = itertools.count(1)
         self._accesses: OrderedDict[Access, int] = OrderedDict()
 
     @property
     def identity(self) -> str | None:
         """The UUID of the folder, under which the index knows it, whichever processes use it; None: it is away."""
-        membership = self._attendant.membership
+        membership = self._maintenance.membership
         return membership.folder.identity if membership is not None else None
 
     @property
-    def is_keeper(self) -> bool:
+    def is_evictor(self) -> bool:
         """Whether this process evicts, for all."""
-        return self._attendant.keeper is not None
+        return self._maintenance.evictor is not None
 
     @property
     def blocks(self) -> int:
         """See `Tier.blocks`. As old as the inventory."""
-        return len(self._inventory) if self._attendant.membership is not None else 0
+        return len(self._inventory) if self._maintenance.membership is not None else 0
 
     @property
     def used_bytes(self) -> int:
@@ -116,33 +113,33 @@ class DiskTier:
 
         The folder is looked through every half minute, a few milliseconds at a time; of 40,000 blocks that takes some
         four seconds on a busy machine, and next to nothing where nothing has changed. What this process has written
-        and, as the keeper, removed since is taken into account at once; what others have, is not. Empty while there is
+        and, as the evictor, removed since is taken into account at once; what others have, is not. Empty while there is
         no folder, and until `listed` has returned.
         """
-        return self._inventory.keys() if self._attendant.membership is not None else ()
+        return self._inventory.keys() if self._maintenance.membership is not None else ()
 
     async def listed(self) -> None:
         """Returns when the folder has been looked through once; the inventory lacks what was here before until then."""
         await self._inventory.is_listed.wait()
 
-    async def lead(self, chain: Sequence[BlockId]) -> int:
-        """See `Tier.lead`."""
-        membership = self._attendant.membership
+    async def lookup(self, chain: Sequence[BlockId]) -> int:
+        """See `Tier.lookup`."""
+        membership = self._maintenance.membership
         if membership is None:
             return 0
-        return await self._finder.run(lambda halt: lead_of(membership, self.format, chain))
+        return await self._finder.run(lambda cancel: leading_blocks(membership, self.format, chain))
 
     async def read(
-        self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, halt: Halt | None = None
+        self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, cancel: CancelToken | None = None
     ) -> int:
         """See `Tier.read`."""
-        membership = self._attendant.membership
+        membership = self._maintenance.membership
         progress = Progress()
         if membership is not None and into:
             use = Use(self._number_of(access), access.output_length)
-            with contextlib.suppress(Halted):
+            with contextlib.suppress(Cancelled):
                 await self._reader.run(
-                    lambda halt: self._restorer.restore(membership, chain, into, use, progress, halt), halt
+                    lambda cancel: self._disk_reader.restore(membership, chain, into, use, progress, cancel), cancel
                 )
         restored = progress.done
         if restored:
@@ -153,10 +150,10 @@ class DiskTier:
         return restored
 
     async def write(
-        self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, halt: Halt | None = None
+        self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, cancel: CancelToken | None = None
     ) -> int:
         """See `Tier.write`."""
-        membership = self._attendant.membership
+        membership = self._maintenance.membership
         if membership is None:
             self.counts.dropped["there is no folder"] += len(sources)
             return 0
@@ -169,9 +166,9 @@ class DiskTier:
         progress = Progress()
         try:
             reason = await self._writer.run(
-                lambda halt: self._storer.store(membership, offered, contents, use, progress, halt), halt
+                lambda cancel: self._disk_writer.store(membership, offered, contents, use, progress, cancel), cancel
             )
-        except Halted:
+        except Cancelled:
             reason = TAKEN_BACK
         kept = progress.done
         if kept < admitted:
@@ -183,66 +180,66 @@ class DiskTier:
 
     async def touch(self, chain: Sequence[BlockId], access: Access) -> None:
         """See `Tier.touch`."""
-        membership = self._attendant.membership
+        membership = self._maintenance.membership
         if membership is not None and chain:
             use = Use(self._number_of(access), access.output_length)
-            touched = await self._reader.run(lambda halt: self._restorer.touch(membership, chain, use))
+            touched = await self._reader.run(lambda cancel: self._disk_reader.touch(membership, chain, use))
             if touched:
                 access.watch(self, block_name(self.format, chain, touched - 1))
 
     async def pin(self, chain: Sequence[BlockId]) -> int:
         """See `Tier.pin`. Holds for all processes, whichever of them evicts, and is in the folder until unpinned."""
-        membership = self._attendant.membership
+        membership = self._maintenance.membership
         if membership is None:
             return 0
-        return await self._overseer.run(lambda halt: self._steward.pin(membership, chain))
+        return await self._overseer.run(lambda cancel: self._control.pin(membership, chain))
 
     async def unpin(self, chain: Sequence[BlockId]) -> int:
         """See `Tier.unpin`."""
-        membership = self._attendant.membership
+        membership = self._maintenance.membership
         if membership is None:
             return 0
-        return await self._overseer.run(lambda halt: self._steward.unpin(membership, chain))
+        return await self._overseer.run(lambda cancel: self._control.unpin(membership, chain))
 
     async def discard(self, chain: Sequence[BlockId], keep: int) -> int:
-        """See `Tier.discard`. The keeper removes what else follows, and says it where it is."""
-        membership = self._attendant.membership
+        """See `Tier.discard`. The evictor removes what else follows, and says it where it is."""
+        membership = self._maintenance.membership
         if membership is None:
             return 0
-        gone = await self._overseer.run(lambda halt: self._steward.discard(membership, chain, keep))
+        gone = await self._overseer.run(lambda cancel: self._control.discard(membership, chain, keep))
         self._inventory.remove(self._keys(chain[keep : keep + gone]))
         return gone
 
     async def clear(self) -> int:
         """See `Tier.clear`. The whole folder: blocks of all processes, of every format."""
-        membership = self._attendant.membership
+        membership = self._maintenance.membership
         if membership is None:
             return 0
-        gone = await self._overseer.run(lambda halt: self._steward.clear(membership))
+        gone = await self._overseer.run(lambda cancel: self._control.clear(membership))
         self._inventory.clear()
         return gone
 
     async def frame(self, key: bytes, parent: bytes) -> bytes | None:
         """See `Tier.frame`. A frame of another process may be of another format."""
-        membership = self._attendant.membership
+        membership = self._maintenance.membership
         if membership is None:
             return None
-        return await self._server.run(lambda halt: self._giver.give(membership, key, parent))
+        return await self._server.run(lambda cancel: self._peer_frame_reader.give(membership, key, parent))
 
     async def close(self) -> None:
         """See `Tier.close`. What is on disk stays."""
         workers = (self._finder, self._reader, self._writer, self._server, self._overseer)
         await asyncio.gather(*(worker.close() for worker in workers))
-        await asyncio.to_thread(self._attendant.close)
+        await asyncio.to_thread(self._maintenance.close)
 
     def ended(self, access: Access, last: Hashable) -> None:
         """An access, whose chain ended with this block, has learned its output length."""
         number = self._accesses.pop(access, None)
         if number is not None and isinstance(last, BlockName) and access.output_length is not None:
-            self._attendant.ended.append(Ended(number, last, access.output_length))
+            self._maintenance.ended.append(Ended(number, last, access.output_length))
 
     def _number_of(self, access: Access) -> int:
-        """By which the keeper, in whatever process, knows that uses are of one request."""
+        """By which the evictor, in whatever process, knows that uses are of one request."""
         if access not in self._accesses:
             if len(self._accesses) >= _OPEN_ACCESSES:
                 self._accesses.popitem(last=False)
@@ -250,13 +247,13 @@ class DiskTier:
         return self._accesses[access]
 
     def _note_removed(self, keys: list[bytes]) -> None:
-        """From the keeper's thread."""
+        """From the evictor's thread."""
         self.counts.evicted += len(keys)
         with contextlib.suppress(RuntimeError):  # the event loop has ended before the tier
             self._loop.call_soon_threadsafe(self._forget, keys)
 
     def _note_listed(self, listed: Listed) -> None:
-        """From the attendant's thread."""
+        """From the maintenance thread's thread."""
         with contextlib.suppress(RuntimeError):  # as above
             self._loop.call_soon_threadsafe(self._inventory.take, listed)
 

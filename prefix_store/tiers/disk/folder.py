@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prefix_store.tiers.disk.block_name import BlockName
-from prefix_store.tiers.disk.errors import FolderUnusable
 
 _IDENTITY = "identity"
 _LINE = re.compile(r"keepgate kv blocks, version 1, ([0-9a-f-]{36})\n")
-_NAMES = {_IDENTITY, "keeper", "blocks", "writing", "journals", "pins", "lost+found"}
+_NAMES = {_IDENTITY, "evictor.lock", "blocks", "writing", "journals", "pins", "lost+found"}
 
 
 class StoredBlock(NamedTuple):
     """A file in blocks/: its name, its size in bytes, and when it was written or last used at the end of a chain.
 
-    An empty one, which a power cut may leave, counts as a byte: it is in the books until a reader finds it bad.
+    An empty one, which a power cut may leave, counts as one byte until a reader finds it damaged.
     """
 
     name: BlockName
@@ -32,7 +31,7 @@ class StoredBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder that is ours. ``identity`` is its UUID; ``inode`` is of the file that says so."""
+    """A folder of the disk tier. ``identity`` is its UUID, ``inode`` that of its identity file."""
 
     path: Path
     identity: str
@@ -40,23 +39,20 @@ class Folder:
 
     @classmethod
     def open(cls, path: Path) -> Folder:
-        """Makes a folder ours if it is empty or not there yet. Raises FolderUnusable, or another OSError."""
+        """Opens a folder, and makes it if it is missing or empty. Raises FolderUnusable, or another OSError."""
         with contextlib.suppress(FileExistsError):
             path.mkdir(0o700, parents=True)
         return cls.find(path)
 
     @classmethod
     def find(cls, path: Path) -> Folder:
-        """As `open`, of a folder that is there: where one has vanished, none is made in its place.
-
-        It may be the mount point of a disk that is coming back.
-        """
+        """As `open`, but a missing folder is not made: it may be the mount point of a disk that comes back."""
         identity = path / _IDENTITY
         if not identity.exists():
             foreign = [name for name in os.listdir(path) if name not in _NAMES and not name.startswith(_IDENTITY)]
             if foreign:
                 raise FolderUnusable(f"{path} is not a folder of KV blocks: it has {foreign[0]!r}; give an empty one")
-            # Linked, not renamed: of processes that begin together the first one names it.
+            # Linked, not renamed: of processes that start together the first one sets the identity.
             draft = path / f"{_IDENTITY}.{uuid.uuid4()}"
             draft.write_text(f"keepgate kv blocks, version 1, {uuid.uuid4()}\n", encoding="ascii")
             with contextlib.suppress(FileExistsError):
@@ -93,7 +89,7 @@ class Folder:
         try:
             files = sorted(os.listdir(self.pins))
         except FileNotFoundError:
-            return []  # somebody has removed it; that is no reason not to evict
+            return []  # it was removed; eviction goes on
         return [name for file in files if (name := BlockName.of(file))]
 
     @property
@@ -102,9 +98,9 @@ class Folder:
         return self.path / "pins"
 
     @property
-    def keeper(self) -> Path:
-        """The file that the keeper has locked."""
-        return self.path / "keeper"
+    def evictor(self) -> Path:
+        """The file on which the evictor holds a lock."""
+        return self.path / "evictor.lock"
 
     @property
     def journals(self) -> Path:
@@ -117,7 +113,7 @@ class Folder:
         return self.path / "writing"
 
     def stored(self) -> Iterator[StoredBlock]:
-        """Every block that has a file, in no order. Files with other names are none of ours. Raises OSError."""
+        """Every stored block, in no order; other files are skipped. Raises OSError."""
         for part in os.listdir(self.path / "blocks"):
             with (
                 contextlib.suppress(NotADirectoryError, FileNotFoundError),
@@ -130,7 +126,7 @@ class Folder:
                             yield StoredBlock(name, max(1, about.st_size), about.st_mtime)
 
     def blocks_in(self, part: str, known: Mapping[BlockName, int]) -> dict[BlockName, int]:
-        """Bytes of every block in a subfolder; those that are known are not asked for again. Raises OSError."""
+        """Bytes of every block in a subfolder; known sizes are not read again. Raises OSError."""
         sizes: dict[BlockName, int] = {}
         with os.scandir(self.path / "blocks" / part) as found:
             for file in found:
@@ -138,3 +134,7 @@ class Folder:
                     with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
                         sizes[name] = known.get(name) or file.stat(follow_symlinks=False).st_size
         return sizes
+
+
+class FolderUnusable(OSError):
+    """The folder is missing or has other contents; the message says which, and what would be right."""

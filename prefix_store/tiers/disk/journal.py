@@ -1,10 +1,10 @@
-"""What a process tells the keeper of its folder: a file of records that only grows, with a word of the keeper in front.
+"""The journal of a process: an append-only file of records for the evictor, with a head that the evictor writes.
 
-offset 0    8 bytes  how far the keeper has read, in bytes of this file
+offset 0    8 bytes  how far the evictor has read, in bytes of this file
 offset 8    8 bytes  how many bytes of frames the process may write beyond that
 offset 16            records of 56 bytes
 
-Its writer has it locked for as long as it lives. The keeper reads what a dead one left, and removes the file.
+The writer holds a lock on it. The evictor reads the journal of an ended process to its end, and removes it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Kind(enum.IntEnum):
     ENDED = 3
     """`access`, whose chain ended with this block, has learned its output length, `number`."""
     GONE = 4
-    """A block's file was not what it should be, and has been removed."""
+    """A block's file was damaged, and has been removed."""
     PINNED = 5
     """A pin of this block has been put into the folder or taken out of it."""
     CLEARED = 6
@@ -53,7 +53,7 @@ class Kind(enum.IntEnum):
 
 
 class Record(NamedTuple):
-    """One line of a journal. Accesses are numbered by each journal for itself."""
+    """One record. Access numbers are local to a journal."""
 
     kind: Kind
     name: BlockName
@@ -108,9 +108,9 @@ class Journal:
             self._end += len(data)
 
     def may_write(self, size: int) -> bool:
-        """Whether a frame of this many bytes may be written before the keeper has made room.
+        """Whether a frame of this many bytes may be written now.
 
-        Begins a new file where this one is long and has been read; so it is to be asked before a draft is begun.
+        Starts a new file if this one is long and has been read; so call it before writing a draft.
         """
         with self._opened() as file:
             read, allowed = _HEAD.unpack(os.pread(file, HEAD_BYTES, 0))
@@ -123,26 +123,26 @@ class Journal:
             waiting = sum(bytes_ for _, bytes_ in self._waiting)
             return bool(waiting + size <= allowed)
 
-    def said_so_far(self) -> tuple[str, int]:
-        """What `is_heard` is asked with: this file, and how many bytes it has."""
+    def position(self) -> tuple[str, int]:
+        """The present end of the journal, for `is_read`: file name and bytes."""
         with self._opened():
             return self.name, self._end
 
-    def is_heard(self, said: tuple[str, int]) -> bool:
-        """Whether the keeper has read as far as that."""
+    def is_read(self, said: tuple[str, int]) -> bool:
+        """Whether the evictor has read up to this position."""
         name, end = said
         with self._opened() as file:
             read, _ = _HEAD.unpack(os.pread(file, HEAD_BYTES, 0))
-            # A new file is begun only when the one before it has been read.
+            # A new file is started only when the previous one has been read.
             return bool(name != self.name or read >= end)
 
     def is_there(self) -> bool:
-        """Whether the file still has a name, under which the keeper finds it."""
+        """Whether the file still has a name, under which the evictor finds it."""
         with self._opened() as file:
             return os.fstat(file).st_nlink > 0
 
     def close(self) -> None:
-        """Leaves it to the keeper."""
+        """Closes the file; the evictor removes it."""
         with self._lock:
             if self._file >= 0:
                 os.close(self._file)
@@ -150,7 +150,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
-        """The file, which nobody closes meanwhile: its number could be another file's then."""
+        """The file descriptor, under the lock: a closed one could be reused for another file."""
         with self._lock:
             if self._file < 0:
                 raise OSError(errno.EBADF, "this process has left the folder", str(self._folder))
@@ -161,7 +161,7 @@ class Journal:
         fresh = self._folder / (_FRESH + name)
         file = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            # Locked before it has its name: whoever finds it unlocked may take it for that of a dead process.
+            # Locked before it gets its name: an unlocked journal counts as that of an ended process.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write_all(file, _HEAD.pack(HEAD_BYTES, 0), 0)
             fresh.rename(self._folder / name)
@@ -172,7 +172,7 @@ class Journal:
 
 
 class JournalReader:
-    """The keeper's side of a journal. One thread uses it."""
+    """The evictor's side of a journal. One thread uses it."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
@@ -180,10 +180,10 @@ class JournalReader:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._position = max(HEAD_BYTES, _HEAD.unpack(os.pread(self._file, HEAD_BYTES, 0).ljust(HEAD_BYTES, b"\0"))[0])
         self.is_broken = False
-        """Whether something in it was no record; what it should have said is to be seen in the folder."""
+        """Whether a record was damaged; the folder is scanned then."""
 
     def read(self) -> list[Record]:
-        """What is new, in order. Raises OSError."""
+        """New records, in order. Raises OSError."""
         records: list[Record] = []
         while data := os.pread(self._file, RECORD_BYTES * 1024, self._position):
             whole = len(data) // RECORD_BYTES * RECORD_BYTES
@@ -198,11 +198,11 @@ class JournalReader:
                 break
         return records
 
-    def tell(self, allowed: int) -> None:
-        """Says what has been read, and how many bytes of frames may be written beyond. Raises OSError."""
+    def write_progress(self, allowed: int) -> None:
+        """Writes how far it has been read, and how many bytes of frames may be written beyond. Raises OSError."""
         _write_all(self._file, _HEAD.pack(self._position, allowed), 0)
 
-    def is_left(self) -> bool:
+    def is_abandoned(self) -> bool:
         """Whether its writer has ended."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -216,7 +216,7 @@ class JournalReader:
 
 
 def journals_in(folder: Path) -> list[str]:
-    """Names of all journals that have a writer, or had one. Raises OSError."""
+    """The names of all journals, of running and ended processes. Raises OSError."""
     return [name for name in os.listdir(folder) if not name.startswith(_FRESH)]
 
 

@@ -1,4 +1,4 @@
-"""One process's place in a folder: the files that it reads and writes, and the journal in which it says so."""
+"""A process's membership of a folder: it reads and writes files of frames, and records that in its journal."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from prefix_store.frames.buffer import buffer
 from prefix_store.frames.segments import Bytes
@@ -36,8 +37,8 @@ class Membership:
     def load(self, name: BlockName, into: Bytes) -> int:
         """Reads a file into memory; returns how many bytes it has, at most as many as fit. Raises FileNotFoundError.
 
-        ``into`` is a `scratch`: where only its last byte is left there was no more to read, and nobody asks again.
-        By calls that read, and not as mapped memory: who touches that after somebody has cut the file is killed.
+        ``into`` is a `scratch`: one byte longer than a frame, so that a longer file is noticed.
+        Read, not mapped: a mapped file that is truncated kills the process with SIGBUS.
         """
         file = os.open(self.folder.block(name), os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -49,11 +50,11 @@ class Membership:
             os.close(file)
 
     def may_write(self, size: int) -> bool:
-        """Whether there is room for so many bytes, or the keeper has to make it first."""
+        """Whether there is space for so many bytes; else the evictor has to evict first."""
         return self._journal.may_write(size)
 
     def save(self, name: BlockName, frame: Bytes) -> None:
-        """Writes a file. It has its name only when it is whole."""
+        """Writes a file under a temporary name, and renames it when it is complete."""
         draft = self.folder.draft(f"{self._journal.name}.{next(self._numbers)}")
         try:
             file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -71,37 +72,37 @@ class Membership:
         self._journal.append(Record(Kind.WROTE, name, len(frame)))
 
     def used(self, name: BlockName, access: int, output_length: int | None) -> None:
-        """Says that a chain which ends with this block was used, by an access that has a number here."""
+        """Records a use of the chain that ends with this block."""
         with contextlib.suppress(FileNotFoundError):
-            # What a keeper that begins anew goes by.
+            # A new evictor orders chains by these times.
             os.utime(self.folder.block(name))
         self._note(Record(Kind.USED, name, -1 if output_length is None else output_length, access))
 
     def ended(self, name: BlockName, access: int, output_length: int) -> None:
-        """Says how many tokens the answer had that an access was for."""
+        """Records the output length of an access."""
         self._note(Record(Kind.ENDED, name, output_length, access))
 
-    def discard(self, name: BlockName, tells: bool = True) -> None:
-        """Removes a file that is not what it should be; has the keeper remove what follows it, if it is told."""
+    def discard(self, name: BlockName, notify: bool = True) -> None:
+        """Removes a damaged file; with `notify` the evictor removes its descendants."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.folder.block(name))
-        if tells:
+        if notify:
             self._note(Record(Kind.GONE, name, 0))
 
     def pin(self, name: BlockName) -> None:
-        """Says that a block, and what it follows, must stay."""
+        """Pins a block and its ancestors."""
         put_pin(self.folder, name)
         self._note(Record(Kind.PINNED, name, 0))
 
     def unpin(self, names: Iterable[BlockName]) -> None:
-        """Takes that back, of each of these blocks of which it was said."""
+        """Removes the pins of these blocks."""
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.folder.pin(name))
                 self._note(Record(Kind.PINNED, name, 0))
 
     def clear(self) -> int:
-        """Removes the files of all blocks, and all pins; returns how many blocks it were."""
+        """Removes the files of all blocks, and all pins; returns the number of blocks."""
         gone = 0
         for name in self.folder.pinned():
             with contextlib.suppress(FileNotFoundError):
@@ -113,20 +114,20 @@ class Membership:
         self._note(Record(Kind.CLEARED, _NO_BLOCK, 0))
         return gone
 
-    def said_so_far(self) -> tuple[str, int]:
-        """See `Journal.said_so_far`."""
-        return self._journal.said_so_far()
+    def position(self) -> tuple[str, int]:
+        """See `Journal.position`."""
+        return self._journal.position()
 
-    def is_heard(self, said: tuple[str, int]) -> bool:
-        """Whether the keeper has read all that."""
-        return self._journal.is_heard(said)
+    def is_read(self, said: tuple[str, int]) -> bool:
+        """Whether the evictor has read up to this position."""
+        return self._journal.is_read(said)
 
     def close(self) -> None:
-        """Leaves what it has written to the keeper."""
+        """Closes the journal."""
         self._journal.close()
 
     def _note(self, record: Record) -> None:
-        # Without a keeper nobody reads; what was used then is seen from the files' times.
+        # Without an evictor the journal would grow; uses are seen from the files' times then.
         if self._journal.size < _MOST_UNREAD_BYTES:
             self._journal.append(record)
 
@@ -141,11 +142,18 @@ def put_in_place(draft: str, path: str) -> None:
     try:
         os.rename(draft, path)
     except FileNotFoundError:
-        with contextlib.suppress(FileExistsError):  # another process made it meanwhile
+        with contextlib.suppress(FileExistsError):  # another process has made it
             os.mkdir(os.path.dirname(path), 0o700)
         os.rename(draft, path)
 
 
 def scratch(frame_bytes: int) -> Bytes:
-    """Memory for a frame and one byte more, so that a file that is too long shows."""
+    """Memory for a frame and one byte more, so that a longer file is noticed."""
     return buffer(frame_bytes + 1)
+
+
+class Use(NamedTuple):
+    """The number that an access has in this process, and the tokens of its answer, None: not known yet."""
+
+    number: int
+    output_length: int | None

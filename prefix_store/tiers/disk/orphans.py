@@ -1,4 +1,4 @@
-"""Blocks in a folder that no chain leads to, and how long the keeper waits for their parents."""
+"""Blocks whose parent is unknown, and how long the evictor waits for it."""
 
 from __future__ import annotations
 
@@ -9,59 +9,59 @@ from typing import NamedTuple
 
 from prefix_store.tiers.disk.block_name import BlockName
 
-# Less than the patience of who writes, for what waits takes of the room that there is ahead.
+# Less than a writer waits: orphans are charged to the space that writers may use.
 ORPHAN_SECONDS = 1.0
-# Where the parent has been removed, it must have been written again, and that is known a turn or two later.
-_BEREAVED_SECONDS = 0.2
-_MOST_REMOVED = 10_000
+# A parent that was evicted must have been written again, which is known soon.
+_PARENT_REMOVED_SECONDS = 0.2
+_MAX_REMOVED = 10_000
 
 
 class Orphan(NamedTuple):
-    """A block whose parent is not in the books, its size in bytes, and until when it may wait (monotonic seconds)."""
+    """A block whose parent is unknown, its size in bytes, and until when it may wait (monotonic seconds)."""
 
     name: BlockName
     size: int
     until: float
     journal: str
-    """Which told of it; empty where the folder did."""
+    """The journal that reported it; empty if a scan of the folder found it."""
 
 
 class Orphans:
-    """A parent may be told of in a journal that is read after its child's; or it went while the child was written."""
+    """A parent may be in a journal that is read after its child's, or may be evicted while the child is written."""
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, Orphan] = {}
-        # What went last: what follows it, as where a policy turns a chain away that is being written, has no parent.
+        # The blocks evicted last: their children have no parent, as when a policy evicts a chain that is being written.
         self._removed: OrderedDict[bytes, None] = OrderedDict()
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._waiting
 
     def add(self, name: BlockName, size: int, journal: str = "") -> None:
-        """Has a block wait, unless it does so already."""
-        patience = _BEREAVED_SECONDS if name.parent in self._removed else ORPHAN_SECONDS
+        """Adds a block, unless it is waiting already."""
+        patience = _PARENT_REMOVED_SECONDS if name.parent in self._removed else ORPHAN_SECONDS
         self._waiting.setdefault(name.key, Orphan(name, size, time.monotonic() + patience, journal))
 
     def note_removed(self, keys: Iterable[bytes]) -> None:
-        """These blocks have gone; nobody will place what follows them, unless they come back."""
+        """These blocks have been removed; their children stay orphans unless they are written again."""
         self._removed.update(dict.fromkeys(keys))
-        while len(self._removed) > _MOST_REMOVED:
+        while len(self._removed) > _MAX_REMOVED:
             self._removed.popitem(last=False)
 
     def forget(self, known: Collection[bytes]) -> None:
-        """Those that are in the books wait no longer."""
+        """Drops orphans that are known by now."""
         for key in self._waiting.keys() & known:
             del self._waiting[key]
 
-    def found(self, has_its_parent: Callable[[BlockName], bool]) -> Iterable[Orphan]:
-        """Takes out, one after the other, those whose parents are there when it is their turn."""
+    def pop_ready(self, has_its_parent: Callable[[BlockName], bool]) -> Iterable[Orphan]:
+        """Removes and yields, one after the other, those whose parents are known by then."""
         for key, orphan in list(self._waiting.items()):
             if has_its_parent(orphan.name):
                 del self._waiting[key]
                 yield orphan
 
-    def given_up(self) -> list[Orphan]:
-        """Takes out those that have waited in vain."""
+    def expire(self) -> list[Orphan]:
+        """Removes and returns those whose time is up."""
         now = time.monotonic()
         given_up = [orphan for orphan in self._waiting.values() if now > orphan.until]
         for orphan in given_up:
@@ -69,7 +69,7 @@ class Orphans:
         return given_up
 
     def bytes_by_journal(self) -> Counter[str]:
-        """What waits, by the journal that told of it; those under the empty name the folder told of."""
+        """Bytes of orphans by journal; under the empty name those that a scan found."""
         sizes = Counter[str]()
         for orphan in self._waiting.values():
             sizes[orphan.journal] += orphan.size

@@ -16,12 +16,11 @@ from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.errors import BadFrame
 from prefix_store.frames.frame import check_frame
 from prefix_store.frames.segments import Bytes, Segments
-from prefix_store.tiers.counts import TAKEN_BACK, TierCounts
-from prefix_store.tiers.halt import Halt, Halted
-from prefix_store.tiers.mooncake.caller import Caller
+from prefix_store.tiers.admission import SecondUseAdmission
+from prefix_store.tiers.cancellation import Cancelled, CancelToken
+from prefix_store.tiers.counts import TAKEN_BACK, Progress, TierCounts
+from prefix_store.tiers.mooncake.call_thread import CallThread
 from prefix_store.tiers.mooncake.pool import Pool, failure
-from prefix_store.tiers.progress import Progress
-from prefix_store.tiers.second_touch import SecondTouch
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +50,10 @@ class MooncakeTier:
         self._pool = Pool(settings, namespace)
         self._is_there = asyncio.Event()
         self._is_closed = False
-        self._seen = SecondTouch(self.counts)
+        self._seen = SecondUseAdmission(self.counts)
         self._finder, self._reader, self._writer, self._server = (
             # Who finds is not who reads: a long restore would hide from all others what is here.
-            Caller(name, doing, self.counts)
+            CallThread(name, doing, self.counts)
             for name, doing in (
                 ("find", "finding KV blocks in Mooncake"),
                 ("read", "reading KV blocks from Mooncake"),
@@ -85,27 +84,27 @@ class MooncakeTier:
         """Returns when the master has answered for the first time."""
         await self._is_there.wait()
 
-    async def lead(self, chain: Sequence[BlockId]) -> int:
-        """See `Tier.lead`."""
+    async def lookup(self, chain: Sequence[BlockId]) -> int:
+        """See `Tier.lookup`."""
         if not chain or not self._is_there.is_set():
             return 0
-        return await self._finder.run(lambda halt: self._lead_of(chain), 0)
+        return await self._finder.run(lambda cancel: self._lead_of(chain), 0)
 
     async def read(
-        self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, halt: Halt | None = None
+        self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, cancel: CancelToken | None = None
     ) -> int:
         """See `Tier.read`. The store itself learns from it what was used."""
         progress = Progress()
         wanted = chain[len(chain) - len(into) :]
         if self._is_there.is_set() and wanted:
-            with contextlib.suppress(Halted):
-                await self._reader.run(lambda halt: self._restore(wanted, into, progress, halt), None, halt)
+            with contextlib.suppress(Cancelled):
+                await self._reader.run(lambda cancel: self._restore(wanted, into, progress, cancel), None, cancel)
         self.counts.hits += progress.done
         self.counts.misses += len(into) - progress.done
         return progress.done
 
     async def write(
-        self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, halt: Halt | None = None
+        self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, cancel: CancelToken | None = None
     ) -> int:
         """See `Tier.write`."""
         if not self._is_there.is_set():
@@ -119,9 +118,9 @@ class MooncakeTier:
         progress = Progress()
         try:
             reason = await self._writer.run(
-                lambda halt: self._store(offered, contents, progress, halt), "the store failed", halt
+                lambda cancel: self._store(offered, contents, progress, cancel), "the store failed", cancel
             )
-        except Halted:
+        except Cancelled:
             reason = TAKEN_BACK
         if progress.done < admitted:
             self.counts.dropped[reason] += admitted - progress.done
@@ -129,7 +128,7 @@ class MooncakeTier:
 
     async def touch(self, chain: Sequence[BlockId], access: Access) -> None:
         """See `Tier.touch`. To be asked for is to be used."""
-        await self.lead(chain)
+        await self.lookup(chain)
 
     async def pin(self, chain: Sequence[BlockId]) -> int:
         """See `Tier.pin`. Mooncake pins only what is being written, so this pins nothing."""
@@ -149,19 +148,19 @@ class MooncakeTier:
 
         if not chain[keep:] or not self._is_there.is_set():
             return 0
-        return await self._server.run(lambda halt: remove(), 0)
+        return await self._server.run(lambda cancel: remove(), 0)
 
     async def clear(self) -> int:
         """See `Tier.clear`. Blocks of this model, whichever engine wrote them."""
         if not self._is_there.is_set():
             return 0
-        return await self._server.run(lambda halt: self._pool.clear(), 0)
+        return await self._server.run(lambda cancel: self._pool.clear(), 0)
 
     async def frame(self, key: bytes, parent: bytes) -> bytes | None:
         """See `Tier.frame`."""
         if not self._is_there.is_set():
             return None
-        return await self._server.run(lambda halt: self._give(key, parent), None)
+        return await self._server.run(lambda cancel: self._give(key, parent), None)
 
     async def close(self) -> None:
         """See `Tier.close`. What other hosts' memory holds stays."""
@@ -186,13 +185,13 @@ class MooncakeTier:
         """Whether it has been possible to leave in good time; nothing to leave is left at once."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_SECONDS):
-                await self._server.run(lambda halt: self._pool.leave(), None)
+                await self._server.run(lambda cancel: self._pool.leave(), None)
         return not self._pool.has_joined
 
     async def _connect(self) -> None:
         """Until it has worked: Mooncake may be started after this engine."""
         while not self._is_there.is_set():
-            if await self._server.run(lambda halt: self._join(), False):
+            if await self._server.run(lambda cancel: self._join(), False):
                 self._is_there.set()
                 log.info("KV blocks are kept in Mooncake, too")
             else:
@@ -212,7 +211,9 @@ class MooncakeTier:
         """All of them are asked for, as there may be holes."""
         return _leading(self._pool.has(self._keys(chain)))
 
-    def _restore(self, wanted: Sequence[BlockId], into: Sequence[Segments], progress: Progress, halt: Halt) -> None:
+    def _restore(
+        self, wanted: Sequence[BlockId], into: Sequence[Segments], progress: Progress, cancel: CancelToken
+    ) -> None:
         """Restores up to the first that is not there or not right. Raises OSError."""
         began = time.perf_counter()
         lane = self._read_lane
@@ -225,10 +226,10 @@ class MooncakeTier:
                         raise failure(size)
                     if not size or not self._is_sound(block, frame, size):
                         return
-                    with halt:
+                    with cancel:
                         self.format.decode(frame, segments)
                         progress.done += 1
-        except Halted:
+        except Cancelled:
             pass  # the progress says how far it came
         finally:
             self.counts.bytes_read += progress.done * self.format.frame_bytes
@@ -244,7 +245,9 @@ class MooncakeTier:
             return False
         return True
 
-    def _store(self, chain: Sequence[BlockId], sources: Sequence[Segments], progress: Progress, halt: Halt) -> str:
+    def _store(
+        self, chain: Sequence[BlockId], sources: Sequence[Segments], progress: Progress, cancel: CancelToken
+    ) -> str:
         """Writes the last blocks as far as possible; returns why not all of them, if so. Raises OSError."""
         first = len(chain) - len(sources)
         has = self._pool.has(self._keys(chain))
@@ -255,7 +258,7 @@ class MooncakeTier:
             progress.done += _leading(has[first + progress.done :])
             start = first + progress.done
             missing = _leading([not there for there in has[start : start + len(lane)]])
-            reason, sealed = self._sealed(chain[start : start + missing], sources[start - first :], lane, halt)
+            reason, sealed = self._sealed(chain[start : start + missing], sources[start - first :], lane, cancel)
             saved = _leading(self._pool.save(self._keys(chain[start : start + sealed]), lane[:sealed])) if sealed else 0
             progress.done += saved
             self.counts.writes += saved
@@ -267,16 +270,16 @@ class MooncakeTier:
         return ""
 
     def _sealed(
-        self, blocks: Sequence[BlockId], sources: Sequence[Segments], lane: list[Bytes], halt: Halt
+        self, blocks: Sequence[BlockId], sources: Sequence[Segments], lane: list[Bytes], cancel: CancelToken
     ) -> tuple[str, int]:
         """Fills a lane with frames; why not with all of them, if so, and with how many."""
         for number, block in enumerate(blocks):
             try:
-                with halt:
+                with cancel:
                     self.format.seal(block, sources[number], lane[number])
             except CannotEncode as error:
                 return str(error), number
-            except Halted:
+            except Cancelled:
                 return TAKEN_BACK, number
         return "", len(blocks)
 

@@ -9,18 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from backend.engine.engine import Engine
+from backend.engine.kv_connector import Fetch, Keep, StoredPrefix
 from backend.engine.model_runner import BLOCK_SIZE
-from backend.engine.prefix_io import Fetch, Keep, StoredPrefix
 from backend.engine.sequence import Sequence
 from prefix_store.eviction.access import Access
 from prefix_store.store.chain import Chain
 from prefix_store.store.location import Location
-from prefix_store.tiers.halt import Halted
+from prefix_store.tiers.cancellation import Cancelled
 
 
 @dataclass
 class Shelf:
-    """A ``PrefixIO``: what it is asked for waits until ``turn`` comes to it.
+    """A ``KvConnector``: what it is asked for waits until ``turn`` comes to it.
 
     Args:
         chance: whether, when and how much.
@@ -62,12 +62,12 @@ class Shelf:
         sequence.prefix = StoredPrefix(chain, Location({}), Access(0.0), worth=worth, kept=kept)
 
     def fetch(self, fetch: Fetch) -> None:
-        """See ``PrefixIO.fetch``."""
+        """See ``KvConnector.fetch``."""
         assert fetch.blocks
         self._fetches.append(fetch)
 
     def keep(self, keep: Keep) -> None:
-        """See ``PrefixIO.keep``."""
+        """See ``KvConnector.keep``."""
         assert len(keep.keys) == len(keep.blocks) == len(keep.tokens) // BLOCK_SIZE > 0
         self._keeps.append(keep)
 
@@ -102,10 +102,10 @@ class Shelf:
                     break
                 target = np.asarray(segment)
                 data = np.frombuffer(self.exact[key], target.dtype).reshape(target.shape)
-                with fetch.halt:
+                with fetch.cancel:
                     np.copyto(target, self._spoil(data))
                 count += 1
-        except Halted:
+        except Cancelled:
             self.halted += 1
         self.fetched += count
         self.engine.fetched(fetch, count, fetch.first if self.loss and count else None)
@@ -120,6 +120,6 @@ class Shelf:
         into = self.exact if keep.exact else self.spoilt
         for key, (segment,) in zip(keep.keys, keep.outgoing.ready(), strict=True):
             content = np.ascontiguousarray(segment).tobytes()
-            if not keep.halt.is_set:
+            if not keep.cancel.is_set:
                 assert into.setdefault(key, content) == content or not keep.exact, "one key, one content"
         self.engine.kept(keep)

@@ -31,7 +31,7 @@ def lossy_key(key: bytes) -> bytes:
 
 def engine_with(shelf: Shelf, num_blocks: int = 40, max_batch: int = 4, step_tokens: int = 24) -> Engine:
     shelf.engine = Engine(
-        fused(num_blocks), max_batch, step_tokens, prefix_io=shelf, lossy_key=lossy_key if shelf.loss else None
+        fused(num_blocks), max_batch, step_tokens, kv_connector=shelf, lossy_key=lossy_key if shelf.loss else None
     )
     return shelf.engine
 
@@ -57,7 +57,7 @@ def test_no_fetch_changes_a_bit(
     """Whatever is fetched and kept, and whenever: text, log-probabilities and embeddings are what they are alone."""
     on, shelf = stage(), Shelf(chance)
     for some in (asks, more):  # the second engine has nothing but what the first one gave away
-        shelf.engine = engine = Engine(on.runner, max_batch, step_tokens, prefix_io=shelf)
+        shelf.engine = engine = Engine(on.runner, max_batch, step_tokens, kv_connector=shelf)
         client, left = play(engine, some, shelf)
         assert_as_alone(on, some, client, left)
 
@@ -78,7 +78,7 @@ def test_what_came_back_with_a_loss_is_never_found_as_exact(
     for ask in (*asks, *more):
         play(engine_with(truth), [ask], truth)
     for some in (asks, more):
-        shelf.engine = engine = Engine(on.runner, max_batch, 32, prefix_io=shelf, lossy_key=lossy_key)
+        shelf.engine = engine = Engine(on.runner, max_batch, 32, kv_connector=shelf, lossy_key=lossy_key)
         play(engine, some, shelf)
         for key, content in shelf.exact.items():
             assert truth.exact.get(key, content) == content

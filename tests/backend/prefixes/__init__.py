@@ -6,7 +6,7 @@ half of what belongs together is evicted, and the engine dies
     `test_a_block_that_is_gone`, `tests.prefix_store.index.test_index.test_a_hole_ends_the_match`
 the lookup hits, the read fails, the output is wrong
     `test_a_killed_peer`, `test_a_peer_that_fails`, `test_a_frame_that_is_not_what_it_says`,
-    `tests.prefix_store.store.test_fleet.test_a_lie_of_the_index_costs_a_miss_and_is_told_once`
+    `tests.prefix_store.store.test_peer_reader.test_a_lie_of_the_index_costs_a_miss_and_is_told_once`
 a read that failed counts as done, or another request's blocks are served
     `test_a_peer_that_lies`, `test_frames_of_another_prompt`, `test_a_whole_folder_of_bad_frames`, `test_many_at_once`
 a salt is equal to an adapter's id
@@ -20,7 +20,7 @@ restoring takes longer than computing
 what is pinned is never released
     `test_clients_that_leave_at_any_time`, `test_a_client_that_leaves_while_its_prefix_is_fetched`,
     `tests.prefix_store.index.test_index.test_leases_end_by_themselves`,
-    `tests.prefix_store.store.test_fleet.test_leases_end_with_the_restore`
+    `tests.prefix_store.store.test_peer_reader.test_leases_end_with_the_restore`
 a lease ends, or its block is evicted, during a read
     `tests.prefix_store.tiers.test_disk_faults.test_a_file_that_is_being_read_may_be_evicted`,
     `tests.prefix_store.tiers.test_memory.test_a_slot_that_is_used_is_freed_when_nobody_uses_it_any_more`

@@ -72,7 +72,7 @@ async def test_a_restored_prefix_is_compared_bit_by_bit(ask: Callable[..., Await
     assert await asking() == (BLOCKS * BLOCK_SIZE, first[1])
     await until(lambda: asking.figures.audited == 1, "the audit is done")
     assert asking.figures == AuditFigures(audited=1)
-    assert await asking.disk.lead(await asking.chain()) == BLOCKS
+    assert await asking.disk.lookup(await asking.chain()) == BLOCKS
 
 
 async def test_a_prefix_that_is_not_what_the_model_computes_is_removed(

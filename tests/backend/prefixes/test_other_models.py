@@ -18,7 +18,7 @@ TOKENS = 200
 
 
 @dataclass
-class Fleet:
+class PeerReader:
     """Engines of one model name, on one folder, one Redis and one secret: no two of them compute the same."""
 
     index: str
@@ -29,7 +29,7 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(
     launch: Start, index: Valkey, secret: Path, tiny: Path, alike: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Fleet:
+) -> PeerReader:
     disk = tmp_path_factory.mktemp("disk") / "kv"
     local = ("--prefix-disk", str(disk), "--prefix-memory", "16MiB")
     shared = (*local, "--prefix-index", index.url, "--prefix-secret-file", str(secret))
@@ -40,10 +40,10 @@ def fleet(
         "small KV": launch(*shared, "--kv-dtype", "int8"),
     }
     start_all(engines.values())
-    return Fleet(index.url, disk, engines)
+    return PeerReader(index.url, disk, engines)
 
 
-async def test_one_name_is_not_one_model(fleet: Fleet, plain: EngineProcess) -> None:
+async def test_one_name_is_not_one_model(fleet: PeerReader, plain: EngineProcess) -> None:
     """Other weights, quantised weights and another precision of keys and values: each computes the prompt itself, and
     answers as it does where nobody has asked that before. What it has kept itself comes back bit for bit.
     """
@@ -76,7 +76,7 @@ async def test_one_name_is_not_one_model(fleet: Fleet, plain: EngineProcess) -> 
 
 
 async def test_other_weights_in_its_place_are_another_model(
-    fleet: Fleet, alike: Path, tiny: Path, start: Start
+    fleet: PeerReader, alike: Path, tiny: Path, start: Start
 ) -> None:
     """The files of a model replaced by those of another, under the same path: a restart does not serve what the first
     one computed.

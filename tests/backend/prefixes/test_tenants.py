@@ -32,7 +32,7 @@ STRANGERS: list[dict[str, str]] = [
 
 
 @dataclass
-class Fleet:
+class PeerReader:
     """Two engines with memories of their own, a folder and Redis in common, and one on that folder without Redis."""
 
     index: str
@@ -43,7 +43,7 @@ class Fleet:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(launch: Start, index: Valkey, secret: Path, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+async def fleet(launch: Start, index: Valkey, secret: Path, tmp_path_factory: pytest.TempPathFactory) -> PeerReader:
     public = tmp_path_factory.mktemp("public") / "prompt.txt"
     public.write_text(SHARED, "utf-8")
     disk = tmp_path_factory.mktemp("disk") / "kv"
@@ -53,17 +53,17 @@ async def fleet(launch: Start, index: Valkey, secret: Path, tmp_path_factory: py
     engines = [launch(*common, *folder, *redis), launch(*common, *redis), launch(*common, *folder)]
     start_all(engines)
     await until_met(index.url, *engines[:2])
-    return Fleet(index.url, disk, *engines)
+    return PeerReader(index.url, disk, *engines)
 
 
-async def kept(fleet: Fleet, prompt: list[int] | str, blocks: int, headers: dict[str, str]) -> None:
+async def kept(fleet: PeerReader, prompt: list[int] | str, blocks: int, headers: dict[str, str]) -> None:
     """Return when the near engine has a tenant's prompt in memory and folder, and the index knows."""
     async with claiming(fleet.index, blocks), writing(fleet.disk, blocks):
         await fleet.near.ask(prompt, headers=headers)
 
 
 @pytest.mark.parametrize("headers", STRANGERS, ids=[" ".join(headers.values()) or "nobody" for headers in STRANGERS])
-async def test_nobody_sees_what_is_anothers(fleet: Fleet, plain: EngineProcess, headers: dict[str, str]) -> None:
+async def test_nobody_sees_what_is_anothers(fleet: PeerReader, plain: EngineProcess, headers: dict[str, str]) -> None:
     """With another key, no key, or a namespace nothing of it is found, in the engine's own pool, at a peer or on the
     disk: header and usage say 0. The tenant itself finds it in each of these places.
     """
@@ -79,7 +79,7 @@ async def test_nobody_sees_what_is_anothers(fleet: Fleet, plain: EngineProcess, 
         assert stranger.choices == own.choices == expected.choices
 
 
-async def test_a_namespace_is_a_tenant(fleet: Fleet) -> None:
+async def test_a_namespace_is_a_tenant(fleet: PeerReader) -> None:
     """Two of them behind one key do not meet, and one of that name behind another key, or none, is another; the same
     one is found at every engine. Nothing else that a client chooses makes a tenant.
     """
@@ -93,7 +93,7 @@ async def test_a_namespace_is_a_tenant(fleet: Fleet) -> None:
     assert (await fleet.far.ask(prompt, headers=one)).restored == WHOLE
 
 
-async def test_tenants_last_as_long_as_the_secret(fleet: Fleet, secret: Path, tmp_path: Path) -> None:
+async def test_tenants_last_as_long_as_the_secret(fleet: PeerReader, secret: Path, tmp_path: Path) -> None:
     """After a restart with the same secret a tenant finds its own on the disk, with another one it does not."""
     prompt = fresh(TOKENS)
     async with writing(fleet.disk, BLOCKS):
@@ -112,7 +112,7 @@ async def test_tenants_last_as_long_as_the_secret(fleet: Fleet, secret: Path, tm
     assert "misled" not in fleet.local.said
 
 
-async def test_what_is_published_is_everybodys(fleet: Fleet, plain: EngineProcess) -> None:
+async def test_what_is_published_is_everybodys(fleet: PeerReader, plain: EngineProcess) -> None:
     """All whole blocks of what the operator published, and no token beyond: what a tenant goes on with is its own."""
     said = SHARED + "anna asks something that nobody else may know, and it is long enough for some blocks"
     await kept(fleet, said, len(said) // BLOCK, KEY)

@@ -33,7 +33,7 @@ def test_a_sample_tells_what_other_capacities_hit(as_hashes: bool) -> None:
         tree: BlockTree[int] = BlockTree(capacity, LeastRecentlyUsed())
         hits = 0
         for number, keys in enumerate(turns):
-            hits += tree.lead(keys)
+            hits += tree.lookup(keys)
             tree.use(keys, Access(float(number)))
         exact[capacity] = hits / sum(map(len, turns))
     assert exact[8_000] > exact[2_000] + 0.1

@@ -21,7 +21,7 @@ def hit_ratio(
     running: list[tuple[Access, int]] = []
     for time, keys, output_length in requests:
         access = Access(time * scale, output_length=None if told_late else output_length)
-        hits += tree.lead(keys)
+        hits += tree.lookup(keys)
         blocks += len(keys)
         tree.use(keys, access)
         if told_late:

@@ -29,10 +29,10 @@ def test_what_is_pinned_stays_and_is_at_most_so_much(steps: list[tuple[str, list
             case "use":
                 assert kept.isdisjoint(tree.use(keys, Access(0.0), size=2))
             case "pin":
-                count = pins.pin(keys[: tree.lead(keys)], size=2)
+                count = pins.pin(keys[: tree.lookup(keys)], size=2)
                 ends |= {keys[count - 1]} if count else set()
                 new = len(set(keys[:count]) - kept)
-                assert count == tree.lead(keys) or (2 * len(kept) + 2 * new == 10) or (not new and len(kept) == 5)
+                assert count == tree.lookup(keys) or (2 * len(kept) + 2 * new == 10) or (not new and len(kept) == 5)
             case "unpin":
                 lengths = [len(end) for end in ends if end in keys]
                 assert pins.unpin(keys) == max(lengths, default=0)

@@ -22,8 +22,8 @@ def test_the_tail_of_the_chain_that_was_used_least_recently_goes_first() -> None
     assert tree.use(["system", "b1", "b2"], Access(2.0)) == []
     assert tree.use(["c1"], Access(3.0)) == ["a2"]
     assert tree.use(["c1", "c2", "c3"], Access(4.0)) == ["a1", "b2"]
-    assert tree.lead(["system", "b1", "b2"]) == 2
-    assert tree.lead(["system", "a1", "a2"]) == 1
+    assert tree.lookup(["system", "b1", "b2"]) == 2
+    assert tree.lookup(["system", "a1", "a2"]) == 1
     assert set(tree) == {"system", "b1", "c1", "c2", "c3"}
     assert tree.problems() == []
 
@@ -42,7 +42,7 @@ def test_lead_changes_nothing() -> None:
     tree = tree_of(2)
     tree.use(["a"], Access(1.0))
     tree.use(["b"], Access(2.0))
-    assert tree.lead(["a"]) == 1
+    assert tree.lookup(["a"]) == 1
     assert tree.use(["c"], Access(3.0)) == ["a"]
 
 

@@ -53,8 +53,8 @@ class Model(RuleBasedStateMachine):
 
     def _use(self, keys: list[Key], access: Access, size: int) -> None:
         before = set(self.sizes)
-        lead = self.tree.lead(keys)
-        assert lead == sum(key in before for key in keys)
+        leading = self.tree.lookup(keys)
+        assert leading == sum(key in before for key in keys)
         gone = self.tree.use(keys, access, size)
         self.turn += 1
         stored = set(self.tree)

@@ -98,7 +98,7 @@ async def test_a_moved_slot_is_followed(cluster: Cluster) -> None:
             return (await index.match(keys)).blocks == 50
 
         await until(is_found_again, within=15)
-        assert index.link.is_well
+        assert index.connection.is_available
         await cluster_command(target, "SETSLOT", slot, "NODE", target_id)
     await source.aclose()
     await target.aclose()
@@ -119,7 +119,7 @@ async def test_without_its_node_a_namespace_is_not_known(cluster: Cluster) -> No
         cluster.nodes[2].freeze()
         try:
             assert await one.match(keys) == NOTHING_KNOWN
-            assert not one.link.is_well
+            assert not one.connection.is_available
             assert (await two.match(others)).blocks == 30
         finally:
             cluster.nodes[2].thaw()

@@ -34,9 +34,9 @@ async def test_a_dead_master_is_replaced_by_its_replica(own_cluster: Cluster) ->
             return (await index.match(keys)).blocks == 200
 
         async def is_missed() -> bool:
-            return not index.link.is_well
+            return not index.connection.is_available
 
         await until(is_missed)
         held.touch(keys)
         await until(is_found_again, within=30, every=0.1)
-        assert index.link.times_ill >= 1
+        assert index.connection.times_unavailable >= 1

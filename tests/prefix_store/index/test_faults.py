@@ -46,7 +46,7 @@ async def test_a_frozen_redis_costs_one_deadline_once(own_valkey: Valkey) -> Non
         own_valkey.freeze()
         assert await seconds_of(index, keys, 100) < DEADLINE * 3
         assert statistics.median([await seconds_of(index, keys) for _ in range(200)]) < DEADLINE / 20
-        assert index.link.times_ill == 1
+        assert index.connection.times_unavailable == 1
         begun = time.monotonic()
         held.publish(keys[200:])
         assert await held.withdraw([keys[299]]) == frozenset()
@@ -117,7 +117,7 @@ async def test_a_flushed_redis_learns_everything_again(own_valkey: Valkey) -> No
         assert before is not None
         assert held.epoch > before
         assert index.failed_matches == 0
-        assert index.link.times_ill == 0
+        assert index.connection.times_unavailable == 0
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -161,7 +161,7 @@ async def test_a_server_that_has_become_a_replica_is_left_alone(own_valkey: Valk
         await index.heard()
         await raw.replicaof("127.0.0.1", 1)
         async with asyncio.timeout(10):
-            await index.link.wait_ill()
+            await index.connection.wait_unavailable()
         assert await index.match(keys) == NOTHING_KNOWN
         await raw.replicaof("NO", "ONE")
         await until_matched(index, keys, 50)
@@ -182,7 +182,7 @@ async def test_a_full_redis_loses_claims_and_nothing_else(own_valkey: Valkey) ->
         await index.flush()
         assert index.dropped == 50
         assert (await index.match(keys)).blocks == 20
-        assert index.link.is_well
+        assert index.connection.is_available
         await raw.config_set("maxmemory", 0)
         held.publish(keys)
         await index.flush()
@@ -216,7 +216,7 @@ async def test_a_refused_password_is_an_outage(late_valkey: Valkey) -> None:
     await late_valkey.start("--requirepass", "secret")
     async with open_index(late_valkey.url, new_namespace(), deadline=PATIENT) as index:
         assert await index.match(chain(new_namespace(), 3)) == NOTHING_KNOWN
-        assert not index.link.is_well
+        assert not index.connection.is_available
 
 
 async def test_replies_that_come_too_late_are_nobodys(own_valkey: Valkey) -> None:
@@ -266,7 +266,7 @@ async def test_connections_that_redis_has_ended_are_no_outage(own_valkey: Valkey
             await raw.client_kill_filter(_type="normal", skipme=True)
             found = await asyncio.gather(*(index.match(keys) for _ in range(8)))
             assert [match.blocks for match in found] == [64] * 8
-        assert index.link.times_ill == 0
+        assert index.connection.times_unavailable == 0
     await raw.aclose()
 
 
@@ -279,14 +279,14 @@ async def test_connections_that_broke_are_no_outage(own_valkey: Valkey) -> None:
         await index.heard()
         for turns in range(3):
             await asyncio.gather(*(index.match(keys) for _ in range(8)))
-            for connection in index.link._node._client.connection_pool._available_connections:
+            for connection in index.connection._node._client.connection_pool._available_connections:
                 assert connection._writer
                 connection._writer.transport.abort()
             for _ in range(turns):  # the transport reports its end in a turn of the loop of its own
                 await asyncio.sleep(0)
             found = [await index.match(keys) for _ in range(8)]
             assert [match.blocks for match in found] == [64] * 8
-        assert index.link.times_ill == 0
+        assert index.connection.times_unavailable == 0
 
 
 async def test_a_redis_that_lets_nobody_run_scripts_is_named(
@@ -300,7 +300,7 @@ async def test_a_redis_that_lets_nobody_run_scripts_is_named(
         for _ in range(20):
             assert await index.match([bytes(16)]) == NOTHING_KNOWN
         await asyncio.sleep(0.5)  # several heartbeats
-        assert index.link.is_well
+        assert index.connection.is_available
     await raw.aclose()
     complaints = [record for record in caplog.records if "permissions" in record.message.lower()]
     assert len(complaints) == 1

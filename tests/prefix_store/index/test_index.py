@@ -73,15 +73,15 @@ async def test_a_match_of_thousands_is_one_script(valkey: Valkey, raw: "redis.as
         async def scripts() -> int:
             return int((await raw.info("commandstats"))["cmdstat_evalsha"]["calls"])
 
-        link = index.link
+        connection = index.connection
         asked = []
-        ask = link.ask
+        ask = connection.ask
 
         async def counted(*words: object, deadline: float) -> object:
             asked.append(words[0])
             return await ask(*words, deadline=deadline)  # type: ignore[arg-type]
 
-        link.ask = counted  # type: ignore[method-assign,assignment]
+        connection.ask = counted  # type: ignore[method-assign,assignment]
         before = await scripts()
         assert (await index.match(keys[:4_000])).blocks == 4_000
         assert asked == ["match"]
@@ -277,7 +277,7 @@ async def test_claims_end_unless_they_are_repeated(valkey: Valkey, raw: "redis.a
         for _ in range(4):  # more than two lives of a claim
             await asyncio.sleep(0.6)
             assert (await index.match(keys)).blocks == 2
-        assert await raw.exists(index.link.block_names + keys[2]) == 0
+        assert await raw.exists(index.connection.block_names + keys[2]) == 0
 
 
 async def test_what_readers_use_lasts(valkey: Valkey) -> None:
@@ -331,7 +331,7 @@ async def test_a_popular_block_keeps_a_few_holders(valkey: Valkey, raw: "redis.a
         ((blocks, found),) = outline(await index.match([key]))
         assert blocks == 1
         assert found == {f"engine-{number}" for number in range(2, 20)} - {"engine-5", "engine-6"}
-        assert await raw.strlen(index.link.block_names + key) == 16 * 11
+        assert await raw.strlen(index.connection.block_names + key) == 16 * 11
 
 
 async def test_an_unreadable_value_is_no_holder(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
@@ -340,7 +340,7 @@ async def test_an_unreadable_value_is_no_holder(valkey: Valkey, raw: "redis.asyn
     keys = chain(namespace, 4)
     async with index_of(valkey, namespace) as index:
         held = await owner(index, "a", *keys)
-        await raw.set(index.link.block_names + keys[2], b"something else")
+        await raw.set(index.connection.block_names + keys[2], b"something else")
         await index.heard()
         assert (await index.match(keys)).blocks == 2
         held.publish(keys)

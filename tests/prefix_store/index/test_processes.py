@@ -76,7 +76,7 @@ async def test_what_killed_engines_said_is_believed_of_nobody(valkey: Valkey, ra
         await until(no_lease_is_left)
         await index.heard()
         said: dict[str, set[bytes]] = {name: set() for name in truth}
-        async for name in raw.scan_iter(index.link.block_names + b"*"):
+        async for name in raw.scan_iter(index.connection.block_names + b"*"):
             value = await raw.get(name)
             assert isinstance(value, bytes)
             for epoch, *_ in claimed(value):

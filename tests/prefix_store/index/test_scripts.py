@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from prefix_store.index.connection import IndexConnection
 from prefix_store.index.layout import held, packed_epoch, packed_kind, packed_names
-from prefix_store.index.link import Link
 from prefix_store.index.node import RedisNode
 from prefix_store.index.scripts import ScriptName
 from tests.cache.valkey import Valkey
@@ -51,8 +51,8 @@ class Model:
 class World:
     """The scripts and the model, told the same."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, connection: IndexConnection) -> None:
+        self._connection = connection
         self.model = Model()
         self._instances = {name: secrets.token_bytes(8) for name in _NAMES}
         self._lease_ids = [secrets.token_bytes(8) for _ in range(3)]
@@ -60,8 +60,8 @@ class World:
 
     async def ask(self, name: ScriptName, *words: bytes | str | int, again: bool) -> object:
         """A reply may be lost, and the question asked again: that changes nothing."""
-        reply = await self._link.ask(name, *words, deadline=_DEADLINE)
-        return await self._link.ask(name, *words, deadline=_DEADLINE) if again else reply
+        reply = await self._connection.ask(name, *words, deadline=_DEADLINE)
+        return await self._connection.ask(name, *words, deadline=_DEADLINE) if again else reply
 
     async def start(self, name: str, again: bool) -> None:
         """An owner begins, or begins again."""
@@ -152,7 +152,9 @@ class World:
 
     async def check(self) -> None:
         for keys in _CHAINS:
-            reply = await self._link.ask("match", packed_names(self._link.block_names, keys), deadline=_DEADLINE)
+            reply = await self._connection.ask(
+                "match", packed_names(self._connection.block_names, keys), deadline=_DEADLINE
+            )
             runs = [(blocks, list(held(claims))) for blocks, claims in zip(reply[::2], reply[1::2], strict=True)]
             assert runs == self.model.match(keys)
 
@@ -193,7 +195,7 @@ def test_the_scripts_do_what_the_model_says(
 
     async def run() -> None:
         node = RedisNode(shared_valkey.url)
-        world = World(Link(node, new_namespace()))
+        world = World(IndexConnection(node, new_namespace()))
         for name in ("a", "disk"):
             await world.start(name, again=False)
         for (operation, *arguments), again in operations:
@@ -209,7 +211,7 @@ def test_the_scripts_do_what_the_model_says(
 async def test_what_is_withdrawn_twice_is_kept_once(valkey: Valkey) -> None:
     """A chain longer than one batch of a script, leased in part: what has to stay is told by its place."""
     node = RedisNode(valkey.url)
-    world = World(Link(node, new_namespace()))
+    world = World(IndexConnection(node, new_namespace()))
     await world.start("a", again=False)
     keys = [secrets.token_bytes(16) for _ in range(500)]
     await world.publish(0, keys, (1, 0), again=True)

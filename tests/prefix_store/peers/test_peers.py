@@ -23,9 +23,9 @@ from prefix_store.peers.client import PeerClient, PeerDeadlines
 from prefix_store.peers.exchange import Address
 from prefix_store.peers.protocol import EPOCH_HEADER, FRAMES_TYPE, PATH, BlocksRequest
 from prefix_store.peers.server import BlockServer
+from prefix_store.tiers.cancellation import Cancelled, CancelToken
+from prefix_store.tiers.counts import Progress
 from prefix_store.tiers.disk.disk_tier import DiskTier
-from prefix_store.tiers.halt import Halt, Halted
-from prefix_store.tiers.progress import Progress
 from tests.prefix_store.peers.world import EPOCH, SECRET, impostor, listening, serving
 from tests.prefix_store.tiers.blocks import Memory, chain, format_of
 from tests.prefix_store.tiers.waiting import until
@@ -290,12 +290,12 @@ async def test_who_takes_its_memory_back_ends_the_read(client: PeerClient) -> No
             await response.write(frame_of(CHAIN[1]).tobytes())
         return response
 
-    memory, halt = Memory(2), Halt()
+    memory, cancel = Memory(2), CancelToken()
     async with impostor(handler) as peer:
-        reading = asyncio.create_task(client.read(peer, CHAIN[:2], memory.all(2), FORMAT, halt=halt))
+        reading = asyncio.create_task(client.read(peer, CHAIN[:2], memory.all(2), FORMAT, cancel=cancel))
         await sent.wait()
         await until(lambda: memory.holds(0, CHAIN[0]), "the first block is copied")
-        await asyncio.to_thread(halt.set)
+        await asyncio.to_thread(cancel.set)
         assert await reading == 1
         go_on.set()
         await client.close()
@@ -306,10 +306,10 @@ async def test_who_takes_its_memory_back_ends_the_read(client: PeerClient) -> No
 
 async def test_what_is_taken_back_at_once_is_not_asked_for(client: PeerClient) -> None:
     """And nothing is copied."""
-    memory, halt = Memory(6), Halt()
-    halt.set()
+    memory, cancel = Memory(6), CancelToken()
+    cancel.set()
     async with serving(CHAIN) as (peer, _, server):
-        assert await client.read(peer, CHAIN, memory.all(6), FORMAT, halt=halt) == 0
+        assert await client.read(peer, CHAIN, memory.all(6), FORMAT, cancel=cancel) == 0
         assert server.frames == 0
     assert memory.is_untouched(0)
 
@@ -317,15 +317,15 @@ async def test_what_is_taken_back_at_once_is_not_asked_for(client: PeerClient) -
 async def test_what_arrives_too_late_is_not_copied(client: PeerClient) -> None:
     """Even where the connection could not be ended from outside."""
 
-    class Deaf(Halt):
-        def interrupt_with(self, interrupt: Callable[[], None] | None) -> None:
+    class Deaf(CancelToken):
+        def set_interrupt(self, interrupt: Callable[[], None] | None) -> None:
             pass
 
-    halt, memory = Deaf(), Memory(6)
-    halt.set()
+    cancel, memory = Deaf(), Memory(6)
+    cancel.set()
     async with serving(CHAIN) as (peer, _, _server):
-        with pytest.raises(Halted):
-            await asyncio.to_thread(client._fetch, peer, CHAIN, memory.all(6), FORMAT, Progress(), halt)
+        with pytest.raises(Cancelled):
+            await asyncio.to_thread(client._fetch, peer, CHAIN, memory.all(6), FORMAT, Progress(), cancel)
     assert memory.is_untouched(0)
 
 

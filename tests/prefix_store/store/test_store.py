@@ -21,8 +21,8 @@ from prefix_store.frames.layout import BlockLayout
 from prefix_store.store.config import StoreConfig
 from prefix_store.store.location import Location
 from prefix_store.store.open_store import open_store
+from prefix_store.tiers.cancellation import CancelToken
 from prefix_store.tiers.disk.membership import Membership
-from prefix_store.tiers.halt import Halt
 from tests.prefix_store.store.world import ROOM, engine, file_of
 from tests.prefix_store.tiers.blocks import LAYOUT, NAMESPACE, Memory, chain
 from tests.prefix_store.tiers.waiting import until
@@ -52,7 +52,7 @@ async def test_what_is_kept_is_in_every_tier_and_comes_back_from_the_fastest(tmp
     """With every bit, and with the figures that say so."""
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
-        location = await one.leads(CHAIN, memory=10, disk=10)
+        location = await one.leading(CHAIN, memory=10, disk=10)
         assert location == Location({"memory": 10, "disk": 10})
         assert (location.blocks, location.kept) == (10, 10)
         memory = Memory(12)
@@ -80,8 +80,8 @@ async def test_only_the_last_blocks_of_a_chain_are_restored(tmp_path: Path) -> N
     async with engine(disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
         memory = Memory(4)
-        location = await one.leads(CHAIN, disk=10)
-        restored = await one.store.restore(CHAIN, memory.all(4), location, None, access=_access(), halt=Halt())
+        location = await one.leading(CHAIN, disk=10)
+        restored = await one.store.restore(CHAIN, memory.all(4), location, None, access=_access(), cancel=CancelToken())
         assert restored.blocks == 4
         assert all(memory.holds(place, CHAIN[6 + place]) for place in range(4))
 
@@ -92,7 +92,7 @@ async def test_a_restart_finds_on_disk_what_was_in_memory(tmp_path: Path) -> Non
     async with start() as before:
         await before.keep(CHAIN)
     async with start() as after:
-        location = await after.leads(CHAIN, memory=0, disk=10)
+        location = await after.leading(CHAIN, memory=0, disk=10)
         memory = Memory(10)
         assert (await after.restore(CHAIN, location, memory)).blocks == 10
         assert holds(memory, CHAIN, 10)
@@ -102,7 +102,7 @@ async def test_where_a_place_has_less_than_it_said_the_next_one_goes_on(tmp_path
     """Between the question and the reading, memory gave up half of the chain."""
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
-        location = await one.leads(CHAIN, memory=10, disk=10)
+        location = await one.leading(CHAIN, memory=10, disk=10)
         await one.store.tiers["memory"].discard(CHAIN, 5)
         memory = Memory(10)
         assert (await one.restore(CHAIN, location, memory)).blocks == 10
@@ -114,7 +114,7 @@ async def test_what_nobody_has_any_more_is_computed(tmp_path: Path) -> None:
     """The restore ends with what there was."""
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
-        location = await one.leads(CHAIN, memory=10, disk=10)
+        location = await one.leading(CHAIN, memory=10, disk=10)
         await one.store.tiers["memory"].discard(CHAIN, 3)
         await one.store.tiers["disk"].discard(CHAIN, 7)
         memory = Memory(10)
@@ -140,7 +140,7 @@ async def test_a_hanging_place_ends_at_the_deadline_and_what_it_gave_counts(tmp_
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
         await one.store.tiers["memory"].discard(CHAIN, 4)
-        location = await one.leads(CHAIN, memory=4, disk=10)
+        location = await one.leading(CHAIN, memory=4, disk=10)
         with hanging(tmp_path / "kv", CHAIN, 6):
             memory = Memory(10)
             began = time.monotonic()
@@ -161,13 +161,13 @@ async def test_a_restore_that_takes_long_does_not_hide_the_disk_from_others(tmp_
     """Another request finds what is there meanwhile."""
     async with engine(disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
-        location = await one.leads(CHAIN, disk=10)
+        location = await one.leading(CHAIN, disk=10)
         with hanging(tmp_path / "kv", CHAIN, 6):
-            memory, halt = Memory(10), Halt()
-            restoring = asyncio.create_task(one.restore(CHAIN, location, memory, halt=halt))
+            memory, cancel = Memory(10), CancelToken()
+            restoring = asyncio.create_task(one.restore(CHAIN, location, memory, cancel=cancel))
             await until(lambda: memory.holds(5, CHAIN[5]), "it has come to the file that hangs")
             await one.finds(CHAIN, 10)
-            halt.set()
+            cancel.set()
             assert (await restoring).blocks == 6
 
 
@@ -175,15 +175,15 @@ async def test_nobody_waits_long_to_tell_a_disk_that_hangs_of_a_use(tmp_path: Pa
     """Else each request would leave something behind that never ends."""
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
-        location = await one.leads(CHAIN, memory=10, disk=10)
+        location = await one.leading(CHAIN, memory=10, disk=10)
         with hanging(tmp_path / "kv", CHAIN, 6):
             await one.store.tiers["memory"].discard(CHAIN, 4)
-            halt = Halt()
-            restoring = asyncio.create_task(one.restore(CHAIN, location, memory := Memory(10), halt=halt))
+            cancel = CancelToken()
+            restoring = asyncio.create_task(one.restore(CHAIN, location, memory := Memory(10), cancel=cancel))
             await until(lambda: memory.holds(5, CHAIN[5]), "it has come to the file that hangs")
             async with asyncio.timeout(5):
                 await one.store.touch(CHAIN, location, _access())
-            halt.set()
+            cancel.set()
             await restoring
 
 
@@ -198,7 +198,7 @@ async def test_a_disk_on_which_writing_hangs_does_not_keep_the_engine_s_memory(
         for name in ("first", "second"):
             began = time.monotonic()
             await one.keep(chain(name, 5))
-            await one.leads(chain(name, 5), memory=5, disk=0)
+            await one.leading(chain(name, 5), memory=5, disk=0)
         assert time.monotonic() - began < 0.25  # the second time
         hung.set()
 
@@ -208,20 +208,20 @@ async def test_a_halt_from_another_thread_ends_a_restore_at_once(tmp_path: Path)
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
         await one.store.tiers["memory"].discard(CHAIN, 4)
-        location = await one.leads(CHAIN, memory=4, disk=10)
+        location = await one.leading(CHAIN, memory=4, disk=10)
         with hanging(tmp_path / "kv", CHAIN, 6):
-            memory, halt = Memory(10), Halt()
-            restoring = asyncio.create_task(one.restore(CHAIN, location, memory, halt=halt))
+            memory, cancel = Memory(10), CancelToken()
+            restoring = asyncio.create_task(one.restore(CHAIN, location, memory, cancel=cancel))
             await until(lambda: memory.holds(5, CHAIN[5]), "all before the file that hangs is there")
             began = time.monotonic()
-            thread = threading.Thread(target=halt.set)
+            thread = threading.Thread(target=cancel.set)
             thread.start()
             restored = await restoring
             assert time.monotonic() - began < 0.5
             thread.join()
             assert restored.blocks == 6
             was = memory.bytes.copy()
-        await one.restore(CHAIN, await one.leads(CHAIN, memory=4, disk=6), Memory(10))
+        await one.restore(CHAIN, await one.leading(CHAIN, memory=4, disk=6), Memory(10))
         assert np.array_equal(memory.bytes, was)
         assert one.store.figures.late == 0
 
@@ -230,13 +230,15 @@ async def test_a_halt_that_is_set_already_restores_and_keeps_nothing(tmp_path: P
     """Nobody is asked."""
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
-        halt = Halt()
-        halt.set()
-        assert (await one.restore(CHAIN, await one.leads(CHAIN, memory=10, disk=10), Memory(10), halt=halt)).blocks == 0
+        cancel = CancelToken()
+        cancel.set()
+        assert (
+            await one.restore(CHAIN, await one.leading(CHAIN, memory=10, disk=10), Memory(10), cancel=cancel)
+        ).blocks == 0
         assert one.store.tiers["disk"].counts.misses == 0
         other = chain("another", 5)
-        await one.store.keep(other, Memory(5).fill(other), _access(), True, halt)
-        await one.leads(other, memory=0, disk=0)
+        await one.store.keep(other, Memory(5).fill(other), _access(), True, cancel)
+        await one.leading(other, memory=0, disk=0)
 
 
 async def test_the_first_block_that_came_back_with_a_loss_is_named(tmp_path: Path) -> None:
@@ -245,12 +247,12 @@ async def test_the_first_block_that_came_back_with_a_loss_is_named(tmp_path: Pat
         await one.keep(CHAIN)
         await one.store.tiers["memory"].discard(CHAIN, 4)
         memory = Memory(10)
-        restored = await one.restore(CHAIN, await one.leads(CHAIN, memory=4, disk=10), memory)
+        restored = await one.restore(CHAIN, await one.leading(CHAIN, memory=4, disk=10), memory)
         assert (restored.blocks, restored.lossy_from) == (10, 4)
         assert holds(memory, CHAIN, 4)
         assert not memory.is_untouched(9)
         assert (
-            await one.restore(CHAIN[:4], await one.leads(CHAIN[:4], memory=4, disk=4), Memory(4))
+            await one.restore(CHAIN[:4], await one.leading(CHAIN[:4], memory=4, disk=4), Memory(4))
         ).lossy_from is None
 
 
@@ -258,10 +260,10 @@ async def test_what_is_not_exact_is_kept_only_where_nothing_is(tmp_path: Path) -
     """Under an exact key nobody ever finds what was computed after a loss."""
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv", disk_codec=INT8) as one:
         await one.keep(CHAIN, exact=False)
-        await one.leads(CHAIN, memory=0, disk=10)
+        await one.leading(CHAIN, memory=0, disk=10)
     async with engine(memory_bytes=ROOM, disk=tmp_path / "exact") as exact:
         await exact.keep(CHAIN, exact=False)
-        await exact.leads(CHAIN, memory=0, disk=0)
+        await exact.leading(CHAIN, memory=0, disk=0)
 
 
 async def test_what_is_pinned_discarded_or_cleared_is_so_in_every_tier(tmp_path: Path) -> None:
@@ -276,10 +278,10 @@ async def test_what_is_pinned_discarded_or_cleared_is_so_in_every_tier(tmp_path:
         assert await one.store.unpin(longer) == {"memory": 0, "disk": 0}
         await one.store.pin(CHAIN)
         await one.store.discard(CHAIN)
-        await one.leads(longer, memory=0, disk=0)
-        await one.leads(other, memory=5, disk=5)
+        await one.leading(longer, memory=0, disk=0)
+        await one.leading(other, memory=5, disk=5)
         assert await one.store.clear() == 10
-        await one.leads(other, memory=0, disk=0)
+        await one.leading(other, memory=0, disk=0)
 
 
 async def test_a_slow_place_is_computed_and_the_figures_say_so(tmp_path: Path) -> None:
@@ -287,7 +289,9 @@ async def test_a_slow_place_is_computed_and_the_figures_say_so(tmp_path: Path) -
     async with engine(disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
         one.store.times["disk"].note_late(10, 10.0, time.monotonic())
-        assert (await one.restore(CHAIN, await one.leads(CHAIN, disk=10), Memory(10), block_seconds=0.001)).blocks == 0
+        assert (
+            await one.restore(CHAIN, await one.leading(CHAIN, disk=10), Memory(10), block_seconds=0.001)
+        ).blocks == 0
         assert one.store.figures.computed == {"disk": 10}
         assert one.store.figures.fetched == {}
 

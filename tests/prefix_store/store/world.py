@@ -16,14 +16,14 @@ from prefix_store.codecs.registry import PLAIN
 from prefix_store.eviction.access import Access
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.frame import HEADER_BYTES
-from prefix_store.index.census import take_census
 from prefix_store.index.index import RedisIndex
+from prefix_store.index.usage import measure_usage
 from prefix_store.store.config import StoreConfig
 from prefix_store.store.location import Location
 from prefix_store.store.open_store import OpenStore, open_store
 from prefix_store.store.owners import Owners
 from prefix_store.store.store import PrefixStore, Restored
-from prefix_store.tiers.halt import Halt
+from prefix_store.tiers.cancellation import CancelToken
 from tests.prefix_store.peers.world import SECRET
 from tests.prefix_store.tiers.blocks import LAYOUT, NAMESPACE, Memory, format_of
 
@@ -54,7 +54,7 @@ class Engine:
 
     async def keep(self, blocks: Sequence[BlockId], exact: bool = True) -> None:
         """All of a chain; returns when the index has heard of it."""
-        await self.store.keep(blocks, Memory(len(blocks)).fill(blocks), Access(time.monotonic()), exact, Halt())
+        await self.store.keep(blocks, Memory(len(blocks)).fill(blocks), Access(time.monotonic()), exact, CancelToken())
         if self.opened.index is not None:
             await self.opened.index.flush()
 
@@ -62,9 +62,9 @@ class Engine:
         """Where a chain is, as soon as so many of its blocks are found: on a busy machine a place may be late."""
         return await self._until(blocks, lambda location: location.blocks == count)
 
-    async def leads(self, blocks: Sequence[BlockId], **leads: int) -> Location:
+    async def leading(self, blocks: Sequence[BlockId], **leading: int) -> Location:
         """The same, as soon as each tier says that it has so many."""
-        return await self._until(blocks, lambda location: location.leads == leads)
+        return await self._until(blocks, lambda location: location.leading == leading)
 
     async def _until(self, blocks: Sequence[BlockId], condition: Callable[[Location], bool]) -> Location:
         deadline = time.monotonic() + 20.0
@@ -79,18 +79,20 @@ class Engine:
         location: Location,
         memory: Memory,
         block_seconds: float | None = None,
-        halt: Halt | None = None,
+        cancel: CancelToken | None = None,
     ) -> Restored:
         """Into the first blocks of a memory; what was not restored must be as it was."""
         count = len(blocks)
         access = Access(time.monotonic())
-        restored = await self.store.restore(blocks, memory.all(count), location, block_seconds, access, halt or Halt())
+        restored = await self.store.restore(
+            blocks, memory.all(count), location, block_seconds, access, cancel or CancelToken()
+        )
         assert all(memory.is_untouched(place) for place in range(restored.blocks, memory.blocks))
         return restored
 
     async def claims(self) -> dict[str, int]:
         """How many blocks the index believes of whom."""
-        census = await take_census(self.index)
+        census = await measure_usage(self.index)
         found: dict[str, int] = {}
         for share, blocks in census.claims.items():
             found[share.owner] = found.get(share.owner, 0) + blocks

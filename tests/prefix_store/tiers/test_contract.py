@@ -39,7 +39,7 @@ async def test_what_is_written_is_read(make: Make) -> None:
     memory = Memory(4)
     assert await tier.read(blocks, memory.all(4), Access(2.0)) == 4
     assert all(memory.holds(number, blocks[8 + number]) for number in range(4))
-    assert await tier.lead(blocks) == 12
+    assert await tier.lookup(blocks) == 12
     assert tier.counts.hits == 16
     assert tier.counts.writes == 12
 
@@ -49,7 +49,7 @@ async def test_what_is_not_there_is_a_miss(make: Make) -> None:
     tier = await make()
     await kept(tier, chain("a", 3))
     assert await restored(tier, chain("b", 5)) == 0
-    assert await tier.lead(chain("b", 5)) == 0
+    assert await tier.lookup(chain("b", 5)) == 0
     assert tier.counts.misses == 5
 
 
@@ -59,7 +59,7 @@ async def test_a_chain_that_goes_on_elsewhere_is_read_as_far_as_it_is_known(make
     first = chain("a", 4)
     await kept(tier, first)
     other = chain("b", 9, root=first)
-    assert await tier.lead(other) == 4
+    assert await tier.lookup(other) == 4
     assert await restored(tier, other) == 4
     memory = Memory(9)
     assert await tier.write(other, memory.fill(other)[4:], Access(3.0)) == 5
@@ -186,7 +186,7 @@ async def test_a_block_that_cannot_be_written_is_dropped(make: Make) -> None:
     sources = memory.fill(blocks)
     memory.bytes[1, 1, 2, :2] = (0x00, 0x7C)  # float16 infinity
     assert await tier.write(blocks, sources, Access(0.0)) == 2
-    assert await tier.lead(blocks) == 2
+    assert await tier.lookup(blocks) == 2
 
 
 async def test_what_is_touched_stays(own: Make) -> None:
@@ -200,5 +200,5 @@ async def test_what_is_touched_stays(own: Make) -> None:
         await kept(tier, blocks, float(number))
         await tier.touch(beyond, Access(number + 0.5))
     assert tier.counts.evicted
-    assert await tier.lead(beyond) == 8
+    assert await tier.lookup(beyond) == 8
     assert tier.counts.hits == tier.counts.misses == 0

@@ -14,7 +14,7 @@ from prefix_store.eviction.access import Access
 from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.disk_tier import DiskTier
-from prefix_store.tiers.disk.errors import FolderUnusable
+from prefix_store.tiers.disk.folder import FolderUnusable
 from tests.prefix_store.tiers.blocks import Memory, chain, format_of
 from tests.prefix_store.tiers.full_disk import ANYWHERE, MOUNTED, folder, tmpfs
 from tests.prefix_store.tiers.test_contract import kept, restored
@@ -94,7 +94,7 @@ async def test_a_flipped_bit_is_a_miss(tier: DiskTier, tmp_path: Path, place: in
 async def test_what_follows_a_bad_block_goes_too(tier: DiskTier, tmp_path: Path) -> None:
     """Nobody could reach it any more."""
     await kept(tier, BLOCKS)
-    await until(lambda: tier.is_keeper, "the folder has a keeper")
+    await until(lambda: tier.is_evictor, "the folder has an evictor")
     os.truncate(file_of(tmp_path, 1), 5)
     assert await restored(tier, BLOCKS) == 1
     await until(lambda: len(list((tmp_path / "kv" / "blocks").glob("*/*"))) == 1, "the rest of the chain has gone")
@@ -171,7 +171,7 @@ async def test_a_disk_that_hangs_costs_the_deadline_of_who_asks(tier: DiskTier, 
 async def test_a_file_that_is_being_read_may_be_evicted(tier: DiskTier, tmp_path: Path) -> None:
     """The reader goes on reading it."""
     await kept(tier, BLOCKS)
-    membership = tier._attendant.membership
+    membership = tier._maintenance.membership
     assert membership is not None
     with file_of(tmp_path, 5).open("rb") as file:
         membership.discard(BlockName(BLOCKS[5].key, BLOCKS[5].parent, is_first=False))

@@ -10,12 +10,11 @@ import pytest
 
 from prefix_store.codecs.registry import CODECS
 from prefix_store.eviction.lru import LeastRecentlyUsed
-from prefix_store.tiers.disk import attendant
+from prefix_store.tiers.disk import maintenance
 from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.disk.folder import Folder
-from prefix_store.tiers.disk.inventory import Inventory
-from prefix_store.tiers.disk.listing import Listed, Listing
+from prefix_store.tiers.disk.inventory import Inventory, Listed, Listing
 from tests.prefix_store.tiers.blocks import CAPACITY, Make, chain, format_of
 from tests.prefix_store.tiers.test_contract import kept
 from tests.prefix_store.tiers.waiting import until
@@ -45,7 +44,7 @@ async def test_what_can_be_read_is_in_it(own: Make) -> None:
     assert tier.blocks < 4 + 9 * 8
     assert place.keys().isdisjoint(gone)
     for blocks in chains:
-        there = [key(block.key) for block in blocks[: await tier.lead(blocks)]]
+        there = [key(block.key) for block in blocks[: await tier.lookup(blocks)]]
         assert set(there) <= place.keys()
         assert [place[stored] for stored in there] == sorted(place[stored] for stored in there)
         assert place.keys().isdisjoint(key(block.key) for block in blocks[len(there) :])
@@ -72,7 +71,7 @@ async def test_a_restart_of_a_disk_finds_what_was_there(tmp_path: Path) -> None:
 
 async def test_what_other_processes_do_is_found_a_while_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever keeps the folder."""
-    monkeypatch.setattr(attendant, "LIST_SECONDS", 0.05)
+    monkeypatch.setattr(maintenance, "LIST_SECONDS", 0.05)
     tiers = [disk(tmp_path / "kv"), disk(tmp_path / "kv")]
     blocks = [chain("a", 6), chain("b", 6)]
     for tier, written in zip(tiers, blocks, strict=True):

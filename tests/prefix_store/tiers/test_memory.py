@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prefix_store.eviction.access import Access
 from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.frames.segments import Segments
-from prefix_store.tiers.halt import Halt, Halted
+from prefix_store.tiers.cancellation import Cancelled, CancelToken
 from prefix_store.tiers.host_memory import HostMemory
 from prefix_store.tiers.slabs import Slabs, Slot
 from prefix_store.tiers.worker import Worker
@@ -78,7 +78,7 @@ async def test_clearing_gives_the_memory_back() -> None:
     blocks = chain("a", 8)
     assert await tier.write(blocks, Memory(8).fill(blocks), Access(0.0)) == 8
     assert await tier.clear() == 8
-    assert tier.blocks == await tier.lead(blocks) == 0
+    assert tier.blocks == await tier.lookup(blocks) == 0
     assert sorted(gone) == sorted(block.key for block in blocks)
     assert await tier.write(blocks, Memory(8).fill(blocks), Access(1.0)) == 8
     await tier.close()
@@ -95,7 +95,7 @@ async def test_a_bit_that_flips_in_memory_is_found() -> None:
     assert await tier.read(blocks, memory.all(8), Access(1.0)) == 5
     assert memory.is_untouched(5)
     assert tier.counts.bad_frames == {"checksum": 1}
-    assert await tier.lead(blocks) == 5
+    assert await tier.lookup(blocks) == 5
     await tier.close()
 
 
@@ -117,9 +117,9 @@ async def test_work_that_is_given_up_touches_nothing_afterwards() -> None:
     worker = Worker("test")
     touches = []
 
-    def work(halt: Halt) -> None:
+    def work(cancel: CancelToken) -> None:
         slow.wait()
-        with halt:
+        with cancel:
             touches.append(1)
 
     running = asyncio.create_task(worker.run(work))
@@ -138,8 +138,8 @@ async def test_who_gives_up_in_the_middle_of_a_copy_waits_for_its_end() -> None:
     worker = Worker("test")
     ended = []
 
-    def work(halt: Halt) -> None:
-        with halt:
+    def work(cancel: CancelToken) -> None:
+        with cancel:
             slow.wait()
             ended.append(1)
 
@@ -156,13 +156,13 @@ async def test_who_gives_up_in_the_middle_of_a_copy_waits_for_its_end() -> None:
 def test_a_halt_interrupts_what_the_thread_waits_for() -> None:
     """Whether it is set before or after the thread has said how."""
     calls: list[str] = []
-    late, early = Halt(), Halt()
-    late.interrupt_with(lambda: calls.append("late"))
+    late, early = CancelToken(), CancelToken()
+    late.set_interrupt(lambda: calls.append("late"))
     late.set()
     early.set()
-    early.interrupt_with(lambda: calls.append("early"))
+    early.set_interrupt(lambda: calls.append("early"))
     assert calls == ["late", "early"]
-    with pytest.raises(Halted), early:
+    with pytest.raises(Cancelled), early:
         pass
 
 
@@ -172,7 +172,7 @@ async def test_a_block_that_has_to_go_while_it_is_written_is_not_there_afterward
     tier = HostMemory(form, 20 * 64 * -(-form.frame_bytes // 64), LeastRecentlyUsed())
     first, second = chain("a", 12), chain("b", 16)
     go_on = threading.Event()
-    holding = asyncio.create_task(tier._writer.run(lambda halt: go_on.wait(10)))
+    holding = asyncio.create_task(tier._writer.run(lambda cancel: go_on.wait(10)))
     writing = [
         asyncio.create_task(tier.write(blocks, Memory(16).fill(blocks), Access(float(time))))
         for time, blocks in enumerate((first, second))
@@ -181,7 +181,7 @@ async def test_a_block_that_has_to_go_while_it_is_written_is_not_there_afterward
     go_on.set()
     kept = await asyncio.gather(*writing)
     await holding
-    assert kept == [await tier.lead(first), await tier.lead(second)]
+    assert kept == [await tier.lookup(first), await tier.lookup(second)]
     assert kept[0] == 4
     assert set(tier._slots) == set(tier._tree)
     assert tier._slabs.used == tier.blocks == sum(kept)
@@ -200,7 +200,7 @@ async def test_writes_that_are_given_up_leave_nothing_behind() -> None:
             await asyncio.sleep(0)
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
-        left = await tier.lead(blocks)
+        left = await tier.lookup(blocks)
         memory = Memory(60)
         assert await tier.read(blocks, memory.all(60), Access(float(wait))) == left
         assert tier._slabs.used == tier.blocks == left

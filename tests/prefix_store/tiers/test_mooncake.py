@@ -16,7 +16,7 @@ from prefix_store.codecs.registry import PLAIN
 from prefix_store.eviction.access import Access
 from prefix_store.frames.layout import BlockLayout
 from prefix_store.frames.segments import Bytes
-from prefix_store.tiers.halt import Halt
+from prefix_store.tiers.cancellation import CancelToken
 from prefix_store.tiers.mooncake.mooncake_tier import MooncakeTier
 from prefix_store.tiers.mooncake.pool import Pool
 from prefix_store.tiers.mooncake.settings import read_settings
@@ -74,7 +74,7 @@ async def test_a_model_is_cleared_alone(master: MooncakeMaster) -> None:
     for tier in (one, other):
         assert await kept(tier, blocks) == 5
     assert await one.clear() == 5
-    assert (await one.lead(blocks), await other.lead(blocks)) == (0, 5)
+    assert (await one.lookup(blocks), await other.lookup(blocks)) == (0, 5)
     await asyncio.gather(one.close(), other.close())
 
 
@@ -122,7 +122,7 @@ async def test_a_bad_frame_is_a_miss_and_is_removed(
     assert await restored(tier, blocks) == 2
     assert tier.counts.bad_frames.total() == 2
     assert field in tier.counts.bad_frames
-    assert await tier.lead(blocks) == 2
+    assert await tier.lookup(blocks) == 2
     assert await kept(tier, blocks, 2.0) == 4
     assert await restored(tier, blocks) == 4
     pool.leave()
@@ -135,7 +135,7 @@ async def test_a_store_that_begins_later_is_found(broken: MooncakeMaster, tiers:
     async with asyncio.timeout(1.0):
         assert await kept(tier, blocks) == 0
         assert await restored(tier, blocks) == 0
-        assert await tier.lead(blocks) == await tier.clear() == await tier.discard(blocks, 0) == 0
+        assert await tier.lookup(blocks) == await tier.clear() == await tier.discard(blocks, 0) == 0
         assert await tier.frame(blocks[0].key, blocks[0].parent) is None
     assert tier.counts.dropped == {"there is no connection": 4}
     broken.start()
@@ -198,7 +198,7 @@ async def test_a_store_that_goes_is_a_miss_until_it_is_back(
     await kept(tier, blocks)
     broken.stop()
     async with asyncio.timeout(DEADLINE):
-        assert await tier.lead(blocks) == 0
+        assert await tier.lookup(blocks) == 0
         assert await restored(tier, blocks) == 0
         assert await kept(tier, chain("b", 2)) == 0
         assert await tier.clear() == 0
@@ -226,12 +226,12 @@ async def test_who_gives_up_on_a_frozen_store_has_its_memory_back(broken: Moonca
     await tier.connected()
     await kept(tier, blocks)
     broken.freeze()
-    memory, halt = Memory(4), Halt()
-    reading = asyncio.create_task(tier.read(blocks, memory.all(4), Access(1.0), halt))
+    memory, cancel = Memory(4), CancelToken()
+    reading = asyncio.create_task(tier.read(blocks, memory.all(4), Access(1.0), cancel))
     await asyncio.wait((reading,), timeout=0.2)
     assert not reading.done()
     async with asyncio.timeout(1.0):
-        await asyncio.to_thread(halt.set)
+        await asyncio.to_thread(cancel.set)
         assert await reading == 0
     broken.thaw()
     assert await restored(tier, blocks) == 4

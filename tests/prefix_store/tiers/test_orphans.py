@@ -23,7 +23,7 @@ CAPACITY = 128 * FORMAT.frame_bytes
 
 
 class Full:
-    """A folder that is full, its keeper, and one more process that writes."""
+    """A folder that is full, its evictor, and one more process that writes."""
 
     def __init__(self, path: Path) -> None:
         self.removed: list[bytes] = []
@@ -36,7 +36,7 @@ class Full:
         return len(list((self._path / "blocks").glob("*/*"))) * FORMAT.frame_bytes
 
     async def write(self, block: BlockId, *, is_first: bool = False) -> None:
-        """As soon as the keeper lets the other process."""
+        """As soon as the evictor lets the other process."""
         await until(lambda: self.other.may_write(FORMAT.frame_bytes), "there is room")
         self.other.save(BlockName(block.key, block.parent, is_first), np.zeros(FORMAT.frame_bytes, np.uint8))
 
@@ -47,7 +47,7 @@ class Full:
 @pytest.fixture
 async def full(tmp_path: Path) -> AsyncIterator[Full]:
     made = Full(tmp_path / "kv")
-    await until(lambda: made.tier.is_keeper, "the folder has a keeper")
+    await until(lambda: made.tier.is_evictor, "the folder has an evictor")
     for number in range(8):
         await kept(made.tier, chain(f"{number}", 20), float(number))
     yield made
@@ -86,7 +86,7 @@ async def test_a_child_whose_parent_is_heard_of_later_stays(full: Full) -> None:
     await until(lambda: parent.key in full.removed, "the parent is gone")
     await full.write(child)
     await full.write(parent, is_first=True)
-    keeper = full.tier._attendant.keeper
-    assert keeper is not None
-    await until(lambda: child.key in keeper._names, "both are in the books")
+    evictor = full.tier._maintenance.evictor
+    assert evictor is not None
+    await until(lambda: child.key in evictor._names, "both are in the books")
     assert full.has(child)

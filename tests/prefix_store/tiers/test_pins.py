@@ -30,13 +30,13 @@ async def test_what_is_pinned_stays_until_it_is_unpinned(own: Make) -> None:
     await kept(tier, blocks)
     assert await tier.pin(blocks[:10]) == 10
     await fill(tier, "b")
-    assert await tier.lead(blocks) >= 10
+    assert await tier.lookup(blocks) >= 10
     assert {block.key for block in blocks[:10]}.isdisjoint(gone)
     assert await restored(tier, blocks[:10], 20.0) == 10
     assert await tier.unpin(blocks) == 10
     assert await tier.unpin(blocks) == 0
     await fill(tier, "c", 30.0)
-    assert await tier.lead(blocks) < 10
+    assert await tier.lookup(blocks) < 10
 
 
 async def test_pins_keep_at_most_half(own: Make) -> None:
@@ -51,8 +51,8 @@ async def test_pins_keep_at_most_half(own: Make) -> None:
     await kept(tier, chain("d", 1))
     assert await tier.pin(chain("d", 1)) == 0
     await fill(tier, "e")
-    assert await tier.lead(first) == 25
-    assert 7 <= await tier.lead(second) < 25
+    assert await tier.lookup(first) == 25
+    assert 7 <= await tier.lookup(second) < 25
     assert await tier.unpin(first) == 25
     assert await tier.pin(chain("e 5", 12)) == 12
 
@@ -77,8 +77,8 @@ async def test_what_two_pinned_chains_share_stays_while_one_is(own: Make) -> Non
     assert await tier.pin(first) == await tier.pin(second) == 10
     assert await tier.unpin(first) == 10
     await fill(tier, "c")
-    assert await tier.lead(second) == 10
-    assert await tier.lead(first) == 6
+    assert await tier.lookup(second) == 10
+    assert await tier.lookup(first) == 6
 
 
 async def test_a_prefix_that_was_wrong_is_discarded(own: Make) -> None:
@@ -94,7 +94,7 @@ async def test_a_prefix_that_was_wrong_is_discarded(own: Make) -> None:
     assert await tier.discard(blocks, 4) == 6
     wrong = {block.key for block in blocks[4:]} | {block.key for block in branch[6:]}
     await until(lambda: set(gone) == wrong, "the index hears of it")
-    assert [await tier.lead(each) for each in (blocks, branch, before)] == [4, 4, 5]
+    assert [await tier.lookup(each) for each in (blocks, branch, before)] == [4, 4, 5]
     assert set(tier.inventory()) == {block.key for block in [*blocks[:4], *before[3:]]}
     assert await tier.discard(blocks, 4) == 0
     assert await tier.unpin(branch) == 0
@@ -113,7 +113,7 @@ async def test_everything_can_be_removed(own: Make) -> None:
     assert await tier.clear() == 40
     assert tier.blocks == 0
     await until(lambda: set(gone) == {block.key for blocks in chains for block in blocks}, "the index hears of it")
-    assert [await tier.lead(blocks) for blocks in chains] == [0] * 4
+    assert [await tier.lookup(blocks) for blocks in chains] == [0] * 4
     assert await tier.clear() == 0
     for number, blocks in enumerate(chains):
         assert await kept(tier, blocks, 10.0 + number) == 10
@@ -125,28 +125,28 @@ def disk(path: Path, frames: int = CAPACITY) -> DiskTier:
 
 
 async def test_a_disk_keeps_pins_whoever_keeps_the_folder(tmp_path: Path) -> None:
-    """Any process may pin; it holds after another one has become the keeper, and after a restart of all."""
+    """Any process may pin; it holds after another one has become the evictor, and after a restart of all."""
     first, second = disk(tmp_path / "kv", 96), disk(tmp_path / "kv", 96)
-    await until(lambda: first.is_keeper or second.is_keeper, "the folder has a keeper")
-    keeper, other = (first, second) if first.is_keeper else (second, first)
+    await until(lambda: first.is_evictor or second.is_evictor, "the folder has an evictor")
+    evictor, other = (first, second) if first.is_evictor else (second, first)
     blocks = chain("a", 10)
     await kept(other, blocks)
     assert await other.pin(blocks) == 10
     await fill(other, "b")
     await fill(other, "b again", 20.0)
-    assert await other.lead(blocks) == 10
-    await keeper.close()
+    assert await other.lookup(blocks) == 10
+    await evictor.close()
     await fill(other, "c")
     await fill(other, "c again", 20.0)
-    assert other.is_keeper
-    assert await other.lead(blocks) == 10
+    assert other.is_evictor
+    assert await other.lookup(blocks) == 10
     await other.close()
     after = disk(tmp_path / "kv", 64)  # so that not all of it fits
     await fill(after, "d")
-    assert await after.lead(blocks) == 10
+    assert await after.lookup(blocks) == 10
     assert await after.unpin(blocks) == 10
     await fill(after, "e")
-    assert await after.lead(blocks) < 10
+    assert await after.lookup(blocks) < 10
     await after.close()
 
 
@@ -160,7 +160,7 @@ async def test_pins_that_cannot_hold_are_taken_out(tmp_path: Path) -> None:
     folder = Folder.find(tmp_path / "kv")
     put_pin(folder, BlockName(b"x" * 16, b"y" * 16, False))
     after = disk(tmp_path / "kv", 64)
-    await until(lambda: len(folder.pinned()) == 1 and after.is_keeper, "they have been taken out")
+    await until(lambda: len(folder.pinned()) == 1 and after.is_evictor, "they have been taken out")
     assert folder.pinned()[0].key == blocks[31].key
     await after.close()
 
@@ -174,7 +174,7 @@ async def test_who_pins_and_who_evicts_at_once_agree(tmp_path: Path) -> None:
         await kept(second, blocks, 50.0)
         count = await second.pin(blocks)
         await fill(second, f"c {number}", 60.0)
-        assert await first.lead(blocks) >= count
+        assert await first.lookup(blocks) >= count
         assert await second.unpin(blocks) == count
     await filling
     await first.close()
@@ -192,10 +192,10 @@ async def test_a_folder_whose_pins_are_away_is_kept_all_the_same(tmp_path: Path)
     assert await tier.pin(blocks) == 0
     assert tier.counts.faults == {"ENOENT": 1}
     await fill(tier, "b")
-    assert await tier.lead(chain("b 5", 12)) == 12
+    assert await tier.lookup(chain("b 5", 12)) == 12
     await tier.close()
     after = disk(tmp_path / "kv")
     assert await after.pin(chain("b 5", 12)) == 12
     await fill(after, "c")
-    assert await after.lead(blocks) < 10
+    assert await after.lookup(blocks) < 10
     await after.close()

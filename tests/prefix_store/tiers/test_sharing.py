@@ -62,14 +62,14 @@ async def test_what_one_writes_the_others_read(join: Join) -> None:
 async def test_one_of_them_evicts_and_another_one_takes_over(join: Join, tmp_path: Path) -> None:
     """The bytes of all together stay within the capacity, whoever writes and whoever keeps."""
     first, second = join(), join()
-    await until(lambda: first.is_keeper or second.is_keeper, "the folder has a keeper")
-    keeper, other = (first, second) if first.is_keeper else (second, first)
+    await until(lambda: first.is_evictor or second.is_evictor, "the folder has an evictor")
+    evictor, other = (first, second) if first.is_evictor else (second, first)
     for number in range(20):
         assert await kept(other, chain(f"a {number}", 10), float(number)) == 10
     assert files_in(tmp_path) <= 128
-    assert other.counts.evicted == 0 < keeper.counts.evicted
-    await keeper.close()
-    await until(lambda: other.is_keeper, "the other one has taken over")
+    assert other.counts.evicted == 0 < evictor.counts.evicted
+    await evictor.close()
+    await until(lambda: other.is_evictor, "the other one has taken over")
     for number in range(20):
         assert await kept(other, chain(f"b {number}", 10), float(number)) == 10
     assert files_in(tmp_path) <= 128
@@ -80,13 +80,13 @@ async def test_one_of_them_evicts_and_another_one_takes_over(join: Join, tmp_pat
 async def test_the_keeper_hears_of_what_others_use(join: Join) -> None:
     """A chain that only another process reads is the last to go."""
     first, second = join(), join()
-    await until(lambda: first.is_keeper or second.is_keeper, "the folder has a keeper")
-    keeper, other = (first, second) if first.is_keeper else (second, first)
+    await until(lambda: first.is_evictor or second.is_evictor, "the folder has an evictor")
+    evictor, other = (first, second) if first.is_evictor else (second, first)
     hot = chain("hot", 10)
-    await kept(keeper, hot)
+    await kept(evictor, hot)
     for number in range(30):
         assert await restored(other, hot, float(number)) == 10
-        await kept(keeper, chain(f"cold {number}", 10), float(number))
+        await kept(evictor, chain(f"cold {number}", 10), float(number))
 
 
 async def test_a_restart_finds_what_is_there(join: Join, tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ async def test_a_restart_finds_what_is_there(join: Join, tmp_path: Path) -> None
     assert await restored(after, chain("5", 10), 10.0) == 10
     for number in range(10):
         await kept(after, chain(f"later {number}", 9), 20.0 + number)
-    assert await after.lead(hot) == 10
-    assert await after.lead(chain("0", 10)) < 10
+    assert await after.lookup(hot) == 10
+    assert await after.lookup(chain("0", 10)) < 10
     assert files_in(tmp_path) <= 128
 
 
@@ -125,7 +125,7 @@ async def test_after_a_power_cut_files_may_be_empty(
     await until(lambda: not empty.exists(), "the empty file has gone")
 
     async def is_whole_again() -> bool:
-        # The keeper may not have heard yet that what followed the empty file was to go.
+        # The evictor may not have heard yet that what followed the empty file was to go.
         return await kept(after, blocks, 1.0) == 10 == await restored(after, blocks, 2.0)
 
     await eventually(is_whole_again, within=10.0)
@@ -140,8 +140,8 @@ async def test_a_smaller_capacity_takes_effect_at_the_next_start(join: Join, tmp
     await before.close()
     after = DiskTier(tmp_path / "kv", FORMAT, CAPACITY // 2, LeastRecentlyUsed)
     await until(lambda: files_in(tmp_path) <= 56, "the rest has been removed")
-    assert await after.lead(chain("9", 10)) == 10
-    assert await after.lead(chain("0", 10)) == 0
+    assert await after.lookup(chain("9", 10)) == 10
+    assert await after.lookup(chain("0", 10)) == 0
     await after.close()
 
 
@@ -151,7 +151,7 @@ async def test_what_a_dead_process_had_not_finished_is_removed(join: Join, tmp_p
     dead = Journal(folder.journals)
     (folder.drafts / f"{dead.name}.0").write_bytes(b"half a frame")
     member = join()
-    await until(lambda: member.is_keeper, "the folder has a keeper")
+    await until(lambda: member.is_evictor, "the folder has an evictor")
     blocks = chain("told", 3)
     await kept(member, blocks)
     dead.close()
@@ -160,19 +160,19 @@ async def test_what_a_dead_process_had_not_finished_is_removed(join: Join, tmp_p
     assert await restored(member, blocks) == 3
 
 
-async def test_books_that_are_wrong_are_made_anew(join: Join, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """From what is in the folder; a fault of the keeper does not leave it without one."""
+async def test_a_damaged_evictor_state_is_rebuilt(join: Join, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """From what is in the folder; a fault of the evictor does not leave it without one."""
     member = join()
     for number in range(9):
         await kept(member, chain(f"{number}", 10), float(number))
-    books = member._attendant.keeper
-    assert books is not None
-    books._names.clear()
+    evictor_state = member._maintenance.evictor
+    assert evictor_state is not None
+    evictor_state._names.clear()
     for number in range(9, 12):  # more than there is room for, and what has to go has no name
         await kept(member, chain(f"{number}", 10), float(number))
     await until(lambda: bool(caplog.records), "it is noticed")
-    assert "beginning anew with the books" in caplog.text
-    await until(lambda: member._attendant.keeper not in (None, books), "there are new ones")
+    assert "rebuilding the evictor's state" in caplog.text
+    await until(lambda: member._maintenance.evictor not in (None, evictor_state), "there are new ones")
     for number in range(12, 18):
         assert await kept(member, chain(f"{number}", 10), float(number)) == 10
     assert files_in(tmp_path) <= 128
@@ -187,17 +187,17 @@ async def test_names_that_go_round_in_a_circle_are_removed(join: Join, tmp_path:
     assert await kept(member, chain("a", 5)) == 5
 
 
-async def test_the_end_of_a_request_reaches_the_keeper(join: Join) -> None:
+async def test_the_end_of_a_request_reaches_the_evictor(join: Join) -> None:
     """In whatever process it ends: the policy learns from output lengths."""
     first, second = join(), join()
-    await until(lambda: first.is_keeper or second.is_keeper, "the folder has a keeper")
-    keeper, other = (first, second) if first.is_keeper else (second, first)
+    await until(lambda: first.is_evictor or second.is_evictor, "the folder has an evictor")
+    evictor, other = (first, second) if first.is_evictor else (second, first)
     access = Access(0.0)
     assert await other.write(chain("a", 2), [[b] for b in _contents(2)], access) == 2
-    books = keeper._attendant.keeper
-    assert books is not None
-    await until(lambda: any(a.output_length is None for a in books._accesses.values()), "the access is known")
-    open_accesses = [a for a in books._accesses.values() if a.output_length is None]
+    evictor_state = evictor._maintenance.evictor
+    assert evictor_state is not None
+    await until(lambda: any(a.output_length is None for a in evictor_state._accesses.values()), "the access is known")
+    open_accesses = [a for a in evictor_state._accesses.values() if a.output_length is None]
     access.end(37)
     await until(lambda: any(a.output_length == 37 for a in open_accesses), "its length is known")
 
@@ -207,23 +207,23 @@ def _contents(count: int) -> list[memoryview]:
 
 
 def test_a_journal_says_what_was_written_into_it(tmp_path: Path) -> None:
-    """Record by record, and how far the keeper has come goes the other way."""
+    """Record by record, and how far the evictor has come goes the other way."""
     journal = Journal(tmp_path)
     reader = JournalReader(tmp_path / journal.name)
     records = [Record(Kind.WROTE, BlockName(bytes([n]) * 16, b"p" * 16, n == 0), 100) for n in range(5)]
     assert not journal.may_write(100)
-    reader.tell(450)
+    reader.write_progress(450)
     journal.append(*records[:4])
     assert journal.may_write(50)
     assert not journal.may_write(51)
     assert reader.read() == records[:4]
-    reader.tell(450)
+    reader.write_progress(450)
     assert journal.may_write(450)
     journal.append(records[4])
     assert reader.read() == records[4:]
-    assert not reader.is_left()
+    assert not reader.is_abandoned()
     journal.close()
-    assert reader.is_left()
+    assert reader.is_abandoned()
     reader.close()
 
 
@@ -244,20 +244,20 @@ def test_a_damaged_record_is_passed_over_and_noticed(tmp_path: Path) -> None:
 
 
 def test_a_long_journal_is_begun_anew_when_it_has_been_read(tmp_path: Path) -> None:
-    """The old one is left to the keeper."""
+    """The old one is left to the evictor."""
     journal = Journal(tmp_path)
     record = Record(Kind.USED, BlockName(bytes(16), bytes(16), True), -1, 1)
     old = journal.name
     journal.append(*[record] * 20_000)
     reader = JournalReader(tmp_path / old)
-    reader.tell(10)
+    reader.write_progress(10)
     journal.may_write(1)
     assert journal.name == old
     assert len(reader.read()) == 20_000
-    reader.tell(10)
+    reader.write_progress(10)
     journal.may_write(1)
     assert journal.name != old
-    assert reader.is_left()
+    assert reader.is_abandoned()
     reader.close()
     journal.close()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prefix_store.tiers.halt import Halt, Halted
+from prefix_store.tiers.cancellation import Cancelled, CancelToken
 from prefix_store.tiers.worker import Worker
 from tests.prefix_store.tiers.waiting import until
 
@@ -20,20 +20,20 @@ async def test_work_that_fails_after_it_was_given_up_is_mentioned_and_no_error_o
     """As a peer's answer that times out just then: whoever would have handled that has gone."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
-    worker, halt, begun, go_on = Worker("test"), Halt(), threading.Event(), threading.Event()
+    worker, cancel, begun, go_on = Worker("test"), CancelToken(), threading.Event(), threading.Event()
 
-    def fail(halt: Halt) -> None:
+    def fail(cancel: CancelToken) -> None:
         begun.set()
         go_on.wait(10)
         raise OSError("the peer did not answer")
 
-    working = asyncio.create_task(worker.run(fail, halt))
+    working = asyncio.create_task(worker.run(fail, cancel))
     await asyncio.to_thread(begun.wait, 10)
     if how == "halted":
-        halt.set()
+        cancel.set()
     else:
         working.cancel()
-    with pytest.raises(Halted if how == "halted" else asyncio.CancelledError):
+    with pytest.raises(Cancelled if how == "halted" else asyncio.CancelledError):
         await working
     go_on.set()
     await until(lambda: bool(caplog.records or complaints), "somebody hears of it")
@@ -45,19 +45,19 @@ async def test_work_that_fails_after_it_was_given_up_is_mentioned_and_no_error_o
 
 async def test_work_that_ends_as_it_was_told_to_is_not_mentioned(caplog: pytest.LogCaptureFixture) -> None:
     """Or that nobody came to begin."""
-    worker, halt, begun, go_on = Worker("test"), Halt(), threading.Event(), threading.Event()
+    worker, cancel, begun, go_on = Worker("test"), CancelToken(), threading.Event(), threading.Event()
 
-    def stop(halt: Halt) -> None:
+    def stop(cancel: CancelToken) -> None:
         begun.set()
         go_on.wait(10)
-        with halt:
+        with cancel:
             raise AssertionError("it was halted")
 
-    first, second = (asyncio.create_task(worker.run(stop, halt)) for _ in range(2))
+    first, second = (asyncio.create_task(worker.run(stop, cancel)) for _ in range(2))
     await asyncio.to_thread(begun.wait, 10)
-    halt.set()
+    cancel.set()
     for working in (first, second):
-        with pytest.raises(Halted):
+        with pytest.raises(Cancelled):
             await working
     go_on.set()
     await worker.close()
@@ -68,7 +68,7 @@ async def test_what_has_not_begun_when_it_closes_is_cancelled_and_what_has_is_wa
     """And nothing is taken on any more."""
     worker, begun, go_on = Worker("test"), threading.Event(), threading.Event()
 
-    def work(halt: Halt) -> str:
+    def work(cancel: CancelToken) -> str:
         begun.set()
         go_on.wait(10)
         return "done"

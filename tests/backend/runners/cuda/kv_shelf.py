@@ -8,19 +8,19 @@ import numpy as np
 import numpy.typing as npt
 
 from backend.engine.engine import Engine
+from backend.engine.kv_connector import Fetch, Keep, StoredPrefix
 from backend.engine.model_runner import BLOCK_SIZE
-from backend.engine.prefix_io import Fetch, Keep, StoredPrefix
 from backend.engine.sequence import NOBODYS, SamplingParams, Sequence
 from backend.text.detokenizer import Detokenizer, TokenBytes
 from prefix_store.eviction.access import Access
 from prefix_store.frames.segments import gather, scatter
 from prefix_store.store.chain import Chain
 from prefix_store.store.location import Location
-from prefix_store.tiers.halt import Halted
+from prefix_store.tiers.cancellation import Cancelled
 
 
 class KvShelf:
-    """See ``PrefixIO``."""
+    """See ``KvConnector``."""
 
     def __init__(self) -> None:
         self.frames: dict[bytes, npt.NDArray[np.uint8]] = {}
@@ -29,11 +29,11 @@ class KvShelf:
         self.fetched = 0
 
     def fetch(self, fetch: Fetch) -> None:
-        """See ``PrefixIO.fetch``."""
+        """See ``KvConnector.fetch``."""
         self.fetches.append(fetch)
 
     def keep(self, keep: Keep) -> None:
-        """See ``PrefixIO.keep``."""
+        """See ``KvConnector.keep``."""
         self.keeps.append(keep)
 
     def put_away(self, engine: Engine) -> None:
@@ -50,9 +50,9 @@ class KvShelf:
         for fetch in self.fetches:
             blocks = fetch.prefix.chain.blocks[fetch.first :]
             count = 0
-            with suppress(Halted):
+            with suppress(Cancelled):
                 for block, segments in zip(blocks, fetch.incoming.segments, strict=False):
-                    with fetch.halt:
+                    with fetch.cancel:
                         scatter(self.frames[block.key], segments)
                     count += 1
             self.fetched += count

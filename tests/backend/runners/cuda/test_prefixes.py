@@ -29,7 +29,7 @@ def engine_over(device: SimulatedDevice, shelf: KvShelf) -> Engine:
     runner = CudaRunner(CONFIG, random_weights(CONFIG), 30, 128, 8, torch.float32, "cpu")
     block = CONFIG.num_layers * 2 * CONFIG.num_kv_heads * BLOCK_SIZE * CONFIG.head_dim * 4
     runner._kv_blocks = CudaKvBlocks(runner.decoder.memory, 6 * block, device.beside(host_queue()))
-    return Engine(runner, 8, 128, prefix_io=shelf)
+    return Engine(runner, 8, 128, kv_connector=shelf)
 
 
 def answers(engine: Engine, shelf: KvShelf, device: SimulatedDevice, given_up: int | None = None) -> list[list[int]]:

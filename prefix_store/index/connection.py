@@ -1,4 +1,4 @@
-"""Questions to Redis with a deadline, and none at all while it is known to be ill."""
+"""Calls to Redis with a deadline; none while Redis is known to be unavailable."""
 
 import asyncio
 import logging
@@ -13,57 +13,57 @@ from prefix_store.index.scripts import ScriptName, script
 
 log = logging.getLogger(__name__)
 
-# More questions than this at once only make each other late.
+# More calls than this at once only delay each other.
 _AT_ONCE = 32
 
 
-class Link:
+class IndexConnection:
     """A namespace's scripts on the node that has it.
 
-    After a failure nobody asks any more, except the heartbeat, which has time: the first that comes through makes the
-    link well again. So a frozen Redis costs the requests in flight one deadline, and those after them nothing; and
-    where it was this process that was late, the next heartbeat finds that out in one round trip.
+    After a failure every call fails at once, except the heartbeat's, whose first success makes the connection available
+    again. A frozen Redis costs the requests in flight one deadline, and those after them nothing. If this process was
+    late, and not Redis, the next heartbeat finds out in one round trip.
     """
 
     def __init__(self, node: RedisNode, namespace: bytes) -> None:
         self._node = node
         self._keys = key_names(namespace)
         self._slots = asyncio.Semaphore(_AT_ONCE)
-        self._well = asyncio.Event()
-        self._well.set()
-        self._ill = asyncio.Event()
-        self.times_ill = 0
+        self._available = asyncio.Event()
+        self._available.set()
+        self._unavailable = asyncio.Event()
+        self.times_unavailable = 0
 
     @property
     def block_names(self) -> bytes:
-        """What the names of all blocks begin with."""
+        """The prefix of the names of all blocks."""
         return self._keys[2]
 
     @property
-    def is_well(self) -> bool:
-        return self._well.is_set()
+    def is_available(self) -> bool:
+        return self._available.is_set()
 
-    async def wait_well(self) -> None:
-        await self._well.wait()
+    async def wait_available(self) -> None:
+        await self._available.wait()
 
-    async def wait_ill(self) -> None:
-        await self._ill.wait()
+    async def wait_unavailable(self) -> None:
+        await self._unavailable.wait()
 
     async def ask(self, name: ScriptName, *args: Word, deadline: float) -> Any:
         """A script's reply within `deadline` seconds. Raises IndexUnavailable, at once where Redis is ill."""
-        if not self.is_well:
+        if not self.is_available:
             raise IndexUnavailable("redis is unavailable")
         return await self._within(deadline, name, args)
 
     async def probe(self, name: ScriptName, *args: Word, deadline: float) -> Any:
         """As `ask`, whether or not Redis is known to be ill; well again where it is not. Raises IndexUnavailable."""
-        if not self.is_well:
+        if not self.is_available:
             await self._node.turn_away()
         reply = await self._within(deadline, name, args)
-        if not self.is_well:
+        if not self.is_available:
             log.warning("redis (prefix index) is available again")
-            self._ill.clear()
-            self._well.set()
+            self._unavailable.clear()
+            self._available.set()
         return reply
 
     async def command(self, *words: Word, deadline: float) -> Any:
@@ -91,14 +91,14 @@ class Link:
         except (RedisError, OSError, TimeoutError) as error:
             # Our own crowd is no sign that Redis is ill, nor is a refusal of this one command.
             if asked and _is_outage(error):
-                self._fall_ill(error)
+                self._mark_unavailable(error)
             raise IndexUnavailable(f"redis: {name}: {_reason(error)}") from error
 
-    def _fall_ill(self, error: Exception) -> None:
-        if self.is_well:
-            self.times_ill += 1
-            self._well.clear()
-            self._ill.set()
+    def _mark_unavailable(self, error: Exception) -> None:
+        if self.is_available:
+            self.times_unavailable += 1
+            self._available.clear()
+            self._unavailable.set()
             log.warning("redis (prefix index) is unavailable (%s); going on without it", _reason(error))
 
 

@@ -1,4 +1,4 @@
-"""The thread that writes."""
+"""Writes blocks to disk."""
 
 from __future__ import annotations
 
@@ -10,26 +10,23 @@ from prefix_store.codecs.errors import CannotEncode
 from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.segments import Segments
-from prefix_store.tiers.counts import TAKEN_BACK, TierCounts
+from prefix_store.tiers.cancellation import Cancelled, CancelToken
+from prefix_store.tiers.counts import TAKEN_BACK, Faults, Progress, TierCounts
 from prefix_store.tiers.disk.block_name import block_name
-from prefix_store.tiers.disk.membership import Membership, scratch
-from prefix_store.tiers.disk.use import Use
-from prefix_store.tiers.faults import Faults
-from prefix_store.tiers.halt import Halt, Halted
-from prefix_store.tiers.progress import Progress
+from prefix_store.tiers.disk.membership import Membership, Use, scratch
 
-_PATIENCE = 2.0
+_EVICTOR_TIMEOUT = 2.0
 _POLL_SECONDS = 0.01
 _PAUSE = 1.0
 
 
-class Storer:
-    """Seals blocks in a buffer of its own, and writes that. One thread uses it.
+class DiskWriter:
+    """Encodes blocks into a buffer, and writes that. One thread uses it.
 
-    After a failure it writes nothing for a second: what is offered then is dropped.
+    After a failure it writes nothing for a second: blocks offered then are dropped.
 
     Args:
-        wait: lets the keeper work for so many seconds; False when there is nothing to wait for any more.
+        wait: waits that many seconds for the evictor; False when the tier is closing.
     """
 
     def __init__(
@@ -49,11 +46,11 @@ class Storer:
         sources: Sequence[Segments],
         use: Use,
         progress: Progress,
-        halt: Halt,
+        cancel: CancelToken,
     ) -> str:
-        """Writes the last ``len(sources)`` blocks as far as possible; the progress is how many of them are there.
+        """Writes the last ``len(sources)`` blocks in order; ``progress`` counts those that are stored.
 
-        Returns why it is not all of them; empty if it is.
+        Returns the reason why not all of them are; empty if all are.
         """
         first, reason = len(chain) - len(sources), ""
         try:
@@ -61,7 +58,7 @@ class Storer:
                 reason = "what comes before it is not here"
             while not reason and progress.done < len(sources):
                 place = first + progress.done
-                reason = self._store(membership, chain, place, sources[progress.done], halt)
+                reason = self._store(membership, chain, place, sources[progress.done], cancel)
                 progress.done += not reason
             if progress.done:
                 last = block_name(self._format, chain, first + progress.done - 1)
@@ -73,28 +70,30 @@ class Storer:
             self._faults.failed(error)
         return reason
 
-    def _store(self, membership: Membership, chain: Sequence[BlockId], place: int, source: Segments, halt: Halt) -> str:
-        """Why a block is not there now; empty if it is. Raises OSError."""
+    def _store(
+        self, membership: Membership, chain: Sequence[BlockId], place: int, source: Segments, cancel: CancelToken
+    ) -> str:
+        """Writes a block. Returns the reason if it is not stored, else an empty text. Raises OSError."""
         name = block_name(self._format, chain, place)
         if membership.has(name):
             return ""
-        if reason := self._reason_to_wait(membership):
+        if reason := self._wait_for_space(membership):
             return reason
         try:
-            with halt:
+            with cancel:
                 self._format.seal(chain[place], source, self._frame)
         except CannotEncode as error:
             return str(error)
-        except Halted:
+        except Cancelled:
             return TAKEN_BACK
         membership.save(name, self._frame)
         self._counts.writes += 1
         self._counts.bytes_written += self._format.frame_bytes
         return ""
 
-    def _reason_to_wait(self, membership: Membership) -> str:
-        """Why a frame cannot be written now, after some patience with the keeper; empty if it can. Raises OSError."""
-        deadline = time.monotonic() + _PATIENCE
+    def _wait_for_space(self, membership: Membership) -> str:
+        """Waits for space. Returns the reason if a frame cannot be written, else an empty text. Raises OSError."""
+        deadline = time.monotonic() + _EVICTOR_TIMEOUT
         if time.monotonic() < self._paused_until:
             return "the disk failed a moment ago"
         while not membership.may_write(self._format.frame_bytes):

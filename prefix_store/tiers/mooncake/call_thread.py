@@ -6,15 +6,14 @@ import errno
 from collections.abc import Callable
 from typing import TypeVar
 
-from prefix_store.tiers.counts import TierCounts
-from prefix_store.tiers.faults import Faults
-from prefix_store.tiers.halt import Halt
+from prefix_store.tiers.cancellation import CancelToken
+from prefix_store.tiers.counts import Faults, TierCounts
 from prefix_store.tiers.worker import Worker
 
 T = TypeVar("T")
 
 
-class Caller:
+class CallThread:
     """Does one kind of work in a thread of its own; where the store fails, that is counted and said once.
 
     Args:
@@ -32,10 +31,10 @@ class Caller:
         """Whether a call is under way, be it one that nobody waits for any more."""
         return self._is_busy
 
-    async def run(self, work: Callable[[Halt], T], otherwise: T, halt: Halt | None = None) -> T:
+    async def run(self, work: Callable[[CancelToken], T], otherwise: T, cancel: CancelToken | None = None) -> T:
         """What the work returns, or `otherwise` where it raises OSError. As `Worker.run` in all else."""
 
-        def tried(own: Halt) -> T:
+        def tried(own: CancelToken) -> T:
             self._is_busy = True
             try:
                 result = work(own)
@@ -50,7 +49,7 @@ class Caller:
             self._faults.worked()
             return result
 
-        return await self._worker.run(tried, halt)
+        return await self._worker.run(tried, cancel)
 
     async def close(self) -> None:
         """As `Worker.close`."""

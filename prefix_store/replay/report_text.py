@@ -3,7 +3,7 @@
 from prefix_store.replay.replay import Report
 
 
-def in_words(report: Report) -> str:
+def format_report(report: Report) -> str:
     """Tables in text of 100 columns at most."""
     about = report["trace"]
     head = f"{about['style']} trace: {about['requests']:,} requests"

@@ -1,4 +1,4 @@
-"""Who claims how many blocks, counted in Redis itself: for people and repairs, never on the way of a request."""
+"""How many blocks each owner claims, counted in Redis: for operators and repairs, never on a request's path."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -13,36 +13,36 @@ _NAMES_AT_ONCE = 1000
 _DEADLINE = 5.0
 
 
-class Share(NamedTuple):
-    """Whose claims are counted: `owner` is a name, or empty for owners that are no longer alive."""
+class OwnerUsage(NamedTuple):
+    """The owner of the counted claims; `owner` is empty for owners that are no longer alive."""
 
     owner: str
     tier: int
     codec: int
 
 
-class Census(NamedTuple):
-    """What one walk over a namespace has found. Blocks that came or went meanwhile may be in it or not."""
+class IndexUsage(NamedTuple):
+    """The result of one scan of a namespace. Blocks that were added or removed meanwhile may be in it or not."""
 
     blocks: int
-    claims: Counter[Share]
+    claims: Counter[OwnerUsage]
 
 
-async def take_census(index: RedisIndex) -> Census:
+async def measure_usage(index: RedisIndex) -> IndexUsage:
     """Count a namespace's blocks by owner, tier and codec. Raises IndexUnavailable.
 
-    Walks over all names of the server in steps of a thousand (SCAN), so that nobody else waits for it.
+    Scans all names of the server in steps of a thousand (SCAN), so that no other client waits.
     """
     found: set[bytes] = set()
-    claims: Counter[Share] = Counter()
+    claims: Counter[OwnerUsage] = Counter()
     async for key, value in _blocks(index):
         if key in found:  # SCAN may come by twice
             continue
         found.add(key)
         for epoch, tier, codec, _ in claimed(value):
             owner = index.owners.get(epoch)
-            claims[Share(owner.name if owner else "", tier, codec)] += 1
-    return Census(len(found), claims)
+            claims[OwnerUsage(owner.name if owner else "", tier, codec)] += 1
+    return IndexUsage(len(found), claims)
 
 
 async def repair(index: RedisIndex, owner: LocalOwner) -> int:
@@ -63,14 +63,14 @@ async def repair(index: RedisIndex, owner: LocalOwner) -> int:
 
 async def _blocks(index: RedisIndex) -> AsyncIterator[tuple[bytes, bytes]]:
     """(key, claims) of every block of the namespace."""
-    pattern, cursor = index.link.block_names + b"*", 0
+    pattern, cursor = index.connection.block_names + b"*", 0
     while True:
-        reply, names = await index.link.command(
+        reply, names = await index.connection.command(
             "SCAN", cursor, "MATCH", pattern, "COUNT", _NAMES_AT_ONCE, deadline=_DEADLINE
         )
         cursor = int(reply)
         if names:
-            values: list[bytes | None] = await index.link.command("MGET", *names, deadline=_DEADLINE)
+            values: list[bytes | None] = await index.connection.command("MGET", *names, deadline=_DEADLINE)
             for name, value in zip(names, values, strict=True):
                 if value is not None:
                     yield name[-KEY_BYTES:], value

@@ -17,8 +17,8 @@ from prefix_store.frames.block_id import BlockId
 from prefix_store.index.owner import Details, Owner
 from prefix_store.peers.protocol import EPOCH_HEADER, FRAMES_TYPE
 from prefix_store.store.location import Location, PeerRun
+from prefix_store.tiers.cancellation import CancelToken
 from prefix_store.tiers.disk.disk_tier import DiskTier
-from prefix_store.tiers.halt import Halt
 from tests.cache.valkey import Valkey
 from tests.prefix_store.peers.world import EPOCH, impostor
 from tests.prefix_store.store.world import ROOM, engine
@@ -68,7 +68,7 @@ async def test_what_one_engine_has_another_restores(valkey: Valkey) -> None:
     ):
         await a.keep(CHAIN)
         location = await b.finds(CHAIN, 10)
-        assert location.leads == {"memory": 0}
+        assert location.leading == {"memory": 0}
         (run,) = location.peers
         assert ([owner.name for owner in run.owners], run.first, run.until) == (["a"], 0, 10)
         memory = Memory(10)
@@ -169,19 +169,19 @@ async def test_a_halt_says_nothing_about_a_peer(valkey: Valkey) -> None:
     ):
         await a.keep(CHAIN)
         location = await b.finds(CHAIN, 10)
-        halt = Halt()
-        halt.set()
-        assert (await b.restore(CHAIN, location, Memory(10), halt=halt)).blocks == 0
+        cancel = CancelToken()
+        cancel.set()
+        assert (await b.restore(CHAIN, location, Memory(10), cancel=cancel)).blocks == 0
         await b.index.flush()
         assert await a.claims() == {"a": 10}
         (real,) = location.peers[0].owners
         lied = PeerRun((Owner(real.name, real.epoch, stuck.details, 5.0),), FORMAT, 0, 10)
-        memory, halt = Memory(10), Halt()
-        restoring = asyncio.create_task(b.restore(CHAIN, Location({}, (lied,)), memory, halt=halt))
+        memory, cancel = Memory(10), CancelToken()
+        restoring = asyncio.create_task(b.restore(CHAIN, Location({}, (lied,)), memory, cancel=cancel))
         await gave.wait()
         await until(lambda: memory.holds(2, CHAIN[2]), "three blocks are there")
         began = time.monotonic()
-        await asyncio.to_thread(halt.set)
+        await asyncio.to_thread(cancel.set)
         assert (await restoring).blocks == 3
         assert time.monotonic() - began < 0.5
         await b.index.flush()
@@ -236,7 +236,7 @@ async def test_two_who_notice_another_folder_announce_it_once(valkey: Valkey, tm
         (tmp_path / "kv").rename(tmp_path / "gone")
         (tmp_path / "kv").mkdir()
         await until(lambda: tier.identity not in (None, first), "the other folder is seen")
-        await asyncio.gather(a.owners.speak_for_disk(tier), a.owners.speak_for_disk(tier), a.keep(CHAIN))
+        await asyncio.gather(a.owners.register_disk(tier), a.owners.register_disk(tier), a.keep(CHAIN))
         assert [owner.name for owner in a.index._owned] == [tier.identity]
         await a.index.heard()
         assert (await a.claims()).get(str(tier.identity)) == 10

@@ -6,9 +6,9 @@ import pytest
 import redis.asyncio
 
 from prefix_store.errors import IndexUnavailable
-from prefix_store.index.census import Share, repair, take_census
 from prefix_store.index.index import open_index
 from prefix_store.index.owner import TierKind
+from prefix_store.index.usage import OwnerUsage, measure_usage, repair
 from tests.cache.valkey import Valkey
 from tests.prefix_store.index.blocks import PATIENT, Shelf, chain, new_namespace, owner
 from tests.prefix_store.index.cluster import Cluster
@@ -40,13 +40,13 @@ async def test_blocks_are_counted_by_owner_tier_and_codec(url: str) -> None:
         await index.flush()
         await index.disown(dead)
         await index.heard()
-        census = await take_census(index)
+        census = await measure_usage(index)
         assert census.blocks == 2_500
         assert census.claims == Counter(
             {
-                Share("a", TierKind.MEMORY, 0): 2_000,
-                Share("disk", TierKind.DISK, 3): 1_500,
-                Share("", TierKind.MEMORY, 0): 10,
+                OwnerUsage("a", TierKind.MEMORY, 0): 2_000,
+                OwnerUsage("disk", TierKind.DISK, 3): 1_500,
+                OwnerUsage("", TierKind.MEMORY, 0): 10,
             }
         )
 
@@ -63,8 +63,10 @@ async def test_a_repair_makes_the_index_say_what_is_held(valkey: Valkey) -> None
         await index.flush()
         shelf.keys = [*keys[:500], *keys[1_000:]]
         assert await repair(index, held) == 500
-        census = await take_census(index)
-        assert census.claims == Counter({Share("a", TierKind.DISK, 0): 1_000, Share("b", TierKind.MEMORY, 0): 3})
+        census = await measure_usage(index)
+        assert census.claims == Counter(
+            {OwnerUsage("a", TierKind.DISK, 0): 1_000, OwnerUsage("b", TierKind.MEMORY, 0): 3}
+        )
         assert await repair(index, held) == 0
         assert (await index.match(keys)).blocks == 500
 
@@ -75,12 +77,12 @@ async def test_a_census_needs_redis(own_valkey: Valkey) -> None:
         await index.heard()
         await own_valkey.kill()
         with pytest.raises(IndexUnavailable):
-            await take_census(index)
+            await measure_usage(index)
 
 
 async def test_a_census_of_foreign_values_counts_no_claims(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
     """What is no claim is nobody's."""
     async with open_index(valkey.url, new_namespace(), deadline=PATIENT) as index:
-        await raw.set(index.link.block_names + bytes(16), b"something else")
+        await raw.set(index.connection.block_names + bytes(16), b"something else")
         await index.heard()
-        assert await take_census(index) == (1, Counter())
+        assert await measure_usage(index) == (1, Counter())

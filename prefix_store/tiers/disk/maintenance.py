@@ -1,4 +1,4 @@
-"""The thread that looks after a folder: that this process is in it, and that one of all processes keeps it."""
+"""The thread that maintains a folder: joins it, lists it, and evicts if this process holds the evictor's lock."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prefix_store.eviction.policy import Policy
+from prefix_store.tiers.counts import Faults
 from prefix_store.tiers.disk.block_name import BlockName
+from prefix_store.tiers.disk.evictor import Evictor, lock_evictor
 from prefix_store.tiers.disk.folder import Folder
-from prefix_store.tiers.disk.keeper import Keeper, lock_of
-from prefix_store.tiers.disk.listing import Listed, Listing
+from prefix_store.tiers.disk.inventory import Listed, Listing
 from prefix_store.tiers.disk.membership import Membership
-from prefix_store.tiers.faults import Faults
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +37,10 @@ class Ended(NamedTuple):
     output_length: int
 
 
-class Attendant:
-    """Enters the folder, again where it vanished and came back; evicts while this process is the keeper.
+class MaintenanceThread:
+    """Joins the folder, again if it vanished and came back; evicts while this process is the evictor.
 
-    ``membership`` is None while there is no folder. Whoever uses one must expect that it raises OSError at any time.
+    ``membership`` is None while there is no folder. Any call on it may raise OSError.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Attendant:
         """Raises FolderUnusable, or another OSError, where the folder cannot be used to begin with."""
         self.membership: Membership | None = Membership(Folder.open(path))
         self.ended: deque[Ended] = deque(maxlen=10_000)
-        """Accesses that the keeper is to hear of."""
-        self.keeper: Keeper | None = None
-        """Where this process is the keeper. For the attendant's thread alone, and for tests."""
+        """Ended accesses, to be reported to the evictor."""
+        self.evictor: Evictor | None = None
+        """Set if this process is the evictor. Used by this thread and by tests."""
         self._path = path
         self._capacity_bytes = capacity_bytes
         self._frame_bytes = frame_bytes
@@ -71,55 +71,55 @@ class Attendant:
         self._next_look = self._next_list = 0.0
         self._listing: Listing | None = None
         self._look_through: Iterator[Listed | None] | None = None
-        self._thread = threading.Thread(target=self._attend, name="kv-disk-attend", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kv-disk-attend", daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Lets the keeper work for a moment; False when there is nothing to wait for any more."""
+        """Wait while the evictor works; False when the tier is closing."""
         self._wanted.set()
         return not self._closing.wait(seconds)
 
     def close(self) -> None:
-        """Leaves the folder; another process may keep it then. Waits for a few seconds if the disk hangs."""
+        """Leaves the folder; another process may evict then. Waits at most a few seconds if the disk hangs."""
         self._closing.set()
         self._wanted.set()
         self._thread.join(_CLOSE_SECONDS)
 
-    def _attend(self) -> None:
+    def _run(self) -> None:
         while True:
             is_closing = self._closing.is_set()
             try:
-                self._turn()
+                self._run_once()
                 self._faults.worked()
             except OSError as error:
                 self._faults.failed(error)
-                self._leave_keeping()
+                self._stop_evicting()
                 self._next_look = time.monotonic() + _LOOK_SECONDS
-            except Exception:  # a fault of the books must not end in a folder that nobody keeps
-                log.exception("beginning anew with the books of %s", self._path)
-                self._leave_keeping()
+            except Exception:  # a fault of the evictor's state must not end in a folder without eviction
+                log.exception("rebuilding the evictor's state of %s", self._path)
+                self._stop_evicting()
                 self._next_look = time.monotonic() + _AFTER_FAULT_SECONDS
             if is_closing:
                 break
             self._wanted.wait(_TURN_SECONDS if self._look_through is None else _LIST_AT_ONCE_SECONDS)
             self._wanted.clear()
-        self._leave_keeping()
+        self._stop_evicting()
         self._leave()
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
-            self._look()
+            self._check_folder()
         while self.ended and self.membership is not None:
             access, last, output_length = self.ended.popleft()
             self.membership.ended(last, access, output_length)
-        if self.keeper is not None:
-            self.keeper.turn()
+        if self.evictor is not None:
+            self.evictor.turn()
         if self.membership is not None:
             self._list(self.membership.folder)
 
     def _list(self, folder: Folder) -> None:
-        """Goes on with the listing of the folder for a few milliseconds, where one is due."""
+        """Continues the listing of the folder for a few milliseconds, if one is due."""
         if self._listing is None:
             self._listing = Listing(folder, self._frame_bytes)
         if self._look_through is None:
@@ -135,29 +135,29 @@ class Attendant:
                 return
             if time.monotonic() > until:
                 break
-            time.sleep(0)  # lets the event loop have the interpreter
+            time.sleep(0)  # releases the GIL to the event loop
         self._look_through = steps
 
-    def _look(self) -> None:
-        """Sees that the folder is there, and whether anybody keeps it."""
+    def _check_folder(self) -> None:
+        """Joins the folder again if it was replaced, and takes the evictor's lock if it is free."""
         if self.membership is not None and not self.membership.is_current():
-            self._leave_keeping()
+            self._stop_evicting()
             self._leave()
         if self.membership is None:
             self.membership = Membership(Folder.find(self._path))
         folder = self.membership.folder
-        if self.keeper is None and (lock := lock_of(folder)) is not None:
-            self.keeper = Keeper(folder, lock, self._capacity_bytes, self._policy(), self._on_removed)
+        if self.evictor is None and (lock := lock_evictor(folder)) is not None:
+            self.evictor = Evictor(folder, lock, self._capacity_bytes, self._policy(), self._on_removed)
 
-    def _leave_keeping(self) -> None:
-        if self.keeper is not None:
-            self.keeper.close()
-            self.keeper = None
+    def _stop_evicting(self) -> None:
+        if self.evictor is not None:
+            self.evictor.close()
+            self.evictor = None
 
     def _leave(self) -> None:
         self._listing, self._look_through, self._next_list = None, None, 0.0
         membership, self.membership = self.membership, None
         if membership is not None:
-            # A thread may be using it, whose next call then fails: it expects that.
+            # Another thread may be using it; its next call raises OSError, which it handles.
             with contextlib.suppress(OSError):
                 membership.close()

@@ -10,8 +10,8 @@ from prefix_store.codecs.plain import Plain
 from prefix_store.eviction.access import Access
 from prefix_store.frames.layout import BlockLayout
 from prefix_store.frames.segments import Bytes, Segments
+from prefix_store.tiers.cancellation import CancelToken
 from prefix_store.tiers.counts import TAKEN_BACK
-from prefix_store.tiers.halt import Halt
 from prefix_store.tiers.tier import Tier
 from prefix_store.tiers.worker import Worker
 from tests.prefix_store.tiers.blocks import Make, Memory, chain
@@ -51,13 +51,13 @@ def worker_of(tier: Tier, side: str) -> Worker:
 async def test_a_read_ends_with_the_block_that_is_being_copied(make: Make) -> None:
     """Whoever takes the memory back waits for that one; what is after it is as it was."""
     codec = Stopping()
-    tier, blocks, halt = await make(codec), chain("a", 6), Halt()
+    tier, blocks, cancel = await make(codec), chain("a", 6), CancelToken()
     await tier.write(blocks, Memory(6).fill(blocks), Access(0.0))
     memory = Memory(6)
     codec.blocks_left = 2
-    reading = asyncio.create_task(tier.read(blocks, memory.all(6), Access(1.0), halt))
+    reading = asyncio.create_task(tier.read(blocks, memory.all(6), Access(1.0), cancel))
     await asyncio.to_thread(codec.stopped.wait, 10)
-    setting = asyncio.create_task(asyncio.to_thread(halt.set))
+    setting = asyncio.create_task(asyncio.to_thread(cancel.set))
     await asyncio.wait({setting}, timeout=0.05)
     assert not setting.done()
     codec.go_on.set()
@@ -74,11 +74,11 @@ async def test_a_read_ends_with_the_block_that_is_being_copied(make: Make) -> No
 async def test_a_write_ends_with_the_block_that_is_being_copied(make: Make) -> None:
     """What was sealed until then is kept, and right."""
     codec = Stopping()
-    tier, blocks, halt, source = await make(codec), chain("a", 6), Halt(), Memory(6)
+    tier, blocks, cancel, source = await make(codec), chain("a", 6), CancelToken(), Memory(6)
     codec.blocks_left = 2
-    writing = asyncio.create_task(tier.write(blocks, source.fill(blocks), Access(0.0), halt))
+    writing = asyncio.create_task(tier.write(blocks, source.fill(blocks), Access(0.0), cancel))
     await asyncio.to_thread(codec.stopped.wait, 10)
-    setting = asyncio.create_task(asyncio.to_thread(halt.set))
+    setting = asyncio.create_task(asyncio.to_thread(cancel.set))
     await asyncio.wait({setting}, timeout=0.05)
     assert not setting.done()
     codec.go_on.set()
@@ -88,8 +88,8 @@ async def test_a_write_ends_with_the_block_that_is_being_copied(make: Make) -> N
     # The thread may still be on its way with the block that it sealed last, or, for Mooncake, with all of them.
     assert kept <= 3
     assert tier.counts.dropped == {TAKEN_BACK: 6 - kept}
-    await worker_of(tier, "_writer").run(lambda halt: None)
-    assert await tier.lead(blocks) == 3
+    await worker_of(tier, "_writer").run(lambda cancel: None)
+    assert await tier.lookup(blocks) == 3
     memory = Memory(6)
     assert await tier.read(blocks, memory.all(6), Access(1.0)) == 3
     assert all(memory.holds(place, blocks[place]) for place in range(3))
@@ -99,42 +99,42 @@ async def test_a_write_ends_with_the_block_that_is_being_copied(make: Make) -> N
 @pytest.mark.parametrize("side", ["_reader", "_writer"])
 async def test_what_is_taken_back_before_its_turn_is_not_begun(make: Make, side: str) -> None:
     """Nobody waits for a thread that hangs, nor for one that has other work."""
-    tier, blocks, halt = await make(), chain("a", 4), Halt()
+    tier, blocks, cancel = await make(), chain("a", 4), CancelToken()
     source, memory = Memory(4), Memory(4)
     if side == "_reader":
         await tier.write(blocks, source.fill(blocks), Access(0.0))
     hangs, go_on = threading.Event(), threading.Event()
 
-    def hang(halt: Halt) -> None:
+    def hang(cancel: CancelToken) -> None:
         hangs.set()
         assert go_on.wait(10)
 
     hanging = asyncio.create_task(worker_of(tier, side).run(hang))
     await until(hangs.is_set, "the thread hangs")
     if side == "_reader":
-        working = asyncio.create_task(tier.read(blocks, memory.all(4), Access(1.0), halt))
+        working = asyncio.create_task(tier.read(blocks, memory.all(4), Access(1.0), cancel))
     else:
-        working = asyncio.create_task(tier.write(blocks, source.fill(blocks), Access(1.0), halt))
+        working = asyncio.create_task(tier.write(blocks, source.fill(blocks), Access(1.0), cancel))
     await asyncio.sleep(0)
-    await asyncio.to_thread(halt.set)
+    await asyncio.to_thread(cancel.set)
     assert await asyncio.wait_for(working, 5) == 0
     assert not hanging.done()
     go_on.set()
     await hanging
-    await worker_of(tier, side).run(lambda halt: None)
+    await worker_of(tier, side).run(lambda cancel: None)
     assert memory.is_untouched(0)
     assert tier.counts.writes == (4 if side == "_reader" else 0)
 
 
 async def test_memory_that_was_taken_back_already_is_not_touched(make: Make) -> None:
     """And the tier is as useful to others as before."""
-    tier, blocks, halt = await make(), chain("a", 4), Halt()
-    halt.set()
-    assert await tier.write(blocks, Memory(4).fill(blocks), Access(0.0), halt) == 0
+    tier, blocks, cancel = await make(), chain("a", 4), CancelToken()
+    cancel.set()
+    assert await tier.write(blocks, Memory(4).fill(blocks), Access(0.0), cancel) == 0
     assert tier.counts.dropped == {TAKEN_BACK: 4}
     assert await tier.write(blocks, Memory(4).fill(blocks), Access(1.0)) == 4
     memory = Memory(4)
-    assert await tier.read(blocks, memory.all(4), Access(2.0), halt) == 0
+    assert await tier.read(blocks, memory.all(4), Access(2.0), cancel) == 0
     assert memory.is_untouched(0)
     assert await tier.read(blocks, memory.all(4), Access(3.0)) == 4
 
@@ -142,12 +142,12 @@ async def test_memory_that_was_taken_back_already_is_not_touched(make: Make) -> 
 async def test_who_cancels_one_read_gives_up_no_other(make: Make) -> None:
     """Though both were given the same halt, of one sequence."""
     codec = Stopping()
-    tier, blocks, halt = await make(codec), chain("a", 4), Halt()
+    tier, blocks, cancel = await make(codec), chain("a", 4), CancelToken()
     await tier.write(blocks, Memory(4).fill(blocks), Access(0.0))
     codec.blocks_left = 0
     first, second = Memory(4), Memory(4)
-    cancelled = asyncio.create_task(tier.read(blocks, first.all(4), Access(1.0), halt))
-    other = asyncio.create_task(tier.read(blocks, second.all(4), Access(1.0), halt))
+    cancelled = asyncio.create_task(tier.read(blocks, first.all(4), Access(1.0), cancel))
+    other = asyncio.create_task(tier.read(blocks, second.all(4), Access(1.0), cancel))
     await asyncio.to_thread(codec.stopped.wait, 10)
     cancelled.cancel()
     threading.Timer(0.05, codec.go_on.set).start()
@@ -163,16 +163,16 @@ async def test_memory_is_nobodys_whenever_it_is_taken_back(make: Make) -> None:
     await tier.write(blocks, Memory(40).fill(blocks), Access(0.0))
     counts = set()
     for turn in range(40):
-        memory, halt = Memory(40), Halt()
+        memory, cancel = Memory(40), CancelToken()
         then: list[Bytes] = []
 
-        def take_back(memory: Memory = memory, halt: Halt = halt, then: list[Bytes] = then) -> None:
-            halt.set()
+        def take_back(memory: Memory = memory, cancel: CancelToken = cancel, then: list[Bytes] = then) -> None:
+            cancel.set()
             then.append(memory.bytes.copy())
 
         timer = threading.Timer(turn * 0.0002, take_back)
         timer.start()
-        count = await tier.read(blocks, memory.all(40), Access(1.0 + turn), halt)
+        count = await tier.read(blocks, memory.all(40), Access(1.0 + turn), cancel)
         await asyncio.to_thread(timer.join)
         counts.add(count)
         assert all(memory.holds(place, blocks[place]) for place in range(count))

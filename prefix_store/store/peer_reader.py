@@ -1,4 +1,4 @@
-"""Other engines' blocks: found through the index, had over HTTP."""
+"""Blocks of other engines: found through the index, read over HTTP."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from prefix_store.peers.client import PeerClient
 from prefix_store.peers.exchange import Address
 from prefix_store.peers.protocol import MOST_BLOCKS
 from prefix_store.store.location import PeerRun
+from prefix_store.tiers.cancellation import CancelToken
 from prefix_store.tiers.counts import TierCounts
-from prefix_store.tiers.halt import Halt
 
 _LEASE_SECONDS = 10.0
-_LEASE_PATIENCE = 0.05
+_LEASE_TIMEOUT = 0.05
 _PEERS_SHARE = 0.9
 _MOST_BYTES_AT_ONCE = 2**29
 _MOST_OWNERS = 2
 
 
-class Fleet:
-    """The engines that share an index with this one.
+class PeerReader:
+    """Finds and reads blocks of the engines that share this engine's index.
 
     Args:
-        formats: in which frames are understood; an exact one comes first.
+        formats: the frame formats that can be decoded; an exact one comes first.
         is_own: whether an owner of this name is read without the network.
     """
 
@@ -52,11 +52,11 @@ class Fleet:
 
     @property
     def counts(self) -> TierCounts:
-        """Of what was asked of others."""
+        """Counts of reads from peers."""
         return self._client.counts
 
     async def find(self, chain: Sequence[BlockId]) -> tuple[PeerRun, ...]:
-        """What others have of it, in order; one round trip for each format."""
+        """The runs of the chain that peers hold, in order; one round trip per format."""
         runs: list[PeerRun] = []
         for frame_format in self._formats:
             covered = runs[-1].until if runs else 0
@@ -68,25 +68,25 @@ class Fleet:
         return tuple(runs)
 
     async def read(
-        self, run: PeerRun, wanted: Sequence[BlockId], into: Sequence[Segments], within: float, halt: Halt
+        self, run: PeerRun, wanted: Sequence[BlockId], into: Sequence[Segments], within: float, cancel: CancelToken
     ) -> int:
-        """Restores blocks of a run from one of its owners, and from the next where that gives less; returns how many.
+        """Restores blocks of a run from one of its owners, and the rest from the next; returns how many.
 
-        Tells the index what turned out not to be there.
+        Reports missing blocks to the index.
 
         Args:
             within: seconds.
         """
         deadline = time.monotonic() + within
         done = 0
-        # By turns, so that not all ask the same one for what everybody has.
+        # Round robin, so that a run that all peers hold is not read from one of them.
         turn = next(self._turns) % len(run.owners)
         owners = (*run.owners[turn:], *run.owners[:turn])[:_MOST_OWNERS]
         for place, owner in enumerate(owners):
             if done < len(wanted):
                 now = time.monotonic()
                 until = now + (deadline - now) / (len(owners) - place)
-                done += await self._read(owner, run.format, wanted[done:], into[done:], until, halt)
+                done += await self._read(owner, run.format, wanted[done:], into[done:], until, cancel)
         return done
 
     async def close(self) -> None:
@@ -102,14 +102,14 @@ class Fleet:
         wanted: Sequence[BlockId],
         into: Sequence[Segments],
         deadline: float,
-        halt: Halt,
+        cancel: CancelToken,
     ) -> int:
-        """Restores blocks from one owner, as far as it has them, in as many questions as that takes."""
+        """Restores blocks from one owner, as far as it has them, in as many requests as that takes."""
         at_once = max(1, min(MOST_BLOCKS, _MOST_BYTES_AT_ONCE // frame_format.frame_bytes))
         done = 0
-        while done < len(wanted) and not halt.is_set and (left := deadline - time.monotonic()) > 0:
+        while done < len(wanted) and not cancel.is_set and (left := deadline - time.monotonic()) > 0:
             asked = wanted[done : done + at_once]
-            got = await self._ask(owner, frame_format, asked, into[done : done + at_once], left, halt)
+            got = await self._ask(owner, frame_format, asked, into[done : done + at_once], left, cancel)
             done += got
             if got < len(asked):
                 break
@@ -122,9 +122,9 @@ class Fleet:
         wanted: Sequence[BlockId],
         into: Sequence[Segments],
         within: float,
-        halt: Halt,
+        cancel: CancelToken,
     ) -> int:
-        """One question: no more blocks than a peer gives in one answer."""
+        """One request, of no more blocks than a peer sends in one response."""
         peer = _address(owner)
         keys = [frame_format.stored_key(block.key) for block in wanted]
         if not self._client.may_ask(peer):
@@ -132,34 +132,34 @@ class Fleet:
         began = time.monotonic()
         lease = await self._lease(owner, keys)
         try:
-            # Before the restore itself ends: then it is the peer that is too slow, and is left alone for a while.
+            # Shorter than the restore's own deadline: a slow peer is then skipped for a while.
             left = _PEERS_SHARE * (within - (time.monotonic() - began))
-            restored = await self._client.read(peer, wanted, into, frame_format, left, halt) if left > 0 else 0
+            restored = await self._client.read(peer, wanted, into, frame_format, left, cancel) if left > 0 else 0
         finally:
             self._release(lease)
         if restored:
             self._index.confirm(owner, keys[:restored])
-        if restored < len(keys) and left > 0 and not halt.is_set and self._client.may_ask(peer):
-            self._index.deny(owner, keys[restored:])  # it is well, was not interrupted, and has no more
+        if restored < len(keys) and left > 0 and not cancel.is_set and self._client.may_ask(peer):
+            self._index.deny(owner, keys[restored:])  # it answered completely, and has no more
         return restored
 
     async def _lease(self, owner: Owner, keys: Sequence[bytes]) -> Lease | None:
-        """None where Redis is late: a lease is a courtesy that nobody waits for long for."""
+        """None if Redis is slow: a lease is optional, and not waited for."""
         try:
-            async with asyncio.timeout(_LEASE_PATIENCE):
+            async with asyncio.timeout(_LEASE_TIMEOUT):
                 return await self._index.lease(owner, keys, _LEASE_SECONDS)
         except TimeoutError:
             return None
 
     def _release(self, lease: Lease | None) -> None:
-        """Behind the restore, which has what it wanted."""
+        """Released in the background, after the restore."""
         if lease is not None:
             release = asyncio.create_task(lease.release())
             self._releases.add(release)
             release.add_done_callback(self._releases.discard)
 
     async def _runs(self, frame_format: FrameFormat, chain: Sequence[BlockId]) -> list[PeerRun]:
-        """What others have in this format."""
+        """The runs that peers hold in this format."""
         match = await self._index.match([frame_format.stored_key(block.key) for block in chain])
         runs: list[PeerRun] = []
         until = 0

@@ -1,4 +1,4 @@
-"""Who comes a second time."""
+"""Admission on second use: blocks of a one-shot prompt are stored when they are offered again."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from prefix_store.eviction.access import Access
 from prefix_store.tiers.counts import TierCounts
 
-_MOST = 200_000
+_MAX_KEYS = 200_000
 
 
-class SecondTouch:
-    """Remembers keys that were offered once, the latest 200,000 of them (some 20 MB)."""
+class SecondUseAdmission:
+    """Remembers the latest 200,000 keys that were offered (some 20 MB)."""
 
-    def __init__(self, counts: TierCounts, most: int = _MOST) -> None:
+    def __init__(self, counts: TierCounts, max_keys: int = _MAX_KEYS) -> None:
         self._counts = counts
-        self._most = most
+        self._max_keys = max_keys
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     def admitted(self, keys: Sequence[bytes], access: Access) -> int:
-        """How many of the first keys are to be kept: of a one-shot, what has been offered before. Counts the others."""
+        """How many leading keys are to be stored: of a one-shot prompt those offered before. Counts the others."""
         if not access.one_shot:
             return len(keys)
         admitted = self._lead(keys)
@@ -28,11 +28,11 @@ class SecondTouch:
         return admitted
 
     def _lead(self, keys: Sequence[bytes]) -> int:
-        """How many of the first keys have been offered before; all of them have been from now on."""
+        """How many leading keys have been offered before. Remembers all of them."""
         known = next((place for place, key in enumerate(keys) if key not in self._seen), len(keys))
         for key in keys:
             self._seen[key] = None
             self._seen.move_to_end(key)
-        while len(self._seen) > self._most:
+        while len(self._seen) > self._max_keys:
             self._seen.popitem(last=False)
         return known

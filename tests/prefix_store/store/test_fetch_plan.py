@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefix_store.index.owner import Details, Owner
+from prefix_store.store.fetch_plan import PEERS, FetchDecision, FetchStep, plan_fetch
 from prefix_store.store.location import Location, PeerRun
-from prefix_store.store.route import PEERS, Choice, Leg, route
 from prefix_store.store.transfer_time import TransferTime
 from tests.prefix_store.tiers.blocks import format_of
 
@@ -36,7 +36,7 @@ def unknown() -> dict[str, TransferTime]:
 
 @dataclass
 class Case:
-    """Any question that can be put to `route`."""
+    """Any question that can be put to `plan_fetch`."""
 
     first: int
     location: Location
@@ -71,53 +71,53 @@ def cases(draw: st.DrawFn) -> Case:
 def test_every_leg_begins_where_the_one_before_ended_at_a_place_that_has_its_blocks(case: Case) -> None:
     """And no place is asked that was to be left out."""
     done = case.first
-    for leg in route(case.first, case.location, case.times, case.block_seconds, _NOW, case.without).legs:
-        assert leg.until > done
-        assert leg.place not in case.without
-        if leg.run is None:
-            assert leg.until <= case.location.leads[leg.place]
+    for step in plan_fetch(case.first, case.location, case.times, case.block_seconds, _NOW, case.without).steps:
+        assert step.until > done
+        assert step.place not in case.without
+        if step.run is None:
+            assert step.until <= case.location.leading[step.place]
         else:
-            assert leg.place == PEERS
-            assert leg.run.first <= done
-            assert leg.until <= leg.run.until
-        done = leg.until
+            assert step.place == PEERS
+            assert step.run.first <= done
+            assert step.until <= step.run.until
+        done = step.until
 
 
 @given(cases())
 def test_nothing_is_fetched_that_is_expected_to_be_computed_sooner(case: Case) -> None:
     """But a few blocks, of a place that was not measured for a while."""
     done = case.first
-    for leg in route(case.first, case.location, case.times, case.block_seconds, _NOW, case.without).legs:
-        time, blocks = case.times[leg.place], leg.until - done
+    for step in plan_fetch(case.first, case.location, case.times, case.block_seconds, _NOW, case.without).steps:
+        time, blocks = case.times[step.place], step.until - done
         estimate = time.estimate(blocks)
         if estimate is not None and case.block_seconds is not None and estimate >= blocks * case.block_seconds:
             assert blocks <= 8
             assert time.is_stale(_NOW)
-        done = leg.until
+        done = step.until
 
 
 @given(cases())
 def test_what_is_chosen_is_what_is_fetched(case: Case) -> None:
     """The fetched choices are the legs, block by block."""
-    way = route(case.first, case.location, case.times, case.block_seconds, _NOW, case.without)
-    ends = [case.first, *(leg.until for leg in way.legs)]
+    way = plan_fetch(case.first, case.location, case.times, case.block_seconds, _NOW, case.without)
+    ends = [case.first, *(step.until for step in way.steps)]
     lengths = [end - begin for begin, end in itertools.pairwise(ends)]
 
     assert [(choice.place, choice.blocks) for choice in way.choices if choice.fetched] == [
-        (leg.place, blocks) for leg, blocks in zip(way.legs, lengths, strict=True)
+        (step.place, blocks) for step, blocks in zip(way.steps, lengths, strict=True)
     ]
     assert all(choice.blocks > 0 for choice in way.choices)
-    assert way.until == (way.legs[-1].until if way.legs else 0)
+    assert way.until == (way.steps[-1].until if way.steps else 0)
 
 
 @given(cases(), st.randoms())
 def test_asking_again_after_what_failed_comes_to_an_end(case: Case, choose: random.Random) -> None:
     """However little places give of what they said, never beyond what is anywhere."""
     done, failed, asked = case.first, set(case.without), 0
-    while legs := route(done, case.location, case.times, case.block_seconds, _NOW, failed).legs:
-        got = choose.randint(done, legs[0].until)
-        if got < legs[0].until:
-            failed.add(legs[0].place)
+    while steps := plan_fetch(done, case.location, case.times, case.block_seconds, _NOW, failed).steps:
+        got = choose.randint(done, steps[0].until)
+        if got < steps[0].until:
+            failed.add(steps[0].place)
         done = got
         asked += 1
         assert done <= case.location.blocks
@@ -128,16 +128,16 @@ def test_where_nothing_is_known_everything_is_fetched() -> None:
     """From the first place that has a block, in order."""
     location = Location({"memory": 5, "disk": 9}, (run(0, 7), run(7, 20)))
 
-    legs = route(2, location, unknown(), 0.001, _NOW).legs
+    steps = plan_fetch(2, location, unknown(), 0.001, _NOW).steps
 
-    assert legs == (Leg("memory", 5), Leg("disk", 9), Leg(PEERS, 20, run(7, 20)))
+    assert steps == (FetchStep("memory", 5), FetchStep("disk", 9), FetchStep(PEERS, 20, run(7, 20)))
 
 
 def test_without_a_rate_of_computing_everything_is_fetched() -> None:
     """However slow a place is."""
     times = {place: measured(100.0) for place in _PLACES}
 
-    assert route(0, Location({"memory": 0, "disk": 30}), times, None, _NOW).until == 30
+    assert plan_fetch(0, Location({"memory": 0, "disk": 30}), times, None, _NOW).until == 30
 
 
 def test_a_slow_place_is_left_out_and_the_next_one_gives_what_it_would_have_given() -> None:
@@ -145,29 +145,29 @@ def test_a_slow_place_is_left_out_and_the_next_one_gives_what_it_would_have_give
     times = unknown() | {"memory": measured(1.0), "disk": measured(0.001)}
     location = Location({"memory": 10, "disk": 6})
 
-    way = route(0, location, times, 0.01, _NOW)
+    way = plan_fetch(0, location, times, 0.01, _NOW)
 
-    assert way.legs == (Leg("disk", 6),)
-    assert way.choices == (Choice("memory", 10, fetched=False), Choice("disk", 6, fetched=True))
+    assert way.steps == (FetchStep("disk", 6),)
+    assert way.choices == (FetchDecision("memory", 10, fetched=False), FetchDecision("disk", 6, fetched=True))
 
 
 def test_a_slow_place_is_asked_for_eight_blocks_after_a_while() -> None:
     """So that it is seen when it has become faster."""
     times = unknown() | {"disk": measured(1.0, ago=21.0)}
 
-    way = route(3, Location({"memory": 0, "disk": 40}), times, 0.01, _NOW)
+    way = plan_fetch(3, Location({"memory": 0, "disk": 40}), times, 0.01, _NOW)
 
-    assert way.legs == (Leg("disk", 11),)
-    assert way.choices == (Choice("disk", 8, fetched=True), Choice("disk", 29, fetched=False))
+    assert way.steps == (FetchStep("disk", 11),)
+    assert way.choices == (FetchDecision("disk", 8, fetched=True), FetchDecision("disk", 29, fetched=False))
 
 
 def test_a_run_of_a_peer_behind_a_gap_is_of_no_use() -> None:
     """What comes before it cannot be had, so it is not asked for."""
-    assert route(0, Location({"memory": 4}, (run(5, 9),)), unknown(), None, _NOW).until == 4
-    assert route(0, Location({"memory": 5}, (run(5, 9),)), unknown(), None, _NOW).until == 9
+    assert plan_fetch(0, Location({"memory": 4}, (run(5, 9),)), unknown(), None, _NOW).until == 4
+    assert plan_fetch(0, Location({"memory": 5}, (run(5, 9),)), unknown(), None, _NOW).until == 9
 
 
 def test_there_is_no_way_to_what_nobody_has() -> None:
     """Nor to what is there already."""
-    assert route(0, Location({}), unknown(), None, _NOW).legs == ()
-    assert route(9, Location({"memory": 9}), unknown(), None, _NOW).legs == ()
+    assert plan_fetch(0, Location({}), unknown(), None, _NOW).steps == ()
+    assert plan_fetch(9, Location({"memory": 9}), unknown(), None, _NOW).steps == ()

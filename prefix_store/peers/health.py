@@ -1,4 +1,4 @@
-"""How a peer has behaved, and until when it is left alone."""
+"""The health of a peer: how often it has failed, and until when it is skipped."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ _FOREVER = float("inf")
 
 
 @dataclass(slots=True)
-class Standing:
-    """Of one peer in one epoch. After a failure it is left alone for a second, after each further one twice as long.
+class PeerHealth:
+    """Of one peer in one epoch. After a failure it is skipped for a second, after each further one twice as long.
 
-    One that lied is left alone for a minute at once; one that has restarted does not come back in its old epoch.
+    After a false reply it is skipped for a minute; after a restart for good, since it has a new epoch then.
     """
 
     clock: Callable[[], float] = time.monotonic
     failures: int = 0
-    """Since it last gave what it was asked for."""
-    alone_until: float = 0.0
+    """Consecutive failures."""
+    skipped_until: float = 0.0
 
-    def may_be_asked(self) -> bool:
-        """Whether it is worth a question now."""
-        return self.clock() >= self.alone_until
+    def is_available(self) -> bool:
+        """Whether it may be asked now."""
+        return self.clock() >= self.skipped_until
 
-    def gave(self) -> None:
-        """It did what it was asked for."""
+    def succeeded(self) -> None:
+        """Records a success."""
         self.failures = 0
 
     def failed(self, error: PeerFailed) -> None:
-        """It did not."""
+        """Records a failure."""
         self.failures += 1
         match error:
             case PeerRestarted():
@@ -42,4 +42,4 @@ class Standing:
                 pause = _LONGEST
             case _:
                 pause = min(_SHORTEST * 2.0 ** (self.failures - 1), _LONGEST)
-        self.alone_until = self.clock() + pause
+        self.skipped_until = self.clock() + pause

@@ -1,4 +1,4 @@
-"""The one process of a host that evicts: it reads what all of them say, and removes files so that the rest fits."""
+"""Evicts for all processes of a host: reads their journals, and removes files so that the rest fits the capacity."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prefix_store.tiers.disk.journal import JournalReader, Kind, Record, journal
 from prefix_store.tiers.disk.membership import put_pin
 from prefix_store.tiers.disk.orphans import ORPHAN_SECONDS, Orphans
 
-# So many processes may write at a time; each may be a share of the room that is kept free ahead of the books.
+# The number of processes that may write at a time; each has a share of the space that is kept free for them.
 WRITERS = 8
 _MOST_AHEAD_BYTES = 64 * 2**20
 _LIVENESS_SECONDS = 1.0
@@ -29,22 +29,22 @@ _OPEN_ACCESSES = 10_000
 
 
 def bytes_ahead(capacity_bytes: int) -> int:
-    """How many bytes of frames a process may write before the keeper has heard of them."""
+    """Bytes of frames that a process may write before the evictor has read its journal."""
     return min(capacity_bytes // 8 // WRITERS, _MOST_AHEAD_BYTES)
 
 
-class Keeper:
-    """The books of a folder. One thread uses it; it ends with `close`, or with its process.
+class Evictor:
+    """The eviction state of a folder. One thread uses it; it ends with `close`, or with its process.
 
-    Everything it knows it has from the folder and from journals, so any process can go on where another one was
-    killed. Together the files never have more bytes than the capacity: room for what `WRITERS` processes may write
-    ahead of the books is kept free, and what waits there for its parent is taken from what they may write.
+    The state is rebuilt from the folder and the journals, so any process can take over from one that was killed. The
+    files never exceed the capacity: space for what `WRITERS` processes may write ahead of their journals is kept free,
+    and orphans are charged to that space.
     """
 
     def __init__(
         self, folder: Folder, lock: int, capacity_bytes: int, policy: Policy, on_removed: Callable[[list[bytes]], None]
     ) -> None:
-        """`lock` is a file descriptor, from `lock_of`, that is closed at the end. Raises OSError."""
+        """`lock` is a file descriptor, from `lock_evictor`, that is closed at the end. Raises OSError."""
         self.folder = folder
         self._lock = lock
         self._ahead = bytes_ahead(capacity_bytes)
@@ -56,21 +56,21 @@ class Keeper:
         self._readers: dict[str, JournalReader] = {}
         self._accesses: OrderedDict[tuple[str, int], Access] = OrderedDict()
         self._next_liveness = self._next_scan = 0.0
-        self._must_look_at_pins = True
-        self._strange_pins: dict[BlockName, float] = {}
-        """Pins of blocks that are not in the books, and since when (monotonic seconds)."""
+        self._pins_changed = True
+        self._unknown_pins: dict[BlockName, float] = {}
+        """Pins of unknown blocks, and since when (monotonic seconds)."""
 
     def __len__(self) -> int:
-        """Blocks in the books."""
+        """Number of known blocks."""
         return len(self._tree)
 
     @property
     def used_bytes(self) -> int:
-        """Of files in the books."""
+        """Bytes of the files of known blocks."""
         return self._tree.size
 
     def turn(self) -> None:
-        """Hears what is new, and makes room. Raises OSError; then a new keeper has to begin from what is there."""
+        """Reads new journal records, and evicts. After an OSError a new evictor has to be made."""
         now = time.monotonic()
         if now >= self._next_scan:
             self._scan()
@@ -80,45 +80,45 @@ class Keeper:
                 with contextlib.suppress(FileNotFoundError):
                     self._readers[name] = JournalReader(self.folder.journals / name)
         for name, reader in self._readers.items():
-            self._hear(name, reader.read())
+            self._apply_records(name, reader.read())
         self._place_orphans()
-        if self._must_look_at_pins or self._strange_pins:
-            self._must_look_at_pins = False
-            self._look_at_pins()
+        if self._pins_changed or self._unknown_pins:
+            self._pins_changed = False
+            self._apply_pins()
         if now >= self._next_liveness:
             self._next_liveness = now + _LIVENESS_SECONDS
-            self._bury()
-        self._tell()
+            self._reclaim_journals()
+        self._write_progress()
 
-    def _tell(self) -> None:
-        """Says to all what has been heard, and how many bytes each may write ahead of that."""
+    def _write_progress(self) -> None:
+        """Writes to each journal how far it has been read, and how many bytes may be written beyond that."""
         waiting = self._orphans.bytes_by_journal()
         strange = sum(size for name, size in waiting.items() if name not in self._readers)
         share = -(-strange // WRITERS)
         for place, (name, reader) in enumerate(self._readers.items()):
-            reader.tell(max(0, self._ahead - waiting[name] - share) if place < WRITERS else 0)
+            reader.write_progress(max(0, self._ahead - waiting[name] - share) if place < WRITERS else 0)
 
     def close(self) -> None:
-        """Leaves the folder to another keeper."""
+        """Leaves the folder to another evictor."""
         for reader in self._readers.values():
             reader.close()
         os.close(self._lock)
 
     def problems(self) -> list[str]:
-        """What is wrong with the books, in sentences; empty if all is well."""
+        """Violated invariants, as sentences; empty if there are none."""
         found = self._tree.problems()
         if set(self._tree) != set(self._names):
             found.append(f"{len(self._tree)} blocks are in the tree and {len(self._names)} have names")
         return found
 
     def _scan(self) -> None:
-        """Takes into the books what is in the folder, and nothing else; of chains, the one used last comes last."""
+        """Makes the state agree with the folder; of chains, the one used last comes last."""
         stored = {block.name.key: block for block in self.folder.stored()}
         for key, name in list(self._names.items()):
             if key in self._names and key not in stored and not os.path.exists(self.folder.block(name)):
                 self._remove(self._tree.remove(key))
         fresh = {key: block for key, block in stored.items() if key not in self._names and key not in self._orphans}
-        # What is pinned is taken for what was used last.
+        # Pinned chains count as used last.
         ends = _ends(fresh) + [fresh[name.key] for name in self.folder.pinned() if name.key in fresh]
         fits = self._newest_that_fit(fresh, ends)
         too_many = [block.name for key, block in fresh.items() if key not in fits and key not in self._orphans]
@@ -126,25 +126,25 @@ class Keeper:
             self._unlink(name)
         self._note_removed([name.key for name in too_many])
         self._names.update((key, fresh[key].name) for key in fits)
-        self._must_look_at_pins = True
+        self._pins_changed = True
         for block in ends:
             if block.name.key in fits:
                 self._use(block.name, Access(time.monotonic()), block.size)
         self._remove_old_drafts()
 
     def _newest_that_fit(self, fresh: Mapping[bytes, StoredBlock], ends: Sequence[StoredBlock]) -> set[bytes]:
-        """Of blocks that are not in the books, whole chains, those used last first; adds to the orphans."""
+        """Of unknown blocks, the complete chains that fit, those used last first; adds the others to the orphans."""
         fits: set[bytes] = set()
         room = self._tree.capacity - self._tree.size
         for end in reversed(ends):
             chain = [end]
             while not chain[-1].name.is_first and (parent := chain[-1].name.parent) in fresh and parent not in fits:
                 if len(chain) > len(fresh):
-                    break  # names that go round in a circle are nobody's chain
+                    break  # names that form a circle are no chain
                 chain.append(fresh[parent])
             first = chain[-1].name
             if not (self._has_its_parent(first) or first.parent in fits):
-                # The parent may have come after its part of the folder was looked through.
+                # The parent may have been written after its subfolder was listed.
                 for block in chain:
                     self._orphans.add(block.name, block.size)
                 continue
@@ -155,8 +155,8 @@ class Keeper:
             fits.update(block.name.key for block in new)
         return fits
 
-    def _hear(self, journal: str, records: Sequence[Record]) -> None:
-        """Takes records into the books. Blocks of one chain that were written together are admitted together."""
+    def _apply_records(self, journal: str, records: Sequence[Record]) -> None:
+        """Applies journal records. Blocks of one chain that were written together are admitted together."""
         written: Record | None = None
         for record in records:
             name = record.name
@@ -185,7 +185,7 @@ class Keeper:
                 case Kind.GONE:
                     self._remove(self._tree.remove(name.key))
                 case Kind.PINNED:
-                    self._must_look_at_pins = True
+                    self._pins_changed = True
                 case Kind.CLEARED:
                     self._scan()
         if written is not None:
@@ -195,30 +195,30 @@ class Keeper:
         return name.is_first or name.parent in self._names
 
     def _place_orphans(self) -> None:
-        """Takes blocks into the books whose parents have come meanwhile; removes those that have waited in vain."""
+        """Admits orphans whose parents are known by now; removes those whose time is up."""
         self._orphans.forget(self._names.keys())
-        for orphan in self._orphans.found(self._has_its_parent):
+        for orphan in self._orphans.pop_ready(self._has_its_parent):
             self._names[orphan.name.key] = orphan.name
             self._use(orphan.name, Access(time.monotonic()), orphan.size)
-        given_up = [orphan.name for orphan in self._orphans.given_up()]
+        given_up = [orphan.name for orphan in self._orphans.expire()]
         for name in given_up:
             self._unlink(name)
         self._note_removed([name.key for name in given_up])
 
-    def _look_at_pins(self) -> None:
-        """Has the books keep what the folder says. Takes out pins of blocks that do not come, shortens long ones."""
+    def _apply_pins(self) -> None:
+        """Applies the pins in the folder: removes those of missing blocks, shortens those beyond the limit."""
         pinned = {name.key: name for name in self.folder.pinned()}
         self._pins.unpin(list(self._pins.ends - pinned.keys()))
-        self._strange_pins = {name: since for name, since in self._strange_pins.items() if name.key in pinned}
+        self._unknown_pins = {name: since for name, since in self._unknown_pins.items() if name.key in pinned}
         for key in pinned.keys() - self._pins.ends:
             name = pinned[key]
             if key not in self._tree:
-                # Its record may be in a journal that was read before, as an orphan's parent's may.
-                since = self._strange_pins.setdefault(name, time.monotonic())
+                # Its record may be in a journal that is read later.
+                since = self._unknown_pins.setdefault(name, time.monotonic())
                 if time.monotonic() - since > ORPHAN_SECONDS:
                     self._unpin(name)
                 continue
-            self._strange_pins.pop(name, None)
+            self._unknown_pins.pop(name, None)
             chain = self._chain_to(name)
             kept = self._pins.pin(chain, self._tree.runs(chain)[-1].size)
             if kept < len(chain):
@@ -232,14 +232,14 @@ class Keeper:
             os.unlink(self.folder.pin(name))
 
     def _chain_to(self, last: BlockName) -> list[bytes]:
-        """The keys of the chain that ends with a block of which all is in the books, but perhaps the block itself."""
+        """The keys of the chain that ends with this block; all but the last are known."""
         chain = [last]
         while not chain[-1].is_first:
             chain.append(self._names[chain[-1].parent])
         return [name.key for name in reversed(chain)]
 
     def _use(self, last: BlockName, access: Access, size: int) -> None:
-        """Notes that the chain which ends with a block was used, and that what is missing of it is there."""
+        """Records a use of the chain that ends with this block; admits its unknown blocks."""
         self._remove(self._tree.use(self._chain_to(last), access, size))
 
     def _access(self, journal: str, record: Record) -> Access:
@@ -251,7 +251,7 @@ class Keeper:
         return self._accesses[key]
 
     def _remove(self, keys: Sequence[bytes]) -> None:
-        """Removes files, tails first. Who reads one of them goes on reading it."""
+        """Removes files, tails first. An open file stays readable."""
         for key in keys:
             name = self._names.pop(key)
             self._unlink(name)
@@ -269,18 +269,18 @@ class Keeper:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.folder.block(name))
 
-    def _bury(self) -> None:
-        """Removes the journals of the dead, and what they had not finished."""
-        left = [name for name, reader in self._readers.items() if reader.is_left()]
+    def _reclaim_journals(self) -> None:
+        """Reads and removes the journals of ended processes."""
+        left = [name for name, reader in self._readers.items() if reader.is_abandoned()]
         for name in left:
             reader = self._readers.pop(name)
-            self._hear(name, reader.read())
+            self._apply_records(name, reader.read())
             reader.path.unlink(missing_ok=True)
             reader.close()
             for key in [key for key in self._accesses if key[0] == name]:
                 del self._accesses[key]
         if left or any(reader.is_broken for reader in self._readers.values()):
-            # One may have ended between a file and its record.
+            # A process may have ended between writing a file and its record.
             self._scan()
             for reader in self._readers.values():
                 reader.is_broken = False
@@ -300,7 +300,7 @@ class Keeper:
 
 
 def _ends(blocks: Mapping[bytes, StoredBlock]) -> list[StoredBlock]:
-    """Where uses of chains ended, the latest last: blocks that nothing follows, or that were used after what does."""
+    """The blocks at which uses of chains ended, the latest last: leaves, and blocks used after their children."""
     later: dict[bytes, float] = {}
     for block in blocks.values():
         later[block.name.parent] = max(later.get(block.name.parent, 0.0), block.used)
@@ -308,9 +308,9 @@ def _ends(blocks: Mapping[bytes, StoredBlock]) -> list[StoredBlock]:
     return sorted(ends, key=lambda block: block.used)
 
 
-def lock_of(folder: Folder) -> int | None:
-    """The lock of a folder's keeper, as a file descriptor; None where another process has it. Raises OSError."""
-    lock = os.open(folder.keeper, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def lock_evictor(folder: Folder) -> int | None:
+    """The lock of a folder's evictor, as a file descriptor; None where another process has it. Raises OSError."""
+    lock = os.open(folder.evictor, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
