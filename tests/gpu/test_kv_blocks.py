@@ -14,7 +14,7 @@ import torch
 from backend.engine.model_runner import BLOCK_SIZE
 from backend.runners.cuda.kv_blocks import CudaIncoming, CudaKvBlocks
 from backend.runners.cuda.runner import STAGING_BYTES, CudaRunner
-from backend.runners.cuda.streams import DeviceQueue, Mark
+from backend.runners.cuda.streams import Event, Stream
 from prefix_store.frames.segments import gather, scatter
 from tests.backend.runners.cuda.random_model import CONFIG, random_weights, step_of
 from tests.backend.runners.cuda.references import relative_error
@@ -49,7 +49,7 @@ def sleep() -> None:
 
 def slow_copies(kv: CudaKvBlocks) -> None:
     """What is copied to the device from now on comes late."""
-    kv._inward.queue.submit(sleep)
+    kv._host_to_device.stream.submit(sleep)
 
 
 def copied(kv: CudaKvBlocks, blocks: Sequence[int]) -> list[Frame]:
@@ -116,7 +116,7 @@ def test_blocks_come_back_bit_by_bit(dtype: torch.dtype) -> None:
         incoming = filled(kv, [17, 2, 33], frames)
         incoming.arrived(2)
         incoming.close()
-        wait = kv.waits()
+        wait = kv.layer_wait()
         for layer in range(CONFIG.num_layers):
             if wait is not None:
                 wait(layer)
@@ -145,16 +145,16 @@ def test_logits_on_a_restored_prefix_are_bitwise_those_on_a_computed_one(dtype: 
 
 
 class LateLayers:
-    """A queue in which each layer's copy comes long after that of the layer before."""
+    """A stream in which each layer's copy comes long after that of the layer before."""
 
-    def __init__(self, queue: DeviceQueue) -> None:
-        self._queue = queue
-        self.submit, self.after = queue.submit, queue.after
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.submit, self.wait_event = stream.submit, stream.wait_event
 
-    def mark(self) -> Mark:
-        mark = self._queue.mark()
-        self._queue.submit(sleep)
-        return mark
+    def record_event(self) -> Event:
+        event = self._stream.record_event()
+        self._stream.submit(sleep)
+        return event
 
 
 def test_a_layer_is_computed_while_the_next_one_is_still_on_its_way() -> None:
@@ -164,12 +164,12 @@ def test_a_layer_is_computed_while_the_next_one_is_still_on_its_way() -> None:
     expected = prompt_ends(runner)
     with torch.inference_mode():
         runner.decoder.memory.zero_()
-    kv._inward.queue = LateLayers(kv._inward.queue)
+    kv._host_to_device.stream = LateLayers(kv._host_to_device.stream)
     incoming = filled(kv, PREFIX, frames)
     incoming.arrived(len(PREFIX))
     incoming.close()
-    first, second = kv._arriving
-    wait = kv.waits()
+    first, second = kv._layer_events
+    wait = kv.layer_wait()
     assert wait is not None
     cuda: Any = torch.cuda
     reached = cuda.Event()
@@ -179,11 +179,11 @@ def test_a_layer_is_computed_while_the_next_one_is_still_on_its_way() -> None:
             reached.record()
         wait(layer)
 
-    kv.waits = lambda: note  # type: ignore[method-assign]
+    kv.layer_wait = lambda: note  # type: ignore[method-assign]
     got = prompt_ends(runner)
     reached.synchronize()
-    assert first.passed()
-    assert not second.passed()
+    assert first.query()
+    assert not second.query()
     assert torch.equal(got, expected)
 
 

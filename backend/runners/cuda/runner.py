@@ -19,7 +19,7 @@ from backend.runners.cuda.graphs import DecodeGraphs, is_pure_decode
 from backend.runners.cuda.kv_blocks import CudaKvBlocks
 from backend.runners.cuda.memory import blocks_that_fit
 from backend.runners.cuda.skinny_gemm import SkinnyGemmTable
-from backend.runners.cuda.streams import queues_of
+from backend.runners.cuda.streams import device_streams
 from backend.runners.errors import RunnerUnavailable
 from backend.runners.warm_up import single_sequence_step
 
@@ -104,7 +104,7 @@ class CudaRunner:
         if self._kv_blocks is None and self._stages:
             try:
                 with torch.inference_mode():
-                    made = CudaKvBlocks(self.decoder.memory, self._staging_memory, queues_of(self._device))
+                    made = CudaKvBlocks(self.decoder.memory, self._staging_memory, device_streams(self._device))
                 made.check(self.num_blocks)
                 self._kv_blocks = made
             except (MemoryError, RuntimeError) as reason:  # a lack of the device's memory is a RuntimeError
@@ -149,7 +149,7 @@ class CudaRunner:
         A step that blocks are arriving for is launched kernel by kernel even where everybody decodes: a replay would
         begin when the last layer is there, and the launches hide behind the copies.
         """
-        wait = None if self._kv_blocks is None else self._kv_blocks.waits()
+        wait = None if self._kv_blocks is None else self._kv_blocks.layer_wait()
         replays = wait is None and self._graphs is not None and is_pure_decode(step)
         if replays and self._graphs is not None and (logits := self._graphs.run(step)) is not None:
             rows = len(step.token_ids)

@@ -1,4 +1,7 @@
-"""What a device is given to do: queues that each keep their order and otherwise run beside each other."""
+"""Streams of a device, as an interface that tests can simulate: each keeps its order, and they run concurrently.
+
+The names are those of CUDA: an event is recorded in a stream, and is complete when all work before it is done.
+"""
 
 from __future__ import annotations
 
@@ -9,73 +12,74 @@ from typing import Protocol
 import torch
 
 
-class Mark(Protocol):
-    """A place in a queue; passed when all before it is done."""
+class Event(Protocol):
+    """A point in a stream."""
 
-    def passed(self) -> bool:
-        """Whether it is; does not wait."""
+    def query(self) -> bool:
+        """Whether all work before it is done; does not wait."""
         ...
 
-    def wait(self) -> None:
-        """Keeps the host, in any thread, until it is passed. Raises RuntimeError if the device has failed."""
+    def synchronize(self) -> None:
+        """Blocks the calling thread until the event is complete. Raises RuntimeError if the device has failed."""
         ...
 
 
-class DeviceQueue(Protocol):
-    """Does what it is given in order. Nothing here keeps the host waiting."""
+class Stream(Protocol):
+    """Work of a device, done in order. No method waits for the device."""
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Queues the device's part of some work; what is not on the device happens at once."""
+        """Calls ``work`` with this as the current stream: what it launches is queued, host code runs at once."""
         ...
 
-    def mark(self) -> Mark:
-        """A mark behind all that it has been given so far."""
+    def record_event(self) -> Event:
+        """An event after all work submitted so far."""
         ...
 
-    def after(self, mark: Mark) -> None:
-        """What it is given from now on begins when a mark, of whatever queue, is passed."""
+    def wait_event(self, event: Event) -> None:
+        """Work submitted from now on starts when the event, of any stream, is complete."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Queues:
-    """The queues of a device."""
+class DeviceStreams:
+    """The streams of a device."""
 
-    compute: DeviceQueue
-    """Where steps run."""
-    inward: DeviceQueue
-    """Host to device."""
-    outward: DeviceQueue
-    """Device to host: the other direction has a copy engine of its own, so neither waits for the other."""
+    compute: Stream
+    """Steps run here."""
+    host_to_device: Stream
+    device_to_host: Stream
+    """Separate, because each direction has a copy engine of its own."""
 
 
-def queues_of(device: torch.device) -> Queues:
-    """Streams of a CUDA device; on "cpu" there is nothing that could run beside anything."""
+def device_streams(device: torch.device) -> DeviceStreams:
+    """Streams of a CUDA device; on "cpu" each does its work at once."""
     if device.type != "cuda":
-        return Queues(_HostQueue(), _HostQueue(), _HostQueue())
-    # Steps wait for what comes in, so its kernels go before those of a step that is running; nobody waits for the rest.
-    inward = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call] # torch's own gap
-    outward = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch's own gap
-    return Queues(
-        _CudaQueue(lambda: torch.cuda.current_stream(device)), _CudaQueue(lambda: inward), _CudaQueue(lambda: outward)
+        return DeviceStreams(_HostStream(), _HostStream(), _HostStream())
+    # Steps wait for restored blocks, so their kernels precede those of a running step. Nothing waits for copies out.
+    inbound = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call] # torch's own gap
+    outbound = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch's own gap
+    return DeviceStreams(
+        _CudaStream(lambda: torch.cuda.current_stream(device)),
+        _CudaStream(lambda: inbound),
+        _CudaStream(lambda: outbound),
     )
 
 
-class _CudaMark:
+class _CudaEvent:
     def __init__(self, stream: torch.cuda.Stream) -> None:
         # Blocking: a thread that waits sleeps.
         self.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call] # torch's own gap
         self.event.record(stream)
 
-    def passed(self) -> bool:
-        passed: bool = self.event.query()  # type: ignore[no-untyped-call] # torch's own gap
-        return passed
+    def query(self) -> bool:
+        complete: bool = self.event.query()  # type: ignore[no-untyped-call] # torch's own gap
+        return complete
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         self.event.synchronize()
 
 
-class _CudaQueue:
+class _CudaStream:
     def __init__(self, stream: Callable[[], torch.cuda.Stream]) -> None:
         self._stream = stream
 
@@ -83,31 +87,31 @@ class _CudaQueue:
         with torch.cuda.stream(self._stream()):
             work()
 
-    def mark(self) -> _CudaMark:
-        return _CudaMark(self._stream())
+    def record_event(self) -> _CudaEvent:
+        return _CudaEvent(self._stream())
 
-    def after(self, mark: Mark) -> None:
-        if not isinstance(mark, _CudaMark):
-            raise TypeError(f"mark is a {type(mark).__name__}, expected one of a CUDA queue")
-        self._stream().wait_event(mark.event)
+    def wait_event(self, event: Event) -> None:
+        if not isinstance(event, _CudaEvent):
+            raise TypeError(f"event is a {type(event).__name__}, expected one of a CUDA stream")
+        self._stream().wait_event(event.event)
 
 
-class _Passed:
-    def passed(self) -> bool:
+class _CompleteEvent:
+    def query(self) -> bool:
         return True
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         pass
 
 
-class _HostQueue:
-    """Has done what it is given when ``submit`` returns."""
+class _HostStream:
+    """All work is done when ``submit`` returns."""
 
     def submit(self, work: Callable[[], None]) -> None:
         work()
 
-    def mark(self) -> Mark:
-        return _Passed()
+    def record_event(self) -> Event:
+        return _CompleteEvent()
 
-    def after(self, mark: Mark) -> None:
-        mark.wait()
+    def wait_event(self, event: Event) -> None:
+        event.synchronize()

@@ -166,8 +166,8 @@ def test_every_number_of_eight_bits() -> None:
     [
         (torch.full((2, 32), 1e6), "a weight is NaN or outside the range"),
         (torch.full((2, 32), torch.nan), "a weight is NaN or outside the range"),
-        (IntLinear(IntScheme(4), torch.zeros(2, 16, dtype=torch.uint8), torch.full((2, 1), 1e6)), "a scale is NaN or outside"),
-        (Nf4Scheme(double=False).pack(torch.full((2, 64), 1e6)), "a scale is NaN or outside"),
+        (IntLinear(IntScheme(4), torch.zeros(2, 16, dtype=torch.uint8), torch.full((2, 1), 1e6)), "a scale is NaN"),
+        (Nf4Scheme(double=False).pack(torch.full((2, 64), 1e6)), "a scale is NaN"),
         (
             Fp8Linear(Fp8Scheme(), torch.full((2, 32), torch.nan).to(torch.float8_e4m3fn), torch.ones(2, 1)),
             "not a number",

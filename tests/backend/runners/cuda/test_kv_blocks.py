@@ -14,10 +14,10 @@ import torch
 from backend.engine.model_runner import BLOCK_SIZE, StepInput
 from backend.runners.cuda.kv_blocks import CudaIncoming, CudaKvBlocks, CudaOutgoing
 from backend.runners.cuda.runner import CudaRunner
-from backend.runners.cuda.streams import Queues, queues_of
+from backend.runners.cuda.streams import DeviceStreams, device_streams
 from prefix_store.frames.segments import gather, scatter
 from tests.backend.runners.cuda.random_model import CONFIG, random_weights, step_of
-from tests.backend.runners.cuda.simulated_queues import SimulatedDevice, host_queue
+from tests.backend.runners.cuda.simulated_streams import SimulatedDevice, host_stream
 
 LAYERS, BLOCKS = 3, 10
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -54,7 +54,7 @@ def test_blocks_are_carried_bit_by_bit(dtype: torch.dtype) -> None:
     """Out of one memory, into other places of another; the blocks beside them are not touched."""
     device = torch.device("cpu")
     source, target = kv_memory(dtype), torch.zeros_like(kv_memory(dtype))
-    ours, theirs = (CudaKvBlocks(memory, 2**20, queues_of(device)) for memory in (source, target))
+    ours, theirs = (CudaKvBlocks(memory, 2**20, device_streams(device)) for memory in (source, target))
     assert ours.layout == theirs.layout
     assert ours.layout.nbytes == frame_of(source, 0).nbytes
     pairs = {7: 2, 0: 9, 4: 5}
@@ -142,7 +142,7 @@ class World:
 
     def step(self) -> None:
         """Reads blocks in each layer, and writes to others."""
-        compute, wait = self.device.queues.compute, self.kv.waits()
+        compute, wait = self.device.streams.compute, self.kv.layer_wait()
         self.steps_that_waited += wait is not None
         written = self.some(self.read_by_nobody(), 3) if self.read_by_nobody() else []
         before = {block: self.expected[block] for block in self.untouched()}
@@ -168,7 +168,7 @@ class World:
 def test_whatever_is_under_way_a_step_sees_what_it_would_see_alone(seed: int) -> None:
     """Restores, copies and steps overlap at random, many are given up, and blocks change hands at once."""
     device, memory = SimulatedDevice(seed), kv_memory()
-    kv = CudaKvBlocks(memory, 6 * LAYERS * 2 * 2 * 16 * 64 * 2, device.queues)
+    kv = CudaKvBlocks(memory, 6 * LAYERS * 2 * 2 * 16 * 64 * 2, device.streams)
     world = World(kv, memory, device, np.random.default_rng(seed))
     assert kv.most_at_once == 6
     actions: list[Callable[[], None]] = [
@@ -179,22 +179,22 @@ def test_whatever_is_under_way_a_step_sees_what_it_would_see_alone(seed: int) ->
         actions[int(world.chance.integers(len(actions)))]()
         device.get_on(12)
     world.step()
-    device.until(device.queues.compute.mark())
+    device.until(device.streams.compute.record_event())
     for incoming, _ in world.arriving:
         incoming.close()
     for outgoing, _, _ in world.leaving:
         outgoing.close()
-    device.until(device.queues.outward.mark())
+    device.until(device.streams.device_to_host.record_event())
     assert world.refused > 0
     assert world.steps_that_waited > 0
     for free in (kv.incoming, kv.outgoing):
         assert free(list(range(6))) is not None, "all of the staging memory came back"
 
 
-def runner_with(queues: Queues) -> tuple[CudaRunner, CudaKvBlocks]:
+def runner_with(streams: DeviceStreams) -> tuple[CudaRunner, CudaKvBlocks]:
     """On the CPU; every call gives the same model."""
     runner = CudaRunner(CONFIG, random_weights(CONFIG), 12, 128, 4, torch.float32, "cpu")
-    kv = runner._kv_blocks = CudaKvBlocks(runner.decoder.memory, 2**20, queues)
+    kv = runner._kv_blocks = CudaKvBlocks(runner.decoder.memory, 2**20, streams)
     return runner, kv
 
 
@@ -205,7 +205,7 @@ TABLE = [*PREFIX, 7]
 
 def prefilled() -> tuple[CudaRunner, list[Frame]]:
     """A runner that has computed both, and the frames of the prefix."""
-    runner, kv = runner_with(queues_of(torch.device("cpu")))
+    runner, kv = runner_with(device_streams(torch.device("cpu")))
     runner.run(step_of([(TABLE, 0, 3 * BLOCK_SIZE), (OTHER, 0, 20)]))
     outgoing = kv.outgoing(PREFIX)
     assert outgoing is not None
@@ -222,7 +222,7 @@ def test_each_layer_waits_for_its_own_blocks_and_for_no_more() -> None:
     computed, frames = prefilled()
     wanted = computed.run(last_step()).logits
     device = SimulatedDevice(0)
-    runner, kv = runner_with(device.beside(host_queue()))
+    runner, kv = runner_with(device.beside(host_stream()))
     runner.run(step_of([(OTHER, 0, 20)]))
     memory = runner.decoder.memory
     incoming = kv.incoming(PREFIX)
@@ -235,10 +235,10 @@ def test_each_layer_waits_for_its_own_blocks_and_for_no_more() -> None:
     assert not memory[:, :, PREFIX].any(), "the engine's thread waited for the copies"
 
     seen: list[list[bool]] = []
-    wait = kv.waits()
+    wait = kv.layer_wait()
     assert wait is not None
 
-    def waits() -> Callable[[int], None]:
+    def layer_wait() -> Callable[[int], None]:
         return note
 
     def note(layer: int) -> None:
@@ -246,18 +246,18 @@ def test_each_layer_waits_for_its_own_blocks_and_for_no_more() -> None:
         there = computed.decoder.memory[:, :, PREFIX]
         seen.append([torch.equal(memory[each][:, PREFIX], there[each]) for each in range(CONFIG.num_layers)])
 
-    kv.waits = waits  # type: ignore[method-assign]
+    kv.layer_wait = layer_wait  # type: ignore[method-assign]
     got = runner.run(last_step()).logits
     assert seen == [[True, False], [True, True]]
     assert torch.equal(got, wanted)
-    del kv.waits
-    assert kv.waits() is None, "later steps wait for nothing"
+    del kv.layer_wait
+    assert kv.layer_wait() is None, "later steps wait for nothing"
 
 
 def test_a_step_is_replayed_unless_something_is_arriving() -> None:
     """Recordings have no waits in them."""
     device = SimulatedDevice(0)
-    runner, kv = runner_with(device.beside(host_queue()))
+    runner, kv = runner_with(device.beside(host_stream()))
     replayed: list[int] = []
 
     class Recordings:
@@ -282,7 +282,7 @@ def test_a_step_is_replayed_unless_something_is_arriving() -> None:
         incoming.arrived(2)
         incoming.close()
         if ends:  # before the step begins
-            device.until(device.queues.inward.mark())
+            device.until(device.streams.host_to_device.record_event())
         runner.run(decode)
         assert len(replayed) == replays + ends
         runner.run(decode)
@@ -294,7 +294,7 @@ def test_a_step_that_fails_leaves_the_waits_to_the_next_one() -> None:
     """A device may run out of memory between two layers."""
     computed, frames = prefilled()
     wanted = computed.run(last_step()).logits
-    runner, kv = runner_with(SimulatedDevice(0).beside(host_queue()))
+    runner, kv = runner_with(SimulatedDevice(0).beside(host_stream()))
     runner.run(step_of([(OTHER, 0, 20)]))
     incoming = kv.incoming(PREFIX)
     assert incoming is not None
@@ -325,17 +325,17 @@ def test_a_device_whose_copies_are_wrong_serves_without_them(
     working = CudaRunner(CONFIG, random_weights(CONFIG), 12, 128, 4, torch.float32, "cpu")
     assert working.kv_blocks is not None
     assert working.kv_blocks is working.kv_blocks
-    host = host_queue()
+    host = host_stream()
 
     class Idle:
         """Does nothing, and says that it is done."""
 
-        mark, after = host.mark, host.after
+        record_event, wait_event = host.record_event, host.wait_event
 
         def submit(self, work: Callable[[], None]) -> None:
             pass
 
-    monkeypatch.setattr("backend.runners.cuda.runner.queues_of", lambda device: Queues(host, Idle(), host))
+    monkeypatch.setattr("backend.runners.cuda.runner.device_streams", lambda device: DeviceStreams(host, Idle(), host))
     broken = CudaRunner(CONFIG, random_weights(CONFIG), 12, 128, 4, torch.float32, "cpu")
     assert broken.kv_blocks is None
     assert broken.kv_blocks is None
@@ -348,7 +348,7 @@ def test_a_device_whose_copies_are_wrong_serves_without_them(
 def test_staging_is_bounded_and_comes_back() -> None:
     """What does not fit is computed; the two directions do not take each other's memory."""
     device = SimulatedDevice(3)
-    kv = CudaKvBlocks(kv_memory(), 4 * LAYERS * 2 * 2 * 16 * 64 * 2, device.queues)
+    kv = CudaKvBlocks(kv_memory(), 4 * LAYERS * 2 * 2 * 16 * 64 * 2, device.streams)
     incoming = kv.incoming([0, 1, 2])
     assert incoming is not None
     assert kv.incoming([3, 4]) is None
@@ -358,7 +358,7 @@ def test_staging_is_bounded_and_comes_back() -> None:
     incoming.arrived(3)
     incoming.close()
     assert kv.incoming([3, 4]) is None, "the copies are still under way"
-    device.until(device.queues.inward.mark())
+    device.until(device.streams.host_to_device.record_event())
     assert kv.incoming([3, 4]) is not None
     outgoing.close()
     assert kv.outgoing([7]) is not None
@@ -367,7 +367,7 @@ def test_staging_is_bounded_and_comes_back() -> None:
 def test_one_step_waits_for_all_that_arrived_and_the_next_one_for_nothing() -> None:
     """It comes behind that one, even while nothing has been copied yet."""
     device, memory = SimulatedDevice(4), kv_memory()
-    kv = CudaKvBlocks(memory, 2**20, device.queues)
+    kv = CudaKvBlocks(memory, 2**20, device.streams)
     frames = {block: noise(kv, block) for block in (4, 6, 2)}
     for blocks in ([4, 6], [2]):
         incoming = kv.incoming(blocks)
@@ -376,12 +376,12 @@ def test_one_step_waits_for_all_that_arrived_and_the_next_one_for_nothing() -> N
             scatter(frames[block], into)
         incoming.arrived(len(blocks))
         incoming.close()
-    wait = kv.waits()
+    wait = kv.layer_wait()
     assert wait is not None
     for layer in range(LAYERS):
-        assert kv.waits() is not None
+        assert kv.layer_wait() is not None
         wait(layer)
-    assert kv.waits() is None
+    assert kv.layer_wait() is None
     assert not any(np.array_equal(frame_of(memory, block), frame) for block, frame in frames.items())
-    device.until(device.queues.compute.mark())
+    device.until(device.streams.compute.record_event())
     assert all(np.array_equal(frame_of(memory, block), frame) for block, frame in frames.items())

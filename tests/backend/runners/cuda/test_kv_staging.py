@@ -17,10 +17,10 @@ class Switch:
     def __init__(self) -> None:
         self.on = False
 
-    def passed(self) -> bool:
+    def query(self) -> bool:
         return self.on
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         raise AssertionError("staging memory made its caller wait")
 
 
@@ -54,11 +54,11 @@ def test_what_does_not_fit_is_refused_until_there_is_room() -> None:
     assert second is not None
     assert third is not None
     assert memory.take(1) is None
-    first.give_back(None)
-    third.give_back(None)
+    first.release(None)
+    third.release(None)
     assert memory.take(3) is None, "two and two, apart"
     assert memory.take(2) is not None
-    second.give_back(None)
+    second.release(None)
     again = memory.take(4)
     assert again is not None
     assert (again.start, again.end) == (2, 6)
@@ -70,7 +70,7 @@ def test_a_piece_that_the_device_still_copies_is_not_given_to_others() -> None:
     memory, copied = staging(2), Switch()
     piece = memory.take(2)
     assert piece is not None
-    piece.give_back(copied)
+    piece.release(copied)
     assert memory.take(1) is None
     copied.on = True
     assert memory.take(2) is not None
@@ -85,7 +85,7 @@ def test_pieces_never_overlap() -> None:
     for _ in range(3000):
         if held and chance.random() < 0.5:
             piece, copied = held.pop(int(chance.integers(len(held))))
-            piece.give_back(copied)
+            piece.release(copied)
             copied.on = True
             continue
         count = int(chance.integers(1, 7))

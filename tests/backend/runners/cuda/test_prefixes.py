@@ -16,7 +16,7 @@ from backend.runners.cuda.runner import CudaRunner
 from backend.text.detokenizer import TokenBytes
 from tests.backend.runners.cuda.kv_shelf import KvShelf
 from tests.backend.runners.cuda.random_model import CONFIG, random_weights
-from tests.backend.runners.cuda.simulated_queues import SimulatedDevice, host_queue
+from tests.backend.runners.cuda.simulated_streams import SimulatedDevice, host_stream
 
 NO_TEXT = json.dumps({"model": {"vocab": {}}, "decoder": {"type": "ByteLevel"}, "added_tokens": []})
 TABLE = TokenBytes(NO_TEXT, CONFIG.vocab_size)
@@ -28,7 +28,7 @@ def engine_over(device: SimulatedDevice, shelf: KvShelf) -> Engine:
     """Copies to and from the runner's memory happen as late as they may."""
     runner = CudaRunner(CONFIG, random_weights(CONFIG), 30, 128, 8, torch.float32, "cpu")
     block = CONFIG.num_layers * 2 * CONFIG.num_kv_heads * BLOCK_SIZE * CONFIG.head_dim * 4
-    runner._kv_blocks = CudaKvBlocks(runner.decoder.memory, 6 * block, device.beside(host_queue()))
+    runner._kv_blocks = CudaKvBlocks(runner.decoder.memory, 6 * block, device.beside(host_stream()))
     return Engine(runner, 8, 128, kv_connector=shelf)
 
 
