@@ -15,7 +15,7 @@ from backend.api.server_state import STATE
 from backend.chat.grammar import GrammarConstraint
 from backend.chat.output_constraint import OutputConstraint
 from backend.engine.async_engine import NOT_RUNNING, Generation
-from backend.engine.engine import Output
+from backend.engine.output_processor import Output
 from backend.engine.sequence import FinishReason, Sequence
 from backend.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, Unavailable
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from backend.api.generate import OutputStream
 from backend.api.http_body import PREFIX_HEADER
 from backend.api.http_server import UNEXPECTED
-from backend.engine.engine import Output
+from backend.engine.output_processor import Output
 from backend.errors import ErrorResponse, RequestError
 from backend.responses.builder import ResponseBody, ResponseBuilder
 

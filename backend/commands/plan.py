@@ -53,7 +53,7 @@ class Plan:
     kv_dtype: KvDtype
     kv_bytes_per_token: dict[Precision, int]
     """By the weights' precision."""
-    unlike_llama: tuple[str, ...]
+    features_beyond_llama: tuple[str, ...]
     """What this model does that the fused step does not."""
     head_twice: int | None
     """Bytes more that 16-bit weights take on a CPU, which keeps a head beside the embedding that it is tied to."""
@@ -80,8 +80,8 @@ def make_plan(model: str, config: ModelConfig, memory: int, kv_dtype: KvDtype = 
         needed,
         kv_dtype,
         per_token,
-        config.unlike_llama(),
-        2 * parameters.words if parameters.tied and not config.unlike_llama() else None,
+        config.features_beyond_llama(),
+        2 * parameters.embedding if parameters.tied and not config.features_beyond_llama() else None,
         tuple(rows),
     )
 
@@ -151,9 +151,9 @@ def _notes(plan: Plan) -> list[str]:
     ]
     if plan.head_twice is not None:
         notes.append(f"On a CPU 16-bit weights take {_size(plan.head_twice)} more: its head lies beside the embedding.")
-    if plan.unlike_llama:
+    if plan.features_beyond_llama:
         notes += [
-            f"On a CPU torch computes this model, which has {', '.join(plan.unlike_llama)}:",
+            f"On a CPU torch computes this model, which has {', '.join(plan.features_beyond_llama)}:",
             "in float32, and so are its keys and values, unless --dtype says bfloat16.",
         ]
     return notes

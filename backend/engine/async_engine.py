@@ -1,4 +1,4 @@
-"""The engine seen from asyncio: it steps in a thread of its own, answers arrive on the event loop."""
+"""The engine for asyncio: it steps in a thread of its own and delivers outputs on the event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from backend.engine.engine import Engine, Output
+from backend.engine.engine import Engine
+from backend.engine.output_processor import Output
 from backend.engine.sequence import FinishReason, Sequence
 from backend.engine.stats import EngineStats, StepTimings
 from backend.errors import QueueFull, Unavailable
@@ -21,7 +22,7 @@ from backend.errors import QueueFull, Unavailable
 logger = logging.getLogger(__name__)
 
 _CHECK_AFTER_SECONDS = 1.0
-"""The books are checked when there has been nothing to do for so long."""
+"""Integrity is checked after so many seconds without work."""
 NOT_RUNNING = "the engine is not running; try another server, or try again later"
 
 
@@ -32,7 +33,7 @@ class StepReport:
     stats: EngineStats
     timings: StepTimings
     computed: bool
-    """False if there was nothing to compute and only requests came or went."""
+    """False if there was nothing to compute and requests only arrived or left."""
     seconds: float
     failed: bool
     problems: int = 0
@@ -40,7 +41,7 @@ class StepReport:
 
 
 class Generation:
-    """Answers to one request, arriving. What is not taken yet is bounded by the tokens that were asked for."""
+    """The outputs of one request as they arrive. The queue is bounded by the tokens that were asked for."""
 
     def __init__(self, sequence_ids: Many[int]) -> None:
         self._index = {sequence_id: index for index, sequence_id in enumerate(sequence_ids)}
@@ -49,7 +50,7 @@ class Generation:
         self._wake = asyncio.Event()
 
     async def take(self) -> list[tuple[int, Output]]:
-        """Waits for news and returns all of it: (index of the sequence in the request, output)."""
+        """Waits for outputs and returns all there are: (index of the sequence in the request, output)."""
         await self._wake.wait()
         self._wake.clear()
         arrived, self._arrived = self._arrived, []
@@ -69,7 +70,7 @@ class Generation:
 
 
 class AsyncEngine:
-    """Owns the engine's thread and the room for requests.
+    """Owns the engine's thread and bounds the requests in flight.
 
     Args:
         max_in_flight: sequences accepted and not completely answered, at most; more are refused.
@@ -92,7 +93,7 @@ class AsyncEngine:
         self._broken = False
 
     def start(self) -> None:
-        """Starts the thread; call it on the event loop that is to get the answers."""
+        """Starts the thread; call it on the event loop that receives the outputs."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
@@ -113,7 +114,7 @@ class AsyncEngine:
         if self.in_flight + len(sequences) > self._max_in_flight:
             raise QueueFull(
                 f"{self.in_flight} of at most {self._max_in_flight} answers are in flight; try again later",
-                self._completion_rate.seconds_for(
+                self._completion_rate.seconds_until(
                     self.in_flight + len(sequences) - self._max_in_flight, time.monotonic()
                 ),
             )
@@ -129,7 +130,7 @@ class AsyncEngine:
                 for sequence in sequences:
                     self.engine.add(sequence)
             except ValueError:
-                # The caller had to see to it that they fit; of all requests only this one is at fault.
+                # The caller should have checked that they fit. Only this request fails.
                 logger.exception("a request is refused that should not have been submitted")
                 for sequence in sequences:
                     self.engine.abort(sequence.id)
@@ -154,11 +155,11 @@ class AsyncEngine:
             self._commands.put(abort)
 
     def command(self, command: Callable[[], None]) -> None:
-        """Has the engine's thread call something between two steps; any thread may ask."""
+        """Calls a function in the engine's thread between two steps; any thread may call this."""
         self._commands.put(command)
 
     async def stop(self) -> None:
-        """Fails what is running and ends the thread; answers to that arrive before this returns."""
+        """Fails all sequences and ends the thread; their outputs arrive before this returns."""
         self._stopping = True
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
@@ -167,30 +168,30 @@ class AsyncEngine:
         try:
             working = True
             while working:
-                working = self._turn()
+                working = self._run_once()
             self._send(self.engine.fail_all(), StepReport(self.engine.stats(), StepTimings(), False, 0.0, False))
         except Exception:
-            # Not even failing the requests worked, so the engine's own books are wrong: nothing can be computed here
-            # any more, but nobody may wait for ever.
+            # Failing the requests failed too, so the engine's state is inconsistent. It cannot compute any more, but
+            # no request may wait for ever.
             logger.exception("the engine cannot go on; every request is refused until the server is started again")
             self._broken = True
             self._call(self._fail_open)
 
-    def _turn(self) -> bool:
-        """Obeys commands and computes a step; False: stop."""
+    def _run_once(self) -> bool:
+        """Runs the commands and computes a step; False: stop."""
         started = time.perf_counter()
         outputs: list[Output] = []
         timings = StepTimings()
         working = True
         failed = False
         try:
-            working = self._obey()
+            working = self._run_commands()
             started = time.perf_counter()
             if working and self.engine.has_work:
                 self._unchecked = True
                 outputs, timings = self.engine.step(), self.engine.timings
         except Exception:
-            # Whatever went wrong, it went wrong for the whole batch.
+            # An error in a step concerns the whole batch.
             logger.exception("a step failed; its requests are ended with an error")
             outputs, failed = self.engine.fail_all(), True
         seconds, stats = time.perf_counter() - started, self.engine.stats()
@@ -198,9 +199,9 @@ class AsyncEngine:
         self._steps = stats.steps
         return working
 
-    def _obey(self) -> bool:
+    def _run_commands(self) -> bool:
         """Runs the commands that have arrived, waiting for one if there is nothing else to do; False: stop."""
-        pause = self.engine.pause()
+        pause = self.engine.seconds_until_work()
         while pause != 0.0 or not self._commands.empty():
             try:
                 command = self._commands.get_nowait() if pause == 0.0 else self._wait(pause)
@@ -213,7 +214,7 @@ class AsyncEngine:
         return True
 
     def _wait(self, pause: float | None) -> Callable[[], None] | None:
-        """Next command, for which it waits ``pause`` seconds (None: for ever) and has the books checked meanwhile."""
+        """Waits ``pause`` seconds (None: for ever) for a command, and checks integrity meanwhile."""
         if pause is None and self._unchecked:
             try:
                 return self._commands.get(timeout=_CHECK_AFTER_SECONDS)
@@ -222,7 +223,7 @@ class AsyncEngine:
         return self._commands.get(timeout=pause)
 
     def _check(self) -> None:
-        """Says what is wrong with the books. Nothing is repaired: whoever reads the log has to know."""
+        """Logs and counts violated invariants. Nothing is repaired."""
         self._unchecked = False
         problems = self.engine.problems()
         for problem in problems:
@@ -245,7 +246,7 @@ class AsyncEngine:
         self._on_step(report)
 
     def _fail_open(self) -> None:
-        """Ends what waits for the thread that has ended; on the event loop, like every change to a generation."""
+        """Fails all generations after the thread has ended; on the event loop, like every change to a generation."""
         for generation in set(self._generations.values()):
             generation.fail()
 
@@ -255,7 +256,7 @@ _LONGEST = 60
 
 
 class CompletionRate:
-    """Mean time between two ends of answers, over the last ones since the server was idle.
+    """Mean time between completions, over the last 64 since the server was idle; for ``Retry-After``.
 
     All times are ``time.monotonic()`` seconds, given by the caller.
     """
@@ -265,21 +266,21 @@ class CompletionRate:
         self._since = 0.0
 
     def begin(self, now: float) -> None:
-        """The first answer after an idle time has begun."""
+        """The first request after an idle time has arrived."""
         self._ends.clear()
         self._since = now
 
     def record(self, answers: int, now: float) -> None:
-        """Answers have ended, whole or not: each leaves room for another one."""
+        """Requests have completed, in whatever way."""
         for _ in range(answers):
             if len(self._ends) == _WINDOW:
                 self._since = self._ends[0]
             self._ends.append(now)
 
-    def seconds_for(self, answers: int, now: float) -> int:
-        """Whole seconds until so many more answers should have ended, from 1 to 60.
+    def seconds_until(self, answers: int, now: float) -> int:
+        """Whole seconds until so many more requests should have completed, from 1 to 60.
 
-        Before any has ended, the time that has passed since the first began stands for the mean.
+        Until the first has completed, the time since it arrived is used as the mean.
         """
         between = (now - self._since) / max(1, len(self._ends))
         return max(1, min(_LONGEST, math.ceil(answers * between)))

@@ -1,4 +1,4 @@
-"""Which blocks of the pool a sequence holds: those it shares, those it fills, and those its window has left."""
+"""Which blocks of the pool a sequence holds: those it shares, those it fills, and none outside its window."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def blocks_at_most(num_tokens: int, window: int | None, step_tokens: int) -> int
 
 
 class BlockManager:
-    """Gives sequences blocks of a pool and takes them back.
+    """Allocates blocks of a pool to sequences and releases them.
 
     Where every layer is windowed, a sequence holds only the blocks that some row still to come can see, and those of
-    the tokens that the next step may compute: what leaves the window is given back, and what is far ahead not taken.
+    the tokens that the next step may compute. Blocks that leave the window are released at once.
 
     Args:
         step_tokens: tokens computed in one step at most.
@@ -51,39 +51,39 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks that no sequence holds."""
         return self._pool.num_free
 
     def num_missing(self, sequence: Sequence) -> int:
-        """Blocks that a running sequence has to be given before the next step; less than 1: none."""
+        """Blocks that a running sequence needs for the next step beyond those it holds; less than 1: none."""
         until = self._num_blocks_until(sequence.num_tokens, sequence.num_computed)
         return until - sequence.first_block - len(sequence.blocks)
 
     def num_required(self, sequence: Sequence, shared: list[int]) -> int:
-        """Free blocks that a sequence takes when it starts with some that are computed."""
+        """Free blocks that a sequence takes if it starts with these computed ones."""
         computed = len(shared) * BLOCK_SIZE
-        revived = sum(not self._pool.references(block) for block in shared[self._first_visible_block(computed) :])
+        revived = sum(not self._pool.ref_count(block) for block in shared[self._first_visible_block(computed) :])
         return self._num_blocks_until(sequence.num_tokens, computed) - len(shared) + revived
 
     def num_freed_with(self, sequences: list[Sequence]) -> int:
         """Blocks that are free once all of these sequences are released."""
         theirs = Counter(block for sequence in sequences for block in sequence.blocks)
-        return sum(self._pool.references(block) == count for block, count in theirs.items())
+        return sum(self._pool.ref_count(block) == count for block, count in theirs.items())
 
     def allocate(self, sequence: Sequence, count: int) -> bool:
-        """Hands over blocks if there are so many."""
+        """Allocates blocks to a sequence; False, and no change, if there are not so many."""
         blocks = self._pool.allocate(count)
         sequence.blocks += blocks or []
         return blocks is not None
 
     def start(self, sequence: Sequence, shared: list[int]) -> None:
-        """Lets a sequence begin with computed blocks, and gives it the others.
+        """Starts a sequence with computed blocks and allocates the others.
 
         Raises:
-            RuntimeError: they are not there, which ``num_required`` would have said.
+            RuntimeError: there are not enough free blocks; check ``num_required`` first.
         """
         for block in shared:
-            self._pool.share(block)
+            self._pool.acquire(block)
         sequence.blocks = list(shared)
         sequence.num_registered = len(shared)
         sequence.num_computed = len(shared) * BLOCK_SIZE
@@ -92,14 +92,14 @@ class BlockManager:
             raise RuntimeError("an admitted sequence found no blocks")
 
     def mark_computed(self, sequence: Sequence, count: int) -> None:
-        """Takes over what a step has computed, and lets others find the blocks that are full now."""
+        """Marks tokens as computed, and registers the blocks that are full now."""
         sequence.num_computed += count
         if self.may_share(sequence):
             self._register(sequence)
         self._release_out_of_window(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """Takes everything back; nothing of the sequence is computed any more."""
+        """Releases all blocks; nothing of the sequence counts as computed any more."""
         if sequence.fetch is not None:
             sequence.fetch.cancel.set()
             sequence.fetch = None
@@ -111,19 +111,19 @@ class BlockManager:
         sequence.lossy_from = None
 
     def forget(self, sequence: Sequence) -> None:
-        """Lets nobody find the sequence's blocks any more: what they contain is not to be trusted."""
+        """Removes the sequence's blocks from the prefix cache: their contents are not valid."""
         keys = self._keys(sequence, sequence.first_block)
         out_of_window = self._pool.match(keys, sequence.tokens, BLOCK_SIZE)
         self._pool.forget(out_of_window.blocks + sequence.blocks)
 
     def match(self, sequence: Sequence) -> list[int]:
         """Computed blocks that the sequence can begin with; at least its last token is left to compute."""
-        sequence.lossy_from = None  # of the last look
+        sequence.lossy_from = None  # set by an earlier match
         keys = self.matchable_keys(sequence)
         found = sequence.match = self._pool.match(keys, sequence.tokens, BLOCK_SIZE, sequence.match)
         if self._lossy_key is None or len(found.blocks) == len(keys):
             return found.blocks
-        # What goes on from there may have been restored with a loss.
+        # Blocks after these may have been restored with a loss, under other keys.
         sequence.lossy_from = len(found.blocks)
         mixed = self._keys(sequence, len(keys))
         longer = self._pool.match(mixed, sequence.tokens, BLOCK_SIZE, found)
@@ -132,17 +132,17 @@ class BlockManager:
         return longer.blocks
 
     def matchable_keys(self, sequence: Sequence) -> list[bytes]:
-        """Keys of the blocks that a sequence could begin with if somebody had computed them."""
+        """Keys of the blocks that a sequence could begin with if they were in the prefix cache."""
         return self._keys(sequence, (sequence.num_tokens - 1) // BLOCK_SIZE) if self.may_share(sequence) else []
 
     def pending_keys(self, sequence: Sequence) -> list[bytes]:
-        """Keys of the blocks that a running sequence has still to fill with tokens it has already."""
+        """Keys of the full blocks of a running sequence that are not registered yet."""
         if not self.may_share(sequence):
             return []
         return self._keys(sequence, sequence.num_tokens // BLOCK_SIZE)[sequence.num_registered :]
 
     def registered_keys(self, sequence: Sequence) -> list[bytes]:
-        """Keys of a sequence's blocks that others can find."""
+        """Keys of a sequence's registered blocks."""
         return self._keys(sequence, sequence.num_registered)
 
     def may_share(self, sequence: Sequence) -> bool:
@@ -153,7 +153,7 @@ class BlockManager:
         while (sequence.num_registered + 1) * BLOCK_SIZE <= sequence.num_computed:
             index, at = sequence.num_registered, sequence.num_registered - sequence.first_block
             if at < 0 or (at == 0 and index > 0):
-                return  # what it would follow on has been given back: only windows shorter than a block do that
+                return  # its parent has been released: only with windows shorter than a block
             block = self._pool.register(
                 sequence.blocks[at],
                 self._keys(sequence, index + 1)[index],
@@ -166,7 +166,7 @@ class BlockManager:
             sequence.num_registered += 1
 
     def _release_out_of_window(self, sequence: Sequence) -> None:
-        """Gives back the blocks that no row still to come can see; whoever begins alike may find them for a while."""
+        """Releases the blocks outside the window of all rows to come; they stay in the prefix cache until evicted."""
         past = self._first_visible_block(sequence.num_computed) - sequence.first_block
         if past > 0:
             self._pool.release(sequence.blocks[:past])
@@ -174,13 +174,13 @@ class BlockManager:
             sequence.first_block += past
 
     def _first_visible_block(self, position: int) -> int:
-        """First block that a row at this position or after it can see."""
+        """First block that a row at this position or after it attends to."""
         return 0 if self._window is None else max(0, position + 1 - self._window) // BLOCK_SIZE
 
     def _num_blocks_until(self, num_tokens: int, num_computed: int) -> int:
-        """Blocks from the sequence's start that it has to have room for at this point."""
+        """Blocks, counted from the sequence's start, that it needs at this point."""
         if self._window is not None:
-            # What it will hold once the window is full, so that it does not have to fight for it on the way.
+            # Reserved for a full window at once, so that the sequence is not preempted while the window fills.
             num_tokens = min(num_tokens, max(num_computed, self._window) + self._step_tokens)
         return -(-num_tokens // BLOCK_SIZE)
 

@@ -1,4 +1,4 @@
-"""Ownership of KV blocks: who holds which, what they contain, and which may be used again.
+"""Reference counts and contents of KV blocks, and the prefix cache that finds blocks by content.
 
 A full block has a key (`prefix_store.identity.keys`): a hash over the key of the block before it and its own tokens, as
 in vLLM's automatic prefix caching. Equal keys mean equal keys and values, so sequences that begin alike hold the same
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class _Content:
-    """What a block contains for sure: tokens after those of its parent, computed."""
+    """Content of a block: tokens after those of its parent, computed."""
 
     key: bytes
     parent: int | None
@@ -33,16 +33,15 @@ class Match:
 
 
 class BlockPool:
-    """Hands out block numbers with reference counts, and finds blocks again by their content.
+    """Allocates blocks with reference counts, and finds blocks by their content.
 
     blank ──allocate──► held (count ≥ 1) ──register──► held, shared by content
       ▲                  │ last release                  │ last release
       └──────────────────┘            reuse ◄── cached (count 0, content kept, least recently used first)
 
     Invariants: every block is blank, cached or held. A block with content has a parent with content (or none at all):
-    a sequence is let go from its end, and what loses its parent all the same, because windows let go of beginnings,
-    loses its content with it. So a chain never has holes. A key is only a way to find a block: tokens and parents are
-    compared before it is believed.
+    a sequence is released from its end, and a block whose parent is evicted, because windows release beginnings, loses
+    its content with it. So a chain never has holes. A key may collide: tokens and parents are compared as well.
 
     One thread uses it.
     """
@@ -52,19 +51,19 @@ class BlockPool:
             raise ValueError(f"num_blocks is {num_blocks}, expected at least 1")
         self.num_blocks = num_blocks
         self._counts = [0] * num_blocks
-        self._blank = deque(range(num_blocks))
+        self._empty = deque(range(num_blocks))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._contents: list[_Content | None] = [None] * num_blocks
         self._by_key: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds; what the cached ones contain is given up when they are needed."""
-        return len(self._blank) + len(self._cached)
+        """Blocks without a reference, the cached ones included, which are evicted when blocks are needed."""
+        return len(self._empty) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
-        """Free blocks that still hold a content that can be found."""
+        """Free blocks whose content can still be found."""
         return len(self._cached)
 
     @property
@@ -76,12 +75,12 @@ class BlockPool:
         """Takes ``count`` blocks, each with one reference; None, and no change, if there are not as many."""
         if count > self.num_free:
             return None
-        blocks = [self._blank.popleft() if self._blank else self._evict() for _ in range(count)]
+        blocks = [self._empty.popleft() if self._empty else self._evict() for _ in range(count)]
         for block in blocks:
             self._counts[block] = 1
         return blocks
 
-    def share(self, block: int) -> None:
+    def acquire(self, block: int) -> None:
         """Adds a reference to a held block, or the first one to a cached block."""
         if self._counts[block] == 0:
             if block not in self._cached:
@@ -90,23 +89,23 @@ class BlockPool:
         self._counts[block] += 1
 
     def release(self, blocks: list[int]) -> None:
-        """Drops one reference from each block of a sequence; those without any become free, the last one first."""
+        """Drops one reference of each block; blocks without a reference become free, the last one first."""
         for block in reversed(blocks):
             if not self._counts[block]:
                 raise ValueError(f"block {block} is already free")
             self._counts[block] -= 1
             if not self._counts[block]:
                 if self._contents[block] is None:
-                    self._blank.append(block)
+                    self._empty.append(block)
                 else:
                     self._cached[block] = None
 
-    def references(self, block: int) -> int:
-        """How many hold this block."""
+    def ref_count(self, block: int) -> int:
+        """References to this block."""
         return self._counts[block]
 
-    def block_of(self, key: bytes) -> int | None:
-        """The block that has this key just now. Any thread may ask: it is a hint, which ``match`` then checks."""
+    def find(self, key: bytes) -> int | None:
+        """The block with this key. Any thread may call this; the result is a hint that ``match`` verifies."""
         return self._by_key.get(key)
 
     def match(self, keys: Many[bytes], token_ids: Many[int], block_size: int, before: Match | None = None) -> Match:
@@ -115,7 +114,7 @@ class BlockPool:
         Args:
             keys: of the sequence's first full blocks.
             token_ids: the sequence; at least ``len(keys) * block_size`` tokens.
-            before: what was found for this sequence at another time; what still holds of it is not looked up again.
+            before: an earlier match of this sequence; the part of it that is still valid is not looked up again.
         """
         found: list[int] = []
         # A content goes when its parent's goes, so where the last one is still there all of the chain is.
@@ -131,7 +130,7 @@ class BlockPool:
         return Match(found, self._contents[found[-1]] if found else None)
 
     def register(self, block: int, key: bytes, parent: int | None, token_ids: list[int]) -> int | None:
-        """Notes what a held block contains, now that it is computed, so that others can find it.
+        """Records the content of a held block, now that it is computed, so that others can find it.
 
         Args:
             parent: the block before it in the sequence that holds both; None: it is the first.
@@ -155,36 +154,36 @@ class BlockPool:
             return block
         if other == block or not self._contains(other, parent, token_ids):
             return block if other == block else None
-        self.share(other)
+        self.acquire(other)
         self.release([block])
         return other
 
     def forget(self, blocks: list[int]) -> None:
-        """Makes what these blocks contain, and all that follows on them, impossible to find."""
+        """Removes the contents of these blocks, and of all blocks that follow them, from the cache."""
         for block in blocks:
             self._drop_content(block)
 
     def forget_keys(self, keys: Many[bytes]) -> None:
         """The same for the blocks that have these keys, as far as there are any."""
-        self.forget([block for block in map(self.block_of, keys) if block is not None])
+        self.forget([block for block in map(self.find, keys) if block is not None])
 
     def problems(self, holders: Counter[int]) -> list[str]:
-        """What is wrong with the books, in sentences; empty if all is well.
+        """Violated invariants, in sentences; empty if there are none.
 
         Args:
             holders: how often each block stands in the block table of a sequence.
         """
         found = []
-        blank, cached = set(self._blank), set(self._cached)
-        if len(blank) != len(self._blank) or blank & cached:
+        empty, cached = set(self._empty), set(self._cached)
+        if len(empty) != len(self._empty) or empty & cached:
             found.append("a block is free twice")
         for block, count in enumerate(self._counts):
             content = self._contents[block]
             if count != holders[block]:
                 found.append(f"block {block} counts {count} references, sequences hold it {holders[block]} times")
-            if (count == 0) != (block in blank or block in cached):
+            if (count == 0) != (block in empty or block in cached):
                 found.append(f"block {block} is both held and free, or neither")
-            if block in blank and content is not None:
+            if block in empty and content is not None:
                 found.append(f"block {block} is blank and has a content")
             if block in cached and content is None:
                 found.append(f"block {block} is cached without a content")
@@ -208,7 +207,7 @@ class BlockPool:
         return block
 
     def _drop_content(self, block: int) -> None:
-        """Lets nobody find a block any more, nor what follows on it."""
+        """Removes the content of a block, and of the blocks that follow it."""
         content = self._contents[block]
         before = None if content is None or content.parent is None else self._contents[content.parent]
         if before is not None:
@@ -222,4 +221,4 @@ class BlockPool:
                 lost += content.children
             if block in self._cached:
                 del self._cached[block]
-                self._blank.append(block)
+                self._empty.append(block)

@@ -1,4 +1,4 @@
-"""The engine: one step after the other over all sequences. Used by one thread."""
+"""The engine: continuous batching, one step after the other over all sequences. Used by one thread."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, fields
-
-import numpy as np
-import numpy.typing as npt
+from dataclasses import fields
 
 from backend.engine.block_manager import blocks_at_most
 from backend.engine.block_pool import BlockPool
@@ -18,7 +15,7 @@ from backend.engine.config import Batching
 from backend.engine.kv_connector import Fetch, Keep, KvConnector
 from backend.engine.model_runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
 from backend.engine.offload import KvOffloader
-from backend.engine.output_processor import SequenceState, process_token
+from backend.engine.output_processor import Output, SequenceState, process_token
 from backend.engine.sampler import SampledToken, sample_independently
 from backend.engine.scheduler import Chunk, Scheduler
 from backend.engine.sequence import FinishReason, Sequence, TokenLogprobs
@@ -39,30 +36,7 @@ logger = logging.getLogger(__name__)
 
 _TOTALS = tuple(field.name for field in fields(Totals))
 _OFFLOAD_BATCH = 8
-"""Blocks of a growing answer are handed over so many at a time."""
-
-
-@dataclass(slots=True)
-class Output:
-    """What one step added to one sequence, ready to send."""
-
-    sequence_id: int
-    text: str
-    logprobs: list[TokenLogprobs]
-    """Of the tokens that begin in ``text``; empty unless the sequence asked for them."""
-    prompt_logprobs: list[TokenLogprobs]
-    """With the first output only."""
-    num_generated: int
-    """Tokens generated so far."""
-    finish_reason: FinishReason | None
-    cached_tokens: int = 0
-    """Prompt tokens whose keys and values were there already when the sequence first ran."""
-    embedding: npt.NDArray[np.float32] | None = None
-    """float32 [hidden_size]: mean of the prompt's hidden states, of a pooled sequence."""
-    logits: npt.NDArray[np.float32] | None = None
-    """float32 [vocab_size]: those of the last token, of a sequence that probes."""
-    error: str | None = None
-    """A sentence for the client, where the reason is ``EXPIRED``, ``SHED`` or ``FAILED`` and more is known."""
+"""Blocks of a growing answer are offloaded so many at a time."""
 
 
 class Engine:
@@ -105,7 +79,7 @@ class Engine:
         self._eos = frozenset(runner.config.eos_token_ids)
         self._totals = Totals()
         self._in_flight: InFlightStep | None = None
-        """The step that was launched ahead of the last one that was taken over."""
+        """The step that was launched before the result of the last one was processed."""
         self._kv_connector = kv_connector
         self._lossy_key = lossy_key
         kv_blocks = runner.kv_blocks if kv_connector is not None else None
@@ -130,13 +104,13 @@ class Engine:
         self.scheduler.add(sequence, time.monotonic())
 
     def abort(self, sequence_id: int) -> None:
-        """Drops a sequence and frees its blocks; nothing happens if it has ended already."""
+        """Ends a sequence and releases its blocks; no effect if it has ended already."""
         sequence = self._sequences.get(sequence_id)
         if sequence is not None:
             self._end(sequence, FinishReason.ABORTED)
 
     def fail_all(self) -> list[Output]:
-        """Ends every sequence with ``FAILED`` and frees all blocks."""
+        """Ends every sequence with ``FAILED`` and releases all blocks."""
         return [self._fail(sequence, FinishReason.FAILED, None) for sequence in list(self._sequences.values())]
 
     @property
@@ -146,19 +120,19 @@ class Engine:
 
     @property
     def may_lose(self) -> bool:
-        """Whether blocks may come back with a loss."""
+        """Whether blocks may be restored with a loss."""
         return self._lossy_key is not None
 
-    def pause(self) -> float | None:
-        """Seconds until a step would do anything: 0 mostly; None: nothing to do before something else happens."""
+    def seconds_until_work(self) -> float | None:
+        """Seconds until a step has anything to do; None: not before a request, a fetch or a copy changes that."""
         if not self._sequences:
             return None
         now = time.monotonic()
-        pauses = [s.deadline - now for s in self._sequences.values() if s.deadline is not None]
-        seconds_until_admission = self.scheduler.seconds_until_admission(now)
-        if seconds_until_admission is not None:
-            pauses.append(seconds_until_admission)
-        return max(0.0, min(pauses)) if pauses else None
+        waits = [s.deadline - now for s in self._sequences.values() if s.deadline is not None]
+        seconds = self.scheduler.seconds_until_work(now)
+        if seconds is not None:
+            waits.append(seconds)
+        return max(0.0, min(waits)) if waits else None
 
     def stats(self) -> EngineStats:
         """Counts for metrics."""
@@ -181,7 +155,7 @@ class Engine:
         )
 
     def problems(self) -> list[str]:
-        """What is wrong with the books of blocks and sequences, in sentences; empty if all is well. Repairs nothing."""
+        """Violated invariants of blocks and sequences, in sentences; empty if there are none. Repairs nothing."""
         running, waiting = self.scheduler.running, self.scheduler.waiting
         holders = Counter(block for sequence in running for block in sequence.blocks)
         if self._offloader is not None:
@@ -201,24 +175,24 @@ class Engine:
         return found
 
     def fetched(self, fetch: Fetch, count: int, lossy_from: int | None) -> None:
-        """Takes over what was fetched: the first ``count`` blocks are filled. Nothing if the sequence has moved on.
+        """Ends a fetch that filled the first ``count`` blocks. No effect on a sequence that no longer waits for it.
 
         Args:
             lossy_from: see ``Scheduler.mark_fetched``.
         """
         sequence = self._sequences.get(fetch.sequence_id)
         if sequence is not None and sequence.fetch is fetch:
-            if fetch.cancel.is_set:  # it has been forgotten on its way
+            if fetch.cancel.is_set:  # forgotten while it was being fetched
                 count, lossy_from = 0, None
             fetch.incoming.arrived(count)
             self.scheduler.mark_fetched(sequence, count, lossy_from)
         fetch.incoming.close()
 
     def forget_blocks(self, keys: Many[bytes]) -> None:
-        """Lets nobody find the blocks of a chain, in whatever form they are here or under way, nor keeps them longer.
+        """Removes the blocks of a chain from the prefix cache, exact and lossy ones, and cancels their copies.
 
         Args:
-            keys: exact ones, from the first block on.
+            keys: exact keys, from the first block on.
         """
         self.pool.forget_keys(keys)
         if self._lossy_key is not None:
@@ -226,12 +200,12 @@ class Engine:
         self._give_up(keys[0])
 
     def forget_prefixes(self) -> None:
-        """Lets nobody find any block that is here or on its way, nor keeps one any longer; who uses one goes on."""
+        """Empties the prefix cache and cancels all copies; running sequences keep the blocks they use."""
         self.pool.forget(list(range(self.pool.num_blocks)))
         self._give_up(None)
 
     def _give_up(self, first_key: bytes | None) -> None:
-        """Neither takes nor keeps anything more of chains that begin with this block; None: of any there are now."""
+        """Cancels fetches and copies of chains that begin with this block; None: of all chains."""
         for sequence in self._sequences.values():
             if first_key is None or sequence.block_keys[:1] == [first_key]:
                 sequence.prefix = None
@@ -241,17 +215,17 @@ class Engine:
             self._offloader.cancel(first_key)
 
     def kept(self, keep: Keep) -> None:
-        """Takes blocks back that are not read any more."""
+        """Releases blocks that have been copied."""
         if self._offloader is not None:
             self._offloader.kept(keep)
             self.scheduler.mark_changed()
 
     def step(self) -> list[Output]:
-        """Takes over one step and returns what it added, for each sequence that got a token or ended.
+        """Processes the result of one step; returns an output for each sequence that got a token or ended.
 
-        Where a device computes by itself, the step after it is launched before, on tokens that only the device knows:
-        so there is always something to compute while the host makes text of tokens. A sequence that turns out to have
-        ended has one row too many in that step, which nobody looks at.
+        If the runner computes asynchronously, the next step is launched first, on tokens that only the device knows.
+        So the device computes while the host turns tokens into text. If a sequence turns out to have ended, its row in
+        the step that was launched ahead is ignored.
 
             device   │ step 1 │ step 2 │ step 3 │
             host     │ launches 2      │
@@ -260,20 +234,20 @@ class Engine:
         self.timings = StepTimings()
         now = time.monotonic()
         expired = self._expire(now)
-        flight = self._in_flight if self._in_flight is not None and self._in_flight.live else self._launch(now)
+        launched = self._in_flight if self._in_flight is not None and self._in_flight.live else self._launch(now)
         self._in_flight = None
-        if flight is None:
+        if launched is None:
             return expired
-        if flight.tokens is not None:
-            self._in_flight = self._launch_after(flight, flight.tokens, now)
-        self._count_step(flight)
+        if launched.tokens is not None:
+            self._in_flight = self._launch_after(launched, launched.tokens, now)
+        self._count_step(launched)
         try:
-            result = collect_result(flight, self._states)
+            result = collect_result(launched, self._states)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            return expired + self._shed(flight)
-        return expired + self._postprocess(flight, result)
+            return expired + self._shed(launched)
+        return expired + self._postprocess(launched, result)
 
     def _launch(self, now: float) -> InFlightStep | None:
         """Launches the step that is due; None: there is nothing to compute."""
@@ -282,14 +256,14 @@ class Engine:
             return None
         return self._run(chunks, *build_step(chunks, self._states), can_sample_ahead(chunks))
 
-    def _launch_after(self, flight: InFlightStep, tokens: PendingTokens, now: float) -> InFlightStep | None:
-        """Launches the step after one whose tokens are not here yet; None: that one has to be taken over first."""
-        live = flight.live
-        chunks = self.scheduler.schedule_ahead([flight.chunks[index] for index in live], now)
+    def _launch_after(self, launched: InFlightStep, tokens: PendingTokens, now: float) -> InFlightStep | None:
+        """Launches the step after one whose tokens are still on the device; None: its result is needed first."""
+        live = launched.live
+        chunks = self.scheduler.schedule_ahead([launched.chunks[index] for index in live], now)
         if not chunks:
             return None
-        going_on = {chunk.sequence.id for chunk in chunks}
-        rows = [index for index in live if flight.chunks[index].sequence.id in going_on]
+        continuing = {chunk.sequence.id for chunk in chunks}
+        rows = [index for index in live if launched.chunks[index].sequence.id in continuing]
         return self._run(chunks, *build_next_step(chunks, tokens.of(rows)), True)
 
     def _run(self, chunks: list[Chunk], step: StepInput, rows: list[ChunkRows], only_tokens: bool) -> InFlightStep:
@@ -306,7 +280,7 @@ class Engine:
             return InFlightStep(chunks, rows, error)
 
     def _expire(self, now: float) -> list[Output]:
-        """Ends what nobody waits for any more."""
+        """Ends sequences whose deadline has passed."""
         late = [s for s in self._sequences.values() if s.deadline is not None and s.deadline <= now]
         self._totals.expired += len(late)
         return [
@@ -319,27 +293,29 @@ class Engine:
             for s in late
         ]
 
-    def _shed(self, flight: InFlightStep) -> list[Output]:
-        """Ends the younger half of a step that did not fit the memory (one at least); the others try again."""
-        order = sorted((flight.chunks[index].sequence for index in flight.live), key=lambda s: (s.priority, s.arrival))
+    def _shed(self, launched: InFlightStep) -> list[Output]:
+        """Ends the younger half of a step that ran out of memory (at least one sequence); the others are retried."""
+        order = sorted(
+            (launched.chunks[index].sequence for index in launched.live), key=lambda s: (s.priority, s.arrival)
+        )
         shed = order[len(order) // 2 :]
         self._totals.shed += len(shed)
         for sequence in order[: len(order) // 2]:
-            sequence.rewind_random()
+            sequence.rewind_rng()
         logger.error("a step of %d sequences ran out of memory; %d of them are ended", len(order), len(shed))
         return [
             self._fail(s, FinishReason.SHED, "the engine ran out of memory; try again when it has less to do")
             for s in shed
         ]
 
-    def _count_step(self, flight: InFlightStep) -> None:
+    def _count_step(self, launched: InFlightStep) -> None:
         totals = self._totals
         totals.steps += 1
-        totals.batch_slots_used += len(flight.chunks)
-        totals.computed_rows += sum(chunk.count for chunk in flight.chunks)
-        if isinstance(flight.output, StepOutput):
-            totals.padding_rows += flight.output.padding_rows
-        for chunk in (flight.chunks[index] for index in flight.live):
+        totals.batch_slots_used += len(launched.chunks)
+        totals.computed_rows += sum(chunk.count for chunk in launched.chunks)
+        if isinstance(launched.output, StepOutput):
+            totals.padding_rows += launched.output.padding_rows
+        for chunk in (launched.chunks[index] for index in launched.live):
             sequence, notes = chunk.sequence, self._states[chunk.sequence.id]
             end = chunk.start + chunk.count
             totals.useful_rows += max(0, end - max(notes.max_computed, chunk.start))
@@ -349,17 +325,17 @@ class Engine:
                 notes.has_started = True
                 self.timings.queued.append(sequence.started_at - sequence.queued_at)
 
-    def _postprocess(self, flight: InFlightStep, result: StepResult) -> list[Output]:
+    def _postprocess(self, launched: InFlightStep, result: StepResult) -> list[Output]:
         now = time.monotonic()
         outputs: list[Output] = []
-        for chunk in [flight.chunks[index] for index in flight.live]:
+        for chunk in [launched.chunks[index] for index in launched.live]:
             sequence = chunk.sequence
             if sequence.id in result.poisoned:
-                outputs.append(self._fail_poisoned(sequence))
+                outputs.append(self._fail_non_finite(sequence))
                 continue
             self.scheduler.mark_computed(chunk)
             if chunk.reaches_end:
-                # Its numbers have been looked at, and so whatever they depend on.
+                # Its logits are finite, and so is whatever they depend on.
                 self._offer(sequence, 1 if not sequence.num_generated else _OFFLOAD_BATCH)
             if sequence.id in result.sampled:
                 outputs.append(self._advance(sequence, result.sampled[sequence.id], now))
@@ -368,8 +344,8 @@ class Engine:
                 outputs.append(self._output(sequence, "", [], True, reason))
         return outputs
 
-    def _fail_poisoned(self, sequence: Sequence) -> Output:
-        """Ends a sequence whose numbers went wrong; nobody may begin with the blocks that led there."""
+    def _fail_non_finite(self, sequence: Sequence) -> Output:
+        """Ends a sequence with logits that are not numbers, and removes its blocks from the prefix cache."""
         self._totals.poisoned += 1
         logger.error(
             "the model produced values that are not numbers; one sequence is ended, %d go on", len(self._sequences) - 1
@@ -417,7 +393,7 @@ class Engine:
         return output
 
     def _begin_fetch(self, sequence: Sequence, until: int) -> Fetch | None:
-        """Has the blocks of a sequence filled, from the first that is not computed up to that with this number."""
+        """Starts to fetch a sequence's blocks, from the first that is not computed up to that with this number."""
         kv_blocks, prefix, first = self.runner.kv_blocks, sequence.prefix, sequence.num_registered
         if kv_blocks is None or prefix is None or self._kv_connector is None:
             return None
@@ -430,7 +406,7 @@ class Engine:
         return fetch
 
     def _offer(self, sequence: Sequence, least: int) -> None:
-        """Hands over a sequence's full blocks, as soon as there are so many new ones."""
+        """Offloads a sequence's full blocks, as soon as there are so many new ones."""
         prefix = sequence.prefix
         if self._offloader is None or prefix is None or not self._offloader.has_room:
             return

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BLOCK_SIZE = 16
 """Tokens in one KV block."""
 CPU_BATCH, CPU_STEP_TOKENS = 32, 128
-"""What suits processor cores: a step of 128 tokens is long enough there to make running answers wait."""
+"""Defaults for CPUs, where a step of more tokens would delay running answers noticeably."""
 
 
 def _no_rows() -> npt.NDArray[np.int32]:
@@ -64,13 +64,13 @@ class SequenceRows:
     blocks: Sequence[int]
     """Of the sequence, in order."""
     first_block: int = 0
-    """Which block of the sequence the first of ``blocks`` is; no layer attends to those before it."""
+    """Index in the sequence of the first of ``blocks``; no layer attends to the blocks before it."""
 
 
 def pack(sequences: Sequence[SequenceRows], logits_rows: Iterable[int], hidden_rows: Iterable[int] = ()) -> StepInput:
-    """A step of these rows: where each lies, and where its keys and values go.
+    """The step of these rows, with their positions and KV slots.
 
-    Lists, for most steps have one row of each sequence, where a call of numpy costs more than the row.
+    Builds lists: most steps have one row for each sequence, where a NumPy call costs more than the row.
     """
     tables = np.zeros((len(sequences), max(r.first_block + len(r.blocks) for r in sequences)), dtype=np.int32)
     token_ids: list[int] = []

@@ -122,7 +122,7 @@ class KvOffloader:
             self._is_refused = True
             return
         for block in given:
-            self._pool.share(block)
+            self._pool.acquire(block)
         self.holders.update(given)
         grown.prefix.kept = until
         tokens = grown.tokens[first * BLOCK_SIZE : until * BLOCK_SIZE]

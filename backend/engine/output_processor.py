@@ -1,4 +1,4 @@
-"""What the engine remembers of a sequence while it has not ended."""
+"""From sampled tokens to outputs: text, log-probabilities and the reason why a sequence ends."""
 
 from __future__ import annotations
 
@@ -13,28 +13,51 @@ from backend.engine.sampler import SampledToken
 from backend.engine.sequence import FinishReason, Sequence, TokenLogprobs
 
 
+@dataclass(slots=True)
+class Output:
+    """What one step added to one sequence, ready to send."""
+
+    sequence_id: int
+    text: str
+    logprobs: list[TokenLogprobs]
+    """Of the tokens that begin in ``text``; empty unless the sequence asked for them."""
+    prompt_logprobs: list[TokenLogprobs]
+    """Only in the first output."""
+    num_generated: int
+    """Tokens generated so far."""
+    finish_reason: FinishReason | None
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values were in the prefix cache when the sequence first ran."""
+    embedding: npt.NDArray[np.float32] | None = None
+    """float32 [hidden_size]: mean of the prompt's hidden states, of a pooled sequence."""
+    logits: npt.NDArray[np.float32] | None = None
+    """float32 [vocab_size]: logits of the last token, of a sequence that asks for them."""
+    error: str | None = None
+    """A sentence for the client, if the reason is ``EXPIRED``, ``SHED`` or ``FAILED`` and the cause is known."""
+
+
 class SequenceState:
-    """What the engine remembers of a sequence while it has not ended."""
+    """State of a sequence that only the engine needs, until the sequence ends."""
 
     def __init__(self) -> None:
         self.logprobs = PendingLogprobs()
         self.has_started = False
         self.max_computed = 0
-        """Tokens that have been computed at least once."""
+        """Tokens that have been computed at least once, before a preemption or after it."""
         self.first_token_at = 0.0
         self.last_token_at = 0.0
         self.num_pooled = 0
-        """Prompt tokens whose hidden states are in the sum; a preemption does not add them again."""
+        """Prompt tokens whose hidden states are in the sum; none is added again after a preemption."""
         self._sum: npt.NDArray[np.float64] | None = None
         self.logits: npt.NDArray[np.float32] | None = None
-        """Of the token that was sampled last, of a sequence that wants them."""
+        """Logits of the last token, if the sequence asks for them."""
 
     def record_token(self, now: float) -> None:
         self.first_token_at = self.first_token_at or now
         self.last_token_at = now
 
     def rate(self, generated: int) -> float | None:
-        """Tokens per second after the first; None if there is nothing to divide."""
+        """Tokens per second after the first; None for fewer than two tokens."""
         seconds = self.last_token_at - self.first_token_at
         return (generated - 1) / seconds if generated > 1 and seconds > 0 else None
 
@@ -43,7 +66,7 @@ class SequenceState:
         self.logits = logits.float().cpu().numpy().copy()
 
     def pool(self, hidden: torch.Tensor) -> None:
-        """Adds rows [E, hidden_size], one after the other, so that the sum does not depend on how they were cut."""
+        """Adds rows [E, hidden_size] one by one, so that the sum does not depend on the chunks."""
         rows = hidden.double().cpu().numpy()
         if not len(rows):
             return
@@ -60,7 +83,7 @@ class SequenceState:
 
 
 class PendingLogprobs:
-    """Log-probabilities of tokens whose text is still held back; they are sent with the text they belong to."""
+    """Log-probabilities of tokens whose text is held back; they are sent with that text."""
 
     def __init__(self) -> None:
         self._entries: deque[tuple[int, TokenLogprobs]] = deque()
@@ -75,7 +98,7 @@ class PendingLogprobs:
     def release(self, count: int | None) -> list[TokenLogprobs]:
         """Entries of the tokens that begin in the next ``count`` characters; None: all that is left.
 
-        A token that completes no character begins where the text stands, and goes out with what comes before it.
+        A token that completes no character is sent with the text before it.
         """
         self._released = self._produced if count is None else self._released + count
         released = []
@@ -86,17 +109,17 @@ class PendingLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """What is ready to be sent after a token."""
+    """Text that can be sent after a token."""
 
     text: str
     logprobs: list[TokenLogprobs]
     """Of the tokens that begin in ``text``."""
     reason: FinishReason | None
-    """None: the sequence goes on."""
+    """None: the sequence continues."""
 
 
 def process_token(sequence: Sequence, sampled: SampledToken, pending: PendingLogprobs, ends: bool) -> TokenText:
-    """Turns the sequence's newest token into text.
+    """Detokenizes the sequence's newest token and checks whether the sequence ends.
 
     Args:
         sampled: the token, which the sequence has appended already.

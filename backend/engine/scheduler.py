@@ -31,15 +31,15 @@ class Chunk:
 class Scheduler:
     """One rule: a sequence has ``num_computed`` of ``num_tokens``, and a step computes at most ``step_tokens``.
 
-    Decoding is the case of one missing token, prefill of many, a chunked prefill is what the budget leaves over, a
-    prefix hit is a sequence that starts with something computed, and a preempted one has nothing computed.
+    Decoding is the case of one missing token, prefill that of many. A chunked prefill is what the budget leaves of a
+    prompt, a prefix hit starts with some tokens computed, and a preempted sequence has none computed.
 
-    Order: smaller ``priority`` first, then order of arrival. When blocks run out the last in this order gives its own
-    back and starts again later, so the first always gets to its end. Among priorities the order is strict: as long
-    as there is enough work of a better priority, a worse one waits.
+    Order: smaller ``priority`` first, then order of arrival. When blocks run out, the last in this order is preempted:
+    its blocks are released and it is recomputed later, so the first sequence always completes. Among priorities the
+    order is strict: as long as there is enough work of a better priority, a worse one waits.
 
     Fairness of a step's budget: each sequence that lacks one token gets it, so a long prompt delays running answers
-    by one step at most. Of what is left, at least half goes to the first prompt in order, which bounds how long any
+    by one step at most. Of the rest, at least half goes to the first prompt in order, which bounds how long any
     prompt takes; the rest goes to prompts by how little they lack, so that a short one does not wait for a long one.
 
     Memory: a sequence joins when there are blocks for all its tokens (those it shares do not count) and one more. The
@@ -78,10 +78,9 @@ class Scheduler:
         self._arrivals = 0
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        # Somebody waits for room, and since that was seen nothing was given back and nobody came.
+        # The first waiting sequence does not fit, and since then no block was released and no sequence arrived.
         self._held_back = False
-        # Nothing could be computed until what is being fetched is there, or what is being copied is free again, and
-        # since that was seen nothing happened.
+        # Nothing can be computed until a fetch or a copy has ended, and none has since this was found.
         self._stalled = False
         self.num_preemptions = 0
         self.prefix_hit_tokens = 0
@@ -100,20 +99,20 @@ class Scheduler:
         self.mark_changed()
 
     def remove(self, sequence: Sequence) -> None:
-        """Forgets a sequence, waiting or running, and frees its blocks."""
+        """Removes a sequence, waiting or running, and releases its blocks."""
         (self.running if sequence in self.running else self.waiting).remove(sequence)
         self._release(sequence)
 
-    def seconds_until_admission(self, now: float) -> float | None:
-        """Seconds until a step has something to compute; None: not before something else happens."""
+    def seconds_until_work(self, now: float) -> float | None:
+        """Seconds until a step has something to compute; None: not before a request, a fetch or a copy changes that."""
         if any(sequence.fetch is None for sequence in self.running):
             return 0.0
         return self._seconds_until_admission(now) if self.waiting and not self._stalled else None
 
     def schedule(self, now: float = 0.0) -> list[Chunk]:
-        """Chooses the next step's chunks and gives each sequence the blocks it needs for them.
+        """Chooses the chunks of the next step and allocates the blocks they need.
 
-        Empty only if there is nothing to do, or if a batch that has not begun waits for more.
+        Empty only if there is nothing to compute, or if a dynamic batch waits for more sequences.
         """
         if self._extend_running() and self._has_slot() and self._seconds_until_admission(now) == 0.0:
             self._admit(now)
@@ -123,14 +122,14 @@ class Scheduler:
         return chunks
 
     def schedule_ahead(self, chunks: list[Chunk], now: float = 0.0) -> list[Chunk]:
-        """The step after one that is still being computed and gives each of its sequences a token.
+        """Schedules the step after one that is still being computed and that samples a token for each sequence.
 
-        It is made without knowing the tokens, so it is as if no answer ended with them, except those whose length says
-        so. Gives the sequences the blocks for it.
+        The tokens are not known yet, so only answers that reach their maximum length are known to end. Allocates the
+        blocks that the step needs.
 
         Returns:
-            One row for each sequence that goes on; none if ``schedule`` might let somebody in or would have to take
-            blocks from somebody, which waits until ``chunks`` are noted as computed.
+            One row for each sequence that continues. None of them if ``schedule`` might admit or preempt a sequence,
+            which has to wait until ``chunks`` are marked as computed.
         """
         following = [
             Chunk(chunk.sequence, chunk.start + chunk.count, 1)
@@ -148,11 +147,11 @@ class Scheduler:
         return following
 
     def mark_computed(self, chunk: Chunk) -> None:
-        """Takes over what a step has computed, and lets others find the blocks that are full now."""
+        """Marks the tokens of a chunk as computed, and registers the blocks that are full now."""
         self._blocks.mark_computed(chunk.sequence, chunk.count)
 
     def mark_fetched(self, sequence: Sequence, count: int, lossy_from: int | None) -> None:
-        """Takes over that the first ``count`` of the blocks that were to be fetched are filled; steps go on with it.
+        """Marks the first ``count`` of the fetched blocks as computed; the sequence takes part in steps again.
 
         Args:
             lossy_from: the first block of the sequence that was restored with a loss; None: none was.
@@ -168,7 +167,7 @@ class Scheduler:
         self.mark_changed()
 
     def mark_changed(self) -> None:
-        """Blocks were given back, or somebody came or went: who could not join may be able to now."""
+        """Blocks were released, or a sequence arrived or left: a waiting sequence may fit now."""
         self._held_back = self._stalled = False
 
     def may_share(self, sequence: Sequence) -> bool:
@@ -180,11 +179,11 @@ class Scheduler:
         return self._blocks.registered_keys(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """Lets nobody find the sequence's blocks any more: what they contain is not to be trusted."""
+        """Removes the sequence's blocks from the prefix cache: their contents are not valid."""
         self._blocks.forget(sequence)
 
     def _extend_running(self) -> bool:
-        """Gives running sequences the blocks for their next token; False if that took a preemption."""
+        """Allocates the blocks for the next token of each running sequence; False if that took a preemption."""
         preemptions = self.num_preemptions
         index = 0
         while index < len(self.running):
@@ -198,7 +197,7 @@ class Scheduler:
         return preemptions == self.num_preemptions
 
     def _has_slot(self) -> bool:
-        """Whether somebody waits for whom there is a place in the batch, or could be made."""
+        """Whether a waiting sequence could get a place in the batch, if need be by a preemption."""
         if not self.waiting or len(self.running) < self.max_batch:
             return bool(self.waiting)
         return self.running[-1].priority > self.waiting[0].priority
@@ -225,7 +224,7 @@ class Scheduler:
             computing.update(dict.fromkeys(self._blocks.pending_keys(sequence), sequence))
 
     def _waits_for_leader(self, sequence: Sequence, shared: list[int], computing: dict[bytes, Sequence]) -> bool:
-        """Whether a sequence that is not less urgent is about to compute the next block that this one lacks."""
+        """Whether a sequence of the same or a better priority is computing the next block that this one lacks."""
         keys = self._blocks.matchable_keys(sequence)
         if len(shared) == len(keys):
             return False
@@ -233,10 +232,10 @@ class Scheduler:
         return leader is not None and leader.priority <= sequence.priority
 
     def _make_room(self, sequence: Sequence, shared: list[int]) -> bool:
-        """Whether the sequence can join; running ones of a worse priority make room for it."""
+        """Whether the sequence fits; preempts running sequences of a worse priority if necessary."""
         worse = [other for other in self.running if other.priority > sequence.priority]
         if self._wanted(sequence, shared) > self._blocks.num_free + self._blocks.num_freed_with(worse):
-            return False  # not even if all of them went
+            return False  # not even if all of them were preempted
         while len(self.running) == self.max_batch or self._wanted(sequence, shared) > self._blocks.num_free:
             if not worse:
                 return False
@@ -244,7 +243,7 @@ class Scheduler:
         return True
 
     def _wanted(self, sequence: Sequence, shared: list[int]) -> int:
-        """Free blocks that must be there for the sequence to join."""
+        """Free blocks that the sequence needs to join the batch."""
         return self._blocks.num_required(sequence, shared) + (1 if self.running else 0)
 
     def _start(self, sequence: Sequence, shared: list[int], now: float) -> None:
@@ -256,12 +255,12 @@ class Scheduler:
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
         if self._fetching is not None and sequence.prefix is not None:
             until = min(sequence.prefix.worth, len(self._blocks.matchable_keys(sequence)))
-            sequence.prefix.worth = 0  # asked for once
+            sequence.prefix.worth = 0  # fetched at most once
             if until > len(shared):
                 sequence.fetch = self._fetching(sequence, until)
 
     def _distribute_budget(self) -> list[Chunk]:
-        """Divides the budget; see the class for the rule."""
+        """Distributes the step's token budget; the docstring of the class has the rule."""
         decoding = [sequence for sequence in self.running if _num_missing(sequence) == 1 and sequence.fetch is None]
         prefilling = [sequence for sequence in self.running if _num_missing(sequence) > 1 and sequence.fetch is None]
         budget = self.step_tokens - len(decoding)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from backend.engine.kv_connector import Fetch, StoredPrefix
 
-NOBODYS = KeyChain(bytes(16), BLOCK_SIZE)
+NO_TENANT = KeyChain(bytes(16), BLOCK_SIZE)
 """Keys of sequences that share their blocks with all others."""
 
 
@@ -117,7 +117,7 @@ class Sequence:
         constraint: Constraint | None = None,
         priority: int = 0,
         deadline: float | None = None,
-        keys: KeyChain = NOBODYS,
+        keys: KeyChain = NO_TENANT,
         pooled: bool = False,
         probes: Literal["fresh", "shared"] | None = None,
     ) -> None:
@@ -192,7 +192,7 @@ class Sequence:
         if self.constraint is not None:
             self.constraint.accept(token_id)
 
-    def rewind_random(self) -> None:
+    def rewind_rng(self) -> None:
         """Takes back what was drawn for tokens that were never appended: the next draw is that of the next token."""
         self.random.seed(self._random_seed)
         if self.params.temperature > 0:

@@ -1,4 +1,4 @@
-"""A step between its launch and the moment when the host takes over what it computed."""
+"""One step: its input arrays from the scheduler's chunks, and its result once the runner has computed it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ class ChunkRows:
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """What was launched, and where its result will be."""
+    """A step that has been launched."""
 
     chunks: list[Chunk]
     rows: list[ChunkRows]
     output: StepOutput | Exception
-    """An exception: the step did not fit the memory."""
+    """An exception: the step ran out of memory."""
     tokens: PendingTokens | None = None
-    """If a device is choosing the next token of every chunk already; then the next step can be launched on them."""
+    """The next tokens of all chunks, sampled on the device; None: the host samples them. If set, the next step can be
+    launched on them."""
 
     @property
     def live(self) -> list[int]:
@@ -50,16 +51,15 @@ class StepResult:
 
 
 class PendingTokens:
-    """One token for each chunk of a step: on the device for the next step, and in a copy that is coming to the host.
+    """One token for each chunk of a step: on the device for the next step, and in an asynchronous copy to the host.
 
     Args:
-        logits: float32 [S, vocab_size], of which the tokens were chosen.
+        logits: float32 [S, vocab_size] that the tokens were sampled from.
         tokens: int64 [S], where the logits are.
     """
 
     def __init__(self, logits: torch.Tensor, tokens: torch.Tensor) -> None:
-        # Where the logits are unsound no token is right, and any that exists will do for the row of the next step,
-        # which nobody looks at.
+        # If the logits are not numbers, the row of the next step is ignored, so any valid token will do for it.
         self._tokens = tokens.clamp(min=0)
         checked = torch.where(_is_finite(logits), self._tokens, -1)
         self._arrived: torch.cuda.Event | None = None
@@ -79,15 +79,15 @@ class PendingTokens:
         return self._tokens.index_select(0, index.to(self._tokens.device, non_blocking=True))
 
     def read(self) -> list[int]:
-        """Waits for the copy; -1 where the logits had values that are not numbers."""
+        """Waits for the copy; -1 for logits with values that are not numbers."""
         if self._arrived is not None:
             self._arrived.synchronize()
         arrived: list[int] = self._host.tolist()
         return arrived
 
 
-def build_step(chunks: list[Chunk], notes: Mapping[int, SequenceState]) -> tuple[StepInput, list[ChunkRows]]:
-    """One step of these chunks, and where each will find its output; ``notes`` by sequence id."""
+def build_step(chunks: list[Chunk], states: Mapping[int, SequenceState]) -> tuple[StepInput, list[ChunkRows]]:
+    """The step of these chunks, and the rows of its output that belong to each; ``states`` by sequence id."""
     sequences: list[SequenceRows] = []
     logits_rows: list[int] = []
     hidden_rows: list[int] = []
@@ -97,7 +97,7 @@ def build_step(chunks: list[Chunk], notes: Mapping[int, SequenceState]) -> tuple
         sequence, end = chunk.sequence, begin + chunk.count
         tokens = sequence.tokens[chunk.start : chunk.start + chunk.count]
         sequences.append(SequenceRows(tokens, chunk.start, sequence.blocks, sequence.first_block))
-        logits_from, hidden_from = _first_wanted(chunk, notes[sequence.id])
+        logits_from, hidden_from = _first_wanted(chunk, states[sequence.id])
         first_logits, first_hidden = len(logits_rows), len(hidden_rows)
         logits_rows += range(begin + logits_from, end)
         hidden_rows += range(begin + hidden_from, end)
@@ -108,16 +108,16 @@ def build_step(chunks: list[Chunk], notes: Mapping[int, SequenceState]) -> tuple
 
 def build_next_step(chunks: list[Chunk], tokens: torch.Tensor) -> tuple[StepInput, list[ChunkRows]]:
     """A step of one row for each chunk, whose tokens int64 [len(chunks)] are on the runner's device."""
-    not_here = [0]  # one row; the runner takes its token from device_tokens
+    placeholder = [0]  # the runner takes the token from device_tokens
     step = pack(
-        [SequenceRows(not_here, c.start, c.sequence.blocks, c.sequence.first_block) for c in chunks],
+        [SequenceRows(placeholder, c.start, c.sequence.blocks, c.sequence.first_block) for c in chunks],
         range(len(chunks)),
     )
     rows = [ChunkRows(slice(row, row + 1), slice(0, 0)) for row in range(len(chunks))]
     return replace(step, device_tokens=tokens), rows
 
 
-def _first_wanted(chunk: Chunk, notes: SequenceState) -> tuple[int, int]:
+def _first_wanted(chunk: Chunk, states: SequenceState) -> tuple[int, int]:
     """First rows, counted in the chunk, from which on logits and hidden states are needed; ``count``: none are.
 
     Logits: of the last row if a token follows, of all for log-probabilities of the prompt. Hidden states: of a pooled
@@ -126,14 +126,14 @@ def _first_wanted(chunk: Chunk, notes: SequenceState) -> tuple[int, int]:
     """
     sequence, none, last = chunk.sequence, chunk.count, chunk.count - 1
     if sequence.pooled:
-        return none, min(max(0, notes.num_pooled - chunk.start), none)
+        return none, min(max(0, states.num_pooled - chunk.start), none)
     if sequence.params.prompt_logprobs and len(sequence.prompt_logprobs) < sequence.num_prompt:
         return 0, none
     return (last, none) if chunk.reaches_end else (none, last)
 
 
 def can_sample_ahead(chunks: list[Chunk]) -> bool:
-    """Whether a step is there for the next token of each of its sequences, which the device can choose by itself."""
+    """Whether a step only samples the next token of each sequence, which the device can do by itself."""
     return all(
         chunk.reaches_end
         and not chunk.sequence.pooled
@@ -145,28 +145,28 @@ def can_sample_ahead(chunks: list[Chunk]) -> bool:
     )
 
 
-def collect_result(flight: InFlightStep, notes: Mapping[int, SequenceState]) -> StepResult:
-    """Waits for what a step computed.
+def collect_result(step: InFlightStep, states: Mapping[int, SequenceState]) -> StepResult:
+    """Waits for the result of a step.
 
-    What can run out of memory after the model is here, and it changes nothing that a second try would miss.
+    All that may run out of memory after the model is here, and it changes no state before that: it can be retried.
 
     Raises:
-        MemoryError, RuntimeError: the step, or the choice of its tokens, does not fit the memory.
+        MemoryError, RuntimeError: the step, or sampling, ran out of memory.
     """
-    if isinstance(flight.output, Exception):
-        raise flight.output
-    if flight.tokens is not None:
-        arrived = flight.tokens.read()
-        chosen = {flight.chunks[index].sequence.id: arrived[index] for index in flight.live}
+    if isinstance(step.output, Exception):
+        raise step.output
+    if step.tokens is not None:
+        arrived = step.tokens.read()
+        chosen = {step.chunks[index].sequence.id: arrived[index] for index in step.live}
         return StepResult(
             {number: SampledToken(token, None) for number, token in chosen.items() if token >= 0},
             {number for number, token in chosen.items() if token < 0},
         )
-    return _collect_from_host(flight.chunks, flight.rows, flight.output, notes)
+    return _collect_from_host(step.chunks, step.rows, step.output, states)
 
 
 def _collect_from_host(
-    chunks: list[Chunk], rows: list[ChunkRows], output: StepOutput, notes: Mapping[int, SequenceState]
+    chunks: list[Chunk], rows: list[ChunkRows], output: StepOutput, states: Mapping[int, SequenceState]
 ) -> StepResult:
     finite = _finite_rows(output.logits)
     finite_hidden = torch.isfinite(output.hidden.sum(dim=-1)).tolist() if len(output.hidden) else []
@@ -178,7 +178,7 @@ def _collect_from_host(
         if not (all(finite[own.logits]) and all(finite_hidden[own.hidden])):
             poisoned.add(sequence.id)
         elif sequence.pooled:
-            notes[sequence.id].pool(output.hidden[own.hidden])
+            states[sequence.id].pool(output.hidden[own.hidden])
         else:
             if sequence.params.prompt_logprobs:
                 _add_prompt_logprobs(chunk, output.logits[own.logits])
@@ -186,7 +186,7 @@ def _collect_from_host(
                 sampling.append(sequence)
                 sampling_rows.append(own.logits.stop - 1)
                 if sequence.probes:
-                    notes[sequence.id].set_logits(output.logits[own.logits.stop - 1])
+                    states[sequence.id].set_logits(output.logits[own.logits.stop - 1])
     if not sampling:
         return StepResult({}, poisoned)
     logits = output.logits
@@ -196,10 +196,9 @@ def _collect_from_host(
 
 
 def _is_finite(logits: torch.Tensor) -> torch.Tensor:
-    """bool [rows]: whether a row has only numbers.
+    """bool [rows]: whether a row has neither NaN nor plus infinity.
 
-    A sum is not a number as soon as one of its terms is not, and is cheaper than a look at each. A logit of minus
-    infinity is a token that never comes, and no fault.
+    Tests the sum, which is cheaper than testing each logit. A logit of minus infinity is valid: the token never comes.
     """
     return logits.sum(dim=-1) < torch.inf
 
@@ -208,13 +207,13 @@ def _finite_rows(logits: torch.Tensor) -> list[bool]:
     if logits.is_cuda:
         on_device: list[bool] = _is_finite(logits).tolist()
         return on_device
-    # On the host numpy: torch would wake its threads for a sum of one row, at several times the cost.
+    # NumPy, because torch would wake its threads for a sum of one row, at several times the cost.
     finite: list[bool] = (logits.numpy().sum(axis=-1) < np.inf).tolist()
     return finite
 
 
 def _add_prompt_logprobs(chunk: Chunk, logits: torch.Tensor) -> None:
-    """Row i of the chunk predicts the token after it. Rows computed again after a preemption are known."""
+    """Row i of the chunk predicts the token after it. Rows recomputed after a preemption are skipped."""
     sequence = chunk.sequence
     known = sequence.prompt_logprobs
     if not known:

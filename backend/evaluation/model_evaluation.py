@@ -80,7 +80,7 @@ def _size(model: ServedModel) -> tuple[float, int]:
         return model.quantization.bits_per_weight, model.quantization.weight_bytes
     parameters = count_parameters(model.config)
     size = 4 if model.runner.weights_precision == "float32" else 2
-    return 8.0 * size, size * (parameters.layers + parameters.words)
+    return 8.0 * size, size * (parameters.layers + parameters.embedding)
 
 
 def _reference(question: Question, source: ModelSource, progress: Callable[[str], None]) -> ModelSource | None:

@@ -16,9 +16,9 @@ from backend.kernels.quantized_weight import DeviceWeight
 _CAPABILITY = (8, 9)
 _MULTIPLE = 16
 """Of outputs that `torch._scaled_mm` multiplies."""
-_MOST = torch.finfo(torch.float8_e4m3fn).max
+_FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 _COLUMNS = 2048
-_MOST_DISAGREEMENT = 0.06
+_MAX_RELATIVE_ERROR = 0.06
 """Relative error up to which a product counts as right; rounding alone gives 0.026 on random numbers."""
 
 
@@ -33,7 +33,7 @@ def _round_rows(
     PLANES: tl.constexpr,
     SPAN: tl.constexpr,
     COLUMNS: tl.constexpr,
-    MOST: tl.constexpr,
+    FP8_MAX: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     most = tl.full([COLUMNS], 0.0, tl.float32)
@@ -42,14 +42,14 @@ def _round_rows(
         v = tl.load(x + row * stride + column, mask=column < inputs, other=0.0).to(tl.float32)
         most = tl.maximum(most, tl.abs(v))
     highest = tl.max(most, 0)
-    scale = tl.where(highest > 0, highest / MOST, 1.0)
+    scale = tl.where(highest > 0, highest / FP8_MAX, 1.0)
     tl.store(scales + row, scale)
     for start in range(0, width, COLUMNS):
         at = start + tl.arange(0, COLUMNS)
         # In the order of a weight's bytes: a word has one byte of each plane.
         column = at // (PLANES * SPAN) * (PLANES * SPAN) + at % PLANES * SPAN + at % (PLANES * SPAN) // PLANES
         v = tl.load(x + row * stride + column, mask=column < inputs, other=0.0).to(tl.float32)
-        nearest = tl.minimum(tl.maximum(v / scale, -MOST), MOST).to(tl.float8e4nv)
+        nearest = tl.minimum(tl.maximum(v / scale, -FP8_MAX), FP8_MAX).to(tl.float8e4nv)
         tl.store(rounded + row * width + at, nearest, mask=at < width)
 
 
@@ -71,7 +71,7 @@ def round_rows(x: torch.Tensor, weight: DeviceWeight) -> tuple[torch.Tensor, tor
         PLANES=weight.planes,
         SPAN=weight.span,
         COLUMNS=min(_COLUMNS, triton.next_power_of_2(width)),
-        MOST=_MOST,
+        FP8_MAX=_FP8_MAX,
         num_warps=8,
     )
     return rounded, scales
@@ -116,4 +116,4 @@ def supports_fp8_gemm(device: torch.device) -> bool:
         got = fp8_gemm(x, weight, None).float()
     except RuntimeError:  # what torch raises where it has no such product
         return False
-    return bool((got - expected).norm() <= _MOST_DISAGREEMENT * expected.norm())
+    return bool((got - expected).norm() <= _MAX_RELATIVE_ERROR * expected.norm())

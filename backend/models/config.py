@@ -116,12 +116,12 @@ class ModelConfig:
         """The mixture of experts of a layer; None: it has one ordinary MLP."""
         return self.experts if self.experts and layer not in self.experts.dense_layers else None
 
-    def served_up_to(self, max_context: int) -> ModelConfig:
+    def with_max_context(self, max_context: int) -> ModelConfig:
         """The same model for contexts of at most so many tokens: windows that no context outgrows are dropped."""
         windows = tuple(window if window and window < max_context else None for window in self.windows)
         return replace(self, windows=windows if any(windows) else ())
 
-    def unlike_llama(self) -> tuple[str, ...]:
+    def features_beyond_llama(self) -> tuple[str, ...]:
         """What this decoder does that Llama, Qwen and full-attention Mistral do not, in words for people.
 
         Runners that only do the common shape refuse a model for which this is not empty.

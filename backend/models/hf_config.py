@@ -14,7 +14,7 @@ from backend.models.config import (
     Rope,
     RopeScaling,
 )
-from backend.models.json_fields import MOST_LAYERS, MOST_TOKENS, Fields
+from backend.models.json_fields import MAX_LAYERS, MAX_TOKENS, Fields
 
 _GEMMA: Mapping[str, Any] = {
     "head_dim": 256,
@@ -46,21 +46,21 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 4,
     },
 }
-_SEES_AND_READS = "gemma3"
+_GEMMA3_MULTIMODAL = "gemma3"
 """Gemma 3 of 4 billion parameters and more: its text part is a ``gemma3_text``, and all that is served of it."""
-SUPPORTED_MODEL_TYPES = (*_DEFAULTS, _SEES_AND_READS)
+SUPPORTED_MODEL_TYPES = (*_DEFAULTS, _GEMMA3_MULTIMODAL)
 
 _QWEN_WINDOWS = ("qwen2", "qwen3")
 ATTENTION_BIAS_FIELD = ("llama", "qwen3", "qwen3_moe", "smollm3", "gemma2", "gemma3_text")
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-_MOST_EXPERTS = 2**16
+_MAX_EXPERTS = 2**16
 """Of a layer, each of which is looked for by name; the most that there are is some hundreds."""
-_MOST_POSITIONS = 2**22
+_MAX_POSITIONS = 2**22
 """What the longest contexts of these families have; a table has a row for each."""
-_MOST_HEAD_DIM = 2**14
+_MAX_HEAD_DIM = 2**14
 """Heads have some hundreds."""
-_MOST_ROTATIONS = 2**30
+_MAX_ROPE_ELEMENTS = 2**30
 """Of a table with as many numbers for each position as a head has."""
 
 
@@ -75,7 +75,7 @@ def read_hf_config(values: Mapping[str, Any], source: str) -> ModelConfig:
         ModelError: a field is missing, wrong, or asks for something this decoder does not do.
     """
     model_type = Fields(values, source).text("model_type")
-    if model_type == _SEES_AND_READS:
+    if model_type == _GEMMA3_MULTIMODAL:
         return read_hf_config(_text_part(Fields(values, source)), f"{source}: text_config")
     if model_type not in _DEFAULTS:
         raise Fields(values, source).error("model_type", f"one of {', '.join(SUPPORTED_MODEL_TYPES)}")
@@ -84,22 +84,24 @@ def read_hf_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     if fields.values.get("use_bidirectional_attention"):
         raise fields.error("use_bidirectional_attention", "false: an answer is written from left to right")
     hidden_size = fields.count("hidden_size")
-    num_layers = fields.count("num_hidden_layers", most=MOST_LAYERS)
+    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
     num_heads = fields.count("num_attention_heads")
     num_kv_heads = fields.count("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
-    head_dim = fields.count("head_dim", hidden_size // num_heads, most=_MOST_HEAD_DIM)
-    if not 1 <= head_dim <= _MOST_HEAD_DIM:
-        raise fields.error("hidden_size", f"num_attention_heads ({num_heads}) times 1 to {_MOST_HEAD_DIM}")
+    head_dim = fields.count("head_dim", hidden_size // num_heads, most=_MAX_HEAD_DIM)
+    if not 1 <= head_dim <= _MAX_HEAD_DIM:
+        raise fields.error("hidden_size", f"num_attention_heads ({num_heads}) times 1 to {_MAX_HEAD_DIM}")
     if head_dim % 2:
         raise fields.error("head_dim", "an even number")
-    vocab_size = fields.count("vocab_size", most=MOST_TOKENS)
-    positions = fields.count("max_position_embeddings", most=_MOST_POSITIONS)
+    vocab_size = fields.count("vocab_size", most=MAX_TOKENS)
+    positions = fields.count("max_position_embeddings", most=_MAX_POSITIONS)
     if positions < 2:
         raise fields.error("max_position_embeddings", "at least 2: a token and its answer")
-    if positions * head_dim > _MOST_ROTATIONS:
-        raise fields.error("max_position_embeddings", f"at most {_MOST_ROTATIONS // head_dim} with heads of {head_dim}")
+    if positions * head_dim > _MAX_ROPE_ELEMENTS:
+        raise fields.error(
+            "max_position_embeddings", f"at most {_MAX_ROPE_ELEMENTS // head_dim} for head_dim {head_dim}"
+        )
     attention_bias = model_type in ATTENTION_BIAS_FIELD and fields.flag("attention_bias")
     main_rope, ropes = _ropes(fields, model_type, num_layers)
     return ModelConfig(
@@ -139,7 +141,7 @@ def _text_part(fields: Fields) -> Mapping[str, Any]:
     text = fields.values.get("text_config")
     if not isinstance(text, Mapping):
         raise fields.error("text_config", "an object")
-    if text.get("model_type") == _SEES_AND_READS:
+    if text.get("model_type") == _GEMMA3_MULTIMODAL:
         raise Fields(text, f"{fields.source}: text_config").error("model_type", "'gemma3_text'")
     ends = fields.values.get("eos_token_id")
     return {"model_type": "gemma3_text", **text, **({} if ends is None else {"eos_token_id": ends})}
@@ -254,7 +256,7 @@ def _experts(fields: Fields, model_type: str, num_layers: int) -> Experts | None
     if model_type not in ("mixtral", "qwen3_moe"):
         return None
     count_field = "num_experts" if "num_experts" in fields.values else "num_local_experts"
-    count = fields.count(count_field, 128 if model_type == "qwen3_moe" else None, most=_MOST_EXPERTS)
+    count = fields.count(count_field, 128 if model_type == "qwen3_moe" else None, most=_MAX_EXPERTS)
     per_token = fields.count("num_experts_per_tok", 2)
     if per_token > count:
         raise fields.error("num_experts_per_tok", f"at most {count_field} ({count})")

@@ -10,13 +10,13 @@ from backend.errors import ModelError
 
 # Files come from anywhere, and what is read of them is counted, allocated and looped over before a tensor is looked at.
 # Far beyond every model there is, and small enough for that.
-MOST_TOKENS = 2**22
+MAX_TOKENS = 2**22
 """Of a vocabulary: the largest have some 260,000."""
-MOST_LAYERS = 4096
+MAX_LAYERS = 4096
 """The deepest have some 130."""
-_MOST = 2**31 - 1
+_MAX_COUNT = 2**31 - 1
 """Of anything else that is counted: what the computed positions and sizes are kept in."""
-_LEAST_NUMBER, _MOST_NUMBER = 1e-12, 1e12
+_MIN_NUMBER, _MAX_NUMBER = 1e-12, 1e12
 """Of what is computed with in float32, where products of a few of these are numbers still."""
 
 _SHORT = Repr()
@@ -49,7 +49,7 @@ class Fields:
             raise self.error(field, "true or false")
         return bool(value)
 
-    def count(self, field: str, default: int | None = None, most: int = _MOST) -> int:
+    def count(self, field: str, default: int | None = None, most: int = _MAX_COUNT) -> int:
         value = self.values.get(field)
         if value is None and default is not None:
             return default
@@ -63,8 +63,8 @@ class Fields:
         value = self.values.get(field, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise self.error(field, "a positive number")
-        if not _LEAST_NUMBER <= value <= _MOST_NUMBER:
-            raise self.error(field, f"from {_LEAST_NUMBER:g} to {_MOST_NUMBER:g}")
+        if not _MIN_NUMBER <= value <= _MAX_NUMBER:
+            raise self.error(field, f"from {_MIN_NUMBER:g} to {_MAX_NUMBER:g}")
         return float(value)
 
     def optional_number(self, field: str) -> float | None:

@@ -21,44 +21,44 @@ class Parameters:
 
     layers: int
     """In the matrices of all layers, experts included."""
-    words: int
+    embedding: int
     """In the embedding, and as many in the head."""
     tied: bool
     """Whether embedding and head are the same weights."""
-    vectors: int
+    norms_and_biases: int
     """Norms and biases, which are never quantised."""
 
     @property
     def total(self) -> int:
         """All of them."""
-        return self.layers + self.words * (1 if self.tied else 2) + self.vectors
+        return self.layers + self.embedding * (1 if self.tied else 2) + self.norms_and_biases
 
 
 def count_parameters(config: ModelConfig) -> Parameters:
     """Counts the weights of a decoder from its shape."""
     hidden, head = config.hidden_size, config.head_dim
     query, kv = config.num_heads * head, config.num_kv_heads * head
-    layers = vectors = 0
+    layers = norms_and_biases = 0
     for layer in range(config.num_layers):
         layers += 2 * hidden * query + 2 * hidden * kv
-        vectors += hidden * (4 if config.output_norms else 2) + (2 * head if config.qk_norm else 0)
-        vectors += (query + 2 * kv if config.qkv_bias else 0) + (hidden if config.output_bias else 0)
+        norms_and_biases += hidden * (4 if config.output_norms else 2) + (2 * head if config.qk_norm else 0)
+        norms_and_biases += (query + 2 * kv if config.qkv_bias else 0) + (hidden if config.output_bias else 0)
         experts = config.layer_experts(layer)
         if experts is not None:
             layers += experts.count * (3 * hidden * experts.intermediate_size + hidden)
         else:
             layers += 3 * hidden * config.intermediate_size
-            vectors += 2 * config.intermediate_size + hidden if config.mlp_bias else 0
-    words = config.vocab_size * hidden
-    return Parameters(layers, words, config.tie_word_embeddings, vectors + hidden)
+            norms_and_biases += 2 * config.intermediate_size + hidden if config.mlp_bias else 0
+    embedding = config.vocab_size * hidden
+    return Parameters(layers, embedding, config.tie_word_embeddings, norms_and_biases + hidden)
 
 
 def weight_bytes(parameters: Parameters, precision: Precision) -> int:
     """Bytes of all weights; the embedding, norms and biases have at least 16 bits."""
     in_floats = max(16, _BITS[precision])
     one = parameters.tied and _HEAD_BITS[precision] == in_floats
-    bits = parameters.layers * _BITS[precision] + (parameters.words + parameters.vectors) * in_floats
-    bits += 0 if one else parameters.words * _HEAD_BITS[precision]
+    bits = parameters.layers * _BITS[precision] + (parameters.embedding + parameters.norms_and_biases) * in_floats
+    bits += 0 if one else parameters.embedding * _HEAD_BITS[precision]
     return int(bits / 8)
 
 

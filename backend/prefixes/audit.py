@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from backend.engine.async_engine import AsyncEngine
-from backend.engine.engine import Output
 from backend.engine.kv_connector import StoredPrefix
 from backend.engine.model_runner import BLOCK_SIZE
+from backend.engine.output_processor import Output
 from backend.engine.sequence import FinishReason, Sequence
 from backend.errors import RequestError
 from backend.requests.generation_request import SequenceFactory

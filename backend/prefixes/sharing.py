@@ -126,7 +126,7 @@ class PrefixSharing:
         if store is None or engine is None:
             raise Unavailable(NOT_RUNNING)
         keys, chain = await asyncio.to_thread(self._hashed, tokens, chain_keys)
-        in_pool = next((place for place, key in enumerate(keys) if engine.pool.block_of(key) is None), len(keys))
+        in_pool = next((place for place, key in enumerate(keys) if engine.pool.find(key) is None), len(keys))
         return PrefixLocation(chain, in_pool, await store.locate(chain.blocks))
 
     async def settled(self) -> None:
@@ -164,7 +164,7 @@ class PrefixSharing:
             keys, chain = self._hashed(sequence.tokens, sequence.keys)
         sequence.block_keys = keys
         findable = keys[: (len(sequence.tokens) - 1) // BLOCK_SIZE]
-        in_pool = next((place for place, key in enumerate(findable) if pool.block_of(key) is None), len(findable))
+        in_pool = next((place for place, key in enumerate(findable) if pool.find(key) is None), len(findable))
         location = await store.locate(
             chain.blocks, everywhere=in_pool < len(findable), within=self._patience(len(findable) - in_pool)
         )

@@ -62,8 +62,8 @@ class ChatRequestReader:
         if older is not None and newer not in (None, older):
             raise InvalidRequest("max_tokens and max_completion_tokens differ; give one of them", "max_tokens")
         if newer is None:
-            return self._context.room(prompt_tokens, older, "max_tokens", least=1)
-        return self._context.room(prompt_tokens, newer, "max_completion_tokens", least=1)
+            return self._context.answer_tokens(prompt_tokens, older, "max_tokens", least=1)
+        return self._context.answer_tokens(prompt_tokens, newer, "max_completion_tokens", least=1)
 
 
 def _refuse_unsupported(request: ChatRequest) -> None:

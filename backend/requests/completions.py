@@ -58,4 +58,4 @@ class CompletionRequestReader:
         max_tokens = request.max_tokens
         if max_tokens is None:
             max_tokens = min(_DEFAULT_MAX_TOKENS, self._context.max_tokens - longest_prompt)
-        return self._context.room(longest_prompt, max_tokens, "max_tokens", least=0)
+        return self._context.answer_tokens(longest_prompt, max_tokens, "max_tokens", least=0)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
-from backend.engine.engine import Output
+from backend.engine.output_processor import Output
 from backend.requests.generation_request import GenerationRequest
 from backend.text.detokenizer import TokenBytes
 

@@ -11,7 +11,7 @@ import msgspec
 
 from backend.chat.grammar import GrammarConstraint
 from backend.chat.tool_parser import ParsedDelta, ToolParser
-from backend.engine.engine import Output
+from backend.engine.output_processor import Output
 from backend.engine.sequence import FinishReason, TokenLogprobs
 from backend.requests.generation_request import GenerationRequest
 from backend.responses.builder import ResponseBody, ResponseBuilder, Usage

@@ -9,7 +9,7 @@ import uuid
 
 import msgspec
 
-from backend.engine.engine import Output
+from backend.engine.output_processor import Output
 from backend.requests.generation_request import GenerationRequest
 from backend.responses.builder import ResponseBody, ResponseBuilder, Usage
 from backend.text.detokenizer import Detokenizer, TokenBytes

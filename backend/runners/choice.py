@@ -18,7 +18,7 @@ from backend.runners.errors import RunnerUnavailable
 from backend.runners.fused.build import load_fused_library
 from backend.runners.fused.layout import KVPrecision, quantizes_activations
 from backend.runners.fused.runner import FusedRunner, check_shape
-from backend.runners.self_test import disagreement
+from backend.runners.self_test import max_relative_error
 from backend.runners.torch.runner import TorchRunner
 
 _TORCH_DTYPES = {
@@ -30,9 +30,9 @@ _TORCH_DTYPES = {
 _CPU_KV_MEMORY = 512 * 2**20
 _FUSED_KV: dict[KvDtype, KVPrecision] = {"auto": "float16", "int8": "int8"}
 
-MOST_DISAGREEMENT = 0.01
+MAX_RELATIVE_ERROR = 0.01
 """Relative error of logits up to which a runner counts as right; half floats stay ten times below it."""
-_MOST_WITH_INTEGERS = 0.1
+_MAX_RELATIVE_ERROR_INT8 = 0.1
 """The same where activations or KV are rounded to int8, which alone makes up to .06 with weights of four bits."""
 
 
@@ -49,7 +49,7 @@ def choose_runner(
         ModelError: the KV memory does not hold a single block, or the device that was asked for cannot serve.
     """
     torch.set_num_threads(engine.threads)
-    config = config.served_up_to(max_context)
+    config = config.with_max_context(max_context)
     if engine.device == "cuda" and not torch.cuda.is_available():
         raise ModelError("--device cuda: torch sees no CUDA device; expected auto or cpu")
     if engine.device != "cpu" and torch.cuda.is_available():
@@ -82,9 +82,9 @@ def _fused(
     def make(model: ModelConfig, some: ModelWeights, num_blocks: int, context: int) -> FusedRunner:
         return FusedRunner(library, model, some, num_blocks, context, engine.threads, kv_precision)
 
-    error = disagreement(config, weights, make)
+    error = max_relative_error(config, weights, make)
     integers = kv_precision == "int8" or any(map(quantizes_activations, [*linears(weights).values(), weights.head]))
-    most = _MOST_WITH_INTEGERS if integers else MOST_DISAGREEMENT
+    most = _MAX_RELATIVE_ERROR_INT8 if integers else MAX_RELATIVE_ERROR
     if error > most:
         raise RunnerUnavailable(f"the fused step failed its self-test (relative error {error:.3g}, at most {most})")
     num_blocks = _num_blocks(engine, FusedRunner.block_bytes(config, kv_precision))

@@ -23,7 +23,7 @@ _BLOCKS = 8
 _CONTEXT = 4 * BLOCK_SIZE
 
 
-def disagreement(config: ModelConfig, weights: ModelWeights, make_runner: RunnerMaker) -> float:
+def max_relative_error(config: ModelConfig, weights: ModelWeights, make_runner: RunnerMaker) -> float:
     """Largest relative error of logits and hidden states of a short mixed batch, against the float32 reference.
 
     The reference has what the bits of quantised weights say: how much they have lost is not the question here, but

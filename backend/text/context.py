@@ -35,7 +35,7 @@ class Context:
             raise InvalidRequest(f"{where}: the prompt is empty", where)
         self._check(len(ids), where)
 
-    def room(self, prompt_tokens: int, asked: int | None, field: str, least: int) -> int:
+    def answer_tokens(self, prompt_tokens: int, asked: int | None, field: str, least: int) -> int:
         """Tokens that the answer may have; all that there is room for if none are ``asked`` for.
 
         Raises:

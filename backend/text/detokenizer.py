@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backend.errors import ModelError
-from backend.models.json_fields import MOST_TOKENS
+from backend.models.json_fields import MAX_TOKENS
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SENTENCEPIECE_SPACE = "▁"
@@ -50,8 +50,8 @@ class TokenBytes:
             raise ModelError(
                 f"tokenizer.json: decoder {sorted(kinds)} is not supported, expected ByteLevel or ByteFallback"
             )
-        if (last := max(table, default=0)) >= MOST_TOKENS:
-            raise ModelError(f"tokenizer.json: vocab has a token of id {last}, expected ids below {MOST_TOKENS}")
+        if (last := max(table, default=0)) >= MAX_TOKENS:
+            raise ModelError(f"tokenizer.json: vocab has a token of id {last}, expected ids below {MAX_TOKENS}")
         self._bytes: list[bytes] = [b""] * max(vocab_size, last + 1)
         for token_id, content in table.items():
             self._bytes[token_id] = content

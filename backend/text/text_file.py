@@ -14,7 +14,7 @@ from backend.errors import ModelError
 _GZIP = b"\x1f\x8b"
 """How a file begins that gzip has made; no UTF-8 text does."""
 
-MOST_BYTES = 256 * 2**20
+MAX_BYTES = 256 * 2**20
 """Of a text, unpacked. It is held whole, and its tokens take many times its size; texts of evaluation have a few MB."""
 
 
@@ -45,7 +45,7 @@ def _content(path: Path) -> bytes:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ModelError(f"{path}: cannot be read: not a regular file")
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
     return _bounded(content, path)
@@ -54,12 +54,12 @@ def _content(path: Path) -> bytes:
 def _unpacked(content: bytes, path: Path) -> bytes:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
-            return _bounded(packed.read(MOST_BYTES + 1), path)
+            return _bounded(packed.read(MAX_BYTES + 1), path)
     except (OSError, EOFError, zlib.error) as error:
         raise ModelError(f"{path}: not a whole gzip file ({error})") from error
 
 
 def _bounded(content: bytes, path: Path) -> bytes:
-    if len(content) > MOST_BYTES:
-        raise ModelError(f"{path}: too large; expected a text of at most {MOST_BYTES // 2**20} MiB, unpacked")
+    if len(content) > MAX_BYTES:
+        raise ModelError(f"{path}: too large; expected a text of at most {MAX_BYTES // 2**20} MiB, unpacked")
     return content

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from backend.engine.engine import Engine, Output
+from backend.engine.engine import Engine
 from backend.engine.model_runner import BLOCK_SIZE, ModelRunner
-from backend.engine.sequence import NOBODYS, SamplingParams, Sequence, TokenLogprobs
+from backend.engine.output_processor import Output
+from backend.engine.sequence import NO_TENANT, SamplingParams, Sequence, TokenLogprobs
 from backend.model_loader.weights import ModelWeights, dense
 from backend.models.config import ModelConfig
 from backend.runners.fused.layout import KVPrecision
@@ -99,7 +100,7 @@ class Completion:
 
 def keys_of(tenant: str) -> KeyChain:
     """How the keys of a tenant's blocks are made; nobody's, where it has no name."""
-    return KeyChain(bytes(16), BLOCK_SIZE, tenant_salt(b"a secret of the tests", tenant)) if tenant else NOBODYS
+    return KeyChain(bytes(16), BLOCK_SIZE, tenant_salt(b"a secret of the tests", tenant)) if tenant else NO_TENANT
 
 
 class EngineClient:

@@ -14,7 +14,7 @@ from backend.engine.model_runner import BLOCK_SIZE
 from backend.errors import ModelError
 from backend.runners.cuda.choice import choose_cuda
 from backend.runners.cuda.runner import CudaRunner
-from backend.runners.self_test import disagreement
+from backend.runners.self_test import max_relative_error
 from backend.runners.torch.runner import TorchRunner
 from tests.backend.runners.cuda.random_model import CONFIG, STEPS, VARIANTS, random_weights, step_of
 from tests.backend.runners.cuda.references import relative_error
@@ -85,7 +85,7 @@ def test_the_self_test_would_notice() -> None:
         other = dataclasses.replace(CONFIG, num_layers=config.num_layers, rope_theta=50.0)  # type: ignore[attr-defined]
         return CudaRunner(other, some, num_blocks, context, 4, torch.bfloat16)  # type: ignore[arg-type]
 
-    assert disagreement(CONFIG, weights, wrong) > 0.1
+    assert max_relative_error(CONFIG, weights, wrong) > 0.1
     said: list[str] = []
     asked = 64 * BLOCK_SIZE * 2 * 2 * CONFIG.num_layers * CONFIG.num_kv_heads * CONFIG.head_dim
     runner = choose_cuda(CONFIG, weights, EngineConfig(max_batch=8, kv_memory=asked), 128, said.append)

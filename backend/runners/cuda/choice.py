@@ -13,7 +13,7 @@ from backend.model_loader.weights import ModelWeights
 from backend.models.config import ModelConfig
 from backend.quantized_weights.errors import CannotQuantize
 from backend.runners.errors import RunnerUnavailable
-from backend.runners.self_test import disagreement
+from backend.runners.self_test import max_relative_error
 
 if TYPE_CHECKING:
     from backend.runners.cuda.runner import CudaRunner
@@ -24,7 +24,7 @@ _DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
-_MOST_DISAGREEMENT = {torch.bfloat16: 0.04, torch.float16: 0.01, torch.float32: 0.001}
+_MAX_RELATIVE_ERROR = {torch.bfloat16: 0.04, torch.float16: 0.01, torch.float32: 0.001}
 """Relative error of logits up to which the kernels count as right; a wrong one is beyond 0.1. bfloat16 keeps 8 bits."""
 _SELF_TEST_BATCH = 4
 
@@ -56,8 +56,8 @@ def choose_cuda(
         return runner
 
     try:
-        distance = disagreement(config, weights, make)
-        if distance > _MOST_DISAGREEMENT[dtype]:
+        distance = max_relative_error(config, weights, make)
+        if distance > _MAX_RELATIVE_ERROR[dtype]:
             raise RunnerUnavailable(f"the kernels failed their self-test (relative error {distance:.3g})")
         runner = CudaRunner(
             config,

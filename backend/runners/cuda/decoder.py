@@ -24,12 +24,12 @@ from backend.runners.cuda.device_step import DeviceStep
 from backend.runners.cuda.skinny_gemm import SkinnyGemmTable
 from backend.runners.errors import RunnerUnavailable
 
-Products = tuple[Linear | QuantizedMatmul, ...]
+MergedLinears = tuple[Linear | QuantizedMatmul, ...]
 """What one input is multiplied with, outputs side by side: a single matrix wherever its parts are kept alike."""
 
 _PROGRAMS_PER_PROCESSOR = 4
 """Decode programs that one multiprocessor should have, to keep enough loads in flight."""
-_MOST_SPLITS = 32
+_MAX_SPLITS = 32
 
 
 def check_model(config: ModelConfig) -> None:
@@ -68,7 +68,7 @@ class CudaDecoder:
         self._embedding = weights.embedding.to(device, dtype)
         tied = weights.head is weights.embedding
         head = Linear(self._embedding if tied else weights.head, None)
-        self._head: Products = (head,) if tied else _fused((head,), dtype, device)
+        self._head: MergedLinears = (head,) if tied else _merge_linears((head,), dtype, device)
         self._norm = weights.norm.to(device, torch.float32)
         tables = {config.rope(index) for index in range(config.num_layers)}
         angles = {rope: rotations(rope, config.head_dim, max_context).to(device) for rope in tables if rope is not None}
@@ -87,7 +87,7 @@ class CudaDecoder:
     def linears(self) -> list[Linear]:
         """Every dense matrix that a step multiplies with."""
         layers = [layer.qkv + layer.output + layer.gate_up + layer.down for layer in self._layers]
-        return [part for products in (self._head, *layers) for part in products if isinstance(part, Linear)]
+        return [part for merged in (self._head, *layers) for part in merged if isinstance(part, Linear)]
 
     def block_bytes(self) -> int:
         """Bytes of one KV block over all layers."""
@@ -124,11 +124,11 @@ class CudaDecoder:
         logits = self._multiply(self._last_norm(residual, delta, step.logits_rows), self._head)
         return logits.float(), self._last_norm(residual, delta, step.hidden_rows).float()
 
-    def _multiply(self, x: torch.Tensor, products: Products) -> torch.Tensor:
+    def _multiply(self, x: torch.Tensor, merged: MergedLinears) -> torch.Tensor:
         """[T, in] to [T, out]."""
         if not x.shape[0]:
-            return x.new_empty(0, sum(_outputs(part) for part in products))
-        done = [self.product(x, part) if isinstance(part, Linear) else part(x) for part in products]
+            return x.new_empty(0, sum(_outputs(part) for part in merged))
+        done = [self.product(x, part) if isinstance(part, Linear) else part(x) for part in merged]
         return done[0] if len(done) == 1 else torch.cat(done, dim=1)
 
     def _last_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
@@ -140,7 +140,7 @@ class CudaDecoder:
     def _splits(self, rows: int) -> int:
         """Programs for each context, so that few sequences still fill the device: a power of two."""
         wanted = _PROGRAMS_PER_PROCESSOR * self._processors // max(1, rows * self.config.num_kv_heads)
-        return min(_MOST_SPLITS, 1 << max(0, wanted.bit_length() - 1)) if wanted else 1
+        return min(_MAX_SPLITS, 1 << max(0, wanted.bit_length() - 1)) if wanted else 1
 
 
 class _Layer:
@@ -166,11 +166,11 @@ class _Layer:
         )
         self.input_norm = weights.input_norm.to(device, torch.float32)
         self.mlp_norm = weights.post_attention_norm.to(device, torch.float32)
-        self.output = _fused((weights.output,), dtype, device)
-        self.down = _fused((weights.down,), dtype, device)
+        self.output = _merge_linears((weights.output,), dtype, device)
+        self.down = _merge_linears((weights.down,), dtype, device)
         self._rope = rope
-        self.qkv = _fused((weights.query, weights.key, weights.value), dtype, device)
-        self.gate_up = _fused((weights.gate, weights.up), dtype, device)
+        self.qkv = _merge_linears((weights.query, weights.key, weights.value), dtype, device)
+        self.gate_up = _merge_linears((weights.gate, weights.up), dtype, device)
         self._head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
         if weights.query_norm is not None and weights.key_norm is not None:
             self._head_norms = (weights.query_norm.to(device, dtype), weights.key_norm.to(device, dtype))
@@ -190,21 +190,21 @@ class _Layer:
         return mixed
 
 
-def _fused(parts: Sequence[Linear], dtype: torch.dtype, device: torch.device) -> Products:
+def _merge_linears(parts: Sequence[Linear], dtype: torch.dtype, device: torch.device) -> MergedLinears:
     """Parts with one input: as one matrix those that follow each other and are kept alike, dense or quantised.
 
     Raises:
         CannotQuantize: the kernels do not compute with a part's scheme.
     """
-    products: list[Linear | QuantizedMatmul] = []
+    merged: list[Linear | QuantizedMatmul] = []
     for part in parts:
         product = _on_device(part, dtype, device)
-        joined = _joined(products[-1], product) if products else None
+        joined = _merge(merged[-1], product) if merged else None
         if joined is None:
-            products.append(product)
+            merged.append(product)
         else:
-            products[-1] = joined
-    return tuple(products)
+            merged[-1] = joined
+    return tuple(merged)
 
 
 def _on_device(part: Linear, dtype: torch.dtype, device: torch.device) -> Linear | QuantizedMatmul:
@@ -215,7 +215,7 @@ def _on_device(part: Linear, dtype: torch.dtype, device: torch.device) -> Linear
     return QuantizedMatmul(weight, bias, scaled=weight.form == "fp8" and supports_fp8_gemm(device))
 
 
-def _joined(one: Linear | QuantizedMatmul, other: Linear | QuantizedMatmul) -> Linear | QuantizedMatmul | None:
+def _merge(one: Linear | QuantizedMatmul, other: Linear | QuantizedMatmul) -> Linear | QuantizedMatmul | None:
     """Both as one; None: they are not kept alike."""
     if (one.bias is None) != (other.bias is None):
         return None

@@ -14,9 +14,9 @@ from backend.model_loader.weights import Linear
 
 _ROWS = (1, 2, MAX_ROWS)
 """Of these the sizes of recorded batches are."""
-_MOST_DISAGREEMENT = 0.02
+_MAX_RELATIVE_ERROR = 0.02
 """Relative error up to which the kernel counts as right; both round to bfloat16 once."""
-_MOST_SHARE = 0.97
+_MAX_TIME_RATIO = 0.97
 """Of cuBLAS' time, for the kernel to be taken: less would be the clock's noise."""
 _ROUNDS = 7
 
@@ -51,19 +51,19 @@ class SkinnyGemmTable:
                 (rows, *shape)
                 for shape, group in by_shape.items()
                 for rows in _ROWS
-                if _is_better(group, rows, shape[1])
+                if _is_faster(group, rows, shape[1])
             )
         )
 
 
-def _is_better(group: list[Linear], rows: int, inputs: int) -> bool:
+def _is_faster(group: list[Linear], rows: int, inputs: int) -> bool:
     first = group[0].dense
     x = torch.randn(rows, inputs, device=first.device).to(first.dtype)
     expected = functional.linear(x, first, group[0].bias).float()
     error = (skinny_gemm(x, first, group[0].bias).float() - expected).norm() / expected.norm()
-    if not float(error) <= _MOST_DISAGREEMENT:
+    if not float(error) <= _MAX_RELATIVE_ERROR:
         return False
-    return _milliseconds(skinny_gemm, x, group) < _MOST_SHARE * _milliseconds(functional.linear, x, group)
+    return _milliseconds(skinny_gemm, x, group) < _MAX_TIME_RATIO * _milliseconds(functional.linear, x, group)
 
 
 def _milliseconds(product: Product, x: torch.Tensor, group: list[Linear]) -> float:

@@ -256,7 +256,7 @@ def check_shape(config: ModelConfig) -> None:
         RunnerUnavailable: the model has a feature that Llama does not have, or a size is not a multiple of the vector
             width.
     """
-    if features := config.unlike_llama():
+    if features := config.features_beyond_llama():
         raise RunnerUnavailable(f"the fused step does not support {', '.join(features)}")
     for field, multiple in (("hidden_size", 16), ("head_dim", 64)):
         if (value := getattr(config, field)) % multiple:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from backend.model_loader.weights import Linear
 from backend.quantized_weights.float_scheme import FloatLinear, FloatScheme
 from backend.quantized_weights.quantized_linear import QuantizedLinear
-from backend.runners.torch.quantized_matmul import CpuProduct, ProductTable
+from backend.runners.torch.quantized_matmul import KernelTable, QuantizedMatmul
 
 
 class TorchLinear:
@@ -23,12 +23,12 @@ class TorchLinear:
         table: of how quantised ones are multiplied.
     """
 
-    def __init__(self, parts: Sequence[Linear], dtype: torch.dtype, table: ProductTable) -> None:
+    def __init__(self, parts: Sequence[Linear], dtype: torch.dtype, table: KernelTable) -> None:
         self._dense: torch.Tensor | None = None
-        self._products: list[CpuProduct] = []
+        self._products: list[QuantizedMatmul] = []
         dense = [part.weight for part in parts if isinstance(part.weight, torch.Tensor)]
         if len(dense) < len(parts):
-            self._products = [CpuProduct(_quantized(part, dtype), table) for part in parts]
+            self._products = [QuantizedMatmul(_quantized(part, dtype), table) for part in parts]
         elif len(dense) == 1:
             self._dense = dense[0].to(dtype)
         else:

@@ -14,13 +14,13 @@ from backend.quantized_weights.quantized_linear import QuantizedLinear, referenc
 
 _ROWS = (1, 4, 16, 64)
 """Numbers of rows that are measured; others go by the next smaller one."""
-_MOST_DISAGREEMENT = 0.01
+_MAX_RELATIVE_ERROR = 0.01
 """Relative error up to which a way counts as right: some of them round activations to bfloat16."""
 _TIMES = 3
 
 
 @dataclass(slots=True)
-class ProductTable:
+class KernelTable:
     """Which way was the fastest, for each scheme and shape; measured with the first weight of its kind."""
 
     _chosen: dict[tuple[str, tuple[int, int]], tuple[str, ...]] = field(default_factory=dict)
@@ -29,16 +29,16 @@ class ProductTable:
         """The name of a way for each number of rows in ``_ROWS``."""
         key = (linear.scheme.name, linear.shape)
         if key not in self._chosen:
-            self._chosen[key] = _measured(linear)
+            self._chosen[key] = _fastest_kernels(linear)
         return self._chosen[key]
 
 
-class CpuProduct:
+class QuantizedMatmul:
     """A weight with the products that its table names; what no number of rows needs is not kept."""
 
-    def __init__(self, linear: QuantizedLinear, table: ProductTable) -> None:
+    def __init__(self, linear: QuantizedLinear, table: KernelTable) -> None:
         names = table.choose(linear)
-        makers = ways(linear)
+        makers = kernel_factories(linear)
         products = {name: makers[name]() for name in set(names)}
         self._by_rows = [products[name] for name in names]
 
@@ -47,36 +47,36 @@ class CpuProduct:
         return self._by_rows[max(0, bisect.bisect_right(_ROWS, len(x)) - 1)](x)
 
 
-def _measured(linear: QuantizedLinear) -> tuple[str, ...]:
-    right = _right(linear)
-    seconds = [{name: _seconds(product, rows, linear.shape[1]) for name, product in right.items()} for rows in _ROWS]
+def _fastest_kernels(linear: QuantizedLinear) -> tuple[str, ...]:
+    correct = _correct_kernels(linear)
+    seconds = [{name: _seconds(product, rows, linear.shape[1]) for name, product in correct.items()} for rows in _ROWS]
     if linear.scheme.activation_bits == 16:
         return tuple(min(of_rows, key=of_rows.__getitem__) for of_rows in seconds)
     # A row's result must not depend on how many others there are, and two ways differ in the last places.
-    least = min(right, key=lambda name: sum(of_rows[name] / min(of_rows.values()) for of_rows in seconds))
+    least = min(correct, key=lambda name: sum(of_rows[name] / min(of_rows.values()) for of_rows in seconds))
     return (least,) * len(_ROWS)
 
 
-def _right(linear: QuantizedLinear) -> dict[str, Product]:
+def _correct_kernels(linear: QuantizedLinear) -> dict[str, Matmul]:
     """The ways that give what the bits say here. An operator may be missing in a build, or wrong on a CPU."""
     x = torch.randn(5, linear.shape[1], generator=torch.Generator().manual_seed(0))
     expected = reference(linear, x)
-    right: dict[str, Product] = {}
-    for name, make in ways(linear).items():
+    correct: dict[str, Matmul] = {}
+    for name, make in kernel_factories(linear).items():
         try:
             product = make()
             got = product(x).double()
         except (RuntimeError, AttributeError):  # the operator refuses this shape, or there is none
-            if name == ALWAYS:
+            if name == DEQUANTIZE:
                 raise
             continue
         error = (got - expected).norm() / expected.norm().clamp(min=1e-30)
-        if name == ALWAYS or float(error) <= _MOST_DISAGREEMENT:
-            right[name] = product
-    return right
+        if name == DEQUANTIZE or float(error) <= _MAX_RELATIVE_ERROR:
+            correct[name] = product
+    return correct
 
 
-def _seconds(product: Product, rows: int, inputs: int) -> float:
+def _seconds(product: Matmul, rows: int, inputs: int) -> float:
     x = torch.randn(rows, inputs)
     taken = []
     for _ in range(_TIMES):
@@ -86,34 +86,34 @@ def _seconds(product: Product, rows: int, inputs: int) -> float:
     return min(taken)
 
 
-Product = Callable[[torch.Tensor], torch.Tensor]
+Matmul = Callable[[torch.Tensor], torch.Tensor]
 """Rows [T, in] to [T, out], in their dtype."""
 
 
 _INT8_MULTIPLE = 32
 """Inputs of a product that torch's operator reads: for others it reads beyond them, and the process may die."""
 
-ALWAYS = "widened"
+DEQUANTIZE = "widened"
 """The way that every weight has: what its bits say as floats, made for each product anew."""
 
 
-def ways(linear: QuantizedLinear) -> dict[str, Callable[[], Product]]:
+def kernel_factories(linear: QuantizedLinear) -> dict[str, Callable[[], Matmul]]:
     """What makes each product that this weight may be multiplied by."""
-    found: dict[str, Callable[[], Product]] = {ALWAYS: lambda: linear.matmul}
+    found: dict[str, Callable[[], Matmul]] = {DEQUANTIZE: lambda: linear.matmul}
     if not isinstance(linear, IntLinear):
         return found
     scheme = linear.scheme
     if scheme.bits == 8 and scheme.zero == "middle":
         if scheme.activation_bits < 16 and scheme.group_size is None:
-            found["onednn"] = lambda: OneDnnProduct(linear)
+            found["onednn"] = lambda: OneDnnInt8(linear)
         elif scheme.activation_bits == 16 and (scheme.group_size or linear.shape[1]) % _INT8_MULTIPLE == 0:
-            found["int8pack"] = lambda: Int8Product(linear)
+            found["int8pack"] = lambda: Int8Matmul(linear)
     if scheme.bits == 4 and scheme.group_size is not None:
-        found["int4pack"] = lambda: Int4Product(linear)
+        found["int4pack"] = lambda: Int4Matmul(linear)
     return found
 
 
-class OneDnnProduct:
+class OneDnnInt8:
     """oneDNN's integers: rows as uint8 around 128, each with its scale, and exact sums.
 
     The operator knows one scale for all rows, so it is told 1 and the rows' own are multiplied in afterwards: what else
@@ -128,7 +128,7 @@ class OneDnnProduct:
         self._zeros = torch.zeros(len(signed), dtype=torch.int64)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Product`."""
+        """See `Matmul`."""
         if self._order is not None:
             x = x[:, self._order]
         scales = row_scales(x)
@@ -140,7 +140,7 @@ class OneDnnProduct:
         return (y * scales).to(x.dtype)
 
 
-class Int8Product:
+class Int8Matmul:
     """torch's product with int8 weights and activations in bfloat16, for each group of inputs, summed up as floats."""
 
     def __init__(self, linear: IntLinear) -> None:
@@ -151,7 +151,7 @@ class Int8Product:
         self._groups = [(weight.contiguous(), of.contiguous()) for weight, of in zip(weights, scales, strict=True)]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Product`."""
+        """See `Matmul`."""
         rows = (x if self._order is None else x[:, self._order]).to(torch.bfloat16)
         product = torch.ops.aten._weight_int8pack_mm
         parts = zip(rows.chunk(len(self._groups), dim=1), self._groups, strict=True)
@@ -159,7 +159,7 @@ class Int8Product:
         return total.to(x.dtype)
 
 
-class Int4Product:
+class Int4Matmul:
     """torch's product with weights of four bits in groups, whose activations are bfloat16."""
 
     def __init__(self, linear: IntLinear) -> None:
@@ -172,7 +172,7 @@ class Int4Product:
         self._weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(linear.plain_codes().int(), 1)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Product`."""
+        """See `Matmul`."""
         rows = (x if self._order is None else x[:, self._order]).to(torch.bfloat16).contiguous()
         y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
             rows, self._weight, self._group_size, self._numbers

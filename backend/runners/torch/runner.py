@@ -12,7 +12,7 @@ from backend.models.rope import rotations
 from backend.runners.torch.attention import StepAttention
 from backend.runners.torch.kv_memory import KvMemory
 from backend.runners.torch.linear import TorchLinear
-from backend.runners.torch.quantized_matmul import ProductTable
+from backend.runners.torch.quantized_matmul import KernelTable
 
 
 class TorchRunner:
@@ -50,7 +50,7 @@ class TorchRunner:
         self._embedding = weights.embedding.to(dtype)
         # Tied to the embedding it is not there twice.
         head = self._embedding if weights.head is weights.embedding else weights.head
-        table = ProductTable()
+        table = KernelTable()
         self._head = TorchLinear([Linear(head, None)], dtype, table)
         self._norm = weights.norm.float()
         self._layers = [_Layer(config, index, layer, dtype, table) for index, layer in enumerate(weights.layers)]
@@ -93,7 +93,7 @@ class _Layer:
     """One layer without its attention: projections before it, output and MLP after it. Rows are [T, hidden]."""
 
     def __init__(
-        self, config: ModelConfig, index: int, weights: LayerWeights, dtype: torch.dtype, table: ProductTable
+        self, config: ModelConfig, index: int, weights: LayerWeights, dtype: torch.dtype, table: KernelTable
     ) -> None:
         self.index = index
         self.rope = config.rope(index)
@@ -142,7 +142,7 @@ class _Layer:
 class _Mlp:
     """A gated MLP with gate and up as one product."""
 
-    def __init__(self, weights: Mlp, activation: Activation, dtype: torch.dtype, table: ProductTable) -> None:
+    def __init__(self, weights: Mlp, activation: Activation, dtype: torch.dtype, table: KernelTable) -> None:
         self._gate_up = TorchLinear((weights.gate, weights.up), dtype, table)
         self._down = TorchLinear((weights.down,), dtype, table)
         self._activation = activation

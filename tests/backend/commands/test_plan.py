@@ -140,9 +140,9 @@ def test_a_model_that_only_torch_computes_says_so() -> None:
 def test_quantised_weights() -> None:
     """Four-bit weights have five bits with their scales, the head eight and a quarter and the embedding sixteen."""
     parameters = count_parameters(read_hf_config(SEVEN, "config.json"))
-    assert parameters.words == 32000 * 4096
-    head = parameters.words * 33 // 32
-    expected = parameters.layers * 5 // 8 + head + 2 * parameters.words + 2 * parameters.vectors
+    assert parameters.embedding == 32000 * 4096
+    head = parameters.embedding * 33 // 32
+    expected = parameters.layers * 5 // 8 + head + 2 * parameters.embedding + 2 * parameters.norms_and_biases
     assert weight_bytes(parameters, "int4") == expected
 
 

@@ -18,8 +18,9 @@ from backend.api.metrics import Metrics
 from backend.engine import async_engine
 from backend.engine.async_engine import AsyncEngine, CompletionRate, Generation, StepReport
 from backend.engine.config import Batching, BatchingMode
-from backend.engine.engine import Engine, Output
+from backend.engine.engine import Engine
 from backend.engine.model_runner import ModelRunner, StepInput, StepOutput
+from backend.engine.output_processor import Output
 from backend.engine.sequence import FinishReason, SamplingParams, Sequence
 from backend.engine.stats import StepTimings
 from backend.errors import QueueFull
@@ -111,7 +112,7 @@ async def test_the_books_are_checked_when_there_is_nothing_to_do(
         await answers(served, sequence([21]))
         while not await found.get():
             pass
-        assert engine.pool.references(lost[0]) == 1
+        assert engine.pool.ref_count(lost[0]) == 1
         assert checks == 2
     message = f"integrity check: block {lost[0]} counts 1 references, sequences hold it 0 times"
     assert [record.message for record in caplog.records] == [message]
@@ -148,21 +149,21 @@ async def test_news_are_taken_once() -> None:
 
 def test_the_pace_is_the_mean_time_between_ends() -> None:
     """Of the last ones; before the first has ended, the time that it takes already."""
-    pace = CompletionRate()
-    pace.begin(100.0)
-    assert pace.seconds_for(1, 100.0) == 1
-    assert pace.seconds_for(1, 107.5) == 8
-    assert pace.seconds_for(3, 107.5) == 23
+    rate = CompletionRate()
+    rate.begin(100.0)
+    assert rate.seconds_until(1, 100.0) == 1
+    assert rate.seconds_until(1, 107.5) == 8
+    assert rate.seconds_until(3, 107.5) == 23
     for number in range(200):
-        pace.record(1, 110.0 + 2 * number)
-    assert pace.seconds_for(1, 510.0) == 3, "no more than the last 64 count, 2 s apart"
-    assert pace.seconds_for(5, 510.0) == 11
-    assert pace.seconds_for(1000, 510.0) == 60, "nobody is sent away for longer than a minute"
-    pace.begin(2000.0)
-    assert pace.seconds_for(1, 2000.0) == 1, "a new busy time"
-    assert pace.seconds_for(1, 2010.0) == 10, "in which none has ended yet"
-    pace.record(4, 2010.0)
-    assert pace.seconds_for(1, 2012.0) == 3, "the four answers of one request, in 12 s"
+        rate.record(1, 110.0 + 2 * number)
+    assert rate.seconds_until(1, 510.0) == 3, "no more than the last 64 count, 2 s apart"
+    assert rate.seconds_until(5, 510.0) == 11
+    assert rate.seconds_until(1000, 510.0) == 60, "nobody is sent away for longer than a minute"
+    rate.begin(2000.0)
+    assert rate.seconds_until(1, 2000.0) == 1, "a new busy time"
+    assert rate.seconds_until(1, 2010.0) == 10, "in which none has ended yet"
+    rate.record(4, 2010.0)
+    assert rate.seconds_until(1, 2012.0) == 3, "the four answers of one request, in 12 s"
 
 
 async def test_metrics_say_what_the_engine_did(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ class Pool(RuleBasedStateMachine):
         for index, block in enumerate(shared):
             assert self.written[block] == (salt, tuple(tokens[: (index + 1) * SIZE]))
         for block in shared:
-            self.pool.share(block)
+            self.pool.acquire(block)
         free = self.pool.num_free
         own = self.pool.allocate(-(-len(tokens) // SIZE) - len(shared))
         assert (own is None) == (-(-len(tokens) // SIZE) - len(shared) > free)
@@ -198,7 +198,7 @@ def test_equal_blocks_become_one() -> None:
     pool = BlockPool(4)
     first, second = chain(pool, [1, 2, 3, 4]), chain(pool, [1, 2, 9, 9])
     assert second[0] == first[0]
-    assert pool.references(first[0]) == 2
+    assert pool.ref_count(first[0]) == 2
     assert pool.num_free == 1
 
 
@@ -258,9 +258,9 @@ def test_the_check_knows_every_way_to_be_wrong() -> None:
     sentences = []
     faults: list[Callable[[BlockPool, list[int]], object]] = [
         lambda pool, _: None,
-        lambda pool, _: pool._blank.append(pool._blank[0]),
-        lambda pool, held: pool._blank.append(held[0]),
-        lambda pool, held: pool._contents.__setitem__(pool._blank[0], pool._contents[held[0]]),
+        lambda pool, _: pool._empty.append(pool._empty[0]),
+        lambda pool, held: pool._empty.append(held[0]),
+        lambda pool, held: pool._contents.__setitem__(pool._empty[0], pool._contents[held[0]]),
         release_and_blank,
         lambda pool, _: pool._by_key.update({b"strange": 0}),
         lambda pool, held: pool._contents.__setitem__(held[0], None),
@@ -269,7 +269,7 @@ def test_the_check_knows_every_way_to_be_wrong() -> None:
         pool = BlockPool(4)
         held = chain(pool, [1, 2, 3, 4])
         fault(pool, held)
-        counts = Counter({block: pool.references(block) for block in range(4)})
+        counts = Counter({block: pool.ref_count(block) for block in range(4)})
         sentences.append(set(pool.problems(counts)))
     assert sentences == [
         set(),
@@ -292,6 +292,6 @@ def test_misuse_is_an_error() -> None:
     with pytest.raises(ValueError, match="already free"):
         pool.release([0])
     with pytest.raises(ValueError, match="cannot be shared"):
-        pool.share(1)
+        pool.acquire(1)
     with pytest.raises(ValueError, match="at least 1"):
         BlockPool(0)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from backend.engine.engine import Engine, Output
+from backend.engine.engine import Engine
+from backend.engine.output_processor import Output
 from backend.engine.sequence import FinishReason, SamplingParams, Sequence
 from backend.model import ServedModel
 from backend.model_loader.weights import ModelWeights

@@ -231,22 +231,22 @@ def test_the_engine_says_when_there_is_something_to_do() -> None:
     """So that who drives it can sleep: until a batch opens, or until a deadline."""
     engine = Engine(fused(20), 4, 32, Batching(BatchingMode.DYNAMIC, max_wait=1000.0))
     client = EngineClient(engine)
-    assert engine.pause() is None
+    assert engine.seconds_until_work() is None
     client.submit(0, [20])
     assert client.step() == []
-    pause = engine.pause()
+    pause = engine.seconds_until_work()
     assert pause is not None
     assert 900 < pause <= 1000
     client.completions[0].sequence.deadline = time.monotonic() + 100
-    pause = engine.pause()
+    pause = engine.seconds_until_work()
     assert pause is not None
     assert 90 < pause <= 100
     client.completions[0].sequence.deadline = time.monotonic() - 5
-    assert engine.pause() == 0.0
+    assert engine.seconds_until_work() == 0.0
     client.completions[0].sequence.deadline = None
     for number in range(1, 4):
         client.submit(number, [20 + number])
-    assert engine.pause() == 0.0
+    assert engine.seconds_until_work() == 0.0
     client.run()
 
 

@@ -114,7 +114,7 @@ def test_every_sequence_ends_and_every_block_comes_back(
             # What is about to be written belongs to nobody else.
             first, end = chunk.start // BLOCK_SIZE, blocks_of(chunk.start + chunk.count)
             written = sequence.blocks[first - sequence.first_block : end - sequence.first_block]
-            assert all(pool.references(block) == 1 for block in written)
+            assert all(pool.ref_count(block) == 1 for block in written)
         for chunk in chunks:
             sequence, ended = chunk.sequence, chunk.reaches_end
             scheduler.mark_computed(chunk)
@@ -447,10 +447,10 @@ def test_a_static_batch_begins_with_those_who_are_there(make: Maker) -> None:
 def test_a_dynamic_batch_waits_to_be_full_but_not_for_ever(make: Maker) -> None:
     """It begins when it is full, or when its first sequence has waited long enough."""
     scheduler = Scheduler(BlockPool(100), 3, 64, Batching(BatchingMode.DYNAMIC, max_wait=2.0))
-    assert scheduler.seconds_until_admission(0.0) is None
+    assert scheduler.seconds_until_work(0.0) is None
     scheduler.add(make(5, 2), now=10.0)
     assert step(scheduler, 11.0) == []
-    assert scheduler.seconds_until_admission(11.0) == 1.0
+    assert scheduler.seconds_until_work(11.0) == 1.0
     scheduler.add(make(5, 2), now=11.5)
     assert len(step(scheduler, 12.0)) == 2
     for _ in range(3):

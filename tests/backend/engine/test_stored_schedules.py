@@ -83,7 +83,7 @@ def test_what_came_back_with_a_loss_is_never_found_as_exact(
         for key, content in shelf.exact.items():
             assert truth.exact.get(key, content) == content
         for key, content in truth.exact.items():
-            block = engine.pool.block_of(key)
+            block = engine.pool.find(key)
             if block is not None:
                 (segment,) = on.runner.kv_blocks.outgoing([block]).ready()[0]  # type: ignore[union-attr]
                 assert np.ascontiguousarray(segment).tobytes() == content
@@ -147,15 +147,15 @@ def test_an_engine_that_only_waits_for_a_fetch_rests() -> None:
     client = EngineClient(engine_with(shelf), shelf)
     client.submit(1, PROMPT, 1)
     client.submit(2, PROMPT, 1)
-    assert client.engine.pause() == 0.0
+    assert client.engine.seconds_until_work() == 0.0
     client.engine.step()
-    assert client.engine.pause() is None, "both wait for one fetch"
+    assert client.engine.seconds_until_work() is None, "both wait for one fetch"
     client.submit(3, [11, 12], 1)
-    assert client.engine.pause() == 0.0
+    assert client.engine.seconds_until_work() == 0.0
     client.engine.step()
     assert client.completions[3].sequence.finish_reason is FinishReason.LENGTH
     shelf.turn()
-    assert client.engine.pause() == 0.0
+    assert client.engine.seconds_until_work() == 0.0
     client.run()
 
 
@@ -216,9 +216,9 @@ def test_an_engine_rests_while_what_it_needs_is_being_copied() -> None:
     other = client.submit(1, [*range(26, 96)], 2, ignore_eos=True)
     engine.step()
     assert not other.blocks
-    assert engine.pause() is None
+    assert engine.seconds_until_work() is None
     shelf.turn()
-    assert engine.pause() == 0.0
+    assert engine.seconds_until_work() == 0.0
     client.run()
     assert other.num_generated == 2
 

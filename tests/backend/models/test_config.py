@@ -153,9 +153,9 @@ def test_the_text_part_of_a_model_that_sees() -> None:
 def test_a_window_that_no_context_outgrows_is_none() -> None:
     """Then the model is plain, and every runner can serve it."""
     mistral = read(model_type="mistral", sliding_window=1024)
-    assert mistral.unlike_llama() == ("sliding-window attention",)
-    assert mistral.served_up_to(1024).unlike_llama() == ()
-    assert mistral.served_up_to(1025).windows == (1024, 1024)
+    assert mistral.features_beyond_llama() == ("sliding-window attention",)
+    assert mistral.with_max_context(1024).features_beyond_llama() == ()
+    assert mistral.with_max_context(1025).windows == (1024, 1024)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ HUGE = 10**400
         ({"max_position_embeddings": 10**18}, "expected at most 4194304"),
         (
             {"max_position_embeddings": 2**22, "head_dim": 2**14},
-            "max_position_embeddings is 4194304, expected at most 65536 with heads of 16384",
+            "max_position_embeddings is 4194304, expected at most 65536 for head_dim 16384",
         ),
         ({"max_position_embeddings": 1}, "max_position_embeddings is 1, expected at least 2: a token and its answer"),
         ({"hidden_size": HUGE}, "expected at most 2147483647"),

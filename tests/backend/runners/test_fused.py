@@ -13,11 +13,11 @@ from backend.engine.model_runner import ModelRunner
 from backend.model_loader.weights import ModelWeights
 from backend.models.config import ModelConfig
 from backend.runners import choice as runner_choice
-from backend.runners.choice import MOST_DISAGREEMENT, choose_runner
+from backend.runners.choice import MAX_RELATIVE_ERROR, choose_runner
 from backend.runners.errors import RunnerUnavailable
 from backend.runners.fused.build import load_fused_library
 from backend.runners.fused.runner import FusedRunner, check_shape
-from backend.runners.self_test import disagreement
+from backend.runners.self_test import max_relative_error
 from backend.runners.torch.runner import TorchRunner
 from backend.runners.warm_up import single_sequence_step
 from tests.backend.conftest import built_library, quiet
@@ -42,7 +42,7 @@ def small(config: ModelConfig, weights: ModelWeights) -> tuple[ModelConfig, Mode
 
 def test_the_self_test_passes_and_would_notice(config: ModelConfig, weights: ModelWeights) -> None:
     """Rounding is far below the limit; a wrong rotary base or a swapped layer is far above it."""
-    assert disagreement(config, weights, make_fused) < MOST_DISAGREEMENT / 5
+    assert max_relative_error(config, weights, make_fused) < MAX_RELATIVE_ERROR / 5
 
     def wrong_rotation(c: ModelConfig, w: ModelWeights, num_blocks: int, context: int) -> ModelRunner:
         return make_fused(dataclasses.replace(c, rope_theta=1000.0), w, num_blocks, context)
@@ -50,8 +50,8 @@ def test_the_self_test_passes_and_would_notice(config: ModelConfig, weights: Mod
     def swapped_layers(c: ModelConfig, w: ModelWeights, num_blocks: int, context: int) -> ModelRunner:
         return make_fused(c, dataclasses.replace(w, layers=w.layers[::-1]), num_blocks, context)
 
-    assert disagreement(config, weights, wrong_rotation) > MOST_DISAGREEMENT
-    assert disagreement(config, weights, swapped_layers) > MOST_DISAGREEMENT
+    assert max_relative_error(config, weights, wrong_rotation) > MAX_RELATIVE_ERROR
+    assert max_relative_error(config, weights, swapped_layers) > MAX_RELATIVE_ERROR
 
 
 def test_threads_do_not_change_a_bit(config: ModelConfig, weights: ModelWeights) -> None:
@@ -91,7 +91,7 @@ def test_a_wrong_result_is_not_served(
     config: ModelConfig, weights: ModelWeights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A build that computes something else than the reference loses to it."""
-    monkeypatch.setattr(runner_choice, "disagreement", lambda *_: 0.5)
+    monkeypatch.setattr(runner_choice, "max_relative_error", lambda *_: 0.5)
     said: list[str] = []
     assert isinstance(choose_runner(*small(config, weights), ENGINE, 128, said.append), TorchRunner)
     assert "failed its self-test" in said[-1]

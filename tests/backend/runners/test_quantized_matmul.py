@@ -15,7 +15,7 @@ from backend.quantized_weights.int_scheme import IntScheme
 from backend.quantized_weights.quantized_linear import QuantizedLinear, Scheme, reference
 from backend.runners.self_test import steps
 from backend.runners.torch import quantized_matmul
-from backend.runners.torch.quantized_matmul import ALWAYS, CpuProduct, Product, ProductTable, ways
+from backend.runners.torch.quantized_matmul import DEQUANTIZE, KernelTable, Matmul, QuantizedMatmul, kernel_factories
 from backend.runners.torch.runner import TorchRunner
 from tests.backend.quantization.schemes import IDS, SCHEMES
 from tests.backend.runners.cuda.random_model import random_weights
@@ -31,7 +31,7 @@ def packed(scheme: Scheme, rows: int = 96) -> QuantizedLinear:
 def test_whatever_is_chosen_is_right(scheme: Scheme, dtype: torch.dtype) -> None:
     """For every number of rows, in the dtype of the activations."""
     linear = packed(scheme)
-    product = CpuProduct(linear, ProductTable())
+    product = QuantizedMatmul(linear, KernelTable())
     for rows in (1, 3, 4, 17, 64, 100):
         x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows)).to(dtype)
         got, expected = product(x), reference(linear, x)
@@ -46,7 +46,7 @@ def test_columns_in_another_order_are_gathered(scheme: IntScheme) -> None:
     linear = dataclasses.replace(scheme.pack(torch.randn(64, 256)), order=order)
     x = torch.randn(3, 256)
     expected = reference(linear, x)
-    for name, make in ways(linear).items():
+    for name, make in kernel_factories(linear).items():
         assert float((make()(x).double() - expected).norm() / expected.norm()) < 0.01, name
 
 
@@ -57,24 +57,24 @@ def test_a_way_that_is_wrong_here_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
         def nothing(x: torch.Tensor) -> torch.Tensor:
             return x.new_zeros(len(x), linear.shape[0])
 
-        def absent() -> Product:
+        def absent() -> Matmul:
             raise RuntimeError("no such operator")
 
-        return {ALWAYS: lambda: linear.matmul, "wrong": lambda: nothing, "absent": absent}
+        return {DEQUANTIZE: lambda: linear.matmul, "wrong": lambda: nothing, "absent": absent}
 
-    monkeypatch.setattr(quantized_matmul, "ways", with_worse)
+    monkeypatch.setattr(quantized_matmul, "kernel_factories", with_worse)
     linear = packed(IntScheme(4, 32))
-    assert ProductTable().choose(linear) == (ALWAYS,) * 4
+    assert KernelTable().choose(linear) == (DEQUANTIZE,) * 4
     x = torch.randn(2, 256)
-    torch.testing.assert_close(CpuProduct(linear, ProductTable())(x), linear.matmul(x))
+    torch.testing.assert_close(QuantizedMatmul(linear, KernelTable())(x), linear.matmul(x))
 
 
 @pytest.mark.parametrize("inputs", [4, 12, 20, 36, 44, 50, 100, 132, 300])
 def test_inputs_that_fill_no_vector_are_multiplied(inputs: int) -> None:
     """An operator that reads beyond them would take the process with it."""
     linear = IntScheme(8).pack(torch.randn(7, inputs, generator=torch.Generator().manual_seed(inputs)))
-    assert set(ways(linear)) == {ALWAYS}
-    product = CpuProduct(linear, ProductTable())
+    assert set(kernel_factories(linear)) == {DEQUANTIZE}
+    product = QuantizedMatmul(linear, KernelTable())
     for rows in (1, 2, 5, 64):
         x = torch.randn(rows, inputs)
         torch.testing.assert_close(product(x).double(), reference(linear, x), rtol=1e-4, atol=1e-4)
@@ -90,27 +90,29 @@ def test_rounded_rows_have_one_way_in_every_batch(
     def twin(x: torch.Tensor) -> torch.Tensor:
         return linear.matmul(x)
 
-    def seconds(product: Product, rows: int, _: int) -> float:
+    def seconds(product: Matmul, rows: int, _: int) -> float:
         return 1.0 if (product is twin) == (rows < 16) else 2.0
 
-    monkeypatch.setattr(quantized_matmul, "ways", lambda _: {ALWAYS: lambda: linear.matmul, "twin": lambda: twin})
+    monkeypatch.setattr(
+        quantized_matmul, "kernel_factories", lambda _: {DEQUANTIZE: lambda: linear.matmul, "twin": lambda: twin}
+    )
     monkeypatch.setattr(quantized_matmul, "_seconds", seconds)
-    assert len(set(ProductTable().choose(linear))) == count
+    assert len(set(KernelTable().choose(linear))) == count
 
 
 def test_a_shape_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """All layers of a model have the same few."""
     measured: list[tuple[int, int]] = []
-    whole = quantized_matmul._measured
+    whole = quantized_matmul._fastest_kernels
 
     def noted(linear: QuantizedLinear) -> tuple[str, ...]:
         measured.append(linear.shape)
         return whole(linear)
 
-    monkeypatch.setattr(quantized_matmul, "_measured", noted)
-    table = ProductTable()
+    monkeypatch.setattr(quantized_matmul, "_fastest_kernels", noted)
+    table = KernelTable()
     for rows in (32, 64, 32):
-        CpuProduct(packed(IntScheme(4, 32), rows), table)
+        QuantizedMatmul(packed(IntScheme(4, 32), rows), table)
     assert measured == [(32, 256), (64, 256)]
 
 

@@ -12,7 +12,7 @@ import torch
 from backend.engine.model_runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
 from backend.model_loader.weights import ModelWeights, load_weights, read_config
 from backend.models.config import ModelConfig
-from backend.runners.self_test import disagreement
+from backend.runners.self_test import max_relative_error
 from backend.runners.torch.runner import TorchRunner
 from tests.backend.engine.test_engine_faults import Around
 from tests.backend.random_models import KINDS, save
@@ -66,17 +66,17 @@ def a_state_that_is_no_number(output: StepOutput) -> None:
 
 def test_the_reference_agrees_with_itself(small: Small) -> None:
     """To the last bit."""
-    assert disagreement(*small, TorchRunner) == 0
+    assert max_relative_error(*small, TorchRunner) == 0
 
 
 @pytest.mark.parametrize("fault", [one_block_for_all, positions_from_zero])
 def test_a_wrong_address_is_far_above_rounding(small: Small, fault: Callable[[StepInput], StepInput]) -> None:
     """Of blocks, and of positions past the first block."""
-    error = disagreement(*small, lambda *made: Faulty(TorchRunner(*made), given=fault))
+    error = max_relative_error(*small, lambda *made: Faulty(TorchRunner(*made), given=fault))
     assert 0.1 < error < float("inf")
 
 
 @pytest.mark.parametrize("fault", [a_logit_that_is_no_number, a_state_that_is_no_number])
 def test_what_is_no_number_agrees_with_nothing(small: Small, fault: Callable[[StepOutput], None]) -> None:
     """One is enough: compared with a limit, it would be neither above nor below."""
-    assert disagreement(*small, lambda *made: Faulty(TorchRunner(*made), said=fault)) == float("inf")
+    assert max_relative_error(*small, lambda *made: Faulty(TorchRunner(*made), said=fault)) == float("inf")

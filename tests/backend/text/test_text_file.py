@@ -12,7 +12,7 @@ import pytest
 
 from backend.errors import ModelError
 from backend.text import text_file
-from backend.text.text_file import MOST_BYTES, read_text
+from backend.text.text_file import MAX_BYTES, read_text
 
 TEXT = "Zwölf Boxkämpfer\njagen Viktor.\n"
 
@@ -62,7 +62,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 def test_a_text_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed or not."""
-    monkeypatch.setattr(text_file, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(text_file, "MAX_BYTES", 2**20)
     for content in (b"a" * 2**20, gzip.compress(b"a" * 2**20)):
         (tmp_path / "text").write_bytes(content)
         assert len(read_text(tmp_path / "text")) == 2**20
@@ -77,8 +77,8 @@ def test_a_small_file_that_is_large_unpacked(tmp_path: Path) -> None:
     bomb = tmp_path / "bomb.gz"
     # A gzip file may have several members: one is compressed, and repeated until it is past the bound.
     member = gzip.compress(bytes(2**24), compresslevel=1)
-    bomb.write_bytes(member * (MOST_BYTES // 2**24 + 1))
-    assert bomb.stat().st_size < MOST_BYTES // 16
+    bomb.write_bytes(member * (MAX_BYTES // 2**24 + 1))
+    assert bomb.stat().st_size < MAX_BYTES // 16
     script = (
         "import resource, sys; from pathlib import Path; from backend.errors import ModelError\n"
         "from backend.text.text_file import read_text\n"
@@ -86,7 +86,7 @@ def test_a_small_file_that_is_large_unpacked(tmp_path: Path) -> None:
         "try: read_text(Path(sys.argv[1]))\n"
         "except ModelError as error: print(error)"
     )
-    limits = ((4 * MOST_BYTES, "too large; expected a text of at most 256 MiB"), (MOST_BYTES // 2, "not enough memory"))
+    limits = ((4 * MAX_BYTES, "too large; expected a text of at most 256 MiB"), (MAX_BYTES // 2, "not enough memory"))
     for limit, message in limits:
         words = [sys.executable, "-c", script, str(bomb), str(limit)]
         ended = subprocess.run(words, capture_output=True, text=True, check=False)

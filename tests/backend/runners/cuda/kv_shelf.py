@@ -10,7 +10,7 @@ import numpy.typing as npt
 from backend.engine.engine import Engine
 from backend.engine.kv_connector import Fetch, Keep, StoredPrefix
 from backend.engine.model_runner import BLOCK_SIZE
-from backend.engine.sequence import NOBODYS, SamplingParams, Sequence
+from backend.engine.sequence import NO_TENANT, SamplingParams, Sequence
 from backend.text.detokenizer import Detokenizer, TokenBytes
 from prefix_store.eviction.access import Access
 from prefix_store.frames.segments import gather, scatter
@@ -62,8 +62,8 @@ class KvShelf:
     def asking(self, number: int, tokens: list[int], params: SamplingParams, table: TokenBytes) -> Sequence:
         """A sequence whose beginning is taken from here as far as it is here."""
         sequence = Sequence(number, tokens, params, Detokenizer(table), number)
-        keys = NOBODYS.keys_of(np.array(tokens, np.int32))
-        chain = Chain(bytes(16), NOBODYS.root, BLOCK_SIZE)
+        keys = NO_TENANT.keys_of(np.array(tokens, np.int32))
+        chain = Chain(bytes(16), NO_TENANT.root, BLOCK_SIZE)
         chain.extend(keys, np.array(tokens[: len(keys) * BLOCK_SIZE]))
         here = next((place for place, key in enumerate(keys) if key not in self.frames), len(keys))
         sequence.prefix = StoredPrefix(chain, Location({}), Access(0.0), worth=here, kept=here)
