@@ -4,7 +4,7 @@ Two worker processes load the bundled model: one steps the whole engine (schedul
 other runs `generate`. They are asked in turn, so that both see the same machine; while one computes the other sleeps.
 A sample is the median time of decode steps of a batch whose prompts have been computed, so prefill is not part of it; a
 row has the median over the rounds. `generate` is measured in float32 and bfloat16 and the better one is compared. All
-workers have the same setting of OpenMP's spinning (runners/fused/threads.py), which on busy machines helps both.
+workers have the same setting of OpenMP's spinning (runners/fused/thread_count.py), which on busy machines helps both.
 
     python benchmarks/decode.py [--batches 1 8 32] [--sampled 8 32] [--rounds 5] [--out FILE]
 
