@@ -1,4 +1,4 @@
-"""Plain state of one sequence: a prompt, what was generated from it, and how far the model has got."""
+"""State of one sequence: its prompt, the tokens generated so far, and how many of them are computed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from backend.engine.kv_connector import Fetch, StoredPrefix
 
 NO_TENANT = KeyChain(bytes(16), BLOCK_SIZE)
-"""Keys of sequences that share their blocks with all others."""
+"""Keys of sequences without a tenant, which share their blocks with each other."""
 
 
 class FinishReason(Enum):
-    """Why a sequence ended, in OpenAI's words where there is one."""
+    """Why a sequence ended; the values are OpenAI's where there is one."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -52,7 +52,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
-    """None: a seed that nobody knows."""
+    """None: a random seed."""
     logprobs: int | None = None
     """Alternatives to report at each token (0: the chosen one alone); None: no log-probabilities."""
     prompt_logprobs: bool = False
@@ -78,14 +78,14 @@ class TokenLogprobs:
 
 
 class Constraint(Protocol):
-    """What an answer must look like, followed token by token."""
+    """A constraint on an answer, advanced token by token."""
 
     def allowed(self) -> torch.Tensor | None:
         """bool [vocab_size]: the tokens that may come next; None: all. Changes nothing."""
         ...
 
     def accept(self, token_id: int) -> None:
-        """Takes over the token that was chosen."""
+        """Advances by the token that was sampled."""
         ...
 
 
@@ -95,15 +95,15 @@ class Sequence:
     tokens:    p p p p p p p p g g g        p prompt, g generated
                └ num_computed ┘└ rest ┘     their keys and values are in ``blocks``
 
-    Of a model all of whose layers are windowed, ``first_block`` blocks have been given back at the front.
+    If all layers of the model are windowed, the first ``first_block`` blocks have been released.
 
     Args:
-        constraint: what the answer must look like, if anything.
+        constraint: on the tokens of the answer; None: there is none.
         priority: smaller numbers go first.
-        deadline: ``time.monotonic()`` seconds after which the answer is of no use; None: never.
-        keys: how the keys of its KV blocks are made; sequences of different tenants have none in common.
-        pooled: wants the mean of the prompt's hidden states, and generates nothing.
-        probes: wants the logits of its next token; "fresh" ones are computed without anything that is there already.
+        deadline: ``time.monotonic()`` seconds at which the sequence is ended; None: never.
+        keys: makes the keys of its KV blocks; sequences of different tenants share no key.
+        pooled: asks for the mean of the prompt's hidden states, and generates nothing.
+        probes: asks for the logits of its next token; "fresh" ones are computed without the prefix cache.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class Sequence:
             np.fromiter(params.logit_bias.keys(), np.int64),
             np.fromiter(params.logit_bias.values(), np.float32),
         )
-        """Token ids and what is added to their logits: made once, for every step needs them."""
+        """Token ids and what is added to their logits, as arrays for every step."""
         self.detokenizer = detokenizer
         self.stop_strings = StopStrings(params.stop)
-        # One uniform number for each generated token, from a generator of its own: what the sequence draws does
-        # not depend on what runs beside it, and a preemption does not draw again.
+        # A generator for this sequence alone, with one number for each generated token: samples do not depend on
+        # the rest of the batch or on preemptions.
         self._random_seed = random_seed
         self.random = random.Random(random_seed)  # noqa: S311 - reproducible draws are the point
         self.output_counts: Counter[int] = Counter()
@@ -148,10 +148,9 @@ class Sequence:
         self.keys = keys
         self.pooled = pooled
         self.probes = probes
-        # The scheduler's notes: place in the queue, keys of full blocks, the keys they have where something was
-        # restored with a loss and from which block on that counts, what was found of them while the sequence waited,
-        # how many blocks others can find, the prompt's tokens that were computed already when the sequence first ran,
-        # what is kept of it elsewhere, and what is being fetched from there.
+        # State of the scheduler: place in the queue; keys of full blocks; their keys after a lossy restore and the
+        # first block that has one; the last match in the prefix cache; registered blocks; prompt tokens that were
+        # cached when the sequence first ran; what the prefix store has of it; and the running fetch.
         self.arrival = 0
         self.block_keys: list[bytes] = []
         self.lossy_keys: list[bytes] = []
@@ -167,7 +166,7 @@ class Sequence:
 
     @property
     def can_share(self) -> bool:
-        """Whether it may use computed blocks: not if each token's state or logits are wanted, which are not kept."""
+        """Whether it may use cached blocks: not if it needs the hidden state or logits of every token."""
         return not (self.pooled or self.params.prompt_logprobs or self.probes == "fresh")
 
     @property
@@ -177,7 +176,7 @@ class Sequence:
 
     @property
     def room(self) -> int:
-        """Tokens up to which there are blocks, those that were given back included."""
+        """Tokens that its blocks hold, the released ones included."""
         return (self.first_block + len(self.blocks)) * BLOCK_SIZE
 
     @property
@@ -193,7 +192,7 @@ class Sequence:
             self.constraint.accept(token_id)
 
     def rewind_rng(self) -> None:
-        """Takes back what was drawn for tokens that were never appended: the next draw is that of the next token."""
+        """Resets the generator to the number of the next token, after samples that were never appended."""
         self.random.seed(self._random_seed)
         if self.params.temperature > 0:
             for _ in range(self.num_generated):

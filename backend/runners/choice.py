@@ -1,4 +1,4 @@
-"""Chooses what computes the model: the fastest runner that proves itself here, or the torch reference."""
+"""Chooses the runner of a model: the fastest one that passes its self-test here, or the torch reference."""
 
 from __future__ import annotations
 
@@ -31,19 +31,18 @@ _CPU_KV_MEMORY = 512 * 2**20
 _FUSED_KV: dict[KvDtype, KVPrecision] = {"auto": "float16", "int8": "int8"}
 
 MAX_RELATIVE_ERROR = 0.01
-"""Relative error of logits up to which a runner counts as right; half floats stay ten times below it."""
+"""Largest relative error of logits in the self-test; float16 stays ten times below it."""
 _MAX_RELATIVE_ERROR_INT8 = 0.1
-"""The same where activations or KV are rounded to int8, which alone makes up to .06 with weights of four bits."""
+"""The same if activations or KV are quantised to int8, which alone causes up to .06 with weights of four bits."""
 
 
 def choose_runner(
     config: ModelConfig, weights: ModelWeights, engine: EngineConfig, max_context: int, progress: Progress
 ) -> ModelRunner:
-    """Builds the runner and gives it as many KV blocks as fit the configured memory: what sequences leave of them keeps
-    beginnings that others may have in common.
+    """Builds the runner with as many KV blocks as fit the configured memory; free blocks serve as prefix cache.
 
     Args:
-        weights: served as they are kept, quantised or not.
+        weights: quantised or not; their format is not changed.
 
     Raises:
         ModelError: the KV memory does not hold a single block, or the device that was asked for cannot serve.
@@ -74,7 +73,7 @@ def _fused(
     if engine.dtype not in ("auto", "float16"):
         raise RunnerUnavailable(f"the fused step does not compute in {engine.dtype}")
     if engine.kv_dtype not in _FUSED_KV:
-        raise RunnerUnavailable(f"the fused step does not keep keys and values in {engine.kv_dtype}")
+        raise RunnerUnavailable(f"the fused step does not store keys and values in {engine.kv_dtype}")
     kv_precision = _FUSED_KV[engine.kv_dtype]
     check_shape(config)
     library = load_fused_library(progress)
@@ -92,7 +91,7 @@ def _fused(
 
 
 def _reach(config: ModelConfig, num_blocks: int, max_context: int) -> int:
-    """Positions that a sequence can come to: without an attention window all of them have to fit the blocks."""
+    """Longest context: without an attention window, all of its tokens have to fit the KV blocks."""
     return max_context if config.attention_window is not None else min(max_context, num_blocks * BLOCK_SIZE)
 
 
@@ -100,7 +99,7 @@ def _num_blocks(engine: EngineConfig, block_bytes: int) -> int:
     memory = _CPU_KV_MEMORY if engine.kv_memory is None else engine.kv_memory
     if memory < block_bytes:
         raise ModelError(f"--kv-memory: {memory} bytes hold no KV block, expected at least {block_bytes}")
-    # A system that overcommits would let the first long answers find out.
+    # A system that overcommits would only fail later, when the blocks are used.
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if memory > there:
         raise ModelError(f"--kv-memory: {memory} bytes are more than the {there} bytes that this machine has")

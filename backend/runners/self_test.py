@@ -1,4 +1,4 @@
-"""Compares a runner with the torch reference before it may serve: on this machine, with the model's own weights."""
+"""Compares a runner with the torch reference before it serves: on this machine, with the model's own weights."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ _CONTEXT = 4 * BLOCK_SIZE
 def max_relative_error(config: ModelConfig, weights: ModelWeights, make_runner: RunnerMaker) -> float:
     """Largest relative error of logits and hidden states of a short mixed batch, against the float32 reference.
 
-    The reference has what the bits of quantised weights say: how much they have lost is not the question here, but
-    whether the runner computes that.
+    The reference uses the dequantised weights: the test checks the runner, not the loss of quantisation.
 
     The first layers and tokens of the real weights are enough to catch a wrong kernel, layout or build, and take a
     fraction of a second. The steps cover a prefill that crosses a block's border, its second chunk, and a batch of
@@ -55,7 +54,7 @@ def max_relative_error(config: ModelConfig, weights: ModelWeights, make_runner: 
 
 
 def steps(vocabulary: int) -> list[StepInput]:
-    """The steps that are compared, of tokens below ``vocabulary``; all logits and hidden states are wanted."""
+    """The steps that are compared, with tokens below ``vocabulary`` and logits and hidden states of all rows."""
     tokens = np.random.default_rng(0).integers(0, vocabulary, 64).tolist()
     first, second = [5, 2, 7], [1, 4]
     return [
@@ -67,7 +66,7 @@ def steps(vocabulary: int) -> list[StepInput]:
 
 
 def _step(tokens: list[int], chunks: list[tuple[list[int], int, int]]) -> StepInput:
-    """A step of some (blocks, start, count); all rows are wanted."""
+    """A step of some (blocks, start, count), with logits and hidden states of all rows."""
     sequences = [SequenceRows(tokens[:count], start, blocks) for blocks, start, count in chunks]
     rows = range(sum(count for _, _, count in chunks))
     return pack(sequences, rows, rows)

@@ -1,4 +1,4 @@
-"""First steps on a new runner: memory is touched and kernels are chosen before a request has to wait for it."""
+"""First steps on a new runner, so that memory is mapped and kernels are chosen before the first request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backend.engine.model_runner import BLOCK_SIZE, ModelRunner, SequenceRows, S
 from backend.engine.sequence import SamplingParams, Sequence
 from backend.text.detokenizer import Detokenizer, TokenBytes
 
-# The last one keeps the others from being launched ahead, and ends first.
+# While the last one runs, steps cannot be launched ahead; it ends first.
 _PARAMS = (
     SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True),
     SamplingParams(max_tokens=3, temperature=1.0, top_p=0.9, top_k=50, min_p=0.01, ignore_eos=True),
@@ -20,9 +20,9 @@ _PARAMS = (
 
 
 def warm_up(runner: ModelRunner, token_bytes: TokenBytes, max_context: int) -> None:
-    """Answers a few short prompts with an engine of its own: prefill, decode, and every way to choose a token.
+    """Answers a few short prompts with an engine of its own: prefill, decode, and every way to sample.
 
-    What that leaves in the KV blocks is never read: the engine that comes after it knows of none of them.
+    The KV blocks it writes are never read: the server's engine starts with an empty prefix cache.
 
     Args:
         max_context: positions that the runner was made for; at least 2.

@@ -1,4 +1,4 @@
-"""Whether a CUDA device serves: the device, Triton and the kernels have to be there, and the self-test has to pass."""
+"""Builds the CUDA runner if there is a device with Triton and the kernels pass the self-test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DTYPES = {
     "float32": torch.float32,
 }
 _MAX_RELATIVE_ERROR = {torch.bfloat16: 0.04, torch.float16: 0.01, torch.float32: 0.001}
-"""Relative error of logits up to which the kernels count as right; a wrong one is beyond 0.1. bfloat16 keeps 8 bits."""
+"""Largest relative error of logits in the self-test; a wrong kernel is beyond 0.1. bfloat16 has 8 bits of mantissa."""
 _SELF_TEST_BATCH = 4
 
 
@@ -37,11 +37,11 @@ def choose_cuda(
     Weights are served as they are kept, quantised or not.
 
     Raises:
-        RunnerUnavailable: the CUDA runner cannot serve this model as it is asked for, or is wrong here.
-        ModelError: the device has not the memory that ``--kv-memory`` asks for.
+        RunnerUnavailable: the CUDA runner cannot serve this model with these settings, or fails the self-test.
+        ModelError: the device has less memory than ``--kv-memory`` asks for.
     """
     if engine.kv_dtype != "auto":
-        raise RunnerUnavailable(f"the CUDA kernels do not keep keys and values in {engine.kv_dtype}")
+        raise RunnerUnavailable(f"the CUDA kernels do not store keys and values in {engine.kv_dtype}")
     try:
         from triton.runtime.errors import TritonError
 

@@ -1,4 +1,4 @@
-"""The llama-family decoder on a device: cuBLAS for most dense products, Triton for all others and between them."""
+"""The llama-family decoder on a device: cuBLAS for most dense products, Triton kernels for everything else."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from backend.runners.cuda.skinny_gemm import SkinnyGemmTable
 from backend.runners.errors import RunnerUnavailable
 
 MergedLinears = tuple[Linear | QuantizedMatmul, ...]
-"""What one input is multiplied with, outputs side by side: a single matrix wherever its parts are kept alike."""
+"""Matrices with the same input, whose outputs are concatenated; a single one if all parts have the same format."""
 
 _PROGRAMS_PER_PROCESSOR = 4
-"""Decode programs that one multiprocessor should have, to keep enough loads in flight."""
+"""Decode programs for each multiprocessor, to keep enough loads in flight."""
 _MAX_SPLITS = 32
 
 
 def check_model(config: ModelConfig) -> None:
-    """Says whether the kernels cover this model.
+    """Checks that the kernels support this model.
 
     Raises:
-        RunnerUnavailable: names what they do not cover.
+        RunnerUnavailable: names every unsupported feature.
     """
     lacking = {
         f"{config.activation} activation": config.activation != "silu",
@@ -48,14 +48,14 @@ def check_model(config: ModelConfig) -> None:
         f"a head_dim of {config.head_dim}": config.head_dim not in (64, 80, 96, 128, 256),
     }
     if missing := [name for name, needed in lacking.items() if needed]:
-        raise RunnerUnavailable(f"the CUDA kernels do not do {', '.join(missing)}")
+        raise RunnerUnavailable(f"the CUDA kernels do not support {', '.join(missing)}")
 
 
 class CudaDecoder:
     """Weights and KV memory on one device.
 
-    The KV memory is [layers, 2, blocks, kv heads, BLOCK_SIZE, head_dim]: a head's part of a block is one stretch of
-    memory. It is made by ``allocate``, after the weights, so that its size can follow from what is left.
+    The KV memory is [layers, 2, blocks, kv heads, BLOCK_SIZE, head_dim]: the part of a head in a block is contiguous.
+    ``allocate`` makes it after the weights, so that its size can depend on the memory that is left.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class CudaDecoder:
     def __call__(
         self, step: DeviceStep, wait: Callable[[int], None] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits float32 [R, vocab_size] and hidden states float32 [E, hidden_size] of the rows that want them.
+        """Logits float32 [R, vocab_size] and hidden states float32 [E, hidden_size] of the rows that the step names.
 
         Args:
-            wait: called with each layer's number before its keys and values are touched.
+            wait: called with each layer's number before its keys and values are used.
         """
         residual = functional.embedding(step.token_ids, self._embedding)
         delta: torch.Tensor | None = None
@@ -138,7 +138,7 @@ class CudaDecoder:
         return add_rms_norm(residual.index_select(0, rows), some, self._norm, self.config.rms_norm_eps)
 
     def _splits(self, rows: int) -> int:
-        """Programs for each context, so that few sequences still fill the device: a power of two."""
+        """Splits of each context, so that few sequences still fill the device: a power of two."""
         wanted = _PROGRAMS_PER_PROCESSOR * self._processors // max(1, rows * self.config.num_kv_heads)
         return min(_MAX_SPLITS, 1 << max(0, wanted.bit_length() - 1)) if wanted else 1
 
@@ -191,7 +191,7 @@ class _Layer:
 
 
 def _merge_linears(parts: Sequence[Linear], dtype: torch.dtype, device: torch.device) -> MergedLinears:
-    """Parts with one input: as one matrix those that follow each other and are kept alike, dense or quantised.
+    """Merges consecutive parts of the same format, dense or quantised, into one matrix.
 
     Raises:
         CannotQuantize: the kernels do not compute with a part's scheme.
@@ -216,7 +216,7 @@ def _on_device(part: Linear, dtype: torch.dtype, device: torch.device) -> Linear
 
 
 def _merge(one: Linear | QuantizedMatmul, other: Linear | QuantizedMatmul) -> Linear | QuantizedMatmul | None:
-    """Both as one; None: they are not kept alike."""
+    """Both as one matrix; None: their formats differ."""
     if (one.bias is None) != (other.bias is None):
         return None
     bias = None if one.bias is None or other.bias is None else torch.cat((one.bias, other.bias))

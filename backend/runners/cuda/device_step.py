@@ -1,4 +1,4 @@
-"""A step's small arrays on the device: sent in one copy, without waiting for what the device is doing."""
+"""The small arrays of a step on the device, sent in one copy without a synchronisation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BUFFERS = 2
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """One step as the kernels want it; everything int32 on the device."""
+    """One step in the form that the kernels take; all tensors int32 on the device."""
 
     token_ids: torch.Tensor
     """[T]"""
@@ -38,7 +38,7 @@ class DeviceStep:
 class Staging:
     """Copies arrays to a device through pinned memory.
 
-    Two buffers take turns, so that the next step is prepared while the copy of the last one may still be under way.
+    Two buffers alternate, so that the next step can be prepared while the last one is still being copied.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,7 +1,7 @@
-"""Steps in which every sequence has one token, recorded once for some batch sizes and then replayed.
+"""CUDA graphs of decode steps, captured for some batch sizes and then replayed.
 
-A replay launches hundreds of kernels at the price of one. A batch between two sizes is filled up with rows that read
-and write a block of their own, which no sequence ever owns.
+A replay launches hundreds of kernels at the cost of one. A batch between two sizes is padded with rows that read and
+write a spare block, which no sequence ever owns.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ def bucket_sizes(max_batch: int) -> list[int]:
 
 
 def is_pure_decode(step: StepInput) -> bool:
-    """Whether each sequence has one row, whose logits, and nothing else, are wanted."""
+    """Whether each sequence has one row, and the step needs the logits of all rows and no hidden states."""
     rows = len(step.token_ids)
     return rows == len(step.query_starts) - 1 == len(step.logits_rows) and not len(step.hidden_rows)
 
 
-def filled_up(step: StepInput, size: int, spare_block: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """A step in which everybody decodes, with as many rows as a recording has.
+def padded_rows(step: StepInput, size: int, spare_block: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """A decode step, padded to the rows of a recording.
 
     Returns:
-        int32 [3, size]: token, position and slot of each row; int32 [size, B]: block tables. A row that fills up is
-        the first token of a context in ``spare_block``: it reads and writes nothing else.
+        int32 [3, size]: token, position and slot of each row; int32 [size, B]: block tables. A padding row
+        is the first token of a context in ``spare_block``: it reads and writes nothing else.
     """
     rows, width = step.block_tables.shape
     packed = np.zeros((3, size), dtype=np.int32)
@@ -50,10 +50,10 @@ def filled_up(step: StepInput, size: int, spare_block: int) -> tuple[npt.NDArray
 
 
 class DecodeGraphs:
-    """Records the decoder at every batch size; the recordings share their memory, largest first.
+    """Records the decoder at every batch size, the largest first; the recordings share one memory pool.
 
     Args:
-        spare_block: KV block for the rows that fill a batch up.
+        spare_block: KV block of the padding rows.
         max_blocks: width of the block tables.
 
     Raises:
@@ -68,7 +68,7 @@ class DecodeGraphs:
         self._max_blocks = max_blocks
         self._spare = spare_block
         device = decoder.device
-        # Rows: token, position, slot, in memory that the recordings know; each begins at 16 bytes, as in Staging.
+        # Rows: token, position, slot, at fixed addresses for the recordings; each begins at 16 bytes, as in Staging.
         self._rows = torch.zeros(3, -(-max_batch // 4) * 4, dtype=torch.int32, device=device)
         self._rows[2] = spare_block * BLOCK_SIZE
         self._tables = torch.full((max_batch, max_blocks), spare_block, dtype=torch.int32, device=device)
@@ -78,7 +78,7 @@ class DecodeGraphs:
         pool = None
         for size in reversed(self.sizes):
             step = self._step(size)
-            # Kernels are compiled and cuBLAS makes its choices before the recording, in which neither can happen.
+            # Kernels are compiled and cuBLAS chooses its kernels here: neither is possible while recording.
             expected, _ = decoder(step)
             torch.cuda.synchronize(device)
             graph = torch.cuda.CUDAGraph()
@@ -91,7 +91,7 @@ class DecodeGraphs:
             self._recorded[size] = graph, logits
 
     def size_for(self, rows: int) -> int | None:
-        """Rows of the smallest recording that takes so many; None: there is none."""
+        """Size of the smallest recording with at least so many rows; None: there is none."""
         return next((size for size in self.sizes if size >= rows), None)
 
     def run(self, step: StepInput) -> torch.Tensor | None:
@@ -100,7 +100,7 @@ class DecodeGraphs:
         size = self.size_for(rows)
         if size is None or width > self._max_blocks:
             return None
-        new_rows, new_tables = self._staging.send(filled_up(step, size, self._spare))
+        new_rows, new_tables = self._staging.send(padded_rows(step, size, self._spare))
         self._rows[:, :size].copy_(new_rows)
         if step.device_tokens is not None:
             self._rows[0, :rows].copy_(step.device_tokens)

@@ -1,4 +1,4 @@
-"""The runner for a CUDA device: Triton kernels over paged KV, and recorded graphs where every row decodes."""
+"""The runner for a CUDA device: Triton kernels over a paged KV memory, and CUDA graphs for decode steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from backend.runners.warm_up import single_sequence_step
 logger = logging.getLogger(__name__)
 
 CUDA_BATCH = 256
-"""Decoding reads every weight once a step, so a device earns more with each sequence that shares the reading."""
+"""Decoding reads every weight once a step, so throughput grows with the sequences that share the reading."""
 CUDA_STEP_TOKENS = 2048
 """A device with 200 operations for each byte it reads (H200: 206) is busy with some 200 rows of 16-bit weights; ten
 times as many leave launches and attention little of the time, and still take less than a tenth of a second with an
@@ -99,7 +99,7 @@ class CudaRunner:
     def kv_blocks(self) -> CudaKvBlocks | None:
         """See ``ModelRunner.kv_blocks``; None: they do not work here, which is logged.
 
-        Made and tried out when they are first asked for, so who keeps no blocks elsewhere pins no memory.
+        Allocated and tested at the first access, so a server without a prefix store pins no memory.
         """
         if self._kv_blocks is None and self._stages:
             try:
@@ -113,7 +113,7 @@ class CudaRunner:
         return self._kv_blocks
 
     def record(self, progress: Progress) -> None:
-        """Finds the fastest way to decode on this device; where one of them fails there, the plain one remains."""
+        """Chooses kernels and records graphs for decoding on this device; what fails here is not used."""
         if self._device.type == "cuda":
             self._choose_products(progress)
             self._record_steps(progress)
@@ -146,8 +146,8 @@ class CudaRunner:
     def run(self, step: StepInput) -> StepOutput:
         """See ``ModelRunner.run``; the tensors stay on the device.
 
-        A step that blocks are arriving for is launched kernel by kernel even where everybody decodes: a replay would
-        begin when the last layer is there, and the launches hide behind the copies.
+        While blocks are being restored, even a decode step is launched kernel by kernel: a replay could only begin
+        when the last layer is there, while the launches overlap with the copies.
         """
         wait = None if self._kv_blocks is None else self._kv_blocks.layer_wait()
         replays = wait is None and self._graphs is not None and is_pure_decode(step)
@@ -159,9 +159,9 @@ class CudaRunner:
         return StepOutput(logits, hidden, unfinished=True)
 
     def _free_memory(self) -> int:
-        """Bytes that are free beside the weights and what the largest step needs while it runs, which is tried out.
+        """Bytes that are free beside the weights and the largest step, which is run to measure its memory.
 
-        All of its logits are asked for, as log-probabilities of a prompt do.
+        The step computes the logits of all rows, as log-probabilities of a prompt need them.
         """
         rows = min(self.step_tokens, self._max_context)
         self.decoder.allocate(-(-rows // BLOCK_SIZE))

@@ -1,4 +1,4 @@
-"""Which products with few rows our own kernel computes, not cuBLAS: those in which it was right and faster here."""
+"""Which products with few rows use the skinny GEMM kernel and not cuBLAS: those in which it is faster here."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from backend.model_loader.weights import Linear
 _ROWS = (1, 2, MAX_ROWS)
 """Of these the sizes of recorded batches are."""
 _MAX_RELATIVE_ERROR = 0.02
-"""Relative error up to which the kernel counts as right; both round to bfloat16 once."""
+"""Largest relative error to cuBLAS; both round to bfloat16 once."""
 _MAX_TIME_RATIO = 0.97
-"""Of cuBLAS' time, for the kernel to be taken: less would be the clock's noise."""
+"""The kernel is used if its time is below this share of cuBLAS' time; more would be noise."""
 _ROUNDS = 7
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 class SkinnyGemmTable:
-    """The products of a decoder.
+    """Dense products, with the kernel that is the fastest for their shape.
 
     Args:
-        ours: (rows, outputs, inputs) of the products that our kernel computes.
+        shapes: (rows, outputs, inputs) of the products that the skinny GEMM kernel computes.
     """
 
     def __init__(self, shapes: frozenset[tuple[int, int, int]] = frozenset()) -> None:
@@ -41,7 +41,7 @@ class SkinnyGemmTable:
 
     @classmethod
     def measure(cls, linears: Sequence[Linear]) -> SkinnyGemmTable:
-        """Times both on a CUDA device, over all matrices of a shape in turn, so that none is in a cache."""
+        """Times both on a CUDA device, over all matrices of a shape in turn, so that none is cached."""
         by_shape: dict[tuple[int, int], list[Linear]] = {}
         for linear in linears:
             outputs, inputs = linear.weight.shape

@@ -9,7 +9,7 @@ import torch
 from backend.kernels.paged_decode import PagedRows
 from backend.runners.cuda.decoder import CudaDecoder
 from backend.runners.cuda.device_step import DeviceStep, Staging, device_step
-from backend.runners.cuda.graphs import bucket_sizes, filled_up, is_pure_decode
+from backend.runners.cuda.graphs import bucket_sizes, is_pure_decode, padded_rows
 from tests.backend.runners.cuda.random_model import CONFIG, STEPS, random_weights
 from tests.backend.runners.cuda.references import relative_error
 
@@ -30,7 +30,7 @@ def test_rows_that_fill_up_touch_the_spare_block_alone() -> None:
         decoder.memory.copy_(memory)
 
         size, rows = 5, len(STEPS[3].token_ids)
-        packed, tables = (torch.from_numpy(array) for array in filled_up(STEPS[3], size, SPARE))
+        packed, tables = (torch.from_numpy(array) for array in padded_rows(STEPS[3], size, SPARE))
         order = torch.arange(size, dtype=torch.int32)
         where = PagedRows(tables, order, packed[1])
         no_tiles = torch.empty(0, 2, dtype=torch.int32)
