@@ -20,7 +20,7 @@ from benchmarks.figure import Figure, Row, Target
 from benchmarks.intent_data import banking77, clinc150, embedded
 from benchmarks.processes import CannotMeasure, run_on_subject_core
 from cache.semantic.index.index import VectorIndex
-from cache.semantic.index.vector import Floats, Rows
+from cache.semantic.index.table import Floats, Rows
 
 _SIZES = (1_000, 10_000, 100_000, 1_000_000)
 _QUICK_SIZES = (1_000, 20_000)

@@ -20,23 +20,23 @@ from benchmarks.intent_data import Questions, banking77, clinc150, embedded
 from benchmarks.processes import CannotMeasure, run_on_subject_core
 from benchmarks.semantic_index import Mixture
 from cache.semantic.embedding.embedder import open_embedder
-from cache.semantic.embedding.folder import models_folder
 from cache.semantic.embedding.load import load_encoder
+from cache.semantic.embedding.model_files import models_folder
 from cache.semantic.index.index import VectorIndex
-from cache.semantic.index.vector import Floats, Rows
+from cache.semantic.index.table import Floats, Rows
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.language.text import Text
 from cache.semantic.messages import Ask
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.consensus import opinion
+from cache.semantic.policy.consensus import guard_result
 from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.service.answers import Answers
-from cache.semantic.service.figures import Figures
+from cache.semantic.service.comparison import JudgeBudget
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import Learner
+from cache.semantic.service.metrics import ServiceMetrics
 from cache.semantic.service.neighbours import Neighbours
-from cache.semantic.service.precedence import Precedence
-from cache.semantic.service.ration import Ration
+from cache.semantic.service.queues import LookupPriority
 from cache.semantic.service.records import Record
 from cache.semantic.service.semantic_cache import SemanticCache
 
@@ -122,10 +122,19 @@ async def measure_here(entries: int, folder: Path) -> Measured:
     neighbours = Neighbours(VectorIndex(encoder.dimensions), lambda record: True, (), 1)
     policy = BudgetPolicy(0.01, JudgeError(0.98, 0.01), random.Random(1))  # noqa: S311  # which hits are audited is no secret
     async with open_embedder(encoder) as embedder:
-        figures, precedence = Figures(), Precedence()
+        figures, precedence = ServiceMetrics(), LookupPriority()
         judge, labels = EmbeddingJudge(embedder), Labels(policy, "")
         learner = Learner(
-            embedder, neighbours, Answers(None), judge, Ration(math.inf), labels, None, figures, precedence, entries
+            embedder,
+            neighbours,
+            Answers(None),
+            judge,
+            JudgeBudget(math.inf),
+            labels,
+            None,
+            figures,
+            precedence,
+            entries,
         )
         cache = SemanticCache(embedder, neighbours, policy, learner, figures, precedence, shares_purges=True)
         before = _resident()
@@ -149,7 +158,7 @@ def _pair_times(asked: Sequence[str], known: Sequence[str]) -> list[float]:
     took = []
     for one, other in zip(asked, known, strict=False):
         began = time.perf_counter()
-        opinion(Text.of(one), Text.of(other))
+        guard_result(Text.of(one), Text.of(other))
         took.append(1000 * (time.perf_counter() - began))
     return took
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.figure import Figure, Row, Target
 from benchmarks.processes import ROOT, CannotMeasure
-from cache.semantic.embedding.folder import models_folder
 from cache.semantic.embedding.load import load_encoder
+from cache.semantic.embedding.model_files import models_folder
 from cache.semantic.evaluation.pairs import LabelledPair, PairsError, read_pairs
 from cache.semantic.evaluation.report import Report, report_on
 from cache.semantic.evaluation.verdicts import verdicts_of

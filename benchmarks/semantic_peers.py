@@ -20,8 +20,7 @@ from benchmarks.processes import CannotMeasure, cores, free_port, run_program, s
 from benchmarks.semantic_peer_caches.banking import MOST_WRONG, THRESHOLDS, Asked, hindsight, streams
 from benchmarks.semantic_peer_caches.keepgate_cache import DELTA
 from benchmarks.semantic_peer_caches.stream import Job, Outcome
-from cache.semantic.embedding.folder import models_folder
-from cache.semantic.embedding.model_files import find_model
+from cache.semantic.embedding.model_files import find_model, models_folder
 
 GPTCACHE, REDISVL = "KEEPGATE_PEER_GPTCACHE", "KEEPGATE_PEER_REDISVL"
 REDISEARCH = "KEEPGATE_PEER_REDISEARCH"

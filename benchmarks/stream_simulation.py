@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from benchmarks.intent_data import Ints, Questions
 from cache.semantic.language.text import Text
-from cache.semantic.policy.consensus import Opinion, opinion, voucher
+from cache.semantic.policy.consensus import GuardResult, guard_result, matching_question
 from cache.semantic.policy.label import Label, Source
 from cache.semantic.policy.policy import NEIGHBOURS, Decision, Evidence, Neighbourhood, Policy
 from cache.semantic.policy.posterior import JudgeError
@@ -75,7 +75,7 @@ class Stream:
         self.vectors = vectors
         self._questions = questions.texts
         self._texts: dict[int, Text] = {}
-        self._opinions: dict[tuple[int, int], Opinion] = {}
+        self._opinions: dict[tuple[int, int], GuardResult] = {}
         listed = min(_LISTED, self.size - 1)
         self._near = np.empty((self.size, listed), dtype=np.int32)
         self._similarities = np.empty((self.size, listed), dtype=np.float32)
@@ -109,12 +109,12 @@ class Stream:
             text = self._texts[question] = Text.of(self._questions[question])
         return text
 
-    def opinion(self, asked: Text, cached: Text) -> Opinion:
+    def check(self, asked: Text, cached: Text) -> GuardResult:
         """As of the guards, who are asked once for each pair."""
         pair = id(asked), id(cached)
         said = self._opinions.get(pair)
         if said is None:
-            said = self._opinions[pair] = opinion(asked, cached)
+            said = self._opinions[pair] = guard_result(asked, cached)
         return said
 
 
@@ -165,7 +165,7 @@ def serve_by_threshold(stream: Stream, order: Ints, threshold: float, guarded: b
     for asked in order.tolist():
         near, similarities = stream.nearest(asked, stored, 1)
         if near.size and similarities[0] >= threshold:
-            said = stream.opinion(stream.text(asked), stream.text(int(near[0]))) if guarded else None
+            said = stream.check(stream.text(asked), stream.text(int(near[0]))) if guarded else None
             if said is None or said.refusal is None:
                 hits += 1
                 wrong += int(stream.answers[near[0]] != stream.answers[asked])
@@ -183,7 +183,7 @@ def _guarded(stream: Stream, asked: int, near: Ints, evidence: Evidence, bare: b
     crowd = [int(near[place]) for place in evidence.members]
     if bare:
         return evidence, crowd[0]
-    place, _ = voucher(stream.text(asked), [stream.text(other) for other in crowd], stream.opinion)
+    place, _ = matching_question(stream.text(asked), [stream.text(other) for other in crowd], stream.check)
     return (None, -1) if place is None else (evidence, crowd[place])
 
 

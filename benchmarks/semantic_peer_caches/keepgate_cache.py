@@ -15,19 +15,19 @@ import msgspec
 
 from benchmarks.semantic_peer_caches.stream import Job, Opening, run
 from cache.semantic.embedding.embedder import open_embedder
-from cache.semantic.embedding.folder import models_folder
 from cache.semantic.embedding.load import load_encoder
+from cache.semantic.embedding.model_files import models_folder
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.messages import Answered, Ask, Found, NotFound
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.service.answers import Answers
-from cache.semantic.service.figures import Figures
+from cache.semantic.service.comparison import JudgeBudget
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import Learner
+from cache.semantic.service.metrics import ServiceMetrics
 from cache.semantic.service.neighbours import Neighbours
-from cache.semantic.service.precedence import Precedence
-from cache.semantic.service.ration import Ration
+from cache.semantic.service.queues import LookupPriority
 from cache.semantic.service.semantic_cache import SemanticCache
 
 DELTA = 0.01
@@ -63,7 +63,7 @@ class Keepgate:
         body = {"choices": [{"message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}]}
         response = msgspec.json.encode(body)
         await self._cache.answered(
-            Answered(self._advice.inquiry, self._key, _PARTITION, question, "m", "0.0.0", 1.0, _LATER, response)
+            Answered(self._advice.query, self._key, _PARTITION, question, "m", "0.0.0", 1.0, _LATER, response)
         )
         await self._learner.idle()  # or what is known at the next question would be a matter of chance
 
@@ -79,14 +79,14 @@ async def opened(job: Job, folder: Path) -> Opening:
     async with open_embedder(encoder) as embedder:
         judge = EmbeddingJudge(embedder)
         policy = BudgetPolicy(DELTA, judge.error, random.Random(1))  # noqa: S311  # which hits are audited is no secret
-        figures, precedence = Figures(), Precedence()
+        figures, precedence = ServiceMetrics(), LookupPriority()
         most = len(job.questions)
         learner = Learner(
             embedder,
             neighbours,
             Answers(None),
             judge,
-            Ration(math.inf),
+            JudgeBudget(math.inf),
             Labels(policy, ""),
             None,
             figures,

@@ -38,19 +38,19 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     serve: bool
 
 
-class Advice(msgspec.Struct, frozen=True, array_like=True):
-    """The reply to `Ask`. `inquiry` is its number, for the answer that may follow.
+class LookupReply(msgspec.Struct, frozen=True, array_like=True):
+    """The reply to `Ask`. `query` is its number, for the answer that may follow.
 
     `similarity` is that of the nearest question, `risk` the probability that its answer is wrong; both are None where
     nobody knows.
     """
 
-    inquiry: int
+    query: int
     similarity: float | None = None
     risk: float | None = None
 
 
-class Found(Advice, frozen=True, array_like=True, tag="found", kw_only=True):
+class Found(LookupReply, frozen=True, array_like=True, tag="found", kw_only=True):
     """The answer of `entry` may be served, if it is the one that was computed at `created`, Unix seconds.
 
     With `audit`, the upstream is to be asked all the same.
@@ -62,7 +62,7 @@ class Found(Advice, frozen=True, array_like=True, tag="found", kw_only=True):
     audit: bool
 
 
-class NotFound(Advice, frozen=True, array_like=True, tag="not found"):
+class NotFound(LookupReply, frozen=True, array_like=True, tag="not found"):
     """No answer may be served. `guard` is the name of the one that refused the nearest neighbour's, or ""."""
 
     guard: str = ""
@@ -71,11 +71,11 @@ class NotFound(Advice, frozen=True, array_like=True, tag="not found"):
 class Answered(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
     """A note: the upstream has answered a question, and the answer is kept under `entry` until `expires`, Unix s.
 
-    `inquiry` is the number of what was asked before, 0 if nothing was. `body` is the response object, JSON; empty if
+    `query` is the number of what was asked before, 0 if nothing was. `body` is the response object, JSON; empty if
     it is too long to be compared.
     """
 
-    inquiry: int
+    query: int
     entry: str
     partition: str
     text: str

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from cache.semantic.embedding.folder import models_folder
+from cache.semantic.embedding.model_files import models_folder
 from gateway.http.background_tasks import background_tasks
 from gateway.processes.child import running
 from gateway.processes.runtime_directory import runtime_directory, socket_path

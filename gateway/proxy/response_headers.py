@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 
 from cache.entries.entry import Entry
 from cache.entries.outcomes import Bypass, Failed, Hit, Outcome
-from cache.semantic.messages import Advice, NotFound
+from cache.semantic.messages import LookupReply, NotFound
 
 CONTENT_TYPES = {"json": "application/json", "stream": "text/event-stream", "stream+usage": "text/event-stream"}
 _SERVER = f"Server: {SERVER_SOFTWARE}"
@@ -81,7 +81,7 @@ class _ReadyResponse(web.StreamResponse):
         """Everything is written."""
 
 
-def semantic_headers(reply: Advice | None) -> dict[str, str]:
+def semantic_headers(reply: LookupReply | None) -> dict[str, str]:
     """The similarity of the nearest question, the risk of its answer, and the guard that refused it."""
     headers: dict[str, str] = {}
     if reply is None or reply.similarity is None:

@@ -13,7 +13,6 @@ from cache.exact import ExactCache
 from cache.semantic.client import SemanticClient
 from cache.semantic.messages import (
     MOST_BODY,
-    Advice,
     Answered,
     Ask,
     Describe,
@@ -21,6 +20,7 @@ from cache.semantic.messages import (
     Evicted,
     Forget,
     Found,
+    LookupReply,
     NotFound,
     Purged,
     Retried,
@@ -46,7 +46,7 @@ class SemanticQuery:
 
     open: bool = False
     task: asyncio.Task[None] | None = None
-    reply: Advice | None = None
+    reply: LookupReply | None = None
     hit: Hit | None = None
     audit: bool = False
 
@@ -108,7 +108,7 @@ class SemanticLookup:
         if self._client is None or not query.open or inference.question is None:
             return
         await query.settled()
-        number = query.reply.inquiry if query.reply is not None else 0
+        number = query.reply.query if query.reply is not None else 0
         partition, text = inference.question
         expires = entry.created + entry.fresh_for
         body = entry.body if len(entry.body) <= MOST_BODY else b""
@@ -166,7 +166,7 @@ class SemanticLookup:
     async def _ask(self, client: SemanticClient, query: SemanticQuery, ask: Ask) -> None:
         try:
             with metrics.semantic_seconds.time():
-                reply = await client.ask(ask, Advice, None if ask.serve else _BACKGROUND_TIMEOUT)
+                reply = await client.ask(ask, LookupReply, None if ask.serve else _BACKGROUND_TIMEOUT)
             self._check(ask, reply)
         except StoreUnavailable:
             metrics.semantic_asked.labels("failed").inc()
@@ -182,7 +182,7 @@ class SemanticLookup:
             if query.hit is None:
                 await client.note(Unused(ask.key))
 
-    def _check(self, ask: Ask, reply: Advice) -> None:
+    def _check(self, ask: Ask, reply: LookupReply) -> None:
         """Raises StoreUnavailable for an entry of another tenant: the service has failed, and its reply is not used."""
         if isinstance(reply, Found) and namespace_of(reply.entry) not in (namespace_of(ask.key), *self._published):
             raise StoreUnavailable("the semantic cache: an entry of another tenant")

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from cache.semantic.embedding.encoder import Encoder
-from cache.semantic.embedding.folder import models_folder
 from cache.semantic.embedding.load import load_encoder
+from cache.semantic.embedding.model_files import models_folder
 from cache.stores.redis_store import RedisStore, open_redis_store
 from tests.cache.valkey import Valkey
 from tests.event_loop import pytest_asyncio_loop_factories

@@ -1,6 +1,7 @@
 """Where the files of an embedding model lie, and which model they are."""
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,3 +98,9 @@ def _hub_folder(model: str) -> Path:
             f"{SETTING}: {model!r} is neither a folder nor a model in this machine's hub cache; fetch it first,"
             f" hf download {name}, or name a folder, or {DEFAULT!r}"
         ) from error
+
+
+def models_folder() -> Path:
+    """In the user's cache (XDG base directory specification), for whoever embeds: the service, commands, benchmarks."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "keepgate" / "embedding"

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from cache.semantic.embedding.encoder import Vectors, unit
+from cache.semantic.embedding.encoder import TextTokens, Tokens, Vectors, unit
 from cache.semantic.embedding.errors import ExportUnavailable
 from cache.semantic.embedding.manifest import MODEL_FILE, REFERENCE_FILE, Manifest
 from cache.semantic.embedding.reference import LEAST_COSINE, lowest_cosine
-from cache.semantic.embedding.text_tokens import TextTokens, Tokens
 
 # Tokens, padding among them, that the graph gets at once. A matrix of this many rows keeps a core busy; more rows leave
 # its caches.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from cache.semantic.embedding.folder import models_folder
+from cache.semantic.embedding.model_files import models_folder
 from cache.semantic.evaluation.pairs import PairsError, read_pairs
 
 _DESCRIPTION = """\
@@ -47,7 +47,7 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from cache.semantic.embedding.errors import EmbeddingError
     from cache.semantic.embedding.load import load_encoder
-    from cache.semantic.evaluation.report import in_words, report_on
+    from cache.semantic.evaluation.report import format_report, report_on
     from cache.semantic.evaluation.verdicts import verdicts_of
 
     try:
@@ -57,7 +57,7 @@ def main() -> int:
         return 1
     verdicts = verdicts_of(pairs, encoder, _progress(len(pairs)))
     report = report_on(str(parsed.file), pairs, verdicts, encoder.name, parsed.delta)
-    print(json.dumps(report, indent=2) if parsed.json else in_words(report))
+    print(json.dumps(report, indent=2) if parsed.json else format_report(report))
     return 0
 
 

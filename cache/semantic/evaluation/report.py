@@ -73,7 +73,7 @@ def _notes(same: Flags, passed: int) -> list[str]:
     return notes
 
 
-def in_words(report: Report) -> str:
+def format_report(report: Report) -> str:
     """The report for a person at a terminal."""
     rows = [("policy", report["policy"]), *((f">= {name}", row) for name, row in report["static"].items())]
     time = report["time"]

@@ -1,7 +1,7 @@
-"""The guards: pure functions of two texts, each for one reason why the answer to one may be wrong for the other.
+"""Guards: reasons why two similar questions must not share an answer, as pure functions of two texts.
 
-A guard answers True where it refuses. All are symmetric, none refuses a text against itself, and each fails closed: in
-doubt it refuses. None knows a model, so that they cost microseconds and can be read.
+One guard per file, named after what it compares (numbers, dates, negation, …); GUARDS lists them with the names that
+`x-keepgate-guard` shows. May use language.
 """
 
 from collections.abc import Callable

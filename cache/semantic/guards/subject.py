@@ -54,7 +54,7 @@ def subjects_differ(asked: Text, cached: Text) -> bool:
 
 def _has_nothing(text: Text) -> bool:
     """Whether `text` is of function words alone ("who are you"), each of which then matters."""
-    return not (text.instructions or text.moments or text.quantities)
+    return not (text.instructions or text.dates or text.quantities)
 
 
 def _are_restricting(added: frozenset[str], asked: Text, cached: Text) -> bool:

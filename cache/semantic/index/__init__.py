@@ -1,4 +1,5 @@
-"""Which questions of a partition are nearest to a new one: vectors in this process, searched by cosine.
+"""The vector index: nearest neighbours by cosine, in partitions, with expiry.
 
-`VectorIndex` is the whole of it to others. Imports NumPy and FAISS.
+index.py is its interface; partition.py is a flat or inverted-list index, list_builder.py builds lists in a thread,
+table.py stores vectors. Uses no other room. Read index.py first; docs/decisions/014-vector-index.md has the reasons.
 """

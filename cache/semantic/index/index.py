@@ -9,10 +9,10 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.index.maker import ListMaker
+from cache.semantic.index.list_builder import ListMaker
 from cache.semantic.index.partition import Partition, Thresholds
 from cache.semantic.index.rows import RowStore
-from cache.semantic.index.vector import Floats, Rows, unit_vector
+from cache.semantic.index.table import Floats, Rows, unit_vector
 
 # Candidates beyond those asked for: 8-bit codes put neighbours that are nearly equal into a wrong order.
 _MARGIN = 16

@@ -7,7 +7,7 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.index.vector import Floats, Rows
+from cache.semantic.index.table import Floats, Rows
 
 # Lloyd iterations and vectors per list; more of either finds no more neighbours.
 _ITERATIONS = 8

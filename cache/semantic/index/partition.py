@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cache.semantic.index.lists import InvertedLists
-from cache.semantic.index.vector import Rows
+from cache.semantic.index.table import Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ import numpy as np
 
 from cache.semantic.index.lists import InvertedLists
 from cache.semantic.index.partition import Partition
-from cache.semantic.index.table import VectorTable
-from cache.semantic.index.vector import Floats, Rows
+from cache.semantic.index.table import Floats, Rows, VectorTable
 
 
 class RowStore:

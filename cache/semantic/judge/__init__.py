@@ -1,1 +1,5 @@
-"""Whether a fresh answer says what a cached one says: from embeddings and what contradicts, or by asking a model."""
+"""Judges: whether two answers say the same.
+
+judge.py is the interface; embedding_judge.py compares embeddings and facts (answer.py, comparison.py; its coefficients
+are in fitted.py), llm_judge.py asks a model. May use embedding and language. Read judge.py first.
+"""

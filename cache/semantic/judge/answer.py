@@ -1,6 +1,7 @@
 """An answer as the default judge reads it, computed once for each text."""
 
 import re
+import unicodedata
 from dataclasses import dataclass
 
 from cache.semantic.language.lexicon import words
@@ -127,7 +128,7 @@ def _facts(read: Text) -> frozenset[str]:
     Units are left out, as one answer names them where another says "between nine and five", and so is the number one.
     """
     found = {amount[1:].partition(" ")[0] for amount in read.quantities if amount.startswith("#")}
-    for moment in read.moments - _VAGUE:
+    for moment in read.dates - _VAGUE:
         clock = _CLOCK.match(moment)
         if clock:
             minutes = clock[2] if clock[2] != "00" else ""
@@ -170,3 +171,16 @@ def _lead(low: tuple[str, ...]) -> int:
     if not low:
         return 0
     return (low[0] in _YES) - (low[0] in _NO)
+
+
+def equal(one: str, other: str) -> bool:
+    """Whether two answers are the same text but for Unicode form, line ends, and white space where lines end.
+
+    Case, spaces inside lines and signs count: in code they are facts.
+    """
+    return one == other or _canonical(one) == _canonical(other)
+
+
+def _canonical(text: str) -> str:
+    lines = unicodedata.normalize("NFC", text).splitlines()
+    return "\n".join(line.rstrip() for line in lines).strip()

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cache.semantic.judge.answer import MAX_CHARACTERS, Answer, facts_of
+from cache.semantic.judge.answer import MAX_CHARACTERS, Answer, equal, facts_of
 from cache.semantic.judge.comparison import Embedding, Read, compared
-from cache.semantic.judge.equality import equal
 from cache.semantic.judge.fitted import COEFFICIENTS, DIFFERENT_BELOW, ERROR, INTERCEPT, SAME_ABOVE
 from cache.semantic.judge.judge import Embedder, Verdict
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 import aiohttp
 
 from cache.errors import StoreUnavailable
-from cache.semantic.judge.equality import equal
+from cache.semantic.judge.answer import equal
 from cache.semantic.judge.judge import Verdict
 from cache.semantic.policy.posterior import JudgeError
 from cache.stores.breaker import Breaker

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 import msgspec
 
+from cache.semantic.language.reading.dates import dates, with_dates
 from cache.semantic.language.reading.instructions import instructions
 from cache.semantic.language.reading.language import language
 from cache.semantic.language.reading.measures import measured
-from cache.semantic.language.reading.moments import dated, moments
 from cache.semantic.language.reading.negation import negations
 from cache.semantic.language.reading.numerals import with_numerals
 from cache.semantic.language.reading.order import Order, order_of
@@ -43,7 +43,7 @@ class Text(msgspec.Struct, frozen=True):
     names: frozenset[str]
     quantities: tuple[str, ...]
     units: frozenset[str]
-    moments: frozenset[str]
+    dates: frozenset[str]
     denied: frozenset[str]
     trouble: bool
     left: int
@@ -62,7 +62,7 @@ class Text(msgspec.Struct, frozen=True):
         plain = _plain(prompt)
         chunks = plain.split()
         raw = [token for chunk in chunks for token in tokens_of(chunk)]
-        tokens = dated(measured(with_numerals(rewritten(raw))))
+        tokens = with_dates(measured(with_numerals(rewritten(raw))))
         amounts, units = quantities(tokens)
         denied, trouble = negations(tokens)
         left, right = _sides(tokens, denied)
@@ -74,7 +74,7 @@ class Text(msgspec.Struct, frozen=True):
             names=_names(tokens),
             quantities=amounts,
             units=units,
-            moments=moments(tokens),
+            dates=dates(tokens),
             denied=denied,
             trouble=trouble,
             left=left,

@@ -1,5 +1,6 @@
-"""Whether a cached answer may be served for a question that was not asked before in these words.
+"""Policies: whether a neighbour's answer is served, learned from labels.
 
-A policy sees only numbers: how near the neighbours are and which of their answers are the same. It knows no text, no
-store and no clock.
+policy.py is the interface. budget.py bounds the share of wrong answers of all requests (posterior.py rates an answer,
+ledger.py accounts for risk, audits.py draws audits, bound.py estimates the share); vcache.py and threshold.py are the
+policies of the literature and of other caches. Uses guards and language. Read policy.py and budget.py first.
 """

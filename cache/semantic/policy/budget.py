@@ -7,7 +7,6 @@ from typing import Annotated
 import msgspec
 
 from cache.semantic.policy.audits import AuditLoad
-from cache.semantic.policy.blame import MOST_BLAMED, Blame, Blamed
 from cache.semantic.policy.bound import WrongAnswers
 from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.label import Label
@@ -15,6 +14,7 @@ from cache.semantic.policy.ledger import Ledger
 from cache.semantic.policy.policy import Decision, Evidence, Neighbourhood
 from cache.semantic.policy.posterior import JudgeError, Posterior, PosteriorState, vector
 from cache.semantic.policy.state import freeze, thaw
+from cache.semantic.policy.wrong_answer_risk import MAX_PENALTIES, Penalty, WrongAnswerRisk
 
 WARM_LABELS = 60
 """Judgements before anything is served."""
@@ -68,7 +68,7 @@ class BudgetPolicy:
         self.delta = delta
         self._most_risk = max_risk(delta)
         self.posterior = Posterior(judge)
-        self._blame = Blame()
+        self._wrong_answer_risk = WrongAnswerRisk()
         self._judge = judge
         self.wrong_answers = WrongAnswers()
         self._ledger = Ledger(delta)
@@ -92,7 +92,7 @@ class BudgetPolicy:
     def learn(self, label: Label) -> None:
         features = vector(label.features)
         if label.same or label.source != "miss":
-            self._blame.found(label.answer or label.entry, label.same)
+            self._wrong_answer_risk.found(label.answer or label.entry, label.same)
         if label.source == "audit":
             # A judge who calls some of the same answers different makes that many of the right ones look wrong.
             self._count((not label.same) - (1.0 - self._judge.recall) * (1.0 - label.risk), label.risk)
@@ -105,13 +105,14 @@ class BudgetPolicy:
 
     def snapshot(self) -> bytes:
         return freeze(
-            _KIND, _State(self.posterior.state(), self._audited_wrong, self._audited_risk, self._blame.state())
+            _KIND,
+            _State(self.posterior.state(), self._audited_wrong, self._audited_risk, self._wrong_answer_risk.state()),
         )
 
     def restore(self, state: bytes) -> None:
         learned = thaw(state, _KIND, _State)
         self.posterior.restore(learned.posterior)
-        self._blame.restore(learned.blamed)
+        self._wrong_answer_risk.restore(learned.penalties)
         self._audited_wrong, self._audited_risk = learned.audited_wrong, learned.audited_risk
 
     def figures(self) -> dict[str, float]:
@@ -139,7 +140,9 @@ class BudgetPolicy:
         if evidence is None:
             self._ledger.request(math.inf, inflation)
             return Decision(False, 1.0)
-        plain = max(self.posterior.wrong(evidence.features, _DEVIATIONS), self._blame.risk_of(evidence.answer))
+        plain = max(
+            self.posterior.wrong(evidence.features, _DEVIATIONS), self._wrong_answer_risk.risk_of(evidence.answer)
+        )
         self._ledger.request(plain, inflation)
         risk = min(1.0, inflation * plain)
         if self.posterior.labels < WARM_LABELS or risk > min(self._ledger.limit, self._most_risk, max_risk):
@@ -164,7 +167,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     posterior: PosteriorState
     audited_wrong: _NotNegative
     audited_risk: _NotNegative
-    blamed: Annotated[tuple[Blamed, ...], msgspec.Meta(max_length=MOST_BLAMED)]
+    penalties: Annotated[tuple[Penalty, ...], msgspec.Meta(max_length=MAX_PENALTIES)]
 
     def __post_init__(self) -> None:
         # Nothing that was learned makes it less than what it began with.

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.policy.errors import UnusableState
 from cache.semantic.policy.evidence import FEATURES
 from cache.semantic.policy.policy import Vector
+from cache.semantic.policy.state import UnusableState
 
 # Before anything is learned: likelier right the nearer, the clearer and the more agreed; and not at all sure of it.
 _PRIOR_MEAN = (-1.0, 0.7, 0.7, 0.5, 0.0)

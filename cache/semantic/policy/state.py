@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
-from cache.semantic.policy.errors import UnusableState
+from cache.errors import CacheError
 
 VERSION = 1
 
@@ -47,3 +47,10 @@ def thaw(data: bytes, kind: str, of: type[T]) -> T:
         return msgspec.msgpack.decode(frame.content, type=of)
     except (msgspec.DecodeError, ValueError) as error:
         raise UnusableState(f"{kind}: {error}") from error
+
+
+class UnusableState(CacheError):
+    """Stored state or a label from elsewhere that is damaged, foreign, of another version, or not what can be.
+
+    The message says which. A policy that raises it is as it was before; the answer to it is a cold start.
+    """

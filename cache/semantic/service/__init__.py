@@ -1,1 +1,6 @@
-"""The process of the semantic cache: one for all gateways of a host, so that neither its work nor its end is theirs."""
+"""The process of the semantic cache: one per host, asked by the gateways over a Unix socket.
+
+semantic_cache.py answers a lookup, learner.py learns from reported answers, log.py and sharing.py share records and
+labels with other hosts through Redis. service.py builds it from config.py, server.py speaks the protocol of
+cache/semantic/messages.py. May use every other room but evaluation. Read semantic_cache.py first.
+"""

@@ -4,9 +4,9 @@ import logging
 
 import msgspec
 
-from cache.semantic.policy.errors import UnusableState
 from cache.semantic.policy.label import Label, decode_label, encode_label
 from cache.semantic.policy.policy import Policy
+from cache.semantic.policy.state import UnusableState
 
 log = logging.getLogger(__name__)
 

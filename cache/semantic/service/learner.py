@@ -14,15 +14,13 @@ from cache.semantic.judge.judge import Judge, Verdict
 from cache.semantic.messages import Answered
 from cache.semantic.policy.label import Label
 from cache.semantic.service.answers import Answers, plain_answer
-from cache.semantic.service.backlog import Backlog
-from cache.semantic.service.comparison import Comparison
-from cache.semantic.service.figures import Figures
-from cache.semantic.service.inquiries import Inquiry
+from cache.semantic.service.comparison import Comparison, JudgeBudget
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.log import RecordLog
+from cache.semantic.service.metrics import ServiceMetrics
 from cache.semantic.service.neighbours import Neighbour, Neighbours, first_allowed
-from cache.semantic.service.precedence import Precedence
-from cache.semantic.service.ration import Ration
+from cache.semantic.service.queries import Query
+from cache.semantic.service.queues import LookupPriority, WorkQueue
 from cache.semantic.service.records import Record
 
 log = logging.getLogger(__name__)
@@ -47,8 +45,8 @@ class Learner:
     An answer that a slow judge has not compared yet is kept all the same, as one that says what no other says; what it
     does say, and the label, follow. Where too many wait for the judge, the oldest of them are never compared.
 
-    `shared` is where other processes hear of it; without one this process learns alone. `precedence` tells when
-    somebody asks, who goes first. `ration` says how often the judge is asked, audits apart.
+    `shared` is where other processes hear of it; without one this process learns alone. `priority` tells when
+    somebody asks, who goes first. `judge_budget` says how often the judge is asked, audits apart.
     """
 
     def __init__(
@@ -57,28 +55,28 @@ class Learner:
         neighbours: Neighbours,
         answers: Answers,
         judge: Judge,
-        ration: Ration,
+        judge_budget: JudgeBudget,
         labels: Labels,
         shared: RecordLog | None,
-        figures: Figures,
-        precedence: Precedence,
+        figures: ServiceMetrics,
+        priority: LookupPriority,
         capacity: int,
     ) -> None:
         self._embedder = embedder
         self._neighbours = neighbours
         self._answers = answers
         self._judge = judge
-        self._ration = ration
+        self._judge_budget = judge_budget
         self._labels = labels
         self._log = shared
         self._figures = figures
-        self._precedence = precedence
+        self._priority = priority
         self._capacity = capacity
-        self._heard = Backlog[tuple[Answered, Inquiry | None]](_MOST_WAITING)
-        self._comparisons = Backlog[Comparison](_MOST_WAITING)
+        self._heard = WorkQueue[tuple[Answered, Query | None]](_MOST_WAITING)
+        self._comparisons = WorkQueue[Comparison](_MOST_WAITING)
 
-    async def hear(self, note: Answered, inquiry: Inquiry | None) -> None:
-        if not self._heard.add((note, inquiry)):
+    async def hear(self, note: Answered, query: Query | None) -> None:
+        if not self._heard.add((note, query)):
             self._figures.count("unheard")
 
     async def work(self) -> None:
@@ -121,26 +119,26 @@ class Learner:
             if self._log is not None:
                 self._log.discard(some)
 
-    async def _take(self, heard: tuple[Answered, Inquiry | None]) -> None:
-        await self._precedence.give_way()
+    async def _take(self, heard: tuple[Answered, Query | None]) -> None:
+        await self._priority.yield_to_lookups()
         try:
             await self._learn(*heard)
         except CacheError as error:
             self._figures.count("unheard")
             log.debug("a fresh answer was not learned: %s", error)
 
-    async def _learn(self, note: Answered, inquiry: Inquiry | None) -> None:
+    async def _learn(self, note: Answered, query: Query | None) -> None:
         text = plain_answer(note.body)
         if text is None:
             if self._neighbours.records.get(note.entry) is not None:  # it was of an older answer
                 await self.forget(note.entry)
             return
-        vector = await self._embedder.embed(note.text) if inquiry is None else inquiry.vector
+        vector = await self._embedder.embed(note.text) if query is None else query.vector
         near = [n for n in await self._neighbours.near(note.partition, vector) if n.record.entry != note.entry]
         record = Record(
             note.entry, note.partition, note.text, note.entry, note.model, note.generation, note.created, note.expires
         )
-        comparison = Comparison(record, vector, text, self._comparable(near, inquiry), inquiry)
+        comparison = Comparison(record, vector, text, self._comparable(near, query), query)
         if comparison.others:
             await self._have_judged(comparison)
         await self._keep(comparison)
@@ -165,7 +163,7 @@ class Learner:
             await self._make_room()
 
     async def _judge_one(self, comparison: Comparison) -> None:
-        await self._precedence.give_way()
+        await self._priority.yield_to_lookups()
         try:
             await self._conclude(comparison, await self._compare(comparison))
         except CacheError as error:
@@ -178,11 +176,11 @@ class Learner:
         """By entry. What was computed anew meanwhile, or cannot be read now, is left out."""
         texts: dict[str, str] = {}
         compared = self._worth_comparing(comparison.others)
-        if self._ration.is_short:
+        if self._judge_budget.is_short:
             compared = compared[:1]
-            self._ration.earn()
+            self._judge_budget.earn()
             # Whether he is asked has nothing to do with what he would say, so that what he does say stands for all.
-            if not (comparison.is_audit or self._ration.take()):
+            if not (comparison.is_audit or self._judge_budget.take()):
                 self._figures.count("unjudged")
                 return {}
         for record in compared:
@@ -202,11 +200,11 @@ class Learner:
         return {r.entry: found[r.entry] for r in compared if r.entry in found and not self._is_replaced(r)}
 
     async def _conclude(self, comparison: Comparison, verdicts: dict[str, Verdict]) -> None:
-        fresh, inquiry = comparison.record, comparison.inquiry
-        if inquiry is not None and inquiry.evidence is not None:
-            verdict = verdicts.get(inquiry.entry, Verdict.UNSURE)
-            if verdict is not Verdict.UNSURE or (self._judge.doubts and inquiry.entry in verdicts):
-                await self.teach(inquiry.label(verdict is Verdict.SAME))
+        fresh, query = comparison.record, comparison.query
+        if query is not None and query.evidence is not None:
+            verdict = verdicts.get(query.entry, Verdict.UNSURE)
+            if verdict is not Verdict.UNSURE or (self._judge.doubts and query.entry in verdicts):
+                await self.teach(query.label(verdict is Verdict.SAME))
         same = [
             kept
             for kept in map(self._neighbours.records.get, verdicts)
@@ -224,8 +222,8 @@ class Learner:
             if kept is not None and self._log is not None:
                 self._log.save(kept, comparison.vector)
 
-    def _comparable(self, near: Sequence[Neighbour], inquiry: Inquiry | None) -> list[Record]:
-        served = self._neighbours.records.get(inquiry.entry) if inquiry is not None else None
+    def _comparable(self, near: Sequence[Neighbour], query: Query | None) -> list[Record]:
+        served = self._neighbours.records.get(query.entry) if query is not None else None
         records = [neighbour.record for neighbour in near if neighbour.similarity >= _LEAST_SIMILARITY]
         return records if served is None else [served, *records]
 

@@ -22,8 +22,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from cache.errors import CorruptEntry, StoreUnavailable
 from cache.semantic.service.neighbours import Vector
+from cache.semantic.service.record_format import RecordFormat
 from cache.semantic.service.records import Record
-from cache.semantic.service.stored import RecordFormat
 from cache.stores.breaker import Breaker
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from cache.entries.key import namespace_of
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.language.text import Text
-from cache.semantic.policy.consensus import voucher
+from cache.semantic.policy.consensus import matching_question
 from cache.semantic.policy.policy import NEIGHBOURS, Neighbourhood
 from cache.semantic.service.records import Record, Records
 
@@ -176,7 +176,7 @@ def neighbourhood_of(near: Sequence[Neighbour]) -> Neighbourhood:
 
 def first_allowed(text: str, near: Sequence[Neighbour], members: Sequence[int]) -> tuple[int | None, str]:
     """The place of the member that the guards let answer `text`, or None and the guard that refuses the nearest one."""
-    place, guard = voucher(_read(text), _Texts(near, members))
+    place, guard = matching_question(_read(text), _Texts(near, members))
     return None if place is None else members[place], guard
 
 

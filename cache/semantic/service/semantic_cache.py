@@ -8,11 +8,11 @@ from cache.entries.key import namespace_of
 from cache.semantic.embedding.embedder import Embedder
 from cache.semantic.messages import Answered, Ask, Evicted, Forget, Found, NotFound, Purged, Retried, Unused, Wrong
 from cache.semantic.policy.policy import NEIGHBOURS, Policy
-from cache.semantic.service.figures import Figures
-from cache.semantic.service.inquiries import Inquiries, Inquiry, Serving, Servings
 from cache.semantic.service.learner import Learner
+from cache.semantic.service.metrics import ServiceMetrics
 from cache.semantic.service.neighbours import Neighbours, first_allowed, neighbourhood_of
-from cache.semantic.service.precedence import Precedence
+from cache.semantic.service.queries import OpenQueries, Query, ServedAnswer, ServedAnswers
+from cache.semantic.service.queues import LookupPriority
 
 _LONG_TEXT = 200
 
@@ -29,18 +29,18 @@ class SemanticCache:
         neighbours: Neighbours,
         policy: Policy,
         learner: Learner,
-        figures: Figures,
-        precedence: Precedence,
+        figures: ServiceMetrics,
+        priority: LookupPriority,
         shares_purges: bool,
     ) -> None:
         self._embedder = embedder
         self._neighbours = neighbours
         self._policy = policy
         self._learner = learner
-        self._precedence = precedence
-        self._inquiries = Inquiries()
-        self._servings = Servings()
-        self._asking: Counter[str] = Counter()
+        self._priority = priority
+        self._queries = OpenQueries()
+        self._served_answers = ServedAnswers()
+        self._lookups: Counter[str] = Counter()
         self._gone: set[str] = set()
         self._shares_purges = shares_purges
         self.figures = figures
@@ -48,25 +48,25 @@ class SemanticCache:
     async def ask(self, ask: Ask) -> Found | NotFound:
         """Raises EmbedderBusy and EmbeddingError where the question cannot be embedded."""
         self.figures.count("asked")
-        self._asking[ask.key] += 1
+        self._lookups[ask.key] += 1
         try:
-            with self._precedence.asking():
+            with self._priority.looking_up():
                 return await self._find(ask)
         finally:
-            self._asking[ask.key] -= 1
-            if not self._asking[ask.key]:
-                del self._asking[ask.key]
+            self._lookups[ask.key] -= 1
+            if not self._lookups[ask.key]:
+                del self._lookups[ask.key]
                 self._gone.discard(ask.key)
 
     async def _find(self, ask: Ask) -> Found | NotFound:
-        repeated = self._servings.take_repeated(ask.key, time.monotonic())
+        repeated = self._served_answers.take_repeated(ask.key, time.monotonic())
         if repeated is not None:
-            await self._blame(repeated)
-        is_disliked = self._servings.has_disliked(ask.key)
+            await self._wrong_answer_risk(repeated)
+        is_disliked = self._served_answers.has_rejected(ask.key)
         if ask.max_risk > 0 and not is_disliked and (same := self._neighbours.same_form(ask.partition, ask.text)):
             self.figures.count("normalized" if ask.serve else "observed_normalized")
             if ask.serve:
-                self._note(Serving(ask.key, same.entry, time.monotonic()))
+                self._note(ServedAnswer(ask.key, same.entry, time.monotonic()))
             return Found(0, 1.0, layer="normalized", entry=same.entry, created=same.created, audit=False)
         namespace = namespace_of(ask.partition)
         with self.figures.timing("embed"):
@@ -92,9 +92,7 @@ class SemanticCache:
         decision = self._policy.decide(evidence, max_risk, compares=not ask.serve)
         entry = "" if place is None else near[place].record.entry
         served = decision.serve and ask.serve
-        number = self._inquiries.open(
-            Inquiry(ask.key, ask.partition, ask.text, vector, evidence, entry, decision, served)
-        )
+        number = self._queries.open(Query(ask.key, ask.partition, ask.text, vector, evidence, entry, decision, served))
         if guard:
             self.figures.count_refusal(guard)
         if not decision.serve or evidence is None or place is None:
@@ -102,37 +100,37 @@ class SemanticCache:
             return NotFound(number, similarity, decision.risk if evidence else None, guard)
         self.figures.count("served" if ask.serve else "observed")
         if ask.serve:
-            self._note(Serving(ask.key, entry, time.monotonic(), evidence, decision))
+            self._note(ServedAnswer(ask.key, entry, time.monotonic(), evidence, decision))
         similarity, risk = near[place].similarity, decision.risk
         created = near[place].record.created
         return Found(number, similarity, risk, layer="semantic", entry=entry, created=created, audit=decision.audit)
 
     async def answered(self, note: Answered) -> None:
         """A fresh answer: compare it with what was or would have been served, and keep it for the next."""
-        self._servings.reconcile(note.entry)
-        inquiry = self._inquiries.close(note.inquiry, note.partition, note.text)
-        if inquiry is not None and inquiry.decision.audit:
-            self._servings.take(inquiry.key)  # it is judged now, and needs no complaint
-        await self._learner.hear(note, inquiry)
+        self._served_answers.accept(note.entry)
+        query = self._queries.close(note.query, note.partition, note.text)
+        if query is not None and query.decision.audit:
+            self._served_answers.take(query.key)  # it is judged now, and needs no complaint
+        await self._learner.hear(note, query)
 
     async def retried(self, note: Retried) -> None:
-        serving = self._servings.take(note.key)
-        if serving is not None:
-            await self._blame(serving)
+        served_answer = self._served_answers.take(note.key)
+        if served_answer is not None:
+            await self._wrong_answer_risk(served_answer)
 
     async def unused(self, note: Unused) -> None:
         """Who asked has gone on without the answer, maybe while it is still being looked for."""
-        if self._servings.take(note.key) is None and note.key in self._asking:
+        if self._served_answers.take(note.key) is None and note.key in self._lookups:
             self._gone.add(note.key)
 
     async def wrong(self, message: Wrong) -> Evicted:
-        labels = await self.blame(message.entry)
+        labels = await self.wrong_answer_risk(message.entry)
         return Evicted(await self._learner.forget(message.entry, wrong=True), labels)
 
-    async def blame(self, entry: str) -> int:
+    async def wrong_answer_risk(self, entry: str) -> int:
         """Learn that the last serving of an entry was wrong; how many labels that gave."""
-        serving = self._servings.take_latest_of(entry)
-        return 0 if serving is None else await self._blame(serving)
+        served_answer = self._served_answers.take_latest_of(entry)
+        return 0 if served_answer is None else await self._wrong_answer_risk(served_answer)
 
     async def forget(self, note: Forget) -> None:
         record = self._neighbours.records.get(note.entry)
@@ -151,16 +149,16 @@ class SemanticCache:
                 ]
             )
 
-    def _note(self, serving: Serving) -> None:
-        if serving.key not in self._gone:
-            self._neighbours.records.use(serving.entry)
-            self._servings.note(serving)
+    def _note(self, served_answer: ServedAnswer) -> None:
+        if served_answer.key not in self._gone:
+            self._neighbours.records.use(served_answer.entry)
+            self._served_answers.note(served_answer)
 
-    async def _blame(self, serving: Serving) -> int:
+    async def _wrong_answer_risk(self, served_answer: ServedAnswer) -> int:
         """Take it that what was served was wrong, because who got it says so; how many labels that gave."""
         self.figures.count("blamed")
-        self._servings.dislike(serving.key)
-        label = serving.label()
+        self._served_answers.reject(served_answer.key)
+        label = served_answer.label()
         if label is None:
             return 0
         await self._learner.teach(label)

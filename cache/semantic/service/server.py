@@ -22,7 +22,7 @@ _MOST_OPEN = 256
 
 
 @asynccontextmanager
-async def serving(socket: Path, handle: Handler) -> AsyncIterator[None]:
+async def served_answer(socket: Path, handle: Handler) -> AsyncIterator[None]:
     """Answer gateways that connect to a Unix socket, which lies where only this user can go."""
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

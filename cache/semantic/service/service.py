@@ -18,10 +18,12 @@ from redis.backoff import NoBackoff
 
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
-from cache.semantic.embedding.embedder import open_embedder
+from cache.semantic.embedding.embedder import Embedder, open_embedder
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.index.index import VectorIndex
+from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.judge import Judge
+from cache.semantic.judge.llm_judge import open_llm_judge
 from cache.semantic.messages import (
     Answered,
     Ask,
@@ -37,22 +39,25 @@ from cache.semantic.messages import (
     Unused,
     Wrong,
 )
+from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.policy import Policy
+from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.threshold import ThresholdPolicy
+from cache.semantic.policy.vcache import VCachePolicy
 from cache.semantic.service.answers import Answers
+from cache.semantic.service.comparison import JudgeBudget
 from cache.semantic.service.config import Config
-from cache.semantic.service.figures import Figures
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.log import RecordLog
+from cache.semantic.service.metrics import ServiceMetrics
 from cache.semantic.service.neighbours import Neighbours
-from cache.semantic.service.parts import make_judge, make_policy
-from cache.semantic.service.precedence import Precedence
-from cache.semantic.service.ration import Ration
+from cache.semantic.service.queues import LookupPriority
+from cache.semantic.service.record_format import RecordFormat
 from cache.semantic.service.records import Record
 from cache.semantic.service.semantic_cache import SemanticCache
-from cache.semantic.service.server import serving
+from cache.semantic.service.server import served_answer
 from cache.semantic.service.sharing import Sharing
-from cache.semantic.service.stored import RecordFormat
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import open_redis_store
 
@@ -130,7 +135,7 @@ async def open_service(config: Config, load: Callable[[], Encoder]) -> AsyncIter
     """
     service = Service(Path(config.socket), config.deadline)
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(serving(service.socket, service.handle))
+        await stack.enter_async_context(served_answer(service.socket, service.handle))
         encoder = await asyncio.to_thread(load)
         await stack.enter_async_context(_running(config, encoder, service))
         yield service
@@ -151,18 +156,16 @@ async def _running(config: Config, encoder: Encoder, service: Service) -> AsyncI
         )
         stack.push_async_callback(asyncio.to_thread, neighbours.close)
         labels = Labels(policy, f"{config.policy}:{encoder.fingerprint}")
-        figures, precedence = Figures(), Precedence()
-        ration = Ration(config.judge_share if config.judge_url else math.inf)
+        figures, priority = ServiceMetrics(), LookupPriority()
+        judge_budget = JudgeBudget(config.judge_share if config.judge_url else math.inf)
         learner = Learner(
-            patient, neighbours, Answers(store), judge, ration, labels, shared, figures, precedence, config.capacity
+            patient, neighbours, Answers(store), judge, judge_budget, labels, shared, figures, priority, config.capacity
         )
-        cache = SemanticCache(
-            embedder, neighbours, policy, learner, figures, precedence, shares_purges=store is not None
-        )
+        cache = SemanticCache(embedder, neighbours, policy, learner, figures, priority, shares_purges=store is not None)
         works = [learner.work(), _maintain(neighbours, learner, store, config.capacity)]
         sharing = None
         if shared is not None and store is not None:
-            sharing = Sharing(shared, neighbours, patient, labels, cache.blame)
+            sharing = Sharing(shared, neighbours, patient, labels, cache.wrong_answer_risk)
             with contextlib.suppress(StoreUnavailable):  # it is learned later, by follow_purges
                 await store.learn_purges()
             works += [sharing.follow(), shared.write(), shared.breaker.watch(), store.follow_purges()]
@@ -266,3 +269,25 @@ def _figures(
         "policy": policy.figures(),
         **cache.figures.as_dict(),
     }
+
+
+def make_policy(config: Config, judge: Judge, chance: random.Random) -> Policy:
+    """The decision policy; `chance` draws what it audits."""
+    match config.policy:
+        case "budget":
+            return BudgetPolicy(config.delta, judge.error, chance, config.audit_share)
+        case "vcache":
+            return VCachePolicy(config.delta, chance)
+        case "threshold":
+            return ThresholdPolicy(config.threshold)
+
+
+@asynccontextmanager
+async def make_judge(config: Config, embedder: Embedder) -> AsyncIterator[Judge]:
+    """Who says whether two answers are the same: a model behind a URL where one is named, else their embeddings."""
+    if config.judge_url:
+        error = JudgeError(config.judge_recall, config.judge_false_same)
+        async with open_llm_judge(config.judge_url, config.judge_model, config.judge_key, error=error) as judge:
+            yield judge
+    else:
+        yield EmbeddingJudge(embedder)

@@ -26,7 +26,7 @@ _confirmation = msgspec.msgpack.Decoder(tuple[str, float, str]).decode
 class Sharing:
     """Keeps this process's records and policy in step with those of all others.
 
-    `blame` is told of an entry from which something wrong was served, maybe here.
+    `wrong_answer_risk` is told of an entry from which something wrong was served, maybe here.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class Sharing:
         neighbours: Neighbours,
         embedder: Embedder,
         labels: Labels,
-        blame: Callable[[str], Awaitable[object]],
+        wrong_answer_risk: Callable[[str], Awaitable[object]],
     ) -> None:
         self._log = shared
         self._neighbours = neighbours
         self._embedder = embedder
         self._labels = labels
-        self._blame = blame
+        self._wrong_answer_risk = wrong_answer_risk
         self._seen: dict[str, int] = {}
         self._position = "0-0"
         self._loaded_at = "0-0"
@@ -96,7 +96,7 @@ class Sharing:
             if event.kind == "confirm":
                 self._confirm(event.data)
             elif event.kind == "wrong":
-                await self._blame(event.data.decode(errors="replace"))
+                await self._wrong_answer_risk(event.data.decode(errors="replace"))
         for event in events:
             if event.kind == "label" and self._is_new(event):
                 self._labels.take(event.data)

@@ -245,7 +245,7 @@ async def test_the_answer_to_another_question_is_not_taken_for_that_to_this_one(
     now = time.time()
     message = {"role": "assistant", "content": ANSWER}
     body = msgspec.json.encode({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
-    await service.handle(Answered(berlin.inquiry, "a.2", "a.context", ASKED, "mock", "0.0.0", now, now + 60, body))
+    await service.handle(Answered(berlin.query, "a.2", "a.context", ASKED, "mock", "0.0.0", now, now + 60, body))
     async with asyncio.timeout(DEADLINE):
         while not isinstance(reply := await service.handle(Ask("a.3", "a.context", AGAIN, 1.0, True)), Found):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -361,7 +361,7 @@ async def test_only_if_cached_is_not_forwarded_even_to_be_audited(
     semantic: SemanticStage, mock: MockUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client says that nobody is to be asked, at his cost."""
-    monkeypatch.setattr("cache.semantic.service.parts.ThresholdPolicy", _AuditsAll)
+    monkeypatch.setattr("cache.semantic.service.service.ThresholdPolicy", _AuditsAll)
     client = await semantic.gateway(mock)
     await client.post(chat(ASKED))
     await until_known(client, 1)
@@ -375,7 +375,7 @@ async def test_an_answer_that_was_audited_is_not_judged_again_by_a_complaint(
     semantic: SemanticStage, mock: MockUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One serving is one label."""
-    monkeypatch.setattr("cache.semantic.service.parts.ThresholdPolicy", _AuditsAll)
+    monkeypatch.setattr("cache.semantic.service.service.ThresholdPolicy", _AuditsAll)
     client = await semantic.gateway(mock)
     await client.post(chat(ASKED))
     await until_known(client, 1)

@@ -221,7 +221,7 @@ async def test_a_hit_that_many_share_is_audited_once(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One comparison, whoever of them came first, and though one of them forbids it at his own cost."""
-    monkeypatch.setattr("cache.semantic.service.parts.ThresholdPolicy", _AuditsAll)
+    monkeypatch.setattr("cache.semantic.service.service.ThresholdPolicy", _AuditsAll)
     client = await semantic.gateway(mock)
     await _learned(client)
     before = await client.figure("semantic_audits_total")
@@ -282,7 +282,7 @@ async def test_what_is_found_too_late_costs_nothing_of_the_budget(
                 decided.put_nowait(decision)
             return decision
 
-    monkeypatch.setattr("cache.semantic.service.parts.ThresholdPolicy", Told)
+    monkeypatch.setattr("cache.semantic.service.service.ThresholdPolicy", Told)
     service = await semantic.service(**SERVES_ALL, deadline=DEADLINE)
     client = await semantic.gateway(mock, service=service, semantic={"deadline": 0.2})
     await _learned(client)

@@ -1,7 +1,6 @@
-"""What the guards know about English, as plain word lists: closed classes in full, open ones by their commonest words.
+"""Word lists of English and a few of other languages.
 
-A word that is missing makes a guard refuse more or a list match less, never the other way round on purpose: synonyms
-make two texts equal and are kept to words that can replace each other in a question; antonyms make them different.
+One file per kind of word. Uses no other room.
 """
 
 

@@ -1,6 +1,6 @@
 """Phrases that stand for one word."""
 
-from cache.semantic.language.lexicon.leads import LEADS
+from cache.semantic.language.lexicon.opening_phrases import OPENING_PHRASES
 
 # Left: as written, after contractions. Right: what stands for it.
 _PHRASES = """
@@ -246,7 +246,7 @@ _VERB_OF_NOUN = {
     "decision": "decide",
     "list": "list",
 }
-_rows = [*LEADS.strip().splitlines(), *_PHRASES.strip().splitlines()] + [
+_rows = [*OPENING_PHRASES.strip().splitlines(), *_PHRASES.strip().splitlines()] + [
     f"{make} {determiner} {noun} = {verb}"
     for noun, verb in _VERB_OF_NOUN.items()
     for make in ("make", "made", "makes", "making")

@@ -1,1 +1,4 @@
-"""What is read from the tokens of a prompt, one file for each thing that a guard compares."""
+"""What the tokens of a question name: numbers, dates, measures, persons, negation, order, the type of question.
+
+One file per kind. Uses token.py and lexicon/.
+"""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cache.semantic.index import heap
+from cache.semantic.index import list_builder
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.index.partition import Thresholds
 from tests.cache.semantic.index.vectors import topics
@@ -28,7 +28,7 @@ def test_freed_pages_below_one_in_use_go_back_to_the_system() -> None:
     before = resident()
     last = blocks[-1]
     blocks.clear()
-    heap.give_back()
+    list_builder.trim_heap()
     assert before - resident() > 50_000_000
     assert len(last) == 1000
 
@@ -36,14 +36,14 @@ def test_freed_pages_below_one_in_use_go_back_to_the_system() -> None:
 def test_pages_are_given_back_when_lists_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has moved out of lists gives their memory back, and whoever fills his first ones has nothing to give."""
     calls: list[int] = []
-    real = heap.give_back
+    real = list_builder.trim_heap
     index = VectorIndex(16, Thresholds(flat=32, one_list=128))
 
     def counted() -> None:
         calls.append(len(index))
         real()
 
-    monkeypatch.setattr(heap, "give_back", counted)
+    monkeypatch.setattr(list_builder, "trim_heap", counted)
     vectors = topics(1000, 16, seed=1)
     for number, vector in enumerate(vectors[:100]):
         index.add("p", str(number), vector, LATER)

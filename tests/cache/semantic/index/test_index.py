@@ -9,7 +9,7 @@ import pytest
 
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.index.partition import Thresholds
-from cache.semantic.index.vector import NotAUnitVector
+from cache.semantic.index.table import NotAUnitVector
 from tests.cache.semantic.index.vectors import topics, unit, units
 
 LATER = 2_000_000_000.0

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from cache.semantic.index import lists, maker
+from cache.semantic.index import list_builder, lists
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.index.lists import InvertedLists
 from cache.semantic.index.partition import Thresholds
-from cache.semantic.index.vector import Floats, Rows
+from cache.semantic.index.table import Floats, Rows
 from tests.cache.semantic.index.vectors import topics, unit
 
 LATER = 2_000_000_000.0
@@ -60,7 +60,7 @@ def training(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Gate:
         gate.pass_through()
         return centroids
 
-    monkeypatch.setattr(maker, "spherical_centroids", train_and_stop)
+    monkeypatch.setattr(list_builder, "spherical_centroids", train_and_stop)
     return gate
 
 
@@ -164,7 +164,7 @@ def test_a_training_that_fails_costs_speed_only(
         failed.set()
         raise MemoryError("no memory for centroids")
 
-    monkeypatch.setattr(maker, "spherical_centroids", fail)
+    monkeypatch.setattr(list_builder, "spherical_centroids", fail)
     index, vectors = filled(300)
     assert failed.wait(30)
     assert all(index.search("p", vector, 1, NOW)[0][1] > 0.9998 for vector in vectors)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cache.semantic.index.vector import Floats
+from cache.semantic.index.table import Floats
 
 
 def units(vectors: Floats) -> Floats:

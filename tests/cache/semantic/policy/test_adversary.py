@@ -2,9 +2,9 @@
 
 import pytest
 
-from cache.semantic.policy.blame import MOST_BLAMED, Blame
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.wrong_answer_risk import MAX_PENALTIES, WrongAnswerRisk
 from tests.cache.semantic.policy.streams import Stream, dice, label_of, near, right_at
 
 DELTA = 0.01
@@ -135,12 +135,12 @@ def test_a_silent_judge_leaves_nothing_served_in_a_new_deployment() -> None:
 
 def test_blame_is_bounded() -> None:
     """The longest blamed are forgotten when there are too many."""
-    blame = Blame()
-    for number in range(MOST_BLAMED + 10):
-        blame.found(str(number), False)
-    assert len(blame.state()) == MOST_BLAMED
-    assert blame.risk_of("0") == 0.0
-    assert blame.risk_of(str(MOST_BLAMED)) == 0.5
+    wrong_answer_risk = WrongAnswerRisk()
+    for number in range(MAX_PENALTIES + 10):
+        wrong_answer_risk.found(str(number), False)
+    assert len(wrong_answer_risk.state()) == MAX_PENALTIES
+    assert wrong_answer_risk.risk_of("0") == 0.0
+    assert wrong_answer_risk.risk_of(str(MAX_PENALTIES)) == 0.5
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, float("nan")])

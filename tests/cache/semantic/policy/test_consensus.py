@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from cache.semantic.guards import refusal
 from cache.semantic.language.text import Text
-from cache.semantic.policy.consensus import FEWEST, voucher
+from cache.semantic.policy.consensus import MIN_QUESTIONS, matching_question
 from tests.cache.semantic.trap_pairs import DATA
 
 PIN = ["How do I reset my PIN?", "Where can I change the PIN?", "I forgot my PIN", "How can I get a new PIN?"]
 
 
-def vouched(asked: str, crowd: Sequence[str]) -> tuple[int | None, str]:
-    return voucher(Text.of(asked), [Text.of(question) for question in crowd])
+def vouched(asked: str, questions: Sequence[str]) -> tuple[int | None, str]:
+    return matching_question(Text.of(asked), [Text.of(question) for question in questions])
 
 
 def test_a_crowd_vouches_for_words_that_it_used() -> None:
@@ -48,7 +48,7 @@ def test_a_crowd_is_a_crowd_from_three_on() -> None:
     asked = "Where do I get a new PIN if I forgot it?"
     enough = [PIN[2], PIN[1], PIN[3]]
     assert vouched(asked, enough)[0] is not None
-    assert FEWEST == 3
+    assert MIN_QUESTIONS == 3
     assert vouched(asked, enough[:2])[0] is None
 
 
@@ -64,17 +64,17 @@ OPPOSITES = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "crowd"), OPPOSITES)
-def test_a_part_of_what_one_of_them_said_is_another_question(asked: str, crowd: list[str]) -> None:
+@pytest.mark.parametrize(("asked", "questions"), OPPOSITES)
+def test_a_part_of_what_one_of_them_said_is_another_question(asked: str, questions: list[str]) -> None:
     """Each word was used, even together; what all of the crowd ask about is missing."""
     for size in (2, 3, 5):
-        assert vouched(asked, crowd[:1] + crowd[1:] * (size - 1))[0] is None
+        assert vouched(asked, questions[:1] + questions[1:] * (size - 1))[0] is None
 
 
 def test_questions_that_only_share_their_answer_are_no_crowd() -> None:
     """All are answered by "yes", and every word is known; what they ask for is not."""
-    crowd = ["Is a whale a mammal?", "Is a cat a mammal?", "Is a dog a pet?", "Is a hamster a pet?"]
-    assert vouched("Is a whale a pet?", crowd)[0] is None
+    questions = ["Is a whale a mammal?", "Is a cat a mammal?", "Is a dog a pet?", "Is a hamster a pet?"]
+    assert vouched("Is a whale a pet?", questions)[0] is None
 
 
 def test_the_first_whom_no_guard_refuses_vouches() -> None:
@@ -98,11 +98,11 @@ def test_no_trap_is_served_in_a_dense_neighbourhood() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([*PIN, "I lost my card", "Is my card lost?", "Order 2 cards", ""]), max_size=6))
-def test_whoever_passes_alone_passes_in_a_crowd(crowd: list[str]) -> None:
+def test_whoever_passes_alone_passes_in_a_crowd(questions: list[str]) -> None:
     """A crowd never refuses what one of it would answer, and names a guard where it refuses."""
     for asked in (*PIN, "Order 3 cards"):
-        place, refused = vouched(asked, crowd)
-        alone = [refusal(Text.of(asked), Text.of(question)) is None for question in crowd]
+        place, refused = vouched(asked, questions)
+        alone = [refusal(Text.of(asked), Text.of(question)) is None for question in questions]
         if any(alone):
             assert place == alone.index(True)
-        assert bool(refused) == (place is None and bool(crowd))
+        assert bool(refused) == (place is None and bool(questions))

@@ -5,10 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from cache.semantic.policy.errors import UnusableState
 from cache.semantic.policy.evidence import FEATURES, evidence_of
 from cache.semantic.policy.policy import Neighbourhood, Vector
 from cache.semantic.policy.posterior import JudgeError, Posterior
+from cache.semantic.policy.state import UnusableState
 
 
 def features(similarity: float, rival: float) -> Vector:

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from cache.semantic.policy import state as state_module
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.errors import UnusableState
 from cache.semantic.policy.evidence import FEATURES
 from cache.semantic.policy.label import Label, decode_label, encode_label
 from cache.semantic.policy.policy import Neighbourhood, Policy
 from cache.semantic.policy.posterior import JudgeError, PosteriorState
-from cache.semantic.policy.state import freeze
+from cache.semantic.policy.state import UnusableState, freeze
 from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.policy.vcache import VCachePolicy
 from tests.cache.semantic.policy.streams import Stream, dice, label_of, near

@@ -27,13 +27,13 @@ from cache.semantic.service import answers as answers_module
 from cache.semantic.service import learner as learner_module
 from cache.semantic.service import neighbours as neighbours_module
 from cache.semantic.service.answers import Answers
-from cache.semantic.service.figures import Figures
-from cache.semantic.service.inquiries import Inquiry
+from cache.semantic.service.comparison import JudgeBudget
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import Learner
+from cache.semantic.service.metrics import ServiceMetrics
 from cache.semantic.service.neighbours import Neighbours, first_allowed, neighbourhood_of
-from cache.semantic.service.precedence import Precedence
-from cache.semantic.service.ration import Ration
+from cache.semantic.service.queries import Query
+from cache.semantic.service.queues import LookupPriority
 from cache.semantic.service.records import Record
 from tests.cache.semantic.judge.chat_server import ChatServer, chat_server
 
@@ -54,18 +54,18 @@ class Host:
         self.policy = VCachePolicy(0.05, random.Random(0))  # noqa: S311 - reproducible
         self.neighbours = Neighbours(VectorIndex(embedder.dimensions), lambda record: True, (), 1)
         self.labels = Labels(self.policy, "")
-        self.figures = Figures()
-        self.precedence = Precedence()
+        self.figures = ServiceMetrics()
+        self.priority = LookupPriority()
         self.learner = Learner(
             embedder,
             self.neighbours,
             Answers(None),
             judge,
-            Ration(share),
+            JudgeBudget(share),
             self.labels,
             None,
             self.figures,
-            self.precedence,
+            self.priority,
             10_000,
         )
 
@@ -77,20 +77,20 @@ class Host:
         created: float = 1.0,
         *,
         asked: bool = False,
-        inquiry: Inquiry | None = None,
+        query: Query | None = None,
     ) -> None:
         """An answer; `asked` if the question was looked up before, so that a label comes of it."""
         body = {"choices": [{"message": {"content": answer}, "finish_reason": "stop"}]}
         note = Answered(
             1, f"a.{name}", PARTITION, text, "m", "0.0.0", created, time.time() + 60, msgspec.json.encode(body)
         )
-        await self.learner.hear(note, await self.inquiry(text) if asked else inquiry)
+        await self.learner.hear(note, await self.query(text) if asked else query)
 
-    async def inquiry(self, text: str) -> Inquiry:
+    async def query(self, text: str) -> Query:
         vector = await self.embedder.embed(text)
         near = await self.neighbours.near(PARTITION, vector)
         evidence = self.policy.weigh(neighbourhood_of(near))
-        return Inquiry("a.key", PARTITION, text, vector, evidence, evidence.entry, Decision(False, 1.0), False)
+        return Query("a.key", PARTITION, text, vector, evidence, evidence.entry, Decision(False, 1.0), False)
 
     def record(self, name: str) -> Record | None:
         return self.neighbours.records.get(f"a.{name}")
@@ -345,7 +345,7 @@ async def test_a_judge_who_costs_is_asked_for_a_share_and_for_each_audit(
     embedder: Embedder, server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the first it is one of ten fresh answers where the share is a tenth; the others teach nothing."""
-    monkeypatch.setattr("cache.semantic.service.ration._FIRST", 1.0)
+    monkeypatch.setattr("cache.semantic.service.comparison._FIRST", 1.0)
     async with open_llm_judge(server.url, "m") as judge, _working(embedder, judge, 0.1) as host:
         await host.hear("known", ASKED, ANSWER)
         await host.learner.idle()
@@ -355,9 +355,9 @@ async def test_a_judge_who_costs_is_asked_for_a_share_and_for_each_audit(
         asked = len(server.requests)
         assert asked == 2
         assert host.labels.count == 2
-        inquiry = await host.inquiry(AGAIN)
-        audited = dataclasses.replace(inquiry, decision=Decision(True, 0.01, 0.01, True, 0.1), served=True)
-        await host.hear("audit", AGAIN, f"{SAME_ANSWER} audited", inquiry=audited)
+        query = await host.query(AGAIN)
+        audited = dataclasses.replace(query, decision=Decision(True, 0.01, 0.01, True, 0.1), served=True)
+        await host.hear("audit", AGAIN, f"{SAME_ANSWER} audited", query=audited)
         await host.learner.idle()
         assert len(server.requests) == asked + 1
 

@@ -1,4 +1,4 @@
-"""What the semantic cache counts and times, for its operator."""
+"""Counts and timings of the semantic cache, for GET /v1/cache/stats."""
 
 import contextlib
 import time
@@ -9,7 +9,7 @@ from typing import Any
 _TIMES_KEPT = 1000
 
 
-class Figures:
+class ServiceMetrics:
     """Counts since the start, and how long the last thousand of each step took."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ _FIRST_YEAR, _LAST_YEAR = "1500", "2099"
 _OF_TIME = words("second minute hour day night week fortnight month year decade century")
 
 
-def dated(tokens: Sequence[Token]) -> list[Token]:
+def with_dates(tokens: Sequence[Token]) -> list[Token]:
     """`tokens` with each date or time as one token; its stem is "@friday", "@june 5", "@1995", "@last week", "@utc"."""
     if _TRIGGERS.isdisjoint([token.form for token in tokens]) and Kind.NUMBER not in [token.kind for token in tokens]:
         return list(tokens)
@@ -53,7 +53,7 @@ def dated(tokens: Sequence[Token]) -> list[Token]:
     return result
 
 
-def moments(tokens: Iterable[Token]) -> frozenset[str]:
+def dates(tokens: Iterable[Token]) -> frozenset[str]:
     """The moments named by `tokens`, which are dated."""
     return frozenset(token.stem for token in tokens if token.kind == Kind.MOMENT)
 

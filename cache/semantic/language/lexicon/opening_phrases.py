@@ -3,7 +3,7 @@
 Left: as written, after contractions. Right: what stands for it, or nothing.
 """
 
-_LEADS = """
+_OPENING_PHRASES = """
     give me = tell
     provide me with = tell
     at what time = when
@@ -219,4 +219,4 @@ _DOERS = [
     for auxiliary in ("can", "could", "should", "must", "do", "would")
     for person in ("i", "we", "you", "one")
 ]
-LEADS = "\n".join([_LEADS.strip(), *_DOERS])
+OPENING_PHRASES = "\n".join([_OPENING_PHRASES.strip(), *_DOERS])
