@@ -17,14 +17,14 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 
 
 class BatchingMode(Enum):
-    """How batches form."""
+    """When waiting sequences may join the batch."""
 
     CONTINUOUS = "continuous"
     """Sequences join and leave between any two steps (iteration-level scheduling: Orca, OSDI 2022)."""
     DYNAMIC = "dynamic"
-    """A batch begins when it is full, or when its first sequence has waited long enough; nobody joins it later."""
+    """A batch starts when it is full or its first sequence has waited ``max_wait``; no sequence joins it later."""
     STATIC = "static"
-    """A batch takes what is waiting when the last one has ended; nobody joins it later."""
+    """A batch takes all waiting sequences when the last one has ended; no sequence joins it later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +64,31 @@ class EngineConfig:
     kv_memory: int | None = None
     """None: 512 MiB on a CPU, most of what the weights leave free on a CUDA device."""
     max_batch: int | None = None
-    """None: what suits the runner."""
+    """None: the runner's default."""
     max_context: int | None = None
-    """None: what the model was made for, or what the KV memory holds if that is less."""
+    """None: the model's maximum, or what the KV memory holds if that is less."""
     step_tokens: int | None = None
     """Tokens computed in one step at most: the fewer, the less a long prompt delays running answers. None: what suits
     the runner."""
     max_waiting: int = 256
     """Sequences admitted to the queue beyond ``max_batch``."""
     max_seconds: float | None = None
-    """What a request may take, waiting included, before it is ended; None: as long as it lasts."""
+    """Time limit of a request, waiting included; None: no limit."""
     batching: Batching = Batching(BatchingMode.CONTINUOUS)
     scheduling_policy: SchedulingPolicy = "priority"
-    """Who goes first: who came first (fcfs), or whose request has the smaller ``priority``."""
+    """Order of the queue: by arrival (fcfs), or by the request's ``priority``, smaller first."""
     shares_prefixes: bool = True
     """Whether sequences use KV blocks that others have computed."""
     threads: int = 1
     kv_dtype: KvDtype = "auto"
     """How keys and values are stored; auto: as they are computed."""
     quantization: Quantization = "none"
-    """In what the weights are kept; none: as they are in the model's files."""
+    """Quantisation of the weights; none: as in the model's files."""
     dtype: ComputeDtype = "auto"
-    """What is computed in; auto: the runner's own choice."""
+    """Dtype of computation; auto: the runner's choice."""
     device: Device = "auto"
-    """What computes; auto: a CUDA device that can, else the CPU."""
+    """auto: a CUDA device if it can serve the model, else the CPU."""
     prefix_store: StoreConfig | None = None
-    """Where KV blocks are kept beyond the engine's memory; None: nowhere."""
+    """Store of KV blocks beyond the engine's memory; None: there is none."""
     public_prefixes: tuple[Path, ...] = ()
     """Files with beginnings of prompts whose KV blocks all tenants share."""

@@ -1,4 +1,4 @@
-"""What the engine counts and measures."""
+"""Counters and timings of the engine, for metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class StepTimings:
-    """What a step let an observer measure, in seconds."""
+    """Durations that a step measured, in seconds."""
 
     queued: list[float] = field(default_factory=list)
     """From arrival to the first chunk, for each sequence that began."""
@@ -42,7 +42,7 @@ class Totals:
 
 @dataclass(slots=True, kw_only=True)
 class EngineStats(Totals):
-    """A picture of the engine after a step: its totals, and what is there now."""
+    """Snapshot of the engine after a step: its totals and its current state."""
 
     running: int
     waiting: int
@@ -51,7 +51,7 @@ class EngineStats(Totals):
     deterministic: bool
     """Whether a greedy answer is bitwise the same in any schedule; the runner's promise."""
     free_blocks: int
-    """Blocks that nobody holds, the cached ones included."""
+    """Blocks without a reference, the cached ones included."""
     cached_blocks: int
     held_blocks: int
     fragmentation: float
@@ -59,5 +59,5 @@ class EngineStats(Totals):
     prefix_asked_tokens: int
     """Tokens that sequences had when they joined the batch."""
     prefix_hit_tokens: int
-    """Those of them that were computed already."""
+    """Those of them that were in the prefix cache."""
     preemptions: int

@@ -1,4 +1,4 @@
-"""A quantised matrix, or some of its outputs, as floats: for products so large that reading it is the least of it."""
+"""Dequantises a matrix, or some of its outputs, for products with so many rows that this costs little."""
 
 import torch
 import triton

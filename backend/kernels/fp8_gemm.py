@@ -1,6 +1,6 @@
-"""Weights of eight-bit floats times many rows, which are rounded to eight bits too: twice the rate of sixteen.
+"""FP8 weights times many rows of activations, which are rounded to FP8 too: twice the rate of 16-bit products.
 
-Only where the device's matrix units multiply such floats (compute capability 8.9). Each row of activations gets a scale
+Needs matrix units for FP8 (compute capability 8.9). Each row of activations gets a scale
 of its own, so its result does not depend on the rows beside it. Rounding to three bits of mantissa moves a product by
 some three per cent of its norm, as random errors do.
 """
@@ -15,11 +15,11 @@ from backend.kernels.quantized_weight import DeviceWeight
 
 _CAPABILITY = (8, 9)
 _MULTIPLE = 16
-"""Of outputs that `torch._scaled_mm` multiplies."""
+"""`torch._scaled_mm` needs a multiple of so many outputs."""
 _FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 _COLUMNS = 2048
 _MAX_RELATIVE_ERROR = 0.06
-"""Relative error up to which a product counts as right; rounding alone gives 0.026 on random numbers."""
+"""Largest relative error of a correct product; rounding alone gives 0.026 on random numbers."""
 
 
 @triton.jit
@@ -101,7 +101,7 @@ def fp8_gemm(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | None) -
 
 @cache
 def supports_fp8_gemm(device: torch.device) -> bool:
-    """Whether `fp8_gemm` works on a device and is right there: tried out on random numbers."""
+    """Whether `fp8_gemm` works on a device and is right there, tested with random numbers."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < _CAPABILITY:
         return False
     from backend.kernels.quantized_gemm import quantized_gemm

@@ -1,7 +1,7 @@
 """Attention of one new token per sequence over the paged KV memory, each sequence split over several programs.
 
 A split keeps a running maximum and sum (online softmax, arXiv 1805.02867) over its part of the context and hands on its
-result with a log-sum-exp (flash-decoding); ``split_reduce`` joins the parts. All query heads of a KV head are the rows
+result with a log-sum-exp (flash-decoding); ``reduce_splits`` joins the parts. All query heads of a KV head are the rows
 of one matrix product, so keys and values are read once for the whole group.
 """
 
@@ -16,8 +16,8 @@ import triton.language as tl
 class AttentionShape:
     """What stays the same for all attention of one model.
 
-    ``window``: positions a query sees, itself included; 0: all before it. ``softcap``: scores are squeezed to
-    softcap * tanh(score / softcap); 0: not at all.
+    ``window``: positions a query attends to, itself included; 0: all before it. ``softcap``: scores become
+    softcap * tanh(score / softcap); 0: no cap.
     """
 
     num_heads: int
@@ -35,7 +35,7 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """Where rows of a step belong. All int32, on the device.
+    """Sequences and positions of the rows of a step. All int32, on the device.
 
     ``block_tables`` [S, B], contiguous; ``row_sequence`` [T]: row of the block table; ``positions`` [T].
     """

@@ -1,7 +1,7 @@
-"""What codes in a word stand for, with as few instructions as there can be: a kernel does this for every weight.
+"""Turns codes in a word into floats with as few instructions as possible: a kernel does this for every weight.
 
-A code becomes the last bits of a float's mantissa, under an exponent that gives these bits the worth of ones, and then
-what the exponent added is taken away. That is one logical operation and one subtraction, both exact; a conversion
+A code becomes the last bits of a float's mantissa, under an exponent that makes these bits count ones, and then the
+value that the exponent added is subtracted. That is one logical operation and one subtraction, both exact; a conversion
 instruction has a quarter of their rate or less. It is one operation only if no more than one of its operands is written
 into the instruction: therefore the exponent is an argument of the kernels, ``ONES``.
 """

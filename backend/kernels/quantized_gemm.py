@@ -1,7 +1,7 @@
-"""A quantised matrix times many rows: codes are widened in a tile's registers and multiplied by the matrix units.
+"""A quantised matrix times many rows: codes are dequantised in registers and multiplied by the matrix units.
 
-Outputs are the rows of the units' products and rows of activations their columns, so that few rows waste little. With
-few rows there are also few programs; then each output's inputs are cut into parts, which are added up in their order.
+Outputs are the rows of the units' products and rows of activations their columns, so that few rows waste little. Few
+rows also mean few programs; then the inputs are split into parts (split-K), which are summed in a fixed order.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Products with quantised weights: which kernel, by the number of rows and nothing else."""
+"""Products with quantised weights. The number of rows alone decides which kernel computes them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from backend.kernels.quantized_weight import DeviceWeight
 from backend.quantized_weights.quantized_linear import row_scales
 
 FP8_MIN_ROWS = 64
-"""From so many on, rows are rounded to eight bits where the device multiplies such floats."""
+"""From so many rows on, activations are rounded to FP8 if the device multiplies it."""
 DEQUANTIZE_MIN_ROWS = 512
-"""From so many on, weights are widened once and multiplied by cuBLAS. More than the largest recorded batch has, so that
-decoding never makes a dense copy."""
+"""From so many rows on, weights are dequantised once and multiplied by cuBLAS. More rows than the largest recorded
+batch has, so that decoding never makes a dense copy."""
 _DEQUANTIZED_BYTES = 128 * 2**20
-"""Of widened weights at a time; more outputs are computed in parts."""
+"""Bytes of dequantised weights at a time; more outputs are computed in parts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedMatmul:
-    """``y = x · weightᵀ + bias`` for weights as they are kept.
+    """``y = x · weightᵀ + bias`` for quantised weights.
 
     Args:
         bias: [out] or None.
-        scaled: whether the device multiplies eight-bit floats.
+        scaled: whether the device multiplies FP8.
     """
 
     weight: DeviceWeight
@@ -55,7 +55,7 @@ class QuantizedMatmul:
 
 
 def fits_fp8_gemm(x: torch.Tensor, weight: DeviceWeight) -> bool:
-    """Whether `fp8_gemm` computes this where the device can."""
+    """Whether `fp8_gemm` supports this product, if the device does."""
     return weight.form == "fp8" and x.dtype == torch.bfloat16 and weight.outputs % 16 == 0
 
 

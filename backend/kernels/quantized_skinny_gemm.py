@@ -1,4 +1,4 @@
-"""A quantised matrix times one to four rows: nothing but reading the words, once and at full speed.
+"""Skinny GEMM with a quantised matrix and one to four rows, bound by the bandwidth with which the words are read.
 
 As in `skinny_gemm`, every program owns some of the outputs and has as many running sums as a tile has words. Codes
 are multiplied as they are; a group's sum is scaled once.

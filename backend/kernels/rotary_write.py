@@ -1,4 +1,4 @@
-"""What happens between the fused projection and attention: per-head norm, rotation, and the write into the paged KV.
+"""Between the fused QKV projection and attention: per-head norm, rotation, and the write into the paged KV memory.
 
 A program takes one row and a few heads of [query heads | key heads | value heads]. Queries are rotated in place, keys
 and values go to the row's slot.

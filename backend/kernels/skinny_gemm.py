@@ -1,7 +1,7 @@
-"""A product of a matrix with one to four rows: nothing but reading the matrix, once and at full speed.
+"""Skinny GEMM: a matrix times one to four rows, bound by the bandwidth with which the matrix is read.
 
-Every program owns some of the outputs and goes along their weights with as many running sums as one tile has elements;
-they are only added up at the end, so between two loads there is nothing to wait for.
+Every program owns some of the outputs and keeps one running sum for each element of a tile. The sums are only reduced
+at the end, so that no load waits for a reduction.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""How many tokens a prompt and its answer may have together."""
+"""The limit on the tokens of a prompt and its answer together."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Context:
         self._check(len(ids), where)
 
     def answer_tokens(self, prompt_tokens: int, asked: int | None, field: str, least: int) -> int:
-        """Tokens that the answer may have; all that there is room for if none are ``asked`` for.
+        """Maximum tokens of the answer: ``asked``, or all that fit the context if that is None.
 
         Raises:
             InvalidRequest, ContextLengthExceeded: names ``field``.

@@ -24,7 +24,7 @@ def token_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = Tru
 
 
 def unknown_token(tokenizer: Tokenizer, ids: Sequence[int], rows: int) -> str | None:
-    """Which token the model does not know, in words; None: it knows them all.
+    """Describes a token beyond the model's embedding; None: there is none.
 
     A tokenizer may have tokens past the embedding's end, which are no reason to refuse a model: many have one that
     nobody writes. A step that looked one up would read what is not the embedding's.

@@ -1,4 +1,8 @@
-"""The fastest right way to multiply with a quantised weight on this CPU, by the number of rows."""
+"""Products with quantised weights in torch on a CPU: the fastest correct kernel for each number of rows.
+
+Which kernel is the fastest depends on the CPU and the shape, and some are missing or wrong in some builds of torch. So
+each is checked and timed once for each scheme and shape.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +17,20 @@ from backend.quantized_weights.int_scheme import IntLinear
 from backend.quantized_weights.quantized_linear import QuantizedLinear, reference, row_scales
 
 _ROWS = (1, 4, 16, 64)
-"""Numbers of rows that are measured; others go by the next smaller one."""
+"""Numbers of rows that are timed; others use the result of the next smaller one."""
 _MAX_RELATIVE_ERROR = 0.01
-"""Relative error up to which a way counts as right: some of them round activations to bfloat16."""
+"""Largest relative error of a correct kernel: some round activations to bfloat16."""
 _TIMES = 3
 
 
 @dataclass(slots=True)
 class KernelTable:
-    """Which way was the fastest, for each scheme and shape; measured with the first weight of its kind."""
+    """The fastest kernels for each scheme and shape, timed with the first weight that has them."""
 
     _chosen: dict[tuple[str, tuple[int, int]], tuple[str, ...]] = field(default_factory=dict)
 
     def choose(self, linear: QuantizedLinear) -> tuple[str, ...]:
-        """The name of a way for each number of rows in ``_ROWS``."""
+        """The name of a kernel for each number of rows in ``_ROWS``."""
         key = (linear.scheme.name, linear.shape)
         if key not in self._chosen:
             self._chosen[key] = _fastest_kernels(linear)
@@ -34,7 +38,7 @@ class KernelTable:
 
 
 class QuantizedMatmul:
-    """A weight with the products that its table names; what no number of rows needs is not kept."""
+    """A quantised weight with the kernels that the table chose for it."""
 
     def __init__(self, linear: QuantizedLinear, table: KernelTable) -> None:
         names = table.choose(linear)
@@ -52,13 +56,13 @@ def _fastest_kernels(linear: QuantizedLinear) -> tuple[str, ...]:
     seconds = [{name: _seconds(product, rows, linear.shape[1]) for name, product in correct.items()} for rows in _ROWS]
     if linear.scheme.activation_bits == 16:
         return tuple(min(of_rows, key=of_rows.__getitem__) for of_rows in seconds)
-    # A row's result must not depend on how many others there are, and two ways differ in the last places.
+    # With quantised activations a row's result must not depend on the number of rows, so one kernel serves all.
     least = min(correct, key=lambda name: sum(of_rows[name] / min(of_rows.values()) for of_rows in seconds))
     return (least,) * len(_ROWS)
 
 
 def _correct_kernels(linear: QuantizedLinear) -> dict[str, Matmul]:
-    """The ways that give what the bits say here. An operator may be missing in a build, or wrong on a CPU."""
+    """The kernels whose result is right here. An operator may be missing in a build, or wrong on a CPU."""
     x = torch.randn(5, linear.shape[1], generator=torch.Generator().manual_seed(0))
     expected = reference(linear, x)
     correct: dict[str, Matmul] = {}
@@ -91,14 +95,14 @@ Matmul = Callable[[torch.Tensor], torch.Tensor]
 
 
 _INT8_MULTIPLE = 32
-"""Inputs of a product that torch's operator reads: for others it reads beyond them, and the process may die."""
+"""torch's operator needs a multiple of so many inputs: for others it reads out of bounds and may crash."""
 
-DEQUANTIZE = "widened"
-"""The way that every weight has: what its bits say as floats, made for each product anew."""
+DEQUANTIZE = "dequantize"
+"""The kernel that every weight has: it dequantises the weight for each product."""
 
 
 def kernel_factories(linear: QuantizedLinear) -> dict[str, Callable[[], Matmul]]:
-    """What makes each product that this weight may be multiplied by."""
+    """Factories of the kernels that support this weight, by name."""
     found: dict[str, Callable[[], Matmul]] = {DEQUANTIZE: lambda: linear.matmul}
     if not isinstance(linear, IntLinear):
         return found
@@ -116,8 +120,9 @@ def kernel_factories(linear: QuantizedLinear) -> dict[str, Callable[[], Matmul]]
 class OneDnnInt8:
     """oneDNN's integers: rows as uint8 around 128, each with its scale, and exact sums.
 
-    The operator knows one scale for all rows, so it is told 1 and the rows' own are multiplied in afterwards: what else
-    is in the batch changes nothing. Without VNNI instructions it adds pairs of products in 16 bits, which overflow.
+    The operator takes one scale for all rows, so it gets 1, and each row is multiplied with its own scale afterwards:
+    its result does not depend on the other rows. Without VNNI instructions it adds pairs of products in 16 bits, which
+    overflow.
     """
 
     def __init__(self, linear: IntLinear) -> None:
