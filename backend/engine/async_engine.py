@@ -8,9 +8,8 @@ import math
 import queue
 import threading
 import time
-from collections import deque
+from collections import abc, deque
 from collections.abc import Callable
-from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from backend.engine.engine import Engine
@@ -43,7 +42,7 @@ class StepReport:
 class Generation:
     """The outputs of one request as they arrive. The queue is bounded by the tokens that were asked for."""
 
-    def __init__(self, sequence_ids: Many[int]) -> None:
+    def __init__(self, sequence_ids: abc.Sequence[int]) -> None:
         self._index = {sequence_id: index for index, sequence_id in enumerate(sequence_ids)}
         self.unfinished = set(sequence_ids)
         self._arrived: list[tuple[int, Output]] = []
@@ -102,7 +101,7 @@ class AsyncEngine:
         """Whether requests can be served."""
         return self._thread.is_alive() and not self._stopping and not self._broken
 
-    def submit(self, sequences: Many[Sequence]) -> Generation:
+    def submit(self, sequences: abc.Sequence[Sequence]) -> Generation:
         """Queues the sequences of one request. Every submit is followed by one ``release``, whatever happens.
 
         Raises:
@@ -139,7 +138,7 @@ class AsyncEngine:
         self._commands.put(add)
         return generation
 
-    def release(self, sequences: Many[Sequence], generation: Generation) -> None:
+    def release(self, sequences: abc.Sequence[Sequence], generation: Generation) -> None:
         """Ends the request: what is unfinished is aborted before the next step, and its KV blocks are freed."""
         self.in_flight -= len(sequences)
         self._completion_rate.record(len(sequences), time.monotonic())

@@ -8,7 +8,7 @@ blocks.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -108,7 +108,9 @@ class BlockPool:
         """The block with this key. Any thread may call this; the result is a hint that ``match`` verifies."""
         return self._by_key.get(key)
 
-    def match(self, keys: Many[bytes], token_ids: Many[int], block_size: int, before: Match | None = None) -> Match:
+    def match(
+        self, keys: Sequence[bytes], token_ids: Sequence[int], block_size: int, before: Match | None = None
+    ) -> Match:
         """Blocks that hold the longest known beginning of a sequence. Changes nothing.
 
         Args:
@@ -163,7 +165,7 @@ class BlockPool:
         for block in blocks:
             self._drop_content(block)
 
-    def forget_keys(self, keys: Many[bytes]) -> None:
+    def forget_keys(self, keys: Sequence[bytes]) -> None:
         """The same for the blocks that have these keys, as far as there are any."""
         self.forget([block for block in map(self.find, keys) if block is not None])
 

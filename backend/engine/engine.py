@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, abc
 from collections.abc import Callable
-from collections.abc import Sequence as Many
 from dataclasses import fields
 
 from backend.engine.block_manager import blocks_at_most
@@ -188,7 +187,7 @@ class Engine:
             self.scheduler.mark_fetched(sequence, count, lossy_from)
         fetch.incoming.close()
 
-    def forget_blocks(self, keys: Many[bytes]) -> None:
+    def forget_blocks(self, keys: abc.Sequence[bytes]) -> None:
         """Removes the blocks of a chain from the prefix cache, exact and lossy ones, and cancels their copies.
 
         Args:

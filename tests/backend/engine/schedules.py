@@ -1,4 +1,4 @@
-"""Random requests that come and go as they like, and what each of them gets when it is alone."""
+"""Random schedules of requests, and what each request gets when it runs alone."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tests.backend.engine.shelf import Shelf
 from tests.backend.tiny_model import Completion, EngineClient, alone, fused
 
 NUM_BLOCKS = 9
-"""Too few for what is asked for at the same time."""
+"""Too few for the requests that run at the same time."""
 _LAST_ARRIVAL = 12
 
 Options = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One request: when it comes, what it asks, and after how many of its outputs its client leaves."""
+class ScheduledRequest:
+    """One request: the step in which it arrives, its options, and after how many outputs its client leaves."""
 
     arrives: int
     prompt: tuple[int, ...]
@@ -42,10 +42,10 @@ _PROMPTS = st.builds(
 )
 
 
-def schedules(options: st.SearchStrategy[Options], longest_answer: int) -> st.SearchStrategy[list[Ask]]:
-    """Up to eight requests with such options, each of them more or less urgent."""
-    asks = st.builds(
-        Ask,
+def schedules(options: st.SearchStrategy[Options], longest_answer: int) -> st.SearchStrategy[list[ScheduledRequest]]:
+    """Up to eight requests with such options and different priorities."""
+    requests = st.builds(
+        ScheduledRequest,
         arrives=st.integers(0, _LAST_ARRIVAL),
         prompt=_PROMPTS,
         answer=st.integers(0, longest_answer),
@@ -53,48 +53,52 @@ def schedules(options: st.SearchStrategy[Options], longest_answer: int) -> st.Se
         leaves_after=st.none() | st.integers(1, 6),
     )
     # What is pooled generates nothing.
-    asks = asks.map(lambda ask: dataclasses.replace(ask, answer=0) if ask.options.get("pooled") else ask)
-    return st.lists(asks, min_size=1, max_size=8)
+    requests = requests.map(
+        lambda request: dataclasses.replace(request, answer=0) if request.options.get("pooled") else request
+    )
+    return st.lists(requests, min_size=1, max_size=8)
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Where requests run together, and a place with memory of its own where each of them runs alone."""
+class SchedulePair:
+    """A runner for requests that run together, and another one for each request alone."""
 
     runner: ModelRunner
-    _quiet: ModelRunner
+    _alone_runner: ModelRunner
     _known: dict[str, Completion] = field(default_factory=dict)
 
-    def expected(self, number: int, ask: Ask) -> Completion:
-        """What the request with this number is to get: how urgent it was, and who might share with it, is nothing."""
-        options = {name: value for name, value in ask.options.items() if name not in ("priority", "tenant")}
+    def expected(self, number: int, request: ScheduledRequest) -> Completion:
+        """The expected completion of a request; neither its priority nor its tenant changes it."""
+        options = {name: value for name, value in request.options.items() if name not in ("priority", "tenant")}
         seed = number if "temperature" in options else 0
-        key = repr((seed, ask.prompt, ask.answer, options))
+        key = repr((seed, request.prompt, request.answer, options))
         if key not in self._known:
-            self._known[key] = alone(self._quiet, list(ask.prompt), ask.answer, number=seed, **options)
+            self._known[key] = alone(self._alone_runner, list(request.prompt), request.answer, number=seed, **options)
         return self._known[key]
 
 
 @functools.cache
-def stage(precision: str = "float16", kv_precision: KVPrecision = "float16") -> Stage:
-    """The one stage for weights, and for keys and values, of such precisions."""
-    return Stage(fused(NUM_BLOCKS, precision, kv_precision), fused(NUM_BLOCKS, precision, kv_precision))
+def schedule_pair(precision: str = "float16", kv_precision: KVPrecision = "float16") -> SchedulePair:
+    """The stage for these precisions of weights and KV."""
+    return SchedulePair(fused(NUM_BLOCKS, precision, kv_precision), fused(NUM_BLOCKS, precision, kv_precision))
 
 
-def play(engine: Engine, asks: list[Ask], shelf: Shelf | None = None) -> tuple[EngineClient, set[int]]:
-    """Lets requests come and leave in their steps, until nothing is left; returns those who have left too."""
+def run_schedule(
+    engine: Engine, requests: list[ScheduledRequest], shelf: Shelf | None = None
+) -> tuple[EngineClient, set[int]]:
+    """Runs a schedule to its end; returns the client, and the requests whose client has left."""
     client = EngineClient(engine, shelf)
-    outputs_of = dict.fromkeys(range(len(asks)), 0)
+    outputs_of = dict.fromkeys(range(len(requests)), 0)
     left: set[int] = set()
     now = 0
     while now <= _LAST_ARRIVAL or engine.has_work:
-        for number, ask in enumerate(asks):
-            if ask.arrives == now:
-                client.submit(number, list(ask.prompt), ask.answer, **ask.options)
+        for number, request in enumerate(requests):
+            if request.arrives == now:
+                client.submit(number, list(request.prompt), request.answer, **request.options)
         for output in client.step():
             number = output.sequence_id
             outputs_of[number] += 1
-            if outputs_of[number] == asks[number].leaves_after and output.finish_reason is None:
+            if outputs_of[number] == requests[number].leaves_after and output.finish_reason is None:
                 engine.abort(number)
                 left.add(number)
         now += 1
@@ -104,17 +108,19 @@ def play(engine: Engine, asks: list[Ask], shelf: Shelf | None = None) -> tuple[E
     return client, left
 
 
-def assert_as_alone(on: Stage, asks: list[Ask], client: EngineClient, left: set[int]) -> None:
-    """Who stayed to the end has every bit of what it gets alone, embeddings included; who left has its beginning."""
-    for number, ask in enumerate(asks):
-        completion, expected = client.completions[number], on.expected(number, ask)
+def assert_same_as_alone(
+    on: SchedulePair, requests: list[ScheduledRequest], client: EngineClient, left: set[int]
+) -> None:
+    """Completed requests are bitwise what they are alone, embeddings included; the others are a prefix of it."""
+    for number, request in enumerate(requests):
+        completion, expected = client.completions[number], on.expected(number, request)
         if number in left:
             assert expected.text.startswith(completion.text)
             assert expected.logprobs[: len(completion.logprobs)] == completion.logprobs
             continue
         assert completion.content == expected.content
         assert _bits(completion) == _bits(expected)
-        assert (_bits(completion) is not None) == bool(ask.options.get("pooled"))
+        assert (_bits(completion) is not None) == bool(request.options.get("pooled"))
 
 
 def _bits(completion: Completion) -> bytes | None:

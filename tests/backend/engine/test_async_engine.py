@@ -1,4 +1,4 @@
-"""The engine's thread sleeps when there is nothing to do, wakes in time, and looks after its books meanwhile."""
+"""The engine's thread sleeps without work, wakes in time, and checks its integrity meanwhile."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ async def test_news_are_taken_once() -> None:
     assert generation.unfinished == {9}
 
 
-def test_the_pace_is_the_mean_time_between_ends() -> None:
-    """Of the last ones; before the first has ended, the time that it takes already."""
+def test_the_completion_rate_is_the_mean_of_the_last_completions() -> None:
+    """Before the first completion, the time since the first request counts."""
     rate = CompletionRate()
     rate.begin(100.0)
     assert rate.seconds_until(1, 100.0) == 1
@@ -158,7 +158,7 @@ def test_the_pace_is_the_mean_time_between_ends() -> None:
         rate.record(1, 110.0 + 2 * number)
     assert rate.seconds_until(1, 510.0) == 3, "no more than the last 64 count, 2 s apart"
     assert rate.seconds_until(5, 510.0) == 11
-    assert rate.seconds_until(1000, 510.0) == 60, "nobody is sent away for longer than a minute"
+    assert rate.seconds_until(1000, 510.0) == 60, "at most a minute"
     rate.begin(2000.0)
     assert rate.seconds_until(1, 2000.0) == 1, "a new busy time"
     assert rate.seconds_until(1, 2010.0) == 10, "in which none has ended yet"

@@ -17,7 +17,14 @@ from backend.engine.model_runner import ModelRunner, StepInput, StepOutput
 from backend.engine.sequence import FinishReason
 from backend.runners.fused.layout import KVPrecision
 from backend.runners.torch.runner import TorchRunner
-from tests.backend.engine.schedules import Ask, Options, assert_as_alone, play, schedules, stage
+from tests.backend.engine.schedules import (
+    Options,
+    ScheduledRequest,
+    assert_same_as_alone,
+    run_schedule,
+    schedule_pair,
+    schedules,
+)
 from tests.backend.engine.soak import soak
 from tests.backend.engine.test_engine_faults import Around
 from tests.backend.tiny_model import CONFIG, CONTEXT, POISON, VOCABULARY, EngineClient, alone, fused, weights
@@ -66,16 +73,18 @@ OPTIONS: st.SearchStrategy[Options] = st.sampled_from(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    asks=schedules(OPTIONS.map(lambda options: {"logprobs": None, **options}), longest_answer=24),
+    requests=schedules(OPTIONS.map(lambda options: {"logprobs": None, **options}), longest_answer=24),
     max_batch=st.integers(1, 5),
     step_tokens=st.sampled_from([1, 17, 80, 400]),
     mode=st.sampled_from(BatchingMode),
 )
-def test_no_answer_depends_on_it(asks: list[Ask], max_batch: int, step_tokens: int, mode: BatchingMode) -> None:
+def test_no_answer_depends_on_it(
+    requests: list[ScheduledRequest], max_batch: int, step_tokens: int, mode: BatchingMode
+) -> None:
     """Whatever comes, leaves, stops and is preempted: who stays gets what he gets alone, one step after the other."""
-    on = stage()
-    client, left = play(Engine(Device(on.runner), max_batch, step_tokens, Batching(mode)), asks)
-    assert_as_alone(on, asks, client, left)
+    on = schedule_pair()
+    client, left = run_schedule(Engine(Device(on.runner), max_batch, step_tokens, Batching(mode)), requests)
+    assert_same_as_alone(on, requests, client, left)
 
 
 def plain(client: EngineClient, number: int, answer: int = 30, **options: Any) -> None:

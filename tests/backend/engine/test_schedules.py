@@ -13,7 +13,15 @@ from backend.engine.engine import Engine
 from backend.engine.model_runner import ModelRunner
 from backend.engine.sequence import FinishReason
 from backend.runners.fused.layout import KVPrecision
-from tests.backend.engine.schedules import Ask, Options, Stage, assert_as_alone, play, schedules, stage
+from tests.backend.engine.schedules import (
+    Options,
+    ScheduledRequest,
+    SchedulePair,
+    assert_same_as_alone,
+    run_schedule,
+    schedule_pair,
+    schedules,
+)
 from tests.backend.tiny_model import EngineClient, alone, fused, reference
 
 OPTIONS: st.SearchStrategy[Options] = st.fixed_dictionaries(
@@ -32,29 +40,34 @@ PRECISIONS: tuple[tuple[str, KVPrecision], ...] = (
 
 
 @pytest.fixture(scope="module", params=PRECISIONS, ids=lambda precisions: "-".join(precisions))
-def on(request: pytest.FixtureRequest) -> Stage:
-    return stage(*request.param)
+def on(request: pytest.FixtureRequest) -> SchedulePair:
+    return schedule_pair(*request.param)
 
 
 @pytest.mark.timeout(600)  # a failure is worth the five minutes that hypothesis may take to make it small
 @settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    asks=schedules(OPTIONS, longest_answer=20),
+    requests=schedules(OPTIONS, longest_answer=20),
     max_batch=st.integers(1, 5),
     step_tokens=st.integers(1, 80),
     shares=st.booleans(),
     mode=st.sampled_from(BatchingMode),
 )
 def test_no_schedule_changes_a_bit(
-    asks: list[Ask], max_batch: int, step_tokens: int, shares: bool, mode: BatchingMode, on: Stage
+    requests: list[ScheduledRequest],
+    max_batch: int,
+    step_tokens: int,
+    shares: bool,
+    mode: BatchingMode,
+    on: SchedulePair,
 ) -> None:
     """Text, log-probabilities and embeddings are what they are alone, for those who stay to the end."""
     assert on.runner.deterministic
-    client, left = play(Engine(on.runner, max_batch, step_tokens, Batching(mode), shares), asks)
-    assert_as_alone(on, asks, client, left)
+    client, left = run_schedule(Engine(on.runner, max_batch, step_tokens, Batching(mode), shares), requests)
+    assert_same_as_alone(on, requests, client, left)
 
 
-def test_the_schedules_do_what_they_are_made_for(on: Stage) -> None:
+def test_the_schedules_do_what_they_are_made_for(on: SchedulePair) -> None:
     """The same kind of requests does share, does preempt, and does get to its end."""
     client = EngineClient(Engine(on.runner, max_batch=4, step_tokens=24))
     for number in range(6):

@@ -15,7 +15,14 @@ from backend.engine.engine import Engine
 from backend.engine.sequence import FinishReason, Sequence
 from prefix_store.codecs.codec import stored_key
 from prefix_store.codecs.scaled import INT8
-from tests.backend.engine.schedules import Ask, Options, assert_as_alone, play, schedules, stage
+from tests.backend.engine.schedules import (
+    Options,
+    ScheduledRequest,
+    assert_same_as_alone,
+    run_schedule,
+    schedule_pair,
+    schedules,
+)
 from tests.backend.engine.shelf import Shelf
 from tests.backend.tiny_model import EngineClient, fused
 
@@ -45,41 +52,45 @@ def until_ended(engine: Engine, sequence: Sequence) -> None:
 @pytest.mark.timeout(600)  # a failure is worth the five minutes that hypothesis may take to make it small
 @settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    asks=schedules(OPTIONS, longest_answer=20),
+    requests=schedules(OPTIONS, longest_answer=20),
     more=schedules(OPTIONS, longest_answer=20),
     max_batch=st.integers(1, 5),
     step_tokens=st.integers(1, 80),
     chance=st.randoms(use_true_random=False),
 )
 def test_no_fetch_changes_a_bit(
-    asks: list[Ask], more: list[Ask], max_batch: int, step_tokens: int, chance: random.Random
+    requests: list[ScheduledRequest],
+    more: list[ScheduledRequest],
+    max_batch: int,
+    step_tokens: int,
+    chance: random.Random,
 ) -> None:
     """Whatever is fetched and kept, and whenever: text, log-probabilities and embeddings are what they are alone."""
-    on, shelf = stage(), Shelf(chance)
-    for some in (asks, more):  # the second engine has nothing but what the first one gave away
+    on, shelf = schedule_pair(), Shelf(chance)
+    for some in (requests, more):  # the second engine has nothing but what the first one gave away
         shelf.engine = engine = Engine(on.runner, max_batch, step_tokens, kv_connector=shelf)
-        client, left = play(engine, some, shelf)
-        assert_as_alone(on, some, client, left)
+        client, left = run_schedule(engine, some, shelf)
+        assert_same_as_alone(on, some, client, left)
 
 
 @pytest.mark.timeout(600)
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    asks=schedules(OPTIONS, longest_answer=20),
+    requests=schedules(OPTIONS, longest_answer=20),
     more=schedules(OPTIONS, longest_answer=20),
     max_batch=st.integers(1, 5),
     chance=st.randoms(use_true_random=False),
 )
 def test_what_came_back_with_a_loss_is_never_found_as_exact(
-    asks: list[Ask], more: list[Ask], max_batch: int, chance: random.Random
+    requests: list[ScheduledRequest], more: list[ScheduledRequest], max_batch: int, chance: random.Random
 ) -> None:
     """Neither in the engine's memory nor among what it hands over, nor what was computed after it."""
-    on, truth, shelf = stage(), Shelf(random.Random(0)), Shelf(chance, loss=6)  # noqa: S311
-    for ask in (*asks, *more):
-        play(engine_with(truth), [ask], truth)
-    for some in (asks, more):
+    on, truth, shelf = schedule_pair(), Shelf(random.Random(0)), Shelf(chance, loss=6)  # noqa: S311
+    for request in (*requests, *more):
+        run_schedule(engine_with(truth), [request], truth)
+    for some in (requests, more):
         shelf.engine = engine = Engine(on.runner, max_batch, 32, kv_connector=shelf, lossy_key=lossy_key)
-        play(engine, some, shelf)
+        run_schedule(engine, some, shelf)
         for key, content in shelf.exact.items():
             assert truth.exact.get(key, content) == content
         for key, content in truth.exact.items():

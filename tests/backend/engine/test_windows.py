@@ -66,17 +66,17 @@ PROMPTS = st.builds(
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    asks=st.lists(st.tuples(PROMPTS, st.integers(1, 40), st.integers(0, 1)), min_size=1, max_size=6),
+    requests=st.lists(st.tuples(PROMPTS, st.integers(1, 40), st.integers(0, 1)), min_size=1, max_size=6),
     max_batch=st.integers(1, 4),
     step_tokens=st.integers(1, STEP),
     stagger=st.integers(0, 4),
 )
 def test_answers_past_the_window_are_those_of_transformers(
-    asks: list[tuple[list[int], int, int]], max_batch: int, step_tokens: int, stagger: int, pair: Pair
+    requests: list[tuple[list[int], int, int]], max_batch: int, step_tokens: int, stagger: int, pair: Pair
 ) -> None:
     """With prefix hits, preemption and chunks: each token is the likeliest, or as likely up to rounding."""
     client = EngineClient(Engine(pair.runner, max_batch, step_tokens))
-    for number, (prompt, answer, priority) in enumerate(asks):
+    for number, (prompt, answer, priority) in enumerate(requests):
         client.submit(number, prompt, answer, priority=priority)
         for _ in range(stagger):
             client.step()

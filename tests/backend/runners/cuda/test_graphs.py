@@ -1,4 +1,4 @@
-"""Rows that fill a batch up to the size of a recording are computed like all others, and touch nobody's blocks."""
+"""Padding rows of a recorded batch are computed like all others, and write to no block of a sequence."""
 
 from __future__ import annotations
 
