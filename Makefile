@@ -59,14 +59,14 @@ format: $(INSTALLED) ## let ruff put the code in order
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-bench: $(INSTALLED) ## measure, and write docs/benchmarks.md
+bench: $(INSTALLED) ## measure, and write docs/benchmarks/
 	@exec $(BIN)/python -m benchmarks $(ARGS)
 
-bench-semantic: $(INSTALLED) ## measure the semantic cache alone, and write docs/benchmarks.md
+bench-semantic: $(INSTALLED) ## measure the semantic cache alone, and write docs/benchmarks/
 	@exec $(BIN)/python -m benchmarks semantic_streams semantic_judge semantic_pairs semantic_latency semantic_index semantic_peers $(ARGS)
 
 bench-gpu: ## measure the engine on one GPU against transformers, in under ten minutes
-	@$(ON_GPU); exec "$$@" -m benchmarks.gpu $(ARGS)
+	@$(ON_GPU); exec "$$@" -m benchmarks.engine.gpu $(ARGS)
 
 lock: ## choose the newest versions again and pin them in constraints.txt
 	@$(PYTHON) -m scripts.lock

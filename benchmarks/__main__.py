@@ -12,11 +12,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.figure import FIGURES, OPTIONAL_FIGURES, RESULTS, CannotReport, Figure, Measurement, load, save
-from benchmarks.machine import commit, machine, versions
-from benchmarks.processes import ROOT, CannotMeasure, cores
-from benchmarks.regression import regressions
-from benchmarks.report import REPORT, format_report, render
+from benchmarks.harness.machine import commit, machine, versions
+from benchmarks.harness.measurement import (
+    FIGURES,
+    OPTIONAL_FIGURES,
+    RESULTS,
+    CannotReport,
+    Figure,
+    Measurement,
+    load,
+    save,
+)
+from benchmarks.harness.processes import CannotMeasure, cores
+from benchmarks.harness.regression import regressions
+from benchmarks.harness.report import format_row, render, write
 
 _DESCRIPTION = "Measure Keepgate's figures, each against a reference of the same run."
 
@@ -32,14 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # What these say is for the terminal only.
             passing = options.quick or options.gate
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if passing else RESULTS
-            figures = options.figures or FIGURES
+            figures = options.figures or tuple(FIGURES)
             if not options.render:
                 asyncio.run(_measure(figures, options.quick, folder))
             if options.gate:
                 return _gate(figures, folder)
             if not options.quick:
-                REPORT.write_text(render(RESULTS), encoding="utf-8")
-                _say(f"Written: {REPORT.relative_to(ROOT)}")
+                write(render(RESULTS))
+                _say("Written: docs/benchmarks/")
     except (CannotMeasure, CannotReport) as failure:
         print(f"benchmarks: {failure}", file=sys.stderr)
         return 1
@@ -66,8 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure_of(figure: str) -> Callable[[bool], Awaitable[Figure]]:
-    # decode.py is a program of its own; its figure is the file that runs it.
-    module = importlib.import_module("benchmarks.decode_figure" if figure == "decode" else f"benchmarks.{figure}")
+    module = importlib.import_module(f"benchmarks.{(FIGURES | OPTIONAL_FIGURES)[figure]}")
     measure: Callable[[bool], Awaitable[Figure]] = module.measure
     return measure
 
@@ -89,7 +97,7 @@ async def _measure(figures: Sequence[str], quick: bool, folder: Path) -> None:
             versions=measured_with,
         )
         for row in figure.rows:
-            _say(f"  {format_report(figure, row)}")
+            _say(f"  {format_row(figure, row)}")
         save(measurement, folder)
         _say(f"  took {measurement.seconds:.0f} s")
 

@@ -66,7 +66,7 @@ def add_prefix_arguments(parser: argparse.ArgumentParser) -> None:
         options.add_argument(
             f"--prefix-{place}-codec",
             choices=_CODECS,
-            help="how they are written there: as they are, or in half the room with a loss that docs/benchmarks.md "
+            help="how they are written there: as they are, or in half the room with a loss that docs/benchmarks/ "
             "states (default: plain)",
         )
     options.add_argument(

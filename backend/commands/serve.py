@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=get_args(Quantization),
         default="none",
         help="keep the weights in fewer bits, which makes decoding faster and answers a little different; "
-        "docs/benchmarks.md says by how much. int8, int4, fp8 and nf4 round to the nearest; gptq-int4, awq-int4 and "
+        "docs/benchmarks/ says by how much. int8, int4, fp8 and nf4 round to the nearest; gptq-int4, awq-int4 and "
         "mixed are made once, which takes minutes, and kept; auto measures what is fastest here and loses next to "
         "nothing (default: %(default)s)",
     )

@@ -10,10 +10,11 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from benchmarks.figure import (
+from benchmarks.harness.measurement import (
     FIGURES,
     OPTIONAL_FIGURES,
     RATIO,
+    RESULTS,
     CannotReport,
     Figure,
     Measurement,
@@ -22,9 +23,9 @@ from benchmarks.figure import (
     load,
     save,
 )
-from benchmarks.processes import ROOT
-from benchmarks.regression import regressions
-from benchmarks.report import render
+from benchmarks.harness.processes import ROOT
+from benchmarks.harness.regression import regressions
+from benchmarks.harness.report import CHARTS, HEADLINES, REPORT, render
 
 
 def measurement(figure: str, *rows: Row, **fields: Any) -> Measurement:
@@ -72,16 +73,15 @@ def edit(file: Path, **fields: Any) -> None:
 
 def test_a_quick_run_measures_a_real_gateway_and_keeps_nothing() -> None:
     """Streams are relayed and a store is frozen; every row is printed, and no file of the repository changes."""
-    report = ROOT / "docs" / "benchmarks.md"
-    folder = ROOT / "benchmarks" / "results"
-    before = {file: file.read_bytes() for file in (*folder.glob("*.json"), report) if file.exists()}
+    folders = (ROOT / "benchmarks" / "results", ROOT / "docs" / "benchmarks")
+    before = {file: file.read_bytes() for folder in folders for file in folder.iterdir()}
     done = run("--quick", "relay_cpu", "frozen_redis")
 
     assert done.returncode == 0, done.stderr
     assert "chunks one by one: " in done.stdout
     assert "failed requests: 0 requests" in done.stdout
     assert "recovery after SIGCONT: " in done.stdout
-    assert {file: file.read_bytes() for file in (*folder.glob("*.json"), report) if file.exists()} == before
+    assert {file: file.read_bytes() for folder in folders for file in folder.iterdir()} == before
 
 
 def test_a_missing_load_generator_is_named(tmp_path: Path) -> None:
@@ -155,23 +155,32 @@ def test_a_row_that_is_no_longer_measured_counts_as_worse() -> None:
 
 
 def test_the_report_has_the_median_the_spread_and_the_verdict(results: Path) -> None:
-    """Worked out from the rounds."""
-    text = render(results)
+    """Worked out from the rounds, and each on the page of its subject."""
+    files = render(results)
+    text = "".join(files.values())
 
     assert text.count("| hits | ≥ 0.80 x | 0.90 x | 0.50 to 1.50 | met |") == len(FIGURES)
-    assert f"Of {len(FIGURES)} targets {len(FIGURES)} are met." in text
-    assert "an abacus" in text
-    assert "commit 0123456789ab" in text
+    assert f"{len(FIGURES)} of {len(FIGURES)} targets are met." in files["index.md"]
+    assert "an abacus" in files["index.md"]
+    assert "commit 0123456789ab" in files["engine.md"]
+
+
+def test_the_report_is_what_the_results_say() -> None:
+    """The committed pages and charts are drawn from the committed measurements, with every headline."""
+    files = render(RESULTS)
+    assert {file.name: file.read_text() for file in REPORT.iterdir()} == files
+    assert all(f"| {line.text} |" in files["index.md"] for line in HEADLINES)
+    assert {f"{chart.name}.svg" for chart in CHARTS} <= files.keys()
 
 
 def test_a_target_that_was_missed_is_said_first(results: Path) -> None:
-    """And again where its figure stands."""
+    """On the first page, and again where its figure stands."""
     row = Row(what="memory", unit="MB", rounds=(130.0, 90.0), target=Target("most", 120.0), summary="maximum")
     save(measurement("memory", row), results)
-    text = render(results)
+    files = render(results)
 
-    assert "- The memory, memory: 130 MB, target ≤ 120 MB" in text.partition("\n## ")[0]
-    assert "| memory | ≤ 120 MB | 130 MB (maximum) | 90.0 to 130 | **not met** |" in text
+    assert "| [The memory](exact-cache.md): memory | 130 MB | ≤ 120 MB |" in files["index.md"]
+    assert "| memory | ≤ 120 MB | 130 MB (maximum) | 90.0 to 130 | **not met** |" in files["exact-cache.md"]
 
 
 def test_one_of_two_targets_is_enough_where_either_will_do(results: Path) -> None:
@@ -179,10 +188,10 @@ def test_one_of_two_targets_is_enough_where_either_will_do(results: Path) -> Non
     slow = Row(what="tokens", unit="tok/s", rounds=(10.0,), target=Target("least", 50.0), either="batch 1")
     ratio = Row(what="ratio", unit="x", rounds=(2.5,), target=Target("least", 2.0), either="batch 1")
     save(measurement("decode", slow, ratio), results)
-    text = render(results)
+    files = render(results)
 
-    assert "| tokens | ≥ 50.0 tok/s | 10.0 tok/s | one round | met by the other |" in text
-    assert "Not met" not in text
+    assert "| tokens | ≥ 50.0 tok/s | 10.0 tok/s | one round | met by the other |" in files["engine.md"]
+    assert "not met" not in files["index.md"]
 
 
 @pytest.mark.parametrize("figure", FIGURES)

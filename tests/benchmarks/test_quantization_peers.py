@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from backend.evaluation.scores import Scores
-from benchmarks.processes import CannotMeasure
-from benchmarks.quantization_peers import GPTQMODEL, python_of, rows_of
+from benchmarks.harness.processes import CannotMeasure
+from benchmarks.quantization.peers import GPTQMODEL, python_of, rows_of
 
 
 def test_an_environment_without_the_package_is_told_what_to_name() -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.figure import RATIO
-from benchmarks.intent_data import Questions, banking77, half_unrepeatable
-from benchmarks.processes import ROOT, CannotMeasure
-from benchmarks.semantic_peer_caches.banking import MOST_WRONG, THRESHOLDS, Asked, answers_of, hindsight
-from benchmarks.semantic_peer_caches.stream import Job, Outcome, serve
-from benchmarks.semantic_peers import GPTCACHE, REDISEARCH, REDISVL, Run, peers_of, rows_of
-from benchmarks.stream_simulation import Stream, serve_by_threshold
+from benchmarks.harness.measurement import RATIO
+from benchmarks.harness.processes import ROOT, CannotMeasure
+from benchmarks.semantic.intent_data import Questions, banking77, half_unrepeatable
+from benchmarks.semantic.peer_caches.banking import MOST_WRONG, THRESHOLDS, Asked, answers_of, hindsight
+from benchmarks.semantic.peer_caches.stream import Job, Outcome, serve
+from benchmarks.semantic.peers import GPTCACHE, REDISEARCH, REDISVL, Run, peers_of, rows_of
+from benchmarks.semantic.stream_simulation import Stream, serve_by_threshold
 
 
 class ByFirstWord:
@@ -125,7 +125,7 @@ def test_keepgate_serves_what_the_upstream_said_before(tmp_path: Path) -> None:
     source.write_text(json.dumps(dataclasses.asdict(job)))
 
     subprocess.run(
-        [sys.executable, "-m", "benchmarks.semantic_peer_caches.keepgate_cache", str(source), str(target)],
+        [sys.executable, "-m", "benchmarks.semantic.peer_caches.keepgate_cache", str(source), str(target)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=True,

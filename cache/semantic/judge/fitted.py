@@ -1,4 +1,4 @@
-"""The coefficients of the default judge. Written by `python -m benchmarks.fit_semantic_judge --write`."""
+"""The coefficients of the default judge. Written by `python -m benchmarks.semantic.fit_judge --write`."""
 
 from typing import Final
 

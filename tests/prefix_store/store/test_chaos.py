@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from benchmarks.prefix_chaos import run_chaos
+from benchmarks.prefix.chaos import run_chaos
 from tests.cache.valkey import Valkey
 
 

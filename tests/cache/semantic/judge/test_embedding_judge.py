@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.labelled_answers import Kind, is_held_out, labelled, pairs
-from benchmarks.semantic_judge import Vectors, open_vectors, recall, tallies, texts_of, verdicts
+from benchmarks.semantic.judge import Vectors, open_vectors, recall, tallies, texts_of, verdicts
+from benchmarks.semantic.labelled_answers import Kind, is_held_out, labelled, pairs
 from cache.semantic.judge.answer import MAX_CHARACTERS, Answer
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.judge import Verdict

@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from benchmarks.intent_data import Questions, banking77, clinc150, half_unrepeatable, sparse
-from benchmarks.stream_simulation import (
+from benchmarks.semantic.intent_data import Questions, banking77, clinc150, half_unrepeatable, sparse
+from benchmarks.semantic.stream_simulation import (
     Outcome,
     SimulatedJudge,
     Stream,

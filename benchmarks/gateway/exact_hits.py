@@ -1,0 +1,62 @@
+"""Exact hits per second of one worker, against a bare aiohttp + uvloop handler that returns the same bytes."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+from benchmarks.harness import request_bodies as bodies
+from benchmarks.harness.client import post
+from benchmarks.harness.measurement import RATIO, Figure, Row, Target
+from benchmarks.harness.processes import CannotMeasure, Server, bare_server, cores, gateway, upstream
+from benchmarks.harness.wrk import Run, load, same_request
+
+_CONNECTIONS = 32
+_METHOD = """\
+One worker on one core, wrk with one thread and 32 kept-alive connections on the other. The reference is a
+`web.Application` of aiohttp on uvloop whose handler reads the body and returns the bytes of the gateway's own answer;
+rounds alternate between the two. In the last row a header changes with every request, as tracing headers do."""
+
+
+async def measure(quick: bool) -> Figure:
+    rounds, seconds = (2, 1) if quick else (5, 3)
+    kinds = (
+        ("chat, 300 B", bodies.chat(), False),
+        ("chat with 37 tools, 26 KB", bodies.chat_with_tools(), False),
+        ("streamed chat, 300 B", bodies.chat(stream=True), False),
+        ("chat, 300 B, one header varies", bodies.chat(), True),
+    )
+    async with upstream() as origin, gateway(origin.url, on=cores().subject) as subject:
+        rows = [await _compare(subject, *kind, rounds, seconds) for kind in kinds]
+    return Figure(figure="exact_hits", title="Exact hits per second", method=_METHOD, rows=tuple(rows))
+
+
+async def _compare(subject: Server, what: str, body: bytes, varies: bool, rounds: int, seconds: int) -> Row:
+    await post(subject, body)  # computes the answer, unless it is known
+    answer = await post(subject, body)
+    if answer.headers.get("x-keepgate-cache") != "hit":
+        raise CannotMeasure(f"{what}: asked for again, it is no hit: {answer.headers}")
+    ratios: list[float] = []
+    beside: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        body_file, answer_file = Path(folder, "body"), Path(folder, "answer")
+        await asyncio.to_thread(body_file.write_bytes, body)
+        await asyncio.to_thread(answer_file.write_bytes, answer.body)
+        script = same_request(body_file, varies)
+        async with bare_server(answer_file, answer.headers["content-type"]) as reference:
+            for _ in range(rounds):
+                bare = await load(reference, script, connections=_CONNECTIONS, seconds=seconds)
+                hits = await load(subject, script, connections=_CONNECTIONS, seconds=seconds)
+                ratios.append(hits.per_second / bare.per_second)
+                beside.append(_in_numbers(bare, hits))
+    return Row(what=what, unit=RATIO, rounds=tuple(ratios), target=Target("least", 0.8, aim=1.0), beside=tuple(beside))
+
+
+def _in_numbers(bare: Run, hits: Run) -> dict[str, float]:
+    return {
+        "hits per second": hits.per_second,
+        "reference per second": bare.per_second,
+        "CPU µs per hit": hits.cpu_per_request * 1e6,
+        "CPU µs, reference": bare.cpu_per_request * 1e6,
+        "p50 ms": hits.p50 * 1e3,
+        "p99 ms": hits.p99 * 1e3,
+    }

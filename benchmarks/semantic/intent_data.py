@@ -1,0 +1,86 @@
+"""Questions that people asked, with what they wanted: Banking77 and CLINC150, and streams made of them."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.semantic.embedding.load import load_encoder
+
+Split = Literal["train", "test"]
+Ints = npt.NDArray[np.int64]
+
+_DATA = Path(__file__).resolve().parents[1] / "data" / "semantic"
+# Questions out of scope: each wants something else, so that no other's answer is right.
+_OUT_OF_SCOPE = "oos"
+_SPARSE = 12
+_BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """`texts`, and by number the answer that is right for each, int64 [texts]."""
+
+    texts: tuple[str, ...]
+    answers: Ints
+
+    def __add__(self, other: "Questions") -> "Questions":
+        shifted = other.answers + self.answers.max() + 1
+        return Questions(self.texts + other.texts, np.concatenate([self.answers, shifted]))
+
+
+def banking77(split: Split) -> Questions:
+    with (_DATA / f"banking77_{split}.csv").open(encoding="utf-8", newline="") as file:
+        return _questions([(row["text"], row["category"]) for row in csv.DictReader(file)])
+
+
+def clinc150(split: Split) -> Questions:
+    """The test split, or the other two."""
+    with (_DATA / "clinc150_full.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if (row["split"] in ("test", "oos_test")) == (split == "test")]
+    return _questions([(row["text"], row["intent"]) for row in rows])
+
+
+def half_unrepeatable(questions: Questions) -> Questions:
+    """Of every second answer in random order, each question wants one of its own: what is near it is never right."""
+    answers = np.unique(questions.answers)
+    own = np.random.default_rng(5).permutation(answers)[: answers.size // 2]
+    unique = np.arange(questions.answers.size) + answers.max() + 1
+    return Questions(questions.texts, np.where(np.isin(questions.answers, own), unique, questions.answers))
+
+
+def sparse(questions: Questions) -> Questions:
+    """At most a dozen questions for each answer, so that there is little to learn from."""
+    order = np.random.default_rng(9).permutation(questions.answers.size)
+    kept: list[int] = []
+    counts: dict[int, int] = {}
+    for place in order.tolist():
+        answer = int(questions.answers[place])
+        counts[answer] = counts.get(answer, 0) + 1
+        if counts[answer] <= _SPARSE:
+            kept.append(place)
+    kept.sort()
+    return Questions(tuple(questions.texts[place] for place in kept), questions.answers[kept])
+
+
+def embedded(texts: Sequence[str], folder: Path) -> npt.NDArray[np.float32]:
+    """Their vectors by the default model, float32 [texts, dimensions]; kept in `folder` are exported models."""
+    encoder = load_encoder("default", folder)
+    # Texts of about one length go together: the short ones of a batch are computed as long as its longest.
+    order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+    batches = [order[start : start + _BATCH] for start in range(0, len(order), _BATCH)]
+    vectors = np.concatenate([encoder.encode([texts[place] for place in batch]) for batch in batches])
+    placed = np.empty_like(vectors)
+    placed[order] = vectors
+    return placed
+
+
+def _questions(rows: Sequence[tuple[str, str]]) -> Questions:
+    numbers: dict[str, int] = {}
+    names = [intent if intent != _OUT_OF_SCOPE else f"{intent} {place}" for place, (_, intent) in enumerate(rows)]
+    answers = np.array([numbers.setdefault(name, len(numbers)) for name in names])
+    return Questions(tuple(text for text, _ in rows), answers)

@@ -1,0 +1,83 @@
+"""Labelled pairs of prompts: the traps of finance, and any file that is named."""
+
+import asyncio
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.measurement import Figure, Row, Target
+from benchmarks.harness.processes import ROOT, CannotMeasure
+from cache.semantic.embedding.load import load_encoder
+from cache.semantic.embedding.model_files import models_folder
+from cache.semantic.evaluation.pairs import LabelledPair, PairsError, read_pairs
+from cache.semantic.evaluation.report import Report, report_on
+from cache.semantic.evaluation.verdicts import verdicts_of
+
+PAIRS = "KEEPGATE_BENCH_PAIRS"
+_TRAPS = ROOT / "tests" / "data" / "semantic" / "finance_adversarial_pairs.csv"
+_DELTA = 0.01
+_SHOWN = "0.95"
+_METHOD = f"""\
+What `keepgate eval-pairs` says of each file. The traps are pairs of questions about money that differ in one thing that
+matters (Ramnarayan, MIT licence); "served at any threshold" are those that no guard refuses, which a policy may then
+serve or not. Other files are those named in {PAIRS}, separated by `{os.pathsep}`; their columns are text_a, text_b and
+label."""
+
+
+async def measure(quick: bool) -> Figure:
+    return await asyncio.to_thread(_measure, [] if quick else files_of(os.environ.get(PAIRS, "")))
+
+
+def files_of(named: str) -> list[Path]:
+    """The files that the variable names."""
+    return [Path(name) for name in named.split(os.pathsep) if name]
+
+
+def _measure(files: Sequence[Path]) -> Figure:
+    encoder = load_encoder("default", models_folder())
+
+    def report(name: str, pairs: Sequence[LabelledPair]) -> Report:
+        return report_on(name, pairs, verdicts_of(pairs, encoder, lambda done: None), encoder.name, _DELTA)
+
+    rows = _trap_rows(report("finance traps", traps()))
+    for file in files:
+        try:
+            rows += _rows(report(file.name, read_pairs(file)))
+        except PairsError as error:
+            raise CannotMeasure(f"{PAIRS}: {error}") from error
+    return Figure(figure="semantic_pairs", title="Pairs of questions", method=_METHOD, rows=tuple(rows))
+
+
+def traps() -> list[LabelledPair]:
+    with _TRAPS.open(encoding="utf-8", newline="") as file:
+        return [LabelledPair(row["seed"], row["probe"], row["should_hit"] == "1") for row in csv.DictReader(file)]
+
+
+def _trap_rows(report: Report) -> list[Row]:
+    allowed = report["negatives"] - sum(refused["negatives"] for refused in report["refusals"].values())
+    unguarded = report["static"][_SHOWN]["guards_off"]["wrong_hits"]
+    return [
+        Row(
+            what=f"{report['negatives']} finance traps served, at any threshold",
+            unit="pairs",
+            rounds=(float(allowed),),
+            target=Target("most", 0.0),
+            beside=({f"without guards, at {_SHOWN}": float(unguarded)},),
+        )
+    ]
+
+
+def _rows(report: Report) -> list[Row]:
+    rows = []
+    for name, figures in (("policy", report["policy"]), (f"similarity {_SHOWN}", report["static"][_SHOWN])):
+        for guards in ("guards_on", "guards_off"):
+            for what in ("recall", "wrong_share_of_hits", "negatives_served"):
+                rows += _row(f"{report['file']}, {name}, {guards}: {what}", figures[guards], what)
+    return rows
+
+
+def _row(what: str, figures: dict[str, Any], name: str) -> list[Row]:
+    """None where the share has no whole."""
+    return [] if figures[name] is None else [Row(what=what, unit="share", rounds=(float(figures[name]),))]

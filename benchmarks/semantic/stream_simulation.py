@@ -1,0 +1,208 @@
+"""A semantic cache whose questions have known answers: what each policy serves of a stream, and how much is wrong."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.semantic.intent_data import Ints, Questions
+from cache.semantic.language.text import Text
+from cache.semantic.policy.consensus import GuardResult, guard_result, matching_question
+from cache.semantic.policy.label import Label, Source
+from cache.semantic.policy.policy import NEIGHBOURS, Decision, Evidence, Neighbourhood, Policy
+from cache.semantic.policy.posterior import JudgeError
+
+# So many nearest questions are listed in advance for each; where too few of them are stored, all stored are searched.
+_LISTED = 512
+# Different answers with which a fresh one is compared, and how near their questions must be.
+_MOST_COMPARED, _LEAST_SIMILARITY = 4, 0.5
+_HARD = 0.75
+
+
+class StreamJudge(Protocol):
+    """Says whether a fresh answer is a cached one; None if he cannot say."""
+
+    @property
+    def error(self) -> JudgeError: ...
+
+    def compare(self, asked: int, other: int, same: bool, similarity: float, chance: random.Random) -> bool | None:
+        """Of two questions by number: whose answer is fresh, and whose is cached. `same` is what is true."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedJudge:
+    """Who says whether two answers are the same, and errs as often as `error` says.
+
+    Of `unsure` of the pairs he says nothing, and of `unsure_if_hard` of those whose answers differ although their
+    questions are near.
+    """
+
+    name: str
+    error: JudgeError
+    unsure: float = 0.0
+    unsure_if_hard: float = 0.0
+
+    def compare(self, asked: int, other: int, same: bool, similarity: float, chance: random.Random) -> bool | None:
+        hard = not same and similarity >= _HARD
+        if chance.random() < (self.unsure_if_hard if hard else self.unsure):
+            return None
+        return chance.random() < (self.error.recall if same else self.error.false_same)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Shares of all requests."""
+
+    hits: float
+    wrong: float
+    audits: float
+
+
+class Stream:
+    """Questions that can be asked in any order; what does not depend on the order is computed once.
+
+    Args:
+        vectors: of the questions, float32 [questions, dimensions], of unit length.
+    """
+
+    def __init__(self, questions: Questions, vectors: npt.NDArray[np.float32]) -> None:
+        self.answers: Ints = questions.answers
+        self.size = len(questions.texts)
+        self.vectors = vectors
+        self._questions = questions.texts
+        self._texts: dict[int, Text] = {}
+        self._opinions: dict[tuple[int, int], GuardResult] = {}
+        listed = min(_LISTED, self.size - 1)
+        self._near = np.empty((self.size, listed), dtype=np.int32)
+        self._similarities = np.empty((self.size, listed), dtype=np.float32)
+        for start in range(0, self.size, 1000):
+            part = slice(start, min(start + 1000, self.size))
+            similarities = vectors[part] @ vectors.T
+            similarities[np.arange(part.stop - start), np.arange(start, part.stop)] = -np.inf
+            chosen = np.argpartition(-similarities, listed - 1, axis=1)[:, :listed]
+            values = np.take_along_axis(similarities, chosen, axis=1)
+            order = np.argsort(-values, axis=1, kind="stable")
+            self._near[part] = np.take_along_axis(chosen, order, axis=1)
+            self._similarities[part] = np.take_along_axis(values, order, axis=1)
+
+    def order(self, seed: int) -> Ints:
+        return np.random.default_rng(seed).permutation(self.size)
+
+    def nearest(self, question: int, stored: npt.NDArray[np.bool_], most: int) -> tuple[Ints, npt.NDArray[np.float32]]:
+        """The `most` nearest stored questions, and their similarities, falling."""
+        near = self._near[question]
+        places = np.flatnonzero(stored[near])[:most]
+        if places.size == most:
+            return near[places].astype(np.int64), self._similarities[question][places]
+        candidates = np.flatnonzero(stored)
+        similarities = self.vectors[candidates] @ self.vectors[question]
+        order = np.argsort(-similarities, kind="stable")[:most]
+        return candidates[order], similarities[order]
+
+    def text(self, question: int) -> Text:
+        text = self._texts.get(question)
+        if text is None:
+            text = self._texts[question] = Text.of(self._questions[question])
+        return text
+
+    def check(self, asked: Text, cached: Text) -> GuardResult:
+        """As of the guards, who are asked once for each pair."""
+        pair = id(asked), id(cached)
+        said = self._opinions.get(pair)
+        if said is None:
+            said = self._opinions[pair] = guard_result(asked, cached)
+        return said
+
+
+def serve_by_policy(
+    stream: Stream, order: Ints, policy: Policy, judge: StreamJudge, seed: int, bare: bool = False
+) -> Outcome:
+    """What a policy serves: every question is weighed, guarded and decided; misses are stored, and teach it.
+
+    A `bare` cache is one for vCache: it has no guards, and stores a question only if its answer is not that of the
+    neighbour it was compared with, so that the neighbour's entry learns from all of them.
+    """
+    chance = random.Random(seed)  # noqa: S311  # reproducible
+    stored = np.zeros(stream.size, dtype=np.bool_)
+    groups = np.arange(stream.size)
+    hits = wrong = audits = 0
+    for asked in order.tolist():
+        near, similarities = stream.nearest(asked, stored, NEIGHBOURS)
+        evidence, source = None, -1
+        if near.size:
+            around = Neighbourhood([str(n) for n in near], similarities.tolist(), list(map(str, groups[near].tolist())))
+            evidence, source = _guarded(stream, asked, near, policy.weigh(around), bare)
+        decision = policy.decide(evidence)
+        if decision.serve:
+            hits += 1
+            wrong += int(stream.answers[source] != stream.answers[asked])
+            audits += decision.audit
+        verdicts: dict[int, bool | None] = {}
+        if not decision.serve or decision.audit:
+            for other, similarity in _compared(near, similarities, groups, source, decision.audit):
+                same = bool(stream.answers[other] == stream.answers[asked])
+                verdicts[other] = judge.compare(asked, other, same, similarity, chance)
+        verdict = verdicts.get(source)
+        if evidence is not None and verdict is not None:
+            label = _label(evidence, decision, verdict)
+            policy.learn(label)
+            if decision.audit:
+                policy.settle(label)
+        if not decision.serve and not (bare and verdict):
+            stored[asked] = True
+            groups[asked] = next((groups[other] for other, said in verdicts.items() if said), asked)
+    return Outcome(hits / stream.size, wrong / stream.size, audits / stream.size)
+
+
+def serve_by_threshold(stream: Stream, order: Ints, threshold: float, guarded: bool) -> Outcome:
+    """What a fixed threshold of similarity serves: the nearest neighbour, if it is near enough."""
+    stored = np.zeros(stream.size, dtype=np.bool_)
+    hits = wrong = 0
+    for asked in order.tolist():
+        near, similarities = stream.nearest(asked, stored, 1)
+        if near.size and similarities[0] >= threshold:
+            said = stream.check(stream.text(asked), stream.text(int(near[0]))) if guarded else None
+            if said is None or said.refusal is None:
+                hits += 1
+                wrong += int(stream.answers[near[0]] != stream.answers[asked])
+                continue
+        stored[asked] = True
+    return Outcome(hits / stream.size, wrong / stream.size, 0.0)
+
+
+def best_within(outcomes: Sequence[Outcome], wrong: float) -> Outcome:
+    """The most hits of those that are wrong no more often; nothing at all is always one of them."""
+    return max((o for o in outcomes if o.wrong <= wrong), key=lambda o: o.hits, default=Outcome(0.0, 0.0, 0.0))
+
+
+def _guarded(stream: Stream, asked: int, near: Ints, evidence: Evidence, bare: bool) -> tuple[Evidence | None, int]:
+    crowd = [int(near[place]) for place in evidence.members]
+    if bare:
+        return evidence, crowd[0]
+    place, _ = matching_question(stream.text(asked), [stream.text(other) for other in crowd], stream.check)
+    return (None, -1) if place is None else (evidence, crowd[place])
+
+
+def _compared(
+    near: Ints, similarities: npt.NDArray[np.float32], groups: Ints, source: int, only_source: bool
+) -> list[tuple[int, float]]:
+    """What was or would have been served, and the nearest of each other answer."""
+    chosen: dict[int, tuple[int, float]] = {}
+    pairs = list(zip(near.tolist(), similarities.tolist(), strict=True))
+    for other, similarity in sorted(pairs, key=lambda pair: pair[0] != source):
+        if other == source or (not only_source and similarity >= _LEAST_SIMILARITY):
+            chosen.setdefault(int(groups[other]), (other, similarity))
+    return list(chosen.values())[:_MOST_COMPARED]
+
+
+def _label(evidence: Evidence, decision: Decision, same: bool) -> Label:
+    features = tuple(evidence.features.tolist())
+    source: Source = "audit" if decision.serve else "miss"
+    chance = decision.audit_chance if decision.serve else 1.0
+    return Label(
+        evidence.entry, evidence.similarity, features, same, source, decision.plain_risk, chance, evidence.answer
+    )
