@@ -15,7 +15,7 @@ CLIENTS := tests/clients/node_modules/.package-lock.json
 WITH_PATH := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-compose test-gpu lint format bench bench-semantic bench-gpu lock clean
+.PHONY: help install serve test test-compose test-gpu lint format docs docs-serve bench bench-semantic bench-gpu lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,12 @@ lint: $(INSTALLED) ## ruff, its formatter, the layers of imports and the strict 
 format: $(INSTALLED) ## let ruff put the code in order
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
+
+docs: $(INSTALLED) ## build the documentation site into build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 exec $(BIN)/mkdocs build --strict $(ARGS)
+
+docs-serve: $(INSTALLED) ## serve the documentation site on :8000, and build it again at each change
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=. exec $(BIN)/mkdocs serve $(ARGS)
 
 bench: $(INSTALLED) ## measure, and write docs/benchmarks/
 	@exec $(BIN)/python -m benchmarks $(ARGS)

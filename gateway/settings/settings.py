@@ -127,17 +127,18 @@ SomeSize = Annotated[PositiveSize, Meta(description="a size such as 256MiB, at l
 
 
 class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`namespace` says what sets tenants apart: `authorization` (a digest of that header), `header:NAME`, or `shared`.
-
-    `sampled` is for requests with a temperature and no seed: `reuse` one answer, keep `variants` of them and draw,
-    or `bypass` the cache.
-    """
+    """The exact cache."""
 
     enabled: Flag = True
+    """Whether the cache is used at all."""
     ttl: Seconds = 86_400.0
+    """How long an answer is fresh."""
     memory: AnySize = Size(256 * 2**20)
+    """Bytes that the memory tier of one process may hold."""
     redis_deadline: PositiveSeconds = 0.02
+    """How long a request waits for Redis; then it goes on without it."""
     embedded_memory: SomeSize = PositiveSize(512 * 2**20)
+    """Bytes that the embedded Valkey may hold."""
     namespace: Annotated[
         str,
         Meta(
@@ -145,60 +146,84 @@ class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             description="authorization, shared, or header:NAME",
         ),
     ] = "authorization"
+    """What separates tenants: `authorization` (a digest of that header), `header:NAME`, or `shared`."""
     sampled: Annotated[
         Literal["reuse", "variants", "bypass"], Meta(description="one of reuse, variants and bypass")
     ] = "reuse"
+    """Requests with a temperature and no seed: `reuse` one answer, store `variants` and draw one, or `bypass` the
+    cache.
+    """
     variants: Annotated[int, Meta(ge=2, le=64, description="a whole number from 2 to 64")] = 3
+    """How many answers `sampled: variants` stores."""
     stale_while_revalidate: Seconds = 0.0
+    """How long after its lifetime an answer is served while it is computed again (RFC 5861)."""
     stale_if_error: Seconds = 0.0
+    """How long after its lifetime an answer is served when the upstream fails (RFC 5861)."""
     max_answer: SomeSize = PositiveSize(8 * 2**20)
+    """The longest answer that is stored."""
 
 
 class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Answers to questions that were asked before in other words.
-
-    `mode`: `observe` serves nothing and counts what it would have served. `policy` decides: `budget` keeps the share of
-    wrong answers of all requests at or below `delta`, `vcache` that of each entry; `threshold` serves what is at least
-    as similar as `threshold`, and nobody knows how often that is wrong. `model` embeds the questions. At most
-    `audit_share` of all requests are answered from the cache and sent to an upstream as well, to compare. Tenants whose
-    namespaces are `published` answer all others, with what `confirmations` others have got as well.
-
-    Whether two answers say the same is judged by their embeddings, or by `judge_model` of the server at `judge_url`,
-    which calls `judge_recall` of the same answers the same and `judge_false_same` of the different ones. It is asked at
-    most for `judge_share` of the fresh answers, and for each audit.
-    """
+    """The semantic cache: answers of similar questions."""
 
     mode: Annotated[Literal["off", "observe", "on"], Meta(description="one of off, observe and on")] = "off"
+    """`observe` serves nothing and counts what it would have served; `on` serves it."""
     policy: Annotated[
         Literal["budget", "vcache", "threshold"], Meta(description="one of budget, vcache and threshold")
     ] = "budget"
+    """What decides: `budget` keeps the share of wrong answers of all requests at or below `delta`, `vcache` that of
+    each entry; `threshold` serves what is at least as similar as `threshold`, without a bound on wrong answers.
+    """
     delta: Annotated[float, Meta(gt=0, le=0.5, description="a share, more than 0 and at most 0.5")] = 0.01
+    """The highest share of wrong answers."""
     threshold: Annotated[float, Meta(gt=0, le=1, description="a cosine similarity, more than 0 and at most 1")] = 0.95
+    """The lowest similarity that the policy `threshold` serves."""
     model: Text = "default"
+    """The embedding model: `default`, a folder, or the name of a sentence-transformers model in the local hub cache."""
     deadline: PositiveSeconds = 0.05
+    """How long a request waits for the semantic cache; then it goes on without it."""
     audit_share: Annotated[float, Meta(ge=0, le=1, description="a share from 0 to 1")] = 0.02
+    """The largest share of all requests that are answered from the cache and sent to an upstream as well, to compare
+    the two.
+    """
     capacity: Annotated[int, Meta(ge=1, lt=2**31, description="a whole number of entries, 1 or more")] = 100_000
+    """Questions that are stored, some 2 KB each in memory and in Redis; the least used are evicted first."""
     published: Annotated[
         tuple[Annotated[str, Meta(pattern="^(public|[0-9a-f]{20})$")], ...],
         Meta(description="namespaces as GET /v1/cache/entries/{id} names them: public, or 20 hexadecimal digits"),
     ] = ()
+    """Namespaces of tenants whose answers may serve all other tenants."""
     confirmations: Annotated[int, Meta(ge=1, le=1000, description="a whole number from 1 to 1000")] = 3
+    """How many other tenants must have got the same answer before a published one is served."""
     judge_url: Annotated[str, Meta(description="the URL of a server, such as http://127.0.0.1:8000/v1")] = ""
+    """An OpenAI-compatible server with a model that judges whether two answers say the same; without one their
+    embeddings decide.
+    """
     judge_model: Annotated[str, Meta(description="the name of a model")] = ""
+    """The judge's name at that server."""
     judge_key: Annotated[Secret | None, Meta(description="text that is not empty")] = None
+    """The API key for that server."""
     judge_recall: Annotated[float, Meta(ge=0.6, le=1, description="a share from 0.6 to 1")] = 0.95
+    """The share of same answers that the judge calls the same; its error is part of the budget."""
     judge_share: Annotated[float, Meta(ge=0, le=1, description="a share from 0 to 1")] = 0.1
+    """The share of fresh answers that the judge is asked about; audits and the first 500 are always judged."""
     judge_false_same: Annotated[float, Meta(ge=0, le=0.4, description="a share from 0 to 0.4")] = 0.02
+    """The share of different answers that the judge calls the same."""
 
 
 class TimeoutSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Seconds. `first_byte` is for the upstream to begin, `idle` between two chunks of its answer."""
+    """Deadlines, in seconds."""
 
     connect: PositiveSeconds = 5.0
+    """To open a connection to an upstream."""
     first_byte: PositiveSeconds = 600.0
+    """For the upstream to begin its answer."""
     idle: PositiveSeconds = 120.0
+    """Between two chunks of an upstream's answer."""
     client: PositiveSeconds = 60.0
+    """For a client to send its body, and to read each chunk."""
     shutdown: Seconds = 10.0
+    """For requests in flight after a stop signal."""
 
 
 class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -279,28 +304,34 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`upstreams` are base URLs of OpenAI-compatible servers; with none, the in-repo backend is started on `model`,
-    as `backend` says.
-
-    `redis` is `embedded`, `none`, or a URL.
-    """
+    """All settings of `keepgate serve`."""
 
     host: Text = "127.0.0.1"
+    """The address to listen on; `0.0.0.0` for all."""
     port: Port = 8080
+    """The port to listen on."""
     workers: Annotated[int, Meta(ge=1, le=256, description="a whole number from 1 to 256")] = 1
+    """Processes that share the port, the store and the backend."""
     upstreams: Annotated[tuple[str, ...], Meta(description="URLs such as http://127.0.0.1:8000/v1, or mock:")] = ()
+    """Base URLs of OpenAI-compatible servers, `mock:` or `mock:FILE.yaml`; with none the in-repo backend is started."""
     model: Text = "default"
+    """What the in-repo backend serves: a folder, a `.gguf` file, a hub id, or `default`."""
     backend: BackendSettings = BackendSettings()
     redis: Annotated[
         str,
         Meta(description="embedded, none, or a URL such as redis://127.0.0.1:6379/0 or unix:///run/redis.sock"),
     ] = "embedded"
+    """Where answers are shared and stored: a Redis or Valkey URL, `embedded` (a child process), or `none`."""
     admin_key: Annotated[Secret | None, Meta(description="text that is not empty")] = None
+    """The key of the inspection API; without one it answers on the loopback only."""
     state_dir: Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="the path of a folder")] = None
+    """The folder of the embedded Valkey and the prefix store; `~/.local/state/keepgate` by default (XDG_STATE_HOME)."""
     max_body: SomeSize = PositiveSize(32 * 2**20)
+    """The longest request body."""
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="one of debug, info, warning and error")
     ] = "info"
+    """The least severe messages that are logged."""
     cache: CacheSettings = CacheSettings()
     semantic: SemanticSettings = SemanticSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
