@@ -15,7 +15,7 @@ CLIENTS := tests/clients/node_modules/.package-lock.json
 WITH_PATH := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-compose test-gpu lint format docs docs-serve bench bench-semantic bench-gpu lock clean
+.PHONY: help install serve test test-compose test-gpu lint format docs docs-serve bench bench-compare bench-semantic bench-gpu lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ docs-serve: $(INSTALLED) ## serve the documentation site on :8000, and build it 
 
 bench: $(INSTALLED) ## measure, and write docs/benchmarks/
 	@exec $(BIN)/python -m benchmarks $(ARGS)
+
+bench-compare: $(INSTALLED) ## measure this checkout and another one in turn: make bench-compare OLD=../before
+	@exec $(BIN)/python -m benchmarks.compare $(OLD) $(ARGS)
 
 bench-semantic: $(INSTALLED) ## measure the semantic cache alone, and write docs/benchmarks/
 	@exec $(BIN)/python -m benchmarks semantic_streams semantic_judge semantic_pairs semantic_latency semantic_index semantic_peers $(ARGS)

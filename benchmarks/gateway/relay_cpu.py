@@ -30,12 +30,12 @@ async def measure(quick: bool) -> Figure:
 
 
 async def _compare(subject: Server, reference: Server, what: str, chunks: int, rounds: int) -> list[Row]:
-    await _cpu_per_chunk(subject, f"{what}, warm-up", chunks)
+    await cpu_per_chunk(subject, f"{what}, warm-up", chunks)
     ours: list[float] = []
     bare: list[float] = []
     for number in range(rounds):
-        bare.append(await _cpu_per_chunk(reference, f"{what}, round {number}", chunks))
-        ours.append(await _cpu_per_chunk(subject, f"{what}, round {number}", chunks))
+        bare.append(await cpu_per_chunk(reference, f"{what}, round {number}", chunks))
+        ours.append(await cpu_per_chunk(subject, f"{what}, round {number}", chunks))
     beside = tuple({"reference, CPU µs per chunk": micros} for micros in bare)
     ratios = tuple(our / their for our, their in zip(ours, bare, strict=True))
     return [
@@ -44,7 +44,7 @@ async def _compare(subject: Server, reference: Server, what: str, chunks: int, r
     ]
 
 
-async def _cpu_per_chunk(server: Server, occasion: str, chunks: int) -> float:
+async def cpu_per_chunk(server: Server, occasion: str, chunks: int) -> float:
     """Microseconds."""
     questions = [chat(f"{occasion}, stream {number}", stream=True) for number in range(_STREAMS)]
     before = server.cpu_seconds()

@@ -92,13 +92,14 @@ async def server(
     on: frozenset[int],
     environment: Mapping[str, str] | None = None,
     patience: float = _START_DEADLINE,
+    cwd: Path = ROOT,
 ) -> AsyncIterator[Server]:
     """The command, listening on `port`, on these cores until the end of the block. Raises CannotMeasure."""
     # One hash seed for both sides of a comparison: dict layouts are not part of what is compared.
     given = {**os.environ, "PYTHONHASHSEED": "0", **(environment or {})}
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
-            *command, cwd=ROOT, env=given, stdout=log, stderr=log, preexec_fn=lambda: os.sched_setaffinity(0, on)
+            *command, cwd=cwd, env=given, stdout=log, stderr=log, preexec_fn=lambda: os.sched_setaffinity(0, on)
         )
         try:
             try:

@@ -60,8 +60,9 @@ class Cell(msgspec.Struct):
 
     @property
     def share(self) -> float:
-        """Of the way from lru to belady, in per cent."""
-        return 100 * (self.hazard - self.lru) / (self.belady - self.lru)
+        """Of the way from lru to belady, in per cent; 100 where lru is as good as belady already."""
+        gap = self.belady - self.lru
+        return 100 * (self.hazard - self.lru) / gap if gap else 100.0
 
 
 class Replayed(msgspec.Struct):
