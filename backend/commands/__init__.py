@@ -1,0 +1,6 @@
+"""The backend's commands: ``keepgate backend``, ``plan``, ``quantize`` and ``eval``.
+
+Each is a module with ``run``: `serve` for ``keepgate backend`` (read it first), which becomes `server_process`, and
+`plan`, `quantize` and `eval`. `command_line` has what they share. Modules import torch only once their arguments are
+known to be right. Uses every room of the backend.
+"""

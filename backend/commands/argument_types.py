@@ -1,4 +1,4 @@
-"""What the values of the command line's options may be."""
+"""Types of command-line arguments, as ``type=`` of `argparse` takes them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import re
 from collections.abc import Callable
 
 _UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-# What a signed 64-bit integer holds, as addresses and the system's own sizes do, less than the step between floats.
-_LARGEST_SIZE = 2**62
-_LONGEST_QUOTED = 40
+# Fits a signed 64-bit integer, as sizes of the system do, also after rounding to a float.
+_MAX_SIZE = 2**62
+_MAX_QUOTED = 40
 
 
 def memory_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
-        raise argparse.ArgumentTypeError(f"{_quoted(text)} is no size, expected such as 512MiB or 2GiB")
+        raise argparse.ArgumentTypeError(f"{_quoted(text)} is no size, expected for example 512MiB or 2GiB")
     size = float(match[1]) * unit
-    if not 1 <= size <= _LARGEST_SIZE:
-        raise argparse.ArgumentTypeError(f"{_quoted(text)} is out of range, expected 1 byte to {_LARGEST_SIZE} bytes")
+    if not 1 <= size <= _MAX_SIZE:
+        raise argparse.ArgumentTypeError(f"{_quoted(text)} is out of range, expected 1 byte to {_MAX_SIZE} bytes")
     return int(size)
 
 
 def _quoted(text: str) -> str:
-    return repr(text if len(text) <= _LONGEST_QUOTED else text[:_LONGEST_QUOTED] + "…")
+    return repr(text if len(text) <= _MAX_QUOTED else text[:_MAX_QUOTED] + "…")
 
 
 def port(text: str) -> int:
@@ -47,17 +47,30 @@ def non_negative(text: str) -> int:
     return int(text)
 
 
+def integer_between(low: int, high: int) -> Callable[[str], int]:
+    def integer(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected {low} to {high}")
+        return int(text)
+
+    return integer
+
+
+def number_between(low: float, high: float) -> Callable[[str], float]:
+    return lambda text: _number(text, f"{low:g} to {high:g}", lambda value: low <= value <= high)
+
+
 def context(text: str) -> int:
     if (tokens := positive(text)) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected 2 or more: a token and its answer")
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected 2 or more: a prompt and an answer")
     return tokens
 
 
 def threads(text: str) -> int:
-    # More than there are processors make every step wait for the system's scheduler, hundreds of times.
+    # More threads than processors make every step wait for the scheduler hundreds of times.
     threads, most = positive(text), os.cpu_count() or 1
     if threads > most:
-        raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected 1 to {most}, the processors there are")
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected 1 to {most}, the number of processors")
     return threads
 
 

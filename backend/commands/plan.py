@@ -1,9 +1,8 @@
-"""``keepgate plan``: what a model needs of a device's memory, from its ``config.json`` alone.
+"""``keepgate plan``: how much of a device's memory a model needs, from its ``config.json`` alone.
 
 Keys and values of b sequences of s tokens take ``2 * layers * KV heads * head size * s * b`` numbers: one key and one
-value for each layer, KV head and token. They are stored as they are computed, so that a number has four bytes beside
-float32 weights and two beside all others, unless ``--kv-dtype`` makes it one. Nothing here computes with tensors, so
-nothing heavy is imported.
+value for each layer, KV head and token. A number has four bytes with float32 weights and two with all others, or one
+byte with ``--kv-dtype``. torch is not imported.
 """
 
 from __future__ import annotations
@@ -13,19 +12,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from backend.commands.argument_types import memory_size
-from backend.commands.serve import Parser, end_with_the_reader, outlive_readers
+from backend.commands.command_line import Parser, exit_on_broken_pipe, ignore_broken_pipe, run_command
 from backend.engine.model_runner import BLOCK_SIZE
-from backend.errors import ModelError
 from backend.models.config import KvDtype, ModelConfig
 from backend.models.hf_config import read_hf_config
 from backend.models.json_file import read_json_object
 from backend.models.sizes import PRECISIONS, Precision, count_parameters, kv_bytes_per_token, weight_bytes
 
 _KV_COLUMNS: dict[str, Precision] = {"2 bytes": "bfloat16", "4 bytes": "float32"}
-"""What the table calls these, and a precision of weights that has them."""
+"""Columns of the table, and a precision of weights for which keys and values have that size."""
 _SHORTEST = 512
 _GIB = 2**30
 
@@ -38,12 +36,12 @@ class Row:
     kv_bytes: dict[Precision, int]
     """Keys and values of one sequence, by the weights' precision."""
     batch: dict[Precision, int]
-    """Sequences that fit beside the weights, by the weights' precision; 0: not one."""
+    """Sequences that fit beside the weights, by the weights' precision."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What fits. Memory is in bytes."""
+    """Memory of a model and the batches that fit. Sizes are in bytes."""
 
     model: str
     architecture: str
@@ -54,9 +52,9 @@ class Plan:
     kv_bytes_per_token: dict[Precision, int]
     """By the weights' precision."""
     features_beyond_llama: tuple[str, ...]
-    """What this model does that the fused step does not."""
-    head_twice: int | None
-    """Bytes more that 16-bit weights take on a CPU, which keeps a head beside the embedding that it is tied to."""
+    """Features of this model that the fused step does not support."""
+    tied_head_bytes: int | None
+    """Additional bytes of 16-bit weights on a CPU, which stores a tied head beside the embedding."""
     rows: tuple[Row, ...]
 
 
@@ -87,10 +85,10 @@ def make_plan(model: str, config: ModelConfig, memory: int, kv_dtype: KvDtype = 
 
 
 def read_model(name: str) -> tuple[str, ModelConfig]:
-    """Name and shape of a model; of one on the hub only ``config.json`` is fetched.
+    """Name and configuration of a model; of one on the hub only ``config.json`` is downloaded.
 
     Raises:
-        ModelError: there is no such model, or this engine does not know its family.
+        ModelError: there is no such model, or its architecture is not supported.
     """
     path = Path(name).expanduser()
     if path.suffix == ".json" and path.is_file():
@@ -123,7 +121,7 @@ def as_text(plan: Plan) -> str:
         lines.append(f"{precision:<10}{_size(needed):>12}{fits}")
     lines += [
         "",
-        f"keys and values: {_kv_in_words(plan)}",
+        f"keys and values: {_kv_line(plan)}",
         "",
         f"{'':<10}{above:>{12 * len(columns)}}  sequences at the same time, by the weights' precision",
         f"{'tokens':<10}" + "".join(f"{name:>12}" for name in columns) + "".join(f"{name:>10}" for name in PRECISIONS),
@@ -136,7 +134,7 @@ def as_text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _kv_in_words(plan: Plan) -> str:
+def _kv_line(plan: Plan) -> str:
     per_token = plan.kv_bytes_per_token
     wide, narrow = per_token["float32"] / 2**10, per_token["bfloat16"] / 2**10
     if plan.kv_dtype == "auto":
@@ -147,10 +145,12 @@ def _kv_in_words(plan: Plan) -> str:
 def _notes(plan: Plan) -> list[str]:
     notes = [
         "float16 takes what bfloat16 takes, gptq-int4 and awq-int4 about what nf4; mixed 5.5 bits a weight.",
-        "A step needs some memory beside these, a few per cent; leave it room.",
+        "A step needs a few per cent of memory in addition.",
     ]
-    if plan.head_twice is not None:
-        notes.append(f"On a CPU 16-bit weights take {_size(plan.head_twice)} more: its head lies beside the embedding.")
+    if plan.tied_head_bytes is not None:
+        notes.append(
+            f"On a CPU 16-bit weights take {_size(plan.tied_head_bytes)} more: the tied head is stored on its own."
+        )
     if plan.features_beyond_llama:
         notes += [
             f"On a CPU torch computes this model, which has {', '.join(plan.features_beyond_llama)}:",
@@ -164,11 +164,15 @@ def _size(size: int) -> str:
 
 
 def run(words: Sequence[str]) -> int:
-    """The command; returns the exit status."""
-    end_with_the_reader()
+    """The command; returns the exit status: 1 if the model is wrong, 2 if an argument is."""
+    return run_command("keepgate plan", lambda: _plan(words))
+
+
+def _plan(words: Sequence[str]) -> None:
+    exit_on_broken_pipe()
     parser = Parser(
         prog="keepgate plan",
-        description="What fits a device's memory: weights, KV memory and batch.",
+        description="How much of a device's memory a model needs: weights, KV memory and batch.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -181,22 +185,16 @@ def run(words: Sequence[str]) -> int:
         "--kv-dtype",
         choices=get_args(KvDtype),
         default="auto",
-        help="how keys and values are stored; auto is as computed, in two bytes a number beside 16-bit and "
-        "quantised weights, in four beside float32 (%(default)s)",
+        help="how keys and values are stored; auto is as computed: two bytes a number with 16-bit and quantised "
+        "weights, four with float32 (%(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     arguments = parser.parse_args(words)
-    outlive_readers()  # while the hub is asked
-    try:
-        name, config = read_model(arguments.model)
-    except ModelError as error:
-        print(f"keepgate plan: {error}", file=sys.stderr)
-        return 1
+    ignore_broken_pipe()  # while a hub is asked
+    name, config = read_model(arguments.model)
     plan = make_plan(name, config, arguments.memory, arguments.kv_dtype)
-    end_with_the_reader()
-    shown: dict[str, Any] = asdict(plan)
-    print(json.dumps(shown, indent=2) if arguments.json else as_text(plan))
-    return 0
+    exit_on_broken_pipe()
+    print(json.dumps(asdict(plan), indent=2) if arguments.json else as_text(plan))
 
 
 if __name__ == "__main__":

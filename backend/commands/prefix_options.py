@@ -1,4 +1,4 @@
-"""Options of the command line about where KV blocks are kept beyond the engine's memory."""
+"""Options of the prefix store, which keeps KV blocks outside the engine's memory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 _CODECS = ("plain", "int8", "fp8")
 _SECRET_BYTES = 32
-_SHORTEST_SECRET = 16
+_MIN_SECRET_BYTES = 16
 _DISK_BYTES = 4 * 2**30
-_PLACES = ("memory", "disk", "mooncake")
+_TIERS = ("memory", "disk", "mooncake")
 _OPTIONS = {
     "memory_bytes": "--prefix-memory",
     "memory_codec": "--prefix-memory-codec",
@@ -31,14 +31,14 @@ _OPTIONS = {
     "name": "--prefix-name",
     "address": "--prefix-address",
 }
-"""Where the fields of the configuration come from."""
+"""The option that each field of `StoreConfig` comes from."""
 
 
 def add_prefix_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options to a parser."""
     options = parser.add_argument_group(
         "prefix store",
-        "Keeps keys and values of prompts, so that who begins like one before need not compute it again.",
+        "Stores keys and values of prompts, so that a prompt with the same beginning is not computed again.",
     )
     options.add_argument(
         "--prefix-memory", type=memory_size, metavar="SIZE", help="host memory for them, such as 2GiB (default: none)"
@@ -47,58 +47,58 @@ def add_prefix_arguments(parser: argparse.ArgumentParser) -> None:
         "--prefix-disk",
         type=Path,
         metavar="DIR",
-        help="folder for them, which the engines of a host share and which outlives them (default: none)",
+        help="directory for them, shared by the engines of a host and kept after their end (default: none)",
     )
     options.add_argument(
         "--prefix-disk-size",
         type=memory_size,
         metavar="SIZE",
-        help="what the folder may hold (default: 4GiB)",
+        help="limit of the directory's size (default: 4GiB)",
     )
     options.add_argument(
         "--prefix-mooncake",
         type=Path,
         metavar="FILE",
-        help="Mooncake's configuration file, in JSON, for what a Mooncake store is to keep of them; needs the package: "
+        help="configuration file, in JSON, of a Mooncake store for them; needs the package: "
         "pip install 'keepgate[mooncake]' (default: none)",
     )
-    for place in _PLACES:
+    for tier in _TIERS:
         options.add_argument(
-            f"--prefix-{place}-codec",
+            f"--prefix-{tier}-codec",
             choices=_CODECS,
-            help="how they are written there: as they are, or in half the room with a loss that docs/benchmarks/ "
-            "states (default: plain)",
+            help="how they are stored there: plain, or in half the space with a loss (see docs/benchmarks/) "
+            "(default: plain)",
         )
     options.add_argument(
         "--prefix-index",
         metavar="URL",
         default=os.environ.get("KEEPGATE_PREFIX_INDEX", ""),
-        help="Redis through which engines find each other's, such as redis://host:6379 (default: "
-        "$KEEPGATE_PREFIX_INDEX, where nobody sees its password, or none)",
+        help="Redis in which engines find each other's blocks, such as redis://host:6379 (default: "
+        "$KEEPGATE_PREFIX_INDEX, which hides its password from process lists, or none)",
     )
     options.add_argument(
         "--prefix-secret-file",
         type=Path,
         metavar="FILE",
-        help="a secret that all engines have which share them; made if it is not there. Without one, those of tenants "
-        "are of no use to other engines or after a restart (default: $KEEPGATE_PREFIX_SECRET, or none)",
+        help="secret of all engines that share them; written if the file is absent. Without one, other engines cannot "
+        "use the blocks of tenants, nor can this one after a restart (default: $KEEPGATE_PREFIX_SECRET, or none)",
     )
     options.add_argument(
-        "--prefix-name", metavar="NAME", default="", help="of this engine, in the index (default: host:port)"
+        "--prefix-name", metavar="NAME", default="", help="name of this engine in the index (default: host:port)"
     )
     options.add_argument(
         "--prefix-address",
         metavar="URL",
         default="",
-        help="where other engines reach this one (default: the address it listens on, unless only this host reaches it "
-        "and the index is on another)",
+        help="where other engines reach this one (default: the address it listens on, unless that is a loopback "
+        "address and the index is on another host)",
     )
     options.add_argument(
         "--prefix-audit",
         type=non_negative,
         metavar="N",
         default=1000,
-        help="compute one in N restored prompts again and compare; 0: none (default: %(default)s)",
+        help="compute one in N restored prompts again and compare; 0: never (default: %(default)s)",
     )
     options.add_argument(
         "--public-prefix",
@@ -106,40 +106,40 @@ def add_prefix_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="FILE",
         default=[],
-        help="a prompt's beginning that all tenants share: text, or JSON with messages and tools; may be repeated",
+        help="beginning of prompts that all tenants share: text, or JSON with messages and tools; may be repeated",
     )
 
 
 def read_prefix_arguments(arguments: argparse.Namespace) -> StoreConfig | None:
-    """The configuration that the options are; None: nothing is kept.
+    """The configuration of the prefix store; None: there is none.
 
     Raises:
-        ValueError: they do not go together, or the secret or the folder cannot be had.
+        ValueError: options contradict each other, or the secret or the directory cannot be used.
     """
     from prefix_store.codecs.registry import codec_named
     from prefix_store.store.config import StoreConfig
     from prefix_store.tiers.disk.folder import Folder
     from prefix_store.tiers.mooncake.settings import read_settings
 
-    for place in _PLACES:
+    for tier in _TIERS:
         for what in ("size", "codec"):
-            if getattr(arguments, f"prefix_{place}_{what}", None) and not getattr(arguments, f"prefix_{place}"):
-                raise ValueError(f"--prefix-{place}-{what}: nothing is kept there, expected it with --prefix-{place}")
-    if not (any(getattr(arguments, f"prefix_{place}") for place in _PLACES) or arguments.prefix_index):
+            if getattr(arguments, f"prefix_{tier}_{what}", None) and not getattr(arguments, f"prefix_{tier}"):
+                raise ValueError(f"--prefix-{tier}-{what}: there is no such tier; expected it with --prefix-{tier}")
+    if not (any(getattr(arguments, f"prefix_{tier}") for tier in _TIERS) or arguments.prefix_index):
         for what in ("secret_file", "name", "address"):
             if getattr(arguments, f"prefix_{what}"):
                 raise ValueError(
-                    f"--prefix-{what.replace('_', '-')}: nothing is kept, expected it with --prefix-memory, "
+                    f"--prefix-{what.replace('_', '-')}: there is no prefix store; expected it with --prefix-memory, "
                     "--prefix-disk, --prefix-mooncake or --prefix-index"
                 )
         return None
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if (arguments.prefix_memory or 0) > there:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if (arguments.prefix_memory or 0) > total:
         raise ValueError(
-            f"--prefix-memory: {arguments.prefix_memory:,} bytes are more than the {there:,} that this machine has"
+            f"--prefix-memory: {arguments.prefix_memory:,} bytes are more than the {total:,} that this machine has"
         )
     if arguments.prefix_disk:
-        # Found out before a model is loaded for minutes.
+        # Checked here, because loading a model takes minutes.
         try:
             Folder.open(arguments.prefix_disk)
         except OSError as error:
@@ -165,17 +165,17 @@ def read_prefix_arguments(arguments: argparse.Namespace) -> StoreConfig | None:
             audit_every=arguments.prefix_audit,
         )
     except ValueError as error:
-        raise ValueError(by_option(str(error))) from error
+        raise ValueError(name_option(str(error))) from error
 
 
-def by_option(message: str) -> str:
-    """What is said of a field of the configuration, said of the option that it comes from."""
+def name_option(message: str) -> str:
+    """Replaces the field of `StoreConfig` that begins a message by its option."""
     field = message.replace(":", " ").split(maxsplit=1)[0]
     return f"{_OPTIONS[field]}{message.removeprefix(field)}" if field in _OPTIONS else message
 
 
 def _secret(path: Path | None) -> str:
-    """The secret of the fleet; empty where there is none."""
+    """The secret that the engines share; empty: none."""
     if path is None:
         given, where = os.environ.get("KEEPGATE_PREFIX_SECRET", ""), "KEEPGATE_PREFIX_SECRET"
         if not given:
@@ -188,18 +188,18 @@ def _secret(path: Path | None) -> str:
         except OSError as error:
             raise ValueError(f"{where}: it cannot be read or made ({error.strerror})") from error
         except UnicodeDecodeError as error:
-            raise ValueError(f"{where}: this is no text") from error
-    if len(given.encode()) < _SHORTEST_SECRET:
-        raise ValueError(f"{where}: the secret has {len(given.encode())} bytes, expected {_SHORTEST_SECRET} or more")
+            raise ValueError(f"{where}: expected UTF-8 text") from error
+    if len(given.encode()) < _MIN_SECRET_BYTES:
+        raise ValueError(f"{where}: the secret has {len(given.encode())} bytes, expected {_MIN_SECRET_BYTES} or more")
     return given
 
 
 def _make_secret(path: Path) -> None:
-    """Writes a new secret for the owner's eyes, unless there is one; of processes that begin together one does."""
+    """Writes a new secret for the owner only, unless there is one; safe when several processes start at once."""
     if path.exists():
         return
     if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}")
+        raise FileNotFoundError(errno.ENOENT, f"there is no directory {path.parent}")
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_urlsafe(_SECRET_BYTES) + "\n")

@@ -1,20 +1,23 @@
-"""The command ``keepgate quantize``. Light at import: torch is loaded only when it runs."""
+"""``keepgate quantize``: writes a model in fewer bits. torch is imported once the arguments are checked."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backend.commands.argument_types import non_negative, positive, threads
-from backend.commands.serve import Parser, end_with_the_reader, outlive_readers
-from backend.errors import OUT_OF_MEMORY, ModelError, is_out_of_memory
+from backend.commands.argument_types import integer_between, number_between, positive, threads
+from backend.commands.command_line import (
+    Parser,
+    exit_on_broken_pipe,
+    ignore_broken_pipe,
+    progress_printer,
+    run_command,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +26,8 @@ if TYPE_CHECKING:
     from backend.quantized_weights.quantized_linear import Scheme
 
 _DESCRIPTION = """\
-Make a directory with the model in fewer bits, which `keepgate backend --model DIR`, vLLM and transformers load.
-Killed and run again with the same options, it goes on from the last finished layer (kept in DIR.partial)."""
+Write a directory with the model in fewer bits, for `keepgate backend --model DIR`, vLLM and transformers.
+If it is stopped, the same command goes on from the last finished layer (stored in DIR.partial)."""
 
 _EXAMPLES = """\
 examples:
@@ -33,56 +36,39 @@ examples:
   keepgate quantize ./Qwen3-1.7B --scheme fp8 --out qwen-fp8"""
 
 _SCHEMES = ("int", "fp8", "fp8-tensor", "nf4", "nf4-single")
-_NEED_TEXT = ("gptq", "awq", "mixed")
-_ORDERED = ("gptq", "mixed")
-"""Methods that round one input after the other."""
+_CALIBRATED = ("gptq", "awq", "mixed")
+_SEQUENTIAL = ("gptq", "mixed")
+"""Methods that round the inputs one after the other."""
 _TEXT_DEFAULTS = {"windows": 128, "window_tokens": 512, "seed": 0}
-"""Of options that say how a calibration text is read; None where they are not given, so that this can be told."""
-_MOST_SEED = 2**64 - 1
+"""Defaults of options for the calibration text; None for the parser, so that they are refused without a text."""
+_MAX_SEED = 2**64 - 1
 
 
 def run(words: Sequence[str]) -> int:
-    """The command; returns the exit status: 0, or 1 if there is no new directory, and one line says why."""
-    try:
-        return _run(words)
-    except KeyboardInterrupt:
-        print("keepgate quantize: stopped; the same command goes on from the last finished layer", file=sys.stderr)
-        return 130
+    """The command; returns the exit status: 1 if no directory was made, 2 if an argument is wrong."""
+    interrupted = "stopped; the same command goes on from the last finished layer"
+    return run_command("keepgate quantize", lambda: _quantize(words), interrupted)
 
 
-def _run(words: Sequence[str]) -> int:
-    end_with_the_reader()
+def _quantize(words: Sequence[str]) -> None:
+    exit_on_broken_pipe()
     parser = _parser()
     arguments = parser.parse_args(words)
     _check(parser, arguments)
-    outlive_readers()
-    started = time.monotonic()
-
-    def progress(sentence: str) -> None:
-        print(f"[quantize {time.monotonic() - started:6.1f} s] {sentence}", file=sys.stderr, flush=True)
-
+    ignore_broken_pipe()
+    progress = progress_printer("quantize")
     import torch
 
     torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
     from backend.model_loader.source import resolve_model
     from backend.quantization.methods.quantize import Quantization, check_new
 
-    try:
-        check_new(arguments.out)
-        source = resolve_model(arguments.model, progress, as_floats=True)
-        tokens = _windows(arguments, source.directory) if arguments.calibration else None
-        report = Quantization(source.directory, arguments.out, _recipe(arguments), tokens).run(progress)
-    except (ModelError, OSError) as error:
-        print(f"keepgate quantize: {error}", file=sys.stderr)
-        return 1
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        print(f"keepgate quantize: {OUT_OF_MEMORY}", file=sys.stderr)
-        return 1
-    end_with_the_reader()
+    check_new(arguments.out)
+    source = resolve_model(arguments.model, progress, as_floats=True)
+    tokens = _windows(arguments, source.directory) if arguments.calibration else None
+    report = Quantization(source.directory, arguments.out, _recipe(arguments), tokens).run(progress)
+    exit_on_broken_pipe()
     print(json.dumps(report.as_json(), indent=1) if arguments.json else report.as_table())
-    return 0
 
 
 def _parser() -> Parser:
@@ -98,84 +84,89 @@ def _parser() -> Parser:
         metavar="MODEL",
         help="a directory with config.json and safetensors, a .gguf file, a hub id, or 'default' (the bundled model)",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the directory to be made")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new directory for the result")
     parser.add_argument(
         "--method",
         choices=["rtn", "gptq", "awq", "mixed"],
         default="rtn",
-        help="rtn: round to nearest; gptq: make up for each column's error in the next; awq: scale by activations; "
-        "mixed: 4, 8 or 16 bits for each group of matrices by what it loses, rounded by gptq (default: %(default)s)",
+        help="rtn: round to nearest; gptq: compensate each column's error in the next ones; awq: scale by activations; "
+        "mixed: 4, 8 or 16 bits for each group of matrices by its loss, rounded by gptq (default: %(default)s)",
     )
     parser.add_argument(
         "--scheme",
         choices=_SCHEMES,
         default="int",
-        help="what codes stand for; all but int are only rounded to nearest (default: %(default)s)",
+        help="number format of the codes; all but int are rounded to nearest (default: %(default)s)",
     )
-    parser.add_argument("--bits", type=int, choices=[4, 8], help="of an integer (default: 4)")
+    parser.add_argument("--bits", type=int, choices=[4, 8], help="bits of an integer (default: 4)")
     parser.add_argument(
         "--group-size",
         type=_group_size,
         metavar="N",
-        help="inputs that share a scale, -1 for all of an output; where it does not divide a matrix's inputs, the next "
+        help="inputs that share a scale, -1 for all of an output; if it does not divide a matrix's inputs, the next "
         "smaller of 128, 64 and 32 that does (default: 128 with 4 bits, -1 with 8)",
     )
-    parser.add_argument("--asymmetric", action="store_true", help="keep the code of zero of each group too")
+    parser.add_argument("--asymmetric", action="store_true", help="store a zero point for each group")
     parser.add_argument(
         "--activation-bits",
         type=int,
         choices=[8, 16],
-        help="of what is multiplied with weights of 8 bits; 8: it is rounded too, a scale for each row (default: 16)",
+        help="bits of activations that are multiplied with 8-bit weights; 8: one scale for each row (default: 16)",
     )
     parser.add_argument(
         "--act-order",
         choices=["weight", "order", "none"],
-        help="of gptq and mixed: round inputs that see much first, in the groups that they are in anyway (weight), or "
-        "in groups made in that order, which is kept and needs a gather when the model is served (order); or not "
-        "(none). transformers loads what order makes with compressed-tensors up to 0.18 only (default: weight)",
+        help="for gptq and mixed: round inputs with large activations first, within their groups (weight) or in groups "
+        "made in that order, which is stored and needs a gather when the model is served (order); or in their own "
+        "order (none). transformers loads the result of order only with compressed-tensors up to 0.18 (default: weight)",
     )
     parser.add_argument(
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="a text like those the model will see, .txt or .txt.gz; gptq, awq and mixed need it",
+        help="text like that which the model will see, .txt or .txt.gz; required by gptq, awq and mixed",
     )
     parser.add_argument(
         "--windows",
         type=positive,
         metavar="N",
-        help=f"of calibration text (default: {_TEXT_DEFAULTS['windows']})",
+        help=f"number of windows of calibration text (default: {_TEXT_DEFAULTS['windows']})",
     )
     parser.add_argument(
         "--window-tokens",
         type=positive,
         metavar="N",
-        help=f"tokens of each (default: {_TEXT_DEFAULTS['window_tokens']})",
+        help=f"tokens of each window (default: {_TEXT_DEFAULTS['window_tokens']})",
     )
     parser.add_argument(
         "--seed",
-        type=_seed,
+        type=integer_between(0, _MAX_SEED),
         metavar="N",
-        help=f"of the windows' places in the text (default: {_TEXT_DEFAULTS['seed']})",
+        help=f"seed for the windows' places in the text (default: {_TEXT_DEFAULTS['seed']})",
     )
     parser.add_argument(
-        "--average-bits", type=_bits, metavar="BITS", help="of mixed: of a weight, scales included, at most"
+        "--average-bits",
+        type=number_between(4, 16),
+        metavar="BITS",
+        help="for mixed: limit of the bits per weight, including scales",
     )
     parser.add_argument(
         "--max-kl",
-        type=_nats,
+        type=number_between(1e-6, 100),
         metavar="NATS",
-        help="of mixed: what may be lost a token, as KL to the unquantised model, in place of --average-bits",
+        help="for mixed, in place of --average-bits: limit of the KL divergence per token from the unquantised model",
     )
-    parser.add_argument("--threads", type=threads, metavar="N", help="(default: the cores this process may use)")
+    parser.add_argument(
+        "--threads", type=threads, metavar="N", help="threads that compute (default: the cores this process may use)"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON in place of a table")
     return parser
 
 
 def _check(parser: Parser, arguments: argparse.Namespace) -> None:
-    """Options that do not go together end the process, as unknown ones do."""
+    """Exits for options that contradict each other, as for unknown ones."""
     method = arguments.method
-    if method in _NEED_TEXT and arguments.calibration is None:
+    if method in _CALIBRATED and arguments.calibration is None:
         parser.error(f"--method {method} needs a text: --calibration FILE")
     if arguments.scheme != "int":
         if method != "rtn":
@@ -192,13 +183,13 @@ def _check(parser: Parser, arguments: argparse.Namespace) -> None:
         parser.error("--method mixed chooses the bits; --bits is for other methods")
     if method != "mixed" and budgets:
         parser.error(f"--{budgets[0].replace('_', '-')} is for --method mixed")
-    if method not in _ORDERED and arguments.act_order is not None:
-        parser.error(f"--act-order is for --method {' and '.join(_ORDERED)}, and not for {method}")
+    if method not in _SEQUENTIAL and arguments.act_order is not None:
+        parser.error(f"--act-order is for --method {' and '.join(_SEQUENTIAL)}, and not for {method}")
     for option, default in _TEXT_DEFAULTS.items():
         if getattr(arguments, option) is None:
             setattr(arguments, option, default)
         elif arguments.calibration is None:
-            parser.error(f"--{option.replace('_', '-')} is of the calibration text: --calibration FILE")
+            parser.error(f"--{option.replace('_', '-')} is for a calibration text: --calibration FILE")
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
@@ -249,31 +240,6 @@ def _windows(arguments: argparse.Namespace, directory: Path) -> torch.Tensor:
 
 def _group_size(text: str) -> int:
     return -1 if text == "-1" else positive(text)
-
-
-def _seed(text: str) -> int:
-    seed = non_negative(text)
-    if seed > _MOST_SEED:
-        raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected 0 to {_MOST_SEED}")
-    return seed
-
-
-def _bits(text: str) -> float:
-    return _number(text, 4, 16)
-
-
-def _nats(text: str) -> float:
-    return _number(text, 1e-6, 100)
-
-
-def _number(text: str, least: float, most: float) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is out of range, expected {least:g} to {most:g}")
-    return number
 
 
 if __name__ == "__main__":

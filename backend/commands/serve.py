@@ -1,4 +1,4 @@
-"""Command line of the backend. Light at import: torch and aiohttp are loaded only when it runs."""
+"""``keepgate backend`` and ``python -m backend``: serves one model. torch and aiohttp are imported when it runs."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import argparse
 import json
 import logging
 import os
-import signal
 import sys
-import time
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import TYPE_CHECKING, get_args
 
 from backend.commands.argument_types import context, memory_size, milliseconds, port, positive, seconds, threads
-from backend.commands.prefix_options import add_prefix_arguments, by_option, read_prefix_arguments
-from backend.errors import OUT_OF_MEMORY, ModelError, PrefixStoreError, is_out_of_memory
+from backend.commands.command_line import (
+    Parser,
+    exit_on_broken_pipe,
+    ignore_broken_pipe,
+    progress_printer,
+    run_command,
+)
+from backend.commands.prefix_options import add_prefix_arguments, name_option, read_prefix_arguments
+from backend.errors import ModelError, PrefixStoreError
 from backend.quantized_weights.names import Quantization
 from backend.runners.fused.thread_count import limit_spinning
 
-
-class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong, and where the options are listed."""
-
-    def error(self, message: str) -> NoReturn:
-        """Ends the process with status 2."""
-        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
-        sys.exit(2)
+if TYPE_CHECKING:
+    from backend.engine.config import EngineConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-memory",
         type=memory_size,
         metavar="SIZE",
-        help="memory for keys and values, such as 4GiB; it bounds what runs at the same time (default: 512MiB on a "
-        "CPU, most of what the weights leave free on a CUDA device)",
+        help="memory for keys and values, such as 4GiB, which limits the sequences that run at the same time (default: "
+        "512MiB on a CPU, most of what the weights leave free on a CUDA device)",
     )
     parser.add_argument(
         "--max-batch",
@@ -64,23 +63,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=["auto", "cpu", "cuda"],
         default="auto",
-        help="what computes; auto is a CUDA device that can, else the CPU (default: %(default)s)",
+        help="where to compute; auto is a CUDA device if there is one, else the CPU (default: %(default)s)",
     )
     parser.add_argument(
         "--dtype",
         choices=["auto", "float32", "bfloat16", "float16"],
         default="auto",
-        help="what to compute in; auto is float16 weights where the fused step serves, else float32 "
+        help="precision; auto is float16 weights where the fused step supports the model, else float32 "
         "(default: %(default)s)",
     )
     parser.add_argument(
         "--quantization",
         choices=get_args(Quantization),
         default="none",
-        help="keep the weights in fewer bits, which makes decoding faster and answers a little different; "
-        "docs/benchmarks/ says by how much. int8, int4, fp8 and nf4 round to the nearest; gptq-int4, awq-int4 and "
-        "mixed are made once, which takes minutes, and kept; auto measures what is fastest here and loses next to "
-        "nothing (default: %(default)s)",
+        help="store the weights in fewer bits, which makes decoding faster and changes answers a little "
+        "(see docs/benchmarks/). int8, int4, fp8 and nf4 round to the nearest; gptq-int4, awq-int4 and "
+        "mixed are computed once, which takes minutes, and stored; auto measures what is fastest here and loses next "
+        "to nothing (default: %(default)s)",
     )
     parser.add_argument(
         "--kv-dtype",
@@ -99,28 +98,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step-tokens",
         type=positive,
         metavar="N",
-        help="tokens computed in one step at most; more is faster for long prompts and makes running answers wait "
-        "longer for each token (default: 128 on a CPU, 2048 on a CUDA device)",
+        help="limit of tokens computed in one step; more is faster for long prompts and slower for each token of "
+        "running answers (default: 128 on a CPU, 2048 on a CUDA device)",
     )
     parser.add_argument(
         "--max-waiting",
         type=positive,
         metavar="N",
         default=256,
-        help="answers that may wait beyond --max-batch before requests get 429 (default: %(default)s)",
+        help="answers that may wait beyond --max-batch; further requests get 429 (default: %(default)s)",
     )
     parser.add_argument(
         "--max-seconds",
         type=seconds,
         metavar="SECONDS",
-        help="what a request may take, waiting included, before it ends with 504 (default: no limit)",
+        help="limit of a request's time, including waiting; then it ends with 504 (default: no limit)",
     )
     parser.add_argument(
         "--batching",
         choices=["continuous", "dynamic", "static"],
         default="continuous",
-        help="when requests join: at any step, or in batches that begin when they are full or have waited "
-        "--max-wait-ms (dynamic) or when the last one has ended (static) (default: %(default)s)",
+        help="when requests join: at any step (continuous), in batches that start when full or after --max-wait-ms "
+        "(dynamic), or in batches that start when the previous one has ended (static) (default: %(default)s)",
     )
     parser.add_argument(
         "--max-wait-ms",
@@ -133,25 +132,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scheduling-policy",
         choices=["fcfs", "priority"],
         default="priority",
-        help="who goes first: whose request has the smaller 'priority', then who came first; or who came first and "
-        "nothing else (fcfs), where a request with a priority is refused (default: %(default)s)",
+        help="order of waiting requests: by the field 'priority' (smaller first), then by arrival; or by arrival alone "
+        "(fcfs), which refuses requests with a priority (default: %(default)s)",
     )
     parser.add_argument(
         "--prefix-sharing",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="whether a prompt that begins like another one is computed from where they part (default: it is)",
+        help="reuse the keys and values of prompts that begin alike (default: yes)",
     )
     add_prefix_arguments(parser)
     parser.add_argument(
         "--chat-template",
         type=Path,
         metavar="FILE",
-        help="a Jinja template of conversations, in the place of the model's own",
+        help="a Jinja chat template that replaces the model's own",
     )
-    parser.add_argument(
-        "--exit-with-parent", action="store_true", help="stop when the process that started this one is gone"
-    )
+    parser.add_argument("--exit-with-parent", action="store_true", help="stop when the parent process ends")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -161,25 +158,54 @@ def run(arguments: argparse.Namespace) -> int:
     ``{"event": "ready", "url": ..., "model": ...}``. Progress goes to stderr.
 
     Returns:
-        The exit status: 0 after a clean stop, 1 if the model or the address could not be had.
+        The exit status: 0 after a clean stop, 1 if the model or the address cannot be used.
     """
+    return run_command("keepgate backend", lambda: _serve(arguments))
+
+
+def main() -> int:
+    """Parses ``sys.argv`` and runs."""
+    exit_on_broken_pipe()
+    parser = Parser(prog="keepgate backend", description="The decode engine, served on its own.", allow_abbrev=False)
+    add_arguments(parser)
+    return run(parser.parse_args())
+
+
+def _serve(arguments: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    started = time.monotonic()
-
-    def progress(sentence: str) -> None:
-        print(f"[backend {time.monotonic() - started:5.1f} s] {sentence}", file=sys.stderr, flush=True)
-
-    outlive_readers()
+    progress = progress_printer("backend")
+    ignore_broken_pipe()
     limit_spinning()
     from backend.commands.server_process import serve
+
+    engine = _engine_config(arguments)
+
+    def announce(url: str, model: str) -> None:
+        print(json.dumps({"event": "ready", "url": url, "model": model}), flush=True)
+
+    try:
+        serve(
+            arguments.model,
+            engine,
+            chat_template=_chat_template(arguments.chat_template),
+            host=arguments.host,
+            port=arguments.port,
+            exit_with_parent=arguments.exit_with_parent,
+            progress=progress,
+            announce=announce,
+        )
+    except PrefixStoreError as error:
+        raise ModelError(name_option(str(error))) from error
+
+
+def _engine_config(arguments: argparse.Namespace) -> EngineConfig:
     from backend.engine.config import Batching, BatchingMode, EngineConfig
 
     try:
         prefix_store = read_prefix_arguments(arguments)
     except ValueError as error:
-        print(f"keepgate backend: {error}", file=sys.stderr)
-        return 1
-    engine = EngineConfig(
+        raise ModelError(str(error)) from error
+    return EngineConfig(
         kv_memory=arguments.kv_memory,
         max_batch=arguments.max_batch,
         max_context=arguments.max_context,
@@ -197,53 +223,6 @@ def run(arguments: argparse.Namespace) -> int:
         prefix_store=prefix_store,
         public_prefixes=tuple(arguments.public_prefix),
     )
-
-    def announce(url: str, model: str) -> None:
-        print(json.dumps({"event": "ready", "url": url, "model": model}), flush=True)
-
-    try:
-        serve(
-            arguments.model,
-            engine,
-            chat_template=_chat_template(arguments.chat_template),
-            host=arguments.host,
-            port=arguments.port,
-            exit_with_parent=arguments.exit_with_parent,
-            progress=progress,
-            announce=announce,
-        )
-    except PrefixStoreError as error:
-        print(f"keepgate backend: {by_option(str(error))}", file=sys.stderr)
-        return 1
-    except (ModelError, OSError) as error:
-        print(f"keepgate backend: {error}", file=sys.stderr)
-        return 1
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        print(f"keepgate backend: {OUT_OF_MEMORY}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:  # before the server had taken over the signal
-        return 130
-    return 0
-
-
-def main() -> int:
-    """Parses ``sys.argv`` and runs."""
-    end_with_the_reader()
-    parser = Parser(prog="keepgate backend", description="The decode engine, served on its own.", allow_abbrev=False)
-    add_arguments(parser)
-    return run(parser.parse_args())
-
-
-def end_with_the_reader() -> None:
-    """Lets the process end quietly when nobody reads its output any more (``| head -1``), as other commands do."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-
-
-def outlive_readers() -> None:
-    """Lets the process live on when a pipe or a socket is closed on it, which Python does from the start."""
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
 def _chat_template(file: Path | None) -> str | None:

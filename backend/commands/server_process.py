@@ -1,4 +1,4 @@
-"""The backend's process: load, warm up, listen, and stop in order."""
+"""The backend's process: loads the model, warms it up, serves it and stops in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from prefix_store.store.config import StoreConfig
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_SECONDS = 0.5
 _SHUTDOWN_SECONDS = 5.0
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
+_ALL_INTERFACES = ("0.0.0.0", "::")  # noqa: S104
 
 
 def serve(
@@ -40,20 +40,20 @@ def serve(
     progress: Progress,
     announce: Callable[[str, str], None],
 ) -> None:
-    """Serves one model until SIGTERM or SIGINT, or until the parent is gone.
+    """Serves one model until SIGTERM or SIGINT, or until the parent process ends.
 
     Args:
-        chat_template: Jinja source in the place of the model's own.
+        chat_template: Jinja source that replaces the model's own.
         announce: called once with URL and model name, when the model is warm and the port listens.
 
     Raises:
         ModelError: the model cannot be served.
-        OSError: the address cannot be had.
+        OSError: the address cannot be bound.
     """
     parent = os.getppid()
     if exit_with_parent:
         _die_with_parent()
-    # The address is claimed before the model is loaded, so that a taken port is known at once.
+    # The address is bound before the model is loaded, so that a port in use fails at once.
     with _bound_socket(host, port) as sock:
         source = dataclasses.replace(resolve_model(model_name, progress), chat_template=chat_template)
         model = load_model(source, engine, progress)
@@ -71,7 +71,7 @@ async def _serve(
     progress: Progress,
     announce: Callable[[str, str], None],
 ) -> None:
-    # Imported here, for torch comes with it and takes seconds: a mistyped model or a taken port is said before.
+    # Imported here because torch takes seconds to import: a wrong model or a port in use fails before.
     from backend.api.app import create_app
     from backend.api.http_server import listening
     from backend.api.server_state import STATE
@@ -91,40 +91,40 @@ async def _serve(
         if watcher is not None:
             watcher.cancel()
         progress("stopping")
-        # Running answers end with an error now; their handlers send it while the server waits for them.
+        # Running answers end with an error, which their handlers send while the server waits for them.
         await app[STATE].engine.stop()
 
 
 def _prefix_store(model: ServedModel, engine: EngineConfig, url: str, progress: Progress) -> StoreConfig | None:
-    """Where prefixes are kept, if they can be; under which name, and where other engines reach this one."""
+    """The configuration of the prefix store with the engine's name and address; None: this model cannot have one."""
     from backend.api.prefix_store import why_not
 
     config = engine.prefix_store
     if config is None:
         return None
     if not engine.shares_prefixes:
-        progress("keeping no prefixes: --no-prefix-sharing has every prompt computed whole")
+        progress("no prefix store: --no-prefix-sharing computes every prompt in full")
         return None
     if reason := why_not(model):
-        progress(f"keeping no prefixes beyond the engine's own memory: {reason}")
+        progress(f"no prefix store: {reason}")
         return None
     if config.index and not config.secret:
-        progress("--prefix-index without --prefix-secret-file: this engine neither asks other engines nor serves them")
+        progress("--prefix-index without --prefix-secret-file: this engine shares no blocks with other engines")
     name = f"{socket.gethostname()}:{url.rpartition(':')[2]}"
     return dataclasses.replace(config, name=config.name or name, address=config.address or _address(url, name, config))
 
 
 def _address(url: str, name: str, config: StoreConfig) -> str:
-    """Where other engines reach a server at this URL; empty: they cannot."""
+    """The URL at which other engines reach this server; empty: they cannot."""
     host = urllib.parse.urlsplit(url).hostname or ""
-    if host in _EVERYWHERE:
+    if host in _ALL_INTERFACES:
         return f"http://{name}"
-    # On another host this address would be somebody else's.
+    # On another host a loopback address would lead to that host itself.
     return "" if _is_loopback(host) and not _is_loopback(urllib.parse.urlsplit(config.index).hostname or "") else url
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a host is this one; without a name it is, by a socket in a file."""
+    """Whether a host is loopback; an empty one is a Unix socket."""
     try:
         return not host or host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -150,7 +150,7 @@ def _die_with_parent() -> None:
 
 
 async def _watch_parent(parent: int, stop: asyncio.Event) -> None:
-    """Covers what the kernel's signal does not: other systems, and a parent that died before it was asked for."""
+    """Covers what the kernel's signal does not: other systems, and a parent that died before the call."""
     while os.getppid() == parent:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _PARENT_CHECK_SECONDS)

@@ -1,4 +1,4 @@
-"""The report on a model and a text, for programs and for people."""
+"""The report of an evaluation, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backend.evaluation.evaluation import Evaluation
+from backend.evaluation.perplexity import Evaluation
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was evaluated, and what came of it."""
+    """A model, a text and the figures."""
 
     model: str
     text: str
     scheme: str
-    """As it was asked for."""
+    """Value of ``--quantization``."""
     runner: str
     reference: str | None
     reference_runner: str | None
@@ -24,14 +24,14 @@ class Report:
     stride: int
     evaluation: Evaluation
     schemes: Mapping[str, int]
-    """How many matrices are in each; empty: all are floats."""
+    """Number of matrices by scheme; empty: all are floats."""
     bits_per_weight: float
     weight_bytes: int
-    """Of the matrices of the layers and the head, as these are."""
+    """Bytes of the layers' matrices and the head."""
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The figures by name; those of a comparison are null where there was nothing to compare with."""
+    """The figures by name; those of a comparison are null without a reference."""
     evaluation, loss = report.evaluation, report.evaluation.loss
     return {
         "model": report.model,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from backend.evaluation.evaluation import Loss, perplexity
+from backend.evaluation.perplexity import Loss, perplexity
 from backend.evaluation.scores import Scores
 from backend.model_loader.source import ModelSource, resolve_model
 from backend.model_loader.weights import load_weights, read_config

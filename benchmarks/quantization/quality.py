@@ -13,7 +13,7 @@ import torch
 
 from backend.engine.config import EngineConfig
 from backend.engine.model_runner import ModelRunner
-from backend.evaluation.evaluation import Loss, perplexity
+from backend.evaluation.perplexity import Loss, perplexity
 from backend.evaluation.scores import Scores
 from backend.model import load_model
 from backend.model_loader.linears import linears
@@ -166,7 +166,7 @@ def _bits(packed: ModelWeights) -> float:
 def _rows(subject: _Subject, scored: Mapping[str, Scores], reference: Scores) -> Iterator[Row]:
     name, scores = subject.name, scored[subject.name]
     loss = Loss.of(scores, reference)
-    apart = scores.surprise.astype(np.float64) - reference.surprise
+    apart = scores.nll.astype(np.float64) - reference.nll
     beside: dict[str, float | str] = {
         "perplexity": perplexity(scores),
         "standard error of the rise in %": 100 * float(apart.std() / math.sqrt(len(apart))),

@@ -8,9 +8,8 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from backend.engine.model_runner import BLOCK_SIZE, ModelRunner
-from backend.evaluation.evaluation import perplexity
-from backend.evaluation.scores import Scores, score
-from backend.evaluation.windows import windows
+from backend.evaluation.perplexity import perplexity
+from backend.evaluation.scores import Scores, score, windows
 from backend.model_loader.linears import Weight, map_linears
 from backend.model_loader.source import ModelSource
 from backend.model_loader.weights import ModelWeights, dense

@@ -17,7 +17,7 @@ def test_an_environment_without_the_package_is_told_what_to_name() -> None:
 
 def test_what_is_lost_is_divided_by_what_the_other_loses() -> None:
     """Half the rise in perplexity and half the divergence is a ratio of about a half, within the target."""
-    reference = scores(surprise=1.0, kl=0.0)
+    reference = scores(nll=1.0, kl=0.0)
 
     rise, kl = rows_of("gptq", "it 1.0", (scores(1.001, 0.01), scores(1.002, 0.02)), reference)
 
@@ -28,8 +28,6 @@ def test_what_is_lost_is_divided_by_what_the_other_loses() -> None:
     assert kl.rounds[0] == pytest.approx(0.5)
 
 
-def scores(surprise: float, kl: float) -> Scores:
+def scores(nll: float, kl: float) -> Scores:
     """Of 8 tokens, all alike."""
-    return Scores(
-        surprise=np.full(8, surprise, np.float32), divergence=np.full(8, kl, np.float32), agrees=np.full(8, True)
-    )
+    return Scores(nll=np.full(8, nll, np.float32), kl=np.full(8, kl, np.float32), agrees=np.full(8, True))

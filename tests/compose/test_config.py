@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from backend.commands.serve import Parser, add_arguments
+from backend.commands.command_line import Parser
+from backend.commands.serve import add_arguments
 
 BACKENDS = ("backend", "backend-gpu")
 EVERYWHERE = "0.0.0.0"  # noqa: S104  # within a container

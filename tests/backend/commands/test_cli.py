@@ -81,7 +81,7 @@ async def test_it_ends_with_its_parent() -> None:
     ("arguments", "message"),
     [
         (("--model", "/nowhere"), "a directory with config.json and safetensors"),
-        (("--kv-memory", "much"), "expected such as 512MiB"),
+        (("--kv-memory", "much"), "expected for example 512MiB"),
         (("--max-context", "1"), "'1' is out of range, expected 2 or more"),
         (("--threads", "100000"), "'100000' is out of range, expected 1 to"),
         (("--kv-memory", "0.0000001KB"), "'0.0000001KB' is out of range, expected 1 byte to"),

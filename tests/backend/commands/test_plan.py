@@ -169,7 +169,7 @@ def test_the_weights_are_what_the_runner_keeps(
     monkeypatch.setattr(Arena, "copy", counted)
     FusedRunner(built_library(), config, fused_schemes.kept(weights, precision), 4, 64, 1)
     plan = make_plan("m", config, 2**30)
-    twice = plan.head_twice if precision == "float16" else 0
+    twice = plan.tied_head_bytes if precision == "float16" else 0
     assert twice is not None
     assert plan.weight_bytes[planned] + twice == pytest.approx(kept, rel=0.02)
 

@@ -44,12 +44,15 @@ def test_the_folder_is_made_with_all_above_it_and_so_is_the_secret(tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--prefix-secret-file", "{here}/none/secret"), "nothing is kept, expected it with --prefix-memory"),
-        (("--prefix-name", "a"), "--prefix-name: nothing is kept, expected it with --prefix-memory, --prefix-disk, "),
-        (("--prefix-mooncake-codec", "fp8"), "--prefix-mooncake-codec: nothing is kept there, expected it with"),
+        (("--prefix-secret-file", "{here}/none/secret"), "there is no prefix store; expected it with --prefix-memory"),
+        (
+            ("--prefix-name", "a"),
+            "--prefix-name: there is no prefix store; expected it with --prefix-memory, ",
+        ),
+        (("--prefix-mooncake-codec", "fp8"), "--prefix-mooncake-codec: there is no such tier; expected it with"),
         (("--prefix-mooncake", "/no/such.json"), "--prefix-mooncake: /no/such.json: No such file or directory"),
-        (("--prefix-address", "http://a:1"), "--prefix-address: nothing is kept"),
-        (("--prefix-disk-size", "1GiB"), "--prefix-disk-size: nothing is kept there, expected it with --prefix-disk"),
+        (("--prefix-address", "http://a:1"), "--prefix-address: there is no prefix store"),
+        (("--prefix-disk-size", "1GiB"), "--prefix-disk-size: there is no such tier; expected it with --prefix-disk"),
         (
             ("--prefix-memory", "1MiB", "--prefix-secret-file", "{here}/none/secret"),
             "--prefix-secret-file {here}/none/secret: it cannot be read or made (there is no folder {here}/none)",

@@ -15,8 +15,8 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from backend.engine.config import EngineConfig
 from backend.errors import ModelError
-from backend.evaluation.evaluation import Evaluation, Loss
-from backend.evaluation.model_evaluation import Question, evaluate_model
+from backend.evaluation.evaluate import EvaluationConfig, evaluate_model
+from backend.evaluation.perplexity import Evaluation, Loss
 from backend.evaluation.report import Report, as_json, as_text
 from tests.backend.conftest import built_library, quiet
 from tests.backend.random_models import KINDS, VOCABULARY, of_vectors, save
@@ -40,13 +40,13 @@ def made(directory: Path, words: list[str]) -> Path:
     return directory
 
 
-def asked(model: Path, text: str = TEXT, **others: object) -> Question:
+def asked(model: Path, text: str = TEXT, **others: object) -> EvaluationConfig:
     engine = EngineConfig(threads=1)
     values = {"text_name": "text.txt", "reference": None, "engine": engine, "window": 64, "stride": 32, "limit": None}
-    return Question(str(model), text=text, **{**values, **others})  # type: ignore[arg-type] # of whatever types they are
+    return EvaluationConfig(str(model), text=text, **{**values, **others})  # type: ignore[arg-type] # of whatever types they are
 
 
-def evaluated(question: Question) -> Report:
+def evaluated(question: EvaluationConfig) -> Report:
     return evaluate_model(question, quiet, lambda done, of, surprise: None)
 
 

@@ -18,9 +18,8 @@ from torch.nn import functional
 
 from backend.engine.model_runner import ModelRunner, StepInput, StepOutput
 from backend.errors import ModelError
-from backend.evaluation.evaluation import evaluate
-from backend.evaluation.scores import divergence, score
-from backend.evaluation.windows import Window
+from backend.evaluation.perplexity import evaluate
+from backend.evaluation.scores import Window, kl_divergence, score
 from backend.model_loader.source import ModelSource
 from backend.model_loader.weights import ModelWeights, dense, load_weights, read_config
 from backend.models.config import ModelConfig
@@ -118,15 +117,15 @@ def test_figures_of_two_models_are_those_of_their_whole_distributions() -> None:
 def test_divergence_is_never_below_zero(logits: list[tuple[float, float]]) -> None:
     """And zero of a distribution from itself; the rest is float32."""
     expected, got = torch.tensor(logits, dtype=torch.float32).T.contiguous().log_softmax(-1)
-    assert float(divergence(expected, got)) >= -1e-5
-    assert float(divergence(expected, expected)) == 0
+    assert float(kl_divergence(expected, got)) >= -1e-5
+    assert float(kl_divergence(expected, expected)) == 0
 
 
 def test_divergence_of_two_coins() -> None:
     """By hand: KL(1/2, 1/2 || 1/4, 3/4) = ln 2 - ln 3 / 2, and not the same the other way round."""
     fair, loaded = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log()
-    assert float(divergence(fair, loaded)) == pytest.approx(math.log(2) - math.log(3) / 2)
-    assert float(divergence(loaded, fair)) == pytest.approx(0.75 * math.log(3) - math.log(2))
+    assert float(kl_divergence(fair, loaded)) == pytest.approx(math.log(2) - math.log(3) / 2)
+    assert float(kl_divergence(loaded, fair)) == pytest.approx(0.75 * math.log(3) - math.log(2))
 
 
 def test_no_more_logits_at_a_time_than_a_step_has() -> None:
@@ -135,7 +134,7 @@ def test_no_more_logits_at_a_time_than_a_step_has() -> None:
     scores = score(TOKENS, Window(20, 53, 90), runner, [])
     assert [len(step.token_ids) for step in runner.steps] == [10] * 6 + [9]
     assert [len(step.logits_rows) for step in runner.steps] == [0, 0, 0, 8, 10, 10, 9]
-    assert len(scores[0].surprise) == 90 - 53
+    assert len(scores[0].nll) == 90 - 53
 
 
 def test_a_runner_whose_logits_are_no_numbers_is_named() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.evaluation.windows import Window, windows
+from backend.evaluation.scores import Window, windows
 
 
 @st.composite

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.commands.serve import Parser, add_arguments
+from backend.commands.command_line import Parser
+from backend.commands.serve import add_arguments
 from gateway.settings.settings import BackendSettings, Settings, SettingsError, Size
 from gateway.settings.sources import load
 

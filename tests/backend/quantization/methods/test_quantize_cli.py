@@ -44,7 +44,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outlives_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that is run in this process is not to let it end with whoever reads its output."""
     for module in (quantize_command, eval_command):
-        monkeypatch.setattr(module, "end_with_the_reader", lambda: None)
+        monkeypatch.setattr(module, "exit_on_broken_pipe", lambda: None)
 
 
 def command(*words: str) -> list[str]:
@@ -129,9 +129,9 @@ def test_the_table_says_what_was_lost(
             ["--method", "awq", "--calibration", "x", "--act-order", "none"],
             "for --method gptq and mixed, and not for a",
         ),
-        (["--method", "rtn", "--seed", "5"], "--seed is of the calibration text: --calibration FILE"),
-        (["--windows", "3"], "--windows is of the calibration text: --calibration FILE"),
-        (["--window-tokens", "3"], "--window-tokens is of the calibration text: --calibration FILE"),
+        (["--method", "rtn", "--seed", "5"], "--seed is for a calibration text: --calibration FILE"),
+        (["--windows", "3"], "--windows is for a calibration text: --calibration FILE"),
+        (["--window-tokens", "3"], "--window-tokens is for a calibration text: --calibration FILE"),
         (["--act-order", "--method", "gptq", "--calibration", "x"], "--act-order: expected one argument"),
     ],
 )
@@ -184,7 +184,7 @@ def test_who_stops_it_at_the_start_sees_no_traceback(
         raise KeyboardInterrupt
 
     (tmp_path / "text.txt").write_text("some text")
-    monkeypatch.setattr(command, "outlive_readers", interrupt)
+    monkeypatch.setattr(command, "ignore_broken_pipe", interrupt)
     needed = "--out" if command is quantize_command else "--text"
     assert command.run(["default", needed, str(tmp_path / "text.txt")]) == 130
     assert len(capsys.readouterr().err.splitlines()) <= 1

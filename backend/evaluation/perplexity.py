@@ -1,4 +1,4 @@
-"""A text, scored: the figures that a report gives."""
+"""Perplexity of a text, and the loss against a reference runner."""
 
 from __future__ import annotations
 
@@ -12,48 +12,47 @@ import numpy.typing as npt
 
 from backend.engine.model_runner import ModelRunner
 from backend.errors import ModelError
-from backend.evaluation.scores import Scores, score
-from backend.evaluation.windows import windows
+from backend.evaluation.scores import Scores, score, windows
 
-Scored = Callable[[int, int, float], None]
-"""Told after each window: tokens scored, tokens in all, mean surprise so far."""
+OnWindow = Callable[[int, int, float], None]
+"""Called after each window with the tokens scored, all tokens, and the mean negative log-likelihood so far."""
 
-_MOST_SURPRISE = 700.0
-"""In nats: beyond it perplexity is no number any more."""
+_MAX_NLL = 700.0
+"""In nats; the perplexity of a larger mean overflows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """How far a model is from its reference, over the same tokens."""
+    """Difference between a model and its reference over the same tokens."""
 
     reference_perplexity: float
     kl_mean: float
     """Nats per token, from the reference's distribution to the model's."""
     kl_p99: float
-    """Of all tokens, one in a hundred is further off."""
+    """99th percentile over the tokens."""
     top1_agreement: float
     """Share of the tokens for which both have the same first choice."""
 
     @classmethod
     def of(cls, scores: Scores, reference: Scores) -> Loss:
-        """From the scores of a model and of its reference."""
+        """Computes the loss from the scores of a model and of its reference."""
         return cls(
             perplexity(reference),
-            float(scores.divergence.mean(dtype=np.float64)),
-            float(np.quantile(scores.divergence, 0.99)),
+            float(scores.kl.mean(dtype=np.float64)),
+            float(np.quantile(scores.kl, 0.99)),
             float(scores.agrees.mean()),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Of one model on one text."""
+    """Figures of one model on one text."""
 
     tokens: int
-    """That were scored: all of the text but the first."""
+    """Tokens scored: all of the text but the first."""
     perplexity: float
     loss: Loss | None
-    """None: there was nothing to compare with."""
+    """None: there is no reference."""
     seconds: float
 
 
@@ -63,27 +62,29 @@ def evaluate(
     reference: ModelRunner | None,
     window: int,
     stride: int,
-    scored: Scored = lambda done, of, surprise: None,
+    on_window: OnWindow = lambda done, total, mean_nll: None,
 ) -> Evaluation:
     """Scores a text in sliding windows (see `windows`).
 
     Args:
-        tokens: of the text, int32; at least two.
-        reference: what the runner is compared with, of the same vocabulary; None: nothing.
+        tokens: of the text, int32 [tokens]; at least two.
+        reference: runner to compare with, of the same vocabulary; None: no comparison.
 
     Raises:
-        ModelError: a runner's logits are not numbers, or so far from the text that no perplexity is.
+        ModelError: a runner's logits are not finite, or the perplexity overflows.
     """
     began = time.monotonic()
     parts: list[list[Scores]] = []
-    surprise, done = 0.0, 0
+    nll, done = 0.0, 0
     for each in windows(len(tokens), window, stride):
         parts.append(
-            score(tokens, each, runner if reference is None else reference, [] if reference is None else [runner])
+            score(
+                tokens, text_window, runner if reference is None else reference, [] if reference is None else [runner]
+            )
         )
-        surprise += float(parts[-1][-1].surprise.sum(dtype=np.float64))
+        nll += float(parts[-1][-1].nll.sum(dtype=np.float64))
         done += each.end - each.scored
-        scored(done, len(tokens) - 1, surprise / done)
+        on_window(done, len(tokens) - 1, nll / done)
     of_reference, of_runner = (Scores.joined([part[index] for part in parts]) for index in (0, -1))
     return Evaluation(
         done,
@@ -94,12 +95,12 @@ def evaluate(
 
 
 def perplexity(scores: Scores) -> float:
-    """Exponential of the mean surprise.
+    """Exponential of the mean negative log-likelihood.
 
     Raises:
-        ModelError: it is beyond all numbers.
+        ModelError: it overflows.
     """
-    mean = float(scores.surprise.mean(dtype=np.float64))
-    if mean > _MOST_SURPRISE:
-        raise ModelError(f"the text is beyond this model: {mean:.3g} nats per token give no perplexity")
+    mean = float(scores.nll.mean(dtype=np.float64))
+    if mean > _MAX_NLL:
+        raise ModelError(f"the perplexity overflows: {mean:.3g} nats per token; this model does not fit the text")
     return math.exp(mean)
