@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from backend.api.metrics import Metrics
-from backend.commands.serve import Parser, add_arguments
+from backend.commands.command_line import Parser
+from backend.commands.serve import add_arguments
 from backend.engine.stats import EngineStats
 from gateway import metrics
 from gateway.settings.settings import BackendSettings, Secret, Settings, Size

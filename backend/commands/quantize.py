@@ -118,7 +118,7 @@ def _parser() -> Parser:
         choices=["weight", "order", "none"],
         help="for gptq and mixed: round inputs with large activations first, within their groups (weight) or in groups "
         "made in that order, which is stored and needs a gather when the model is served (order); or in their own "
-        "order (none). transformers loads the result of order only with compressed-tensors up to 0.18 (default: weight)",
+        "order (none). transformers reads the result of order with compressed-tensors up to 0.18 (default: weight)",
     )
     parser.add_argument(
         "--calibration",

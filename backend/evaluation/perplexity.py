@@ -76,14 +76,14 @@ def evaluate(
     began = time.monotonic()
     parts: list[list[Scores]] = []
     nll, done = 0.0, 0
-    for each in windows(len(tokens), window, stride):
+    for text_window in windows(len(tokens), window, stride):
         parts.append(
             score(
                 tokens, text_window, runner if reference is None else reference, [] if reference is None else [runner]
             )
         )
         nll += float(parts[-1][-1].nll.sum(dtype=np.float64))
-        done += each.end - each.scored
+        done += text_window.end - text_window.scored
         on_window(done, len(tokens) - 1, nll / done)
     of_reference, of_runner = (Scores.joined([part[index] for part in parts]) for index in (0, -1))
     return Evaluation(

@@ -31,9 +31,8 @@ from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.consensus import guard_result
 from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.service.answers import Answers
-from cache.semantic.service.comparison import JudgeBudget
 from cache.semantic.service.labels import Labels
-from cache.semantic.service.learner import Learner
+from cache.semantic.service.learner import JudgeBudget, Learner
 from cache.semantic.service.metrics import ServiceMetrics
 from cache.semantic.service.neighbours import Neighbours
 from cache.semantic.service.queues import LookupPriority

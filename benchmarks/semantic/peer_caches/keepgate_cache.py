@@ -22,9 +22,8 @@ from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.messages import Answered, Ask, Found, NotFound
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.service.answers import Answers
-from cache.semantic.service.comparison import JudgeBudget
 from cache.semantic.service.labels import Labels
-from cache.semantic.service.learner import Learner
+from cache.semantic.service.learner import JudgeBudget, Learner
 from cache.semantic.service.metrics import ServiceMetrics
 from cache.semantic.service.neighbours import Neighbours
 from cache.semantic.service.queues import LookupPriority

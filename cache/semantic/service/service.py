@@ -45,10 +45,9 @@ from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.policy.vcache import VCachePolicy
 from cache.semantic.service.answers import Answers
-from cache.semantic.service.comparison import JudgeBudget
 from cache.semantic.service.config import Config
 from cache.semantic.service.labels import Labels
-from cache.semantic.service.learner import Learner
+from cache.semantic.service.learner import JudgeBudget, Learner
 from cache.semantic.service.log import RecordLog
 from cache.semantic.service.metrics import ServiceMetrics
 from cache.semantic.service.neighbours import Neighbours

@@ -55,7 +55,7 @@ def test_the_folder_is_made_with_all_above_it_and_so_is_the_secret(tmp_path: Pat
         (("--prefix-disk-size", "1GiB"), "--prefix-disk-size: there is no such tier; expected it with --prefix-disk"),
         (
             ("--prefix-memory", "1MiB", "--prefix-secret-file", "{here}/none/secret"),
-            "--prefix-secret-file {here}/none/secret: it cannot be read or made (there is no folder {here}/none)",
+            "--prefix-secret-file {here}/none/secret: it cannot be read or made (there is no directory {here}/none)",
         ),
         (
             ("--prefix-memory", "1MiB", "--prefix-secret-file", "{here}/short"),

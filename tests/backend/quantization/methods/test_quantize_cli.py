@@ -123,7 +123,7 @@ def test_the_table_says_what_was_lost(
         (["--scheme", "nf4", "--method", "gptq", "--calibration", "x"], "--method gptq is for integers"),
         (["--group-size", "0"], "'0' is out of range, expected 1 or more"),
         (["--seed", "9" * 23], f"'{'9' * 23}' is out of range, expected 0 to 18446744073709551615"),
-        (["--seed", "-1"], "'-1' is out of range, expected 0 or more"),
+        (["--seed", "-1"], "'-1' is out of range, expected 0 to 18446744073709551615"),
         (["--act-order", "order"], "--act-order is for --method gptq and mixed, and not for rtn"),
         (
             ["--method", "awq", "--calibration", "x", "--act-order", "none"],

@@ -27,9 +27,8 @@ from cache.semantic.service import answers as answers_module
 from cache.semantic.service import learner as learner_module
 from cache.semantic.service import neighbours as neighbours_module
 from cache.semantic.service.answers import Answers
-from cache.semantic.service.comparison import JudgeBudget
 from cache.semantic.service.labels import Labels
-from cache.semantic.service.learner import Learner
+from cache.semantic.service.learner import JudgeBudget, Learner
 from cache.semantic.service.metrics import ServiceMetrics
 from cache.semantic.service.neighbours import Neighbours, first_allowed, neighbourhood_of
 from cache.semantic.service.queries import Query
@@ -345,7 +344,7 @@ async def test_a_judge_who_costs_is_asked_for_a_share_and_for_each_audit(
     embedder: Embedder, server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the first it is one of ten fresh answers where the share is a tenth; the others teach nothing."""
-    monkeypatch.setattr("cache.semantic.service.comparison._FIRST", 1.0)
+    monkeypatch.setattr("cache.semantic.service.learner._FIRST", 1.0)
     async with open_llm_judge(server.url, "m") as judge, _working(embedder, judge, 0.1) as host:
         await host.hear("known", ASKED, ANSWER)
         await host.learner.idle()
