@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # Processes that run the tests; 0 runs them in one, for a debugger: make test WORKERS=0 ARGS='-k flight --pdb'
 WORKERS ?= logical
+# How long each of the soaks takes.
+SECONDS ?= 600
 # More arguments for the command: make serve ARGS='--upstream http://…', make test ARGS='-k flight -x'
 ARGS ?=
 
@@ -15,7 +17,7 @@ CLIENTS := tests/clients/node_modules/.package-lock.json
 WITH_PATH := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-compose test-gpu lint format docs docs-serve bench bench-compare bench-semantic bench-gpu lock clean
+.PHONY: help install serve test soak test-compose test-gpu lint format docs docs-serve bench bench-compare bench-semantic bench-gpu lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +38,10 @@ $(CLIENTS): tests/clients/package-lock.json | $(INSTALLED)
 	@echo "Installing the npm clients of the tests ..."
 	@$(WITH_PATH) && export PATH && cd tests/clients && npm ci --silent --no-audit --no-fund --ignore-scripts
 	@touch $@
+
+soak: $(INSTALLED) ## random requests, faults and kills, SECONDS each (600); make test runs a short version
+	@$(BIN)/python -m tests.backend.engine.soak $(SECONDS)
+	@$(BIN)/python -m tests.prefix_store.tiers.soak $(SECONDS)
 
 test-compose: $(INSTALLED) ## build compose.yaml and try it on a real Docker engine
 	@exec $(BIN)/python -m pytest -s -m compose tests/compose $(ARGS)
