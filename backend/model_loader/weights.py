@@ -15,7 +15,7 @@ from backend.models.json_file import read_json_object
 if TYPE_CHECKING:
     import torch
 
-    from backend.checkpoints.quantized.reader import CheckpointReader
+    from backend.checkpoints.quantized.registry import CheckpointReader
     from backend.quantized_weights.quantized_linear import QuantizedLinear
 
 
@@ -114,7 +114,7 @@ def load_weights(directory: Path, config: ModelConfig) -> ModelWeights:
         ModelError: no weights, a missing tensor, one of the wrong shape, one that such a model does not have, or
             weights quantised in a way that is not known; names the tensor.
     """
-    from backend.checkpoints.quantized.checkpoint_reader import checkpoint_reader, quantization_config
+    from backend.checkpoints.quantized.registry import checkpoint_reader, quantization_config
 
     store = TensorStore(directory)
     path = directory / "config.json"

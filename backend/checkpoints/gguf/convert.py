@@ -27,7 +27,7 @@ from backend.models.hf_config import read_hf_config
 if TYPE_CHECKING:
     import torch
 
-    from backend.checkpoints.quantized.quantized_modules import QuantizedModules
+    from backend.checkpoints.quantized.writer import QuantizedModules
 
 _NOT_LINEAR = ("token_embd", "ffn_gate_inp")
 """Matrices that are wanted as floats: the embedding, and what chooses experts."""
@@ -79,7 +79,7 @@ def _write_weights(
     packed: bool,
 ) -> dict[str, Any]:
     """Gives back what config.json is to say of them."""
-    from backend.checkpoints.quantized.quantized_modules import QuantizedModules
+    from backend.checkpoints.quantized.writer import QuantizedModules
     from backend.checkpoints.shards import Shards
 
     shards, kept = Shards(target, _SHARD_BYTES), QuantizedModules("float32")

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 
 from backend.checkpoints.module_tensors import ModuleTensors
-from backend.checkpoints.quantized.integer_weights import check_shape, int_linear
-from backend.checkpoints.quantized.pack_settings import packed_group_size
-from backend.checkpoints.quantized.words import unpack_words
+from backend.checkpoints.quantized.integer_weights import check_shape, int_linear, packed_group_size, unpack_words
 from backend.checkpoints.tensor_store import TensorStore
 from backend.models.json_fields import Fields
 from backend.quantized_weights.int_scheme import IntLinear, IntScheme

@@ -8,10 +8,15 @@ from typing import Any, Literal
 import torch
 
 from backend.checkpoints.module_tensors import ModuleTensors
-from backend.checkpoints.quantized.integer_weights import group_order, int_linear
-from backend.checkpoints.quantized.pack_settings import packed_bits, packed_group_size
-from backend.checkpoints.quantized.pattern import Pattern
-from backend.checkpoints.quantized.words import unpack_words, words_of
+from backend.checkpoints.quantized.integer_weights import (
+    group_order,
+    int_linear,
+    packed_bits,
+    packed_group_size,
+    unpack_words,
+    words_of,
+)
+from backend.checkpoints.quantized.targets import Pattern
 from backend.checkpoints.tensor_store import TensorStore
 from backend.models.json_fields import Fields
 from backend.quantized_weights.int_scheme import IntLinear, IntScheme

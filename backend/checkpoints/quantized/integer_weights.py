@@ -1,13 +1,17 @@
-"""Integer codes as checkpoints have them, made into the one layout that is multiplied with."""
+"""What the formats of integer codes share: words of 32 bits, group sizes, act-order, and the layout served."""
 
 from __future__ import annotations
 
+from typing import Literal, cast
+
 import torch
+from torch.nn import functional
 
 from backend.checkpoints.module_tensors import ModuleTensors
+from backend.models.json_fields import Fields
 from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.int_scheme import IntLinear, IntScheme, Zero
-from backend.quantized_weights.nibbles import pack_nibbles
+from backend.quantized_weights.nibbles import pack_nibbles, unpack_nibbles
 
 
 def int_linear(
@@ -86,3 +90,45 @@ def group_order(module: ModuleTensors, part: str, scheme: IntScheme) -> torch.Te
         raise module.error(part, f"gives group {group} {int(sizes[group])} inputs, expected {size}")
     order = torch.argsort(of_inputs, stable=True).to(torch.int32)
     return None if bool((order[1:] > order[:-1]).all()) else order
+
+
+def words_of(count: int, bits: int) -> int:
+    """Words that so many codes take."""
+    return -(-count * bits // 32)
+
+
+def pack_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """uint8 [..., n] to int32 [..., words], filled up with zeros.
+
+    Args:
+        bits: 4 or 8.
+    """
+    padded = functional.pad(codes, (0, -codes.shape[-1] % (32 // bits)))
+    return _rows(pack_nibbles(padded) if bits == 4 else padded).view(torch.int32)
+
+
+def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """The inverse of `pack_words`: the first ``count`` codes of each row, uint8 [..., count]."""
+    # The bytes of a word lie lowest first on every machine that this runs on.
+    packed = _rows(words).view(torch.uint8)
+    return (unpack_nibbles(packed) if bits == 4 else packed)[..., :count]
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """In memory row after row. What has one column counts as contiguous whatever its strides, so it is copied."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def packed_bits(fields: Fields, name: str) -> Literal[4, 8]:
+    """Bits of a code. Raises ModelError where they are neither 4 nor 8."""
+    if (bits := fields.count(name)) not in (4, 8):
+        raise fields.error(name, "4 or 8")
+    return cast(Literal[4, 8], bits)
+
+
+def packed_group_size(fields: Fields, name: str) -> int | None:
+    """Inputs that share a scale; None where all do, which is written as -1. Raises ModelError for other numbers."""
+    size = fields.values.get(name)
+    if isinstance(size, bool) or not isinstance(size, int) or (size != -1 and size < 1):
+        raise fields.error(name, "a positive integer, or -1")
+    return None if size == -1 else size

@@ -1,1 +1,7 @@
-"""What a model is calibrated on: windows of text, and what its linear layers see of them."""
+"""Calibration: windows of text, run through one decoder layer at a time, and statistics of what its matrices get.
+
+`stages.py` stops before each group of matrices; read it first. `decoder_layer.py` computes the layer in float32,
+`input_statistics.py` has Hessian and mean magnitude, `divergence.py` compares predictions, `text.py` cuts windows.
+
+Uses `backend.model_loader`, `backend.models` and `backend.text`; the layers above choose codes.
+"""

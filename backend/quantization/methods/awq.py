@@ -18,7 +18,7 @@ from backend.quantization.calibration.input_statistics import InputStatistics, o
 from backend.quantization.calibration.stages import Seen
 from backend.quantization.methods.fitting import fitting
 from backend.quantization.methods.ranges import by_hessian, searched_grid
-from backend.quantization.methods.rounded import Rounded, round_to_nearest
+from backend.quantization.methods.rounding import Rounded, round_to_nearest
 from backend.quantized_weights.float_scheme import FloatScheme
 from backend.quantized_weights.int_scheme import IntLinear, IntScheme
 from backend.quantized_weights.quantized_linear import Scheme

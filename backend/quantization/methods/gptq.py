@@ -19,7 +19,7 @@ from backend.quantization.calibration.input_statistics import InputStatistics
 from backend.quantization.methods.one_thread import one_thread
 from backend.quantization.methods.ranges import by_inputs, searched_grid
 from backend.quantization.methods.refinement import refined
-from backend.quantization.methods.rounded import Rounded, round_to_nearest
+from backend.quantization.methods.rounding import Rounded, round_to_nearest
 from backend.quantized_weights.grid import Codes, Grid
 from backend.quantized_weights.int_scheme import IntLinear, IntScheme
 from backend.quantized_weights.quantized_linear import Scheme

@@ -13,7 +13,7 @@ from backend.quantization.calibration.input_statistics import InputStatistics, r
 from backend.quantization.calibration.stages import Seen, stages
 from backend.quantization.methods.fitting import Schemes
 from backend.quantization.methods.report import LayerReport, MatrixReport
-from backend.quantization.methods.rounded import Rounded, Rounding
+from backend.quantization.methods.rounding import Rounded, Rounding
 from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.quantized_linear import QuantizedLinear
 

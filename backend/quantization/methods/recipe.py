@@ -11,7 +11,7 @@ from backend.quantization.methods.allocation import Choice, least_loss, least_si
 from backend.quantization.methods.awq import round_clipped
 from backend.quantization.methods.fitting import Schemes, fitting
 from backend.quantization.methods.gptq import ActOrder, Gptq
-from backend.quantization.methods.rounded import Rounding, round_to_nearest
+from backend.quantization.methods.rounding import Rounding, round_to_nearest
 from backend.quantization.methods.sensitivity import Sensitivity
 from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.float_scheme import FloatScheme

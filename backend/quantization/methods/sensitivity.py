@@ -13,7 +13,7 @@ from backend.quantization.calibration.divergence import Predictions
 from backend.quantization.calibration.input_statistics import InputStatistics, output_loss
 from backend.quantization.calibration.stages import stages
 from backend.quantization.methods.fitting import Schemes
-from backend.quantization.methods.rounded import Rounding
+from backend.quantization.methods.rounding import Rounding
 from backend.quantized_weights.quantized_linear import QuantizedLinear
 
 

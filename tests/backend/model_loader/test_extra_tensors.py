@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from backend.checkpoints.quantized.checkpoint_reader import checkpoint_reader, quantization_config
+from backend.checkpoints.quantized.registry import checkpoint_reader, quantization_config
 from backend.checkpoints.quantized.writer import write_checkpoint
 from backend.checkpoints.tensor_store import TensorStore
 from backend.errors import ModelError

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from backend.checkpoints.quantized.checkpoint_reader import checkpoint_reader, quantization_config
+from backend.checkpoints.quantized.registry import checkpoint_reader, quantization_config
 from backend.checkpoints.tensor_store import TensorStore
 from backend.models.json_file import read_json_object
 from backend.quantized_weights.quantized_linear import QuantizedLinear

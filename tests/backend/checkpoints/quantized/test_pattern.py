@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.checkpoints.quantized.pattern import Pattern
+from backend.checkpoints.quantized.targets import Pattern
 from backend.errors import ModelError
 from backend.models.json_fields import Fields
 

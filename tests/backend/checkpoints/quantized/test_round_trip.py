@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.checkpoints.quantized.words import pack_words, unpack_words, words_of
+from backend.checkpoints.quantized.integer_weights import pack_words, unpack_words, words_of
 from backend.checkpoints.quantized.writer import write_checkpoint
 from backend.checkpoints.tensor_store import TensorStore
 from backend.quantized_weights.errors import CannotQuantize

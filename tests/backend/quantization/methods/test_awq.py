@@ -14,7 +14,7 @@ from backend.model_loader.weights import load_weights, read_config
 from backend.quantization.calibration.decoder_layer import DecoderLayer, ExpertNames, O, V
 from backend.quantization.calibration.stages import Seen, stages
 from backend.quantization.methods.awq import Folding, round_clipped
-from backend.quantization.methods.rounded import Rounded
+from backend.quantization.methods.rounding import Rounded
 from backend.quantized_weights.int_scheme import IntScheme
 from tests.backend.quantization.methods.test_gptq import correlated, loss, random_weight, statistics
 from tests.backend.quantization.schemes import ZEROS

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from backend.quantization.calibration.input_statistics import InputStatistics, output_loss
 from backend.quantization.methods.gptq import ACT_ORDERS, ActOrder, Gptq, inverse_factor, rounded_codes
-from backend.quantization.methods.rounded import Rounded
+from backend.quantization.methods.rounding import Rounded
 from backend.quantized_weights.int_scheme import IntLinear, IntScheme
 from backend.quantized_weights.nf4_scheme import Nf4Scheme
 from tests.backend.quantization.schemes import ZEROS

@@ -1,18 +1,33 @@
-"""Finds out how a checkpoint's weights are quantised, and what reads them."""
+"""The registry of checkpoint formats: which reader belongs to a `quant_method`, and what a reader must do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from backend.checkpoints.quantized.awq import AwqReader
 from backend.checkpoints.quantized.bitsandbytes import BitsAndBytesReader
 from backend.checkpoints.quantized.compressed_tensors import CompressedTensorsReader
 from backend.checkpoints.quantized.fp8 import Fp8Reader
 from backend.checkpoints.quantized.gptq import GptqReader
-from backend.checkpoints.quantized.reader import CheckpointReader
 from backend.checkpoints.tensor_store import TensorStore
 from backend.models.json_fields import Fields
+from backend.quantized_weights.quantized_linear import QuantizedLinear
+
+
+class CheckpointReader(Protocol):
+    """Reads linear layers by their names. Immutable; it keeps the files open, and no weights."""
+
+    def linear(self, name: str, out_features: int, in_features: int) -> QuantizedLinear | None:
+        """A layer's weight; None where the checkpoint has it as plain floats, or has no such layer.
+
+        Args:
+            name: of the module, such as ``model.layers.0.self_attn.q_proj``.
+
+        Raises:
+            ModelError: a tensor is missing, of the wrong shape or dtype, or says what cannot be; names it and its file.
+        """
+
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any], TensorStore, str], CheckpointReader]] = {
     "gptq": GptqReader,
