@@ -11,7 +11,11 @@ import pytest
 
 NEEDS_GPU = "needs a GPU"
 """The only reason that CI accepts."""
-_REMEDIES = {NEEDS_GPU: "needs a GPU: run make test-gpu on a machine that has one"}
+_REMEDIES = {
+    NEEDS_GPU: "needs a GPU: run make test-gpu on a machine that has one",
+    "Mooncake cannot be loaded": "Mooncake needs libibverbs: apt-get install libibverbs1",
+}
+"""What a reason that begins like this is told as."""
 
 
 def in_ci() -> bool:
@@ -54,10 +58,14 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
+def _remedy(why: str) -> str:
+    return next((remedy for start, remedy in _REMEDIES.items() if why.startswith(start)), why)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say in one line which tests did not run, and what each group of them needs."""
     reports = terminalreporter.getreports("skipped") + terminalreporter.getreports("xfailed")
-    counts = Counter(_REMEDIES.get(why, why) for why in map(reason, reports))
+    counts = Counter(_remedy(why) for why in map(reason, reports))
     if counts:
         groups = "; ".join(f"{count} ({why})" for why, count in counts.most_common())
         terminalreporter.write_line(f"Not run: {groups}")

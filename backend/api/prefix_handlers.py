@@ -115,8 +115,8 @@ def _description(state: ServerState, opened: OpenStore) -> dict[str, Any]:
             "tokens_saved": restored[name],
             **_counts(tier.counts),
         }
-    if store.fleet is not None:
-        tiers[PEERS] = {"tokens_saved": restored[PEERS], **_counts(store.fleet.counts)}
+    if store.peers is not None:
+        tiers[PEERS] = {"tokens_saved": restored[PEERS], **_counts(store.peers.counts)}
     index = opened.index
     return {
         "namespace": opened.namespace.hex(),

@@ -52,8 +52,8 @@ class PrefixCollector(Collector):
 
 def _of_places(store: PrefixStore) -> Iterator[Metric]:
     counts = {name: tier.counts for name, tier in store.tiers.items()}
-    if store.fleet is not None:
-        counts[PEERS] = store.fleet.counts
+    if store.peers is not None:
+        counts[PEERS] = store.peers.counts
     for name, help_text in _COUNTS.items():
         yield _counter(name, help_text, {place: getattr(of, name) for place, of in counts.items()})
     for name, help_text in _SUMS.items():

@@ -141,8 +141,8 @@ class Engine:
     def say(self) -> None:
         """One line."""
         counts = [tier.counts for tier in self._store.tiers.values()]
-        if self._store.fleet is not None:
-            counts.append(self._store.fleet.counts)
+        if self._store.peers is not None:
+            counts.append(self._store.peers.counts)
         self.said.bad_frames = sum(count.bad_frames.total() for count in counts)
         self.said.restored = dict(self._store.figures.restored)
         sys.stdout.buffer.write(msgspec.json.encode(self.said) + b"\n")

@@ -205,7 +205,7 @@ class RedisIndex:
             return
 
     def _complain(self, reason: str) -> None:
-        """Say once what Redis has against us, where it answers; that it does not, the link has said."""
+        """Log once why Redis refuses a call; the connection logs when it does not answer."""
         if self.connection.is_available and reason != self._complaint:
             log.warning("the prefix index cannot be used: %s", reason)
             self._complaint = reason

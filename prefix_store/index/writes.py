@@ -136,21 +136,21 @@ class WriteQueue:
         if epoch is None:
             _answer(write, frozenset())
             return
-        speaker, keys = packed_epoch(epoch), joined(write.keys)
+        epoch_bytes, keys = packed_epoch(epoch), joined(write.keys)
         match write.kind:
             case "publish":
                 kind = packed_kind(write.tier, write.codec)
                 known = await self._connection.ask(
-                    "publish", speaker, kind, self._claim_seconds, keys, deadline=_DEADLINE
+                    "publish", epoch_bytes, kind, self._claim_seconds, keys, deadline=_DEADLINE
                 )
                 if not known:
                     write.unknown(epoch)
             case "touch":
-                await self._connection.ask("touch", speaker, self._claim_seconds, keys, deadline=_DEADLINE)
+                await self._connection.ask("touch", epoch_bytes, self._claim_seconds, keys, deadline=_DEADLINE)
             case "withdraw":
                 forced = write.forced
                 numbers: Sequence[int] = await self._connection.ask(
-                    "withdraw", speaker, b"1" if forced else b"0", keys, deadline=_DEADLINE
+                    "withdraw", epoch_bytes, b"1" if forced else b"0", keys, deadline=_DEADLINE
                 )
                 kept = frozenset(write.keys[number] for number in numbers)
                 if kept and write.forced:  # who waited gave up meanwhile, and the bytes are gone

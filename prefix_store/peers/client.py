@@ -49,7 +49,7 @@ class PeerClient:
     fails, dawdles, lies or has restarted is left alone for a while (see `PeerHealth`).
 
     Args:
-        secret: shared by the engines of a fleet.
+        secret: shared by all engines.
 
     Raises:
         ValueError: the secret is empty.
@@ -86,7 +86,7 @@ class PeerClient:
         Args:
             frame_format: in which the peer has them; the index knows its codec.
             within: seconds, where there are fewer than `PeerDeadlines.whole`.
-            halt: see `Tier.read`. Who sets it says nothing about the peer.
+            cancel: see `Tier.read`. A cancellation does not count against the peer.
 
         Returns:
             How many were restored; the segments of the others are as they were. 0 at once for a peer that is left

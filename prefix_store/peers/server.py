@@ -41,7 +41,7 @@ class BlockServer:
 
     Args:
         sources: asked in this order.
-        secret: shared by the engines of a fleet.
+        secret: shared by all engines.
         epoch: of this process; another one after each restart.
 
     Raises:

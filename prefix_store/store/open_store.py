@@ -107,15 +107,15 @@ async def open_store(config: StoreConfig, namespace: bytes, layout: BlockLayout)
             owners.register_memory(tiers[MEMORY])
         if disk is not None:
             await owners.register_disk(disk)
-        fleet = server = None
+        peers = server = None
         if config.secret:
             client = PeerClient(config.peers_secret)
-            fleet = PeerReader(index, client, _formats(layout, config), owners.is_own)
-            stack.push_async_callback(fleet.close)
+            peers = PeerReader(index, client, _formats(layout, config), owners.is_own)
+            stack.push_async_callback(peers.close)
             # What is in Mooncake, others have from there.
             own = [tier for name, tier in tiers.items() if name != MOONCAKE]
             server = BlockServer(own, config.peers_secret, instance)
-        store = PrefixStore(tiers, owners, fleet)
+        store = PrefixStore(tiers, owners, peers)
         yield OpenStore(config, namespace, layout.nbytes, store, server, index)
 
 

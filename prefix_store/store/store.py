@@ -53,15 +53,15 @@ class PrefixStore:
     Args:
         tiers: of this process, by name.
         owners: what the index is told about them; None: there is no index.
-        fleet: other engines; None: nobody else is asked.
+        peers: other engines; None if there are none.
     """
 
     def __init__(
-        self, tiers: Mapping[str, Tier], owners: Owners | None = None, fleet: PeerReader | None = None
+        self, tiers: Mapping[str, Tier], owners: Owners | None = None, peers: PeerReader | None = None
     ) -> None:
         self.tiers = dict(tiers)
         self.owners = owners
-        self.fleet = fleet
+        self.peers = peers
         self.figures = StoreFigures()
         self._resting: dict[str, float] = {}
         """Until when a tier that hung is offered nothing."""
@@ -84,7 +84,7 @@ class PrefixStore:
             for name, tier in self.tiers.items()
             if name not in self._unanswered
         }
-        peers = asyncio.create_task(self.fleet.find(chain)) if everywhere and self.fleet is not None else None
+        peers = asyncio.create_task(self.peers.find(chain)) if everywhere and self.peers is not None else None
         if waited := [*asked.values(), *([peers] if peers else [])]:
             await asyncio.wait(waited, timeout=within)
         leading = {name: self._lookup(name, asked.get(name)) for name in self.tiers}
@@ -119,7 +119,7 @@ class PrefixStore:
 
         Args:
             block_seconds: what computing one of them takes; None: not known.
-            halt: set, in any thread, by who takes the memory back.
+            cancel: frees the memory, see `Tier.read`.
         """
         first = len(chain) - len(into)
         limit = _LONGEST_RESTORE if block_seconds is None else 2 * block_seconds * len(into)
@@ -203,9 +203,9 @@ class PrefixStore:
         began = time.monotonic()
         if step.run is None:
             got = await self.tiers[step.place].read(chain, into, access, end.cancel)
-        elif self.fleet is not None:
+        elif self.peers is not None:
             wanted = chain[len(chain) - len(into) :]
-            got = await self.fleet.read(step.run, wanted, into, end.deadline - began, end.cancel)
+            got = await self.peers.read(step.run, wanted, into, end.deadline - began, end.cancel)
         else:
             got = 0
         now = time.monotonic()

@@ -42,7 +42,7 @@ class CancelToken:
                 follower()
 
     def __enter__(self) -> None:
-        """Begins to touch. Raises Halted once the halt is set; copying is all that is done inside."""
+        """Enters a section that touches memory. Raises Cancelled once the token is set."""
         self._lock.acquire()
         if self._is_set:
             self._lock.release()

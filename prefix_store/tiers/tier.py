@@ -58,7 +58,7 @@ class Tier(Protocol):
         """Stores the last ``len(sources)`` blocks of a chain, if their ancestors are stored and there is space.
 
         Args:
-            halt: set, in any thread, by who takes the sources back: none is read once `CancelToken.set` has returned.
+            cancel: frees the sources: once `CancelToken.set` has returned none of them is read.
 
         Returns:
             How many of them are stored now, including those that were before. The sources are not read after the

@@ -37,10 +37,10 @@ class Worker:
         """What the work returns; raises what it raises. Who cancels this has halted the work (see `CancelToken`).
 
         Args:
-            halt: the caller's. It stays as it is where only this piece of work is given up.
+            cancel: the caller's token; it is not set when only this piece of work is cancelled.
 
         Raises:
-            Halted: `cancel` has been set, and the work has not returned, which it need not ever do.
+            Cancelled: `cancel` was set before the work returned, which it may never do.
             RuntimeError: the worker has been closed.
         """
         loop = asyncio.get_running_loop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -75,9 +76,12 @@ class Pair:
         return prompt, files
 
     async def works(self) -> None:
-        """What is new is kept and read."""
-        prompt, _ = await self.written()
-        assert (await self.reader.ask(prompt)).restored == WHOLE
+        """What is new is stored and read. A busy machine may end a fetch early: then the next prompt is read."""
+        async with asyncio.timeout(60):
+            restored = 0
+            while restored < WHOLE:
+                prompt, _ = await self.written()
+                restored = (await self.reader.ask(prompt)).restored
 
 
 def pair_on(place: Path, launch: Start, secret: Path) -> Pair:

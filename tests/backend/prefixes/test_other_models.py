@@ -18,7 +18,7 @@ TOKENS = 200
 
 
 @dataclass
-class PeerReader:
+class EngineGroup:
     """Engines of one model name, on one folder, one Redis and one secret: no two of them compute the same."""
 
     index: str
@@ -27,9 +27,9 @@ class PeerReader:
 
 
 @pytest.fixture(scope="module")
-def fleet(
+def group(
     launch: Start, index: Valkey, secret: Path, tiny: Path, alike: Path, tmp_path_factory: pytest.TempPathFactory
-) -> PeerReader:
+) -> EngineGroup:
     disk = tmp_path_factory.mktemp("disk") / "kv"
     local = ("--prefix-disk", str(disk), "--prefix-memory", "16MiB")
     shared = (*local, "--prefix-index", index.url, "--prefix-secret-file", str(secret))
@@ -40,34 +40,34 @@ def fleet(
         "small KV": launch(*shared, "--kv-dtype", "int8"),
     }
     start_all(engines.values())
-    return PeerReader(index.url, disk, engines)
+    return EngineGroup(index.url, disk, engines)
 
 
-async def test_one_name_is_not_one_model(fleet: PeerReader, plain: EngineProcess) -> None:
+async def test_one_name_is_not_one_model(group: EngineGroup, plain: EngineProcess) -> None:
     """Other weights, quantised weights and another precision of keys and values: each computes the prompt itself, and
     answers as it does where nobody has asked that before. What it has kept itself comes back bit for bit.
     """
     prompt = fresh(TOKENS)
-    names = list(fleet.engines)
-    assert {engine.model for engine in fleet.engines.values()} == {"tiny"}
+    names = list(group.engines)
+    assert {engine.model for engine in group.engines.values()} == {"tiny"}
     # A tenant of its own for each: nothing that the others or this engine itself have is within its reach.
     alone = {
         name: await engine.ask(prompt, headers={"x-keepgate-namespace": f"only {name}"})
-        for name, engine in fleet.engines.items()
+        for name, engine in group.engines.items()
     }
     assert [answer.restored for answer in alone.values()] == [0] * len(names)
     assert alone["first"].choices == (await plain.ask(prompt)).choices
     assert len({str(answer.choices) for answer in alone.values()}) == len(names)
-    for name, engine in fleet.engines.items():
-        async with claiming(fleet.index, TOKENS // BLOCK), writing(fleet.disk, TOKENS // BLOCK):
+    for name, engine in group.engines.items():
+        async with claiming(group.index, TOKENS // BLOCK), writing(group.disk, TOKENS // BLOCK):
             answer = await engine.ask(prompt)
         assert answer.restored == 0, name
         assert answer.choices == alone[name].choices, name
-    for name, engine in fleet.engines.items():
+    for name, engine in group.engines.items():
         again = await engine.ask(prompt)
         assert again.restored == TOKENS // BLOCK * BLOCK, name
         assert again.choices == alone[name].choices, name
-    engine = fleet.engines["small KV"]
+    engine = group.engines["small KV"]
     engine.kill()
     engine.restart()
     restored = await engine.ask(prompt)
@@ -76,16 +76,16 @@ async def test_one_name_is_not_one_model(fleet: PeerReader, plain: EngineProcess
 
 
 async def test_other_weights_in_its_place_are_another_model(
-    fleet: PeerReader, alike: Path, tiny: Path, start: Start
+    group: EngineGroup, alike: Path, tiny: Path, start: Start
 ) -> None:
     """The files of a model replaced by those of another, under the same path: a restart does not serve what the first
     one computed.
     """
     prompt = fresh(TOKENS)
-    async with writing(fleet.disk, TOKENS // BLOCK):
-        await fleet.engines["first"].ask(prompt)
-    expected = await fleet.engines["other weights"].ask(prompt, headers={"x-keepgate-namespace": "apart"})
-    engine = fleet.engines["first"]
+    async with writing(group.disk, TOKENS // BLOCK):
+        await group.engines["first"].ask(prompt)
+    expected = await group.engines["other weights"].ask(prompt, headers={"x-keepgate-namespace": "apart"})
+    engine = group.engines["first"]
     engine.stop()
     weights = tiny / "model.safetensors"
     held = weights.read_bytes()

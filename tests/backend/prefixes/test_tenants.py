@@ -32,7 +32,7 @@ STRANGERS: list[dict[str, str]] = [
 
 
 @dataclass
-class PeerReader:
+class EngineGroup:
     """Two engines with memories of their own, a folder and Redis in common, and one on that folder without Redis."""
 
     index: str
@@ -43,7 +43,7 @@ class PeerReader:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(launch: Start, index: Valkey, secret: Path, tmp_path_factory: pytest.TempPathFactory) -> PeerReader:
+async def group(launch: Start, index: Valkey, secret: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineGroup:
     public = tmp_path_factory.mktemp("public") / "prompt.txt"
     public.write_text(SHARED, "utf-8")
     disk = tmp_path_factory.mktemp("disk") / "kv"
@@ -53,24 +53,24 @@ async def fleet(launch: Start, index: Valkey, secret: Path, tmp_path_factory: py
     engines = [launch(*common, *folder, *redis), launch(*common, *redis), launch(*common, *folder)]
     start_all(engines)
     await until_met(index.url, *engines[:2])
-    return PeerReader(index.url, disk, *engines)
+    return EngineGroup(index.url, disk, *engines)
 
 
-async def kept(fleet: PeerReader, prompt: list[int] | str, blocks: int, headers: dict[str, str]) -> None:
+async def kept(group: EngineGroup, prompt: list[int] | str, blocks: int, headers: dict[str, str]) -> None:
     """Return when the near engine has a tenant's prompt in memory and folder, and the index knows."""
-    async with claiming(fleet.index, blocks), writing(fleet.disk, blocks):
-        await fleet.near.ask(prompt, headers=headers)
+    async with claiming(group.index, blocks), writing(group.disk, blocks):
+        await group.near.ask(prompt, headers=headers)
 
 
 @pytest.mark.parametrize("headers", STRANGERS, ids=[" ".join(headers.values()) or "nobody" for headers in STRANGERS])
-async def test_nobody_sees_what_is_anothers(fleet: PeerReader, plain: EngineProcess, headers: dict[str, str]) -> None:
+async def test_nobody_sees_what_is_anothers(group: EngineGroup, plain: EngineProcess, headers: dict[str, str]) -> None:
     """With another key, no key, or a namespace nothing of it is found, in the engine's own pool, at a peer or on the
     disk: header and usage say 0. The tenant itself finds it in each of these places.
     """
-    for engine in (fleet.near, fleet.far, fleet.local):
+    for engine in (group.near, group.far, group.local):
         prompt = fresh(TOKENS)  # a new one for each: a stranger may find again what it computed itself
         expected = await plain.ask(prompt)
-        await kept(fleet, prompt, BLOCKS, KEY)
+        await kept(group, prompt, BLOCKS, KEY)
         before = await engine.counted("computed_rows_total")
         stranger = await engine.ask(prompt, headers=headers)
         assert await engine.counted("computed_rows_total") - before >= TOKENS  # so its time tells nothing either
@@ -79,44 +79,44 @@ async def test_nobody_sees_what_is_anothers(fleet: PeerReader, plain: EngineProc
         assert stranger.choices == own.choices == expected.choices
 
 
-async def test_a_namespace_is_a_tenant(fleet: PeerReader) -> None:
+async def test_a_namespace_is_a_tenant(group: EngineGroup) -> None:
     """Two of them behind one key do not meet, and one of that name behind another key, or none, is another; the same
     one is found at every engine. Nothing else that a client chooses makes a tenant.
     """
     prompt = fresh(TOKENS)
     one, other = ({**KEY, "x-keepgate-namespace": name} for name in ("one", "other"))
-    await kept(fleet, prompt, BLOCKS, one)
+    await kept(group, prompt, BLOCKS, one)
     for headers in (other, {**one, "Authorization": "Bearer key-of-bert"}, {"x-keepgate-namespace": "one"}):
-        assert (await fleet.near.ask(prompt, headers=headers)).restored == 0
+        assert (await group.near.ask(prompt, headers=headers)).restored == 0
     with pytest.raises(AssertionError, match="cache_salt"):
-        await fleet.near.ask(prompt, headers=other, cache_salt="one")
-    assert (await fleet.far.ask(prompt, headers=one)).restored == WHOLE
+        await group.near.ask(prompt, headers=other, cache_salt="one")
+    assert (await group.far.ask(prompt, headers=one)).restored == WHOLE
 
 
-async def test_tenants_last_as_long_as_the_secret(fleet: PeerReader, secret: Path, tmp_path: Path) -> None:
+async def test_tenants_last_as_long_as_the_secret(group: EngineGroup, secret: Path, tmp_path: Path) -> None:
     """After a restart with the same secret a tenant finds its own on the disk, with another one it does not."""
     prompt = fresh(TOKENS)
-    async with writing(fleet.disk, BLOCKS):
-        await fleet.local.ask(prompt, headers=KEY)
+    async with writing(group.disk, BLOCKS):
+        await group.local.ask(prompt, headers=KEY)
     other = tmp_path / "secret"
     other.write_text("another secret of an engine that is misled", "utf-8")
     other.chmod(0o600)
-    folder = ("--prefix-disk", str(fleet.disk))
+    folder = ("--prefix-disk", str(group.disk))
     for options, restored in (
         (("--prefix-secret-file", str(other)), 0),
         (("--prefix-secret-file", str(secret)), WHOLE),
     ):
-        fleet.local.stop()
-        fleet.local.restart("--kv-memory", "16MiB", *folder, *options)
-        assert (await fleet.local.ask(prompt, headers=KEY)).restored == restored
-    assert "misled" not in fleet.local.said
+        group.local.stop()
+        group.local.restart("--kv-memory", "16MiB", *folder, *options)
+        assert (await group.local.ask(prompt, headers=KEY)).restored == restored
+    assert "misled" not in group.local.said
 
 
-async def test_what_is_published_is_everybodys(fleet: PeerReader, plain: EngineProcess) -> None:
+async def test_what_is_published_is_everybodys(group: EngineGroup, plain: EngineProcess) -> None:
     """All whole blocks of what the operator published, and no token beyond: what a tenant goes on with is its own."""
     said = SHARED + "anna asks something that nobody else may know, and it is long enough for some blocks"
-    await kept(fleet, said, len(said) // BLOCK, KEY)
-    for engine in (fleet.near, fleet.far):
+    await kept(group, said, len(said) // BLOCK, KEY)
+    for engine in (group.near, group.far):
         answer = await engine.ask(said, headers={"Authorization": f"Bearer new at {engine.url}"})
         assert answer.restored == PUBLISHED
         assert answer.choices == (await plain.ask(said)).choices

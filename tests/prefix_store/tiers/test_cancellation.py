@@ -140,7 +140,7 @@ async def test_memory_that_was_taken_back_already_is_not_touched(make: Make) -> 
 
 
 async def test_who_cancels_one_read_gives_up_no_other(make: Make) -> None:
-    """Though both were given the same halt, of one sequence."""
+    """Though both were given the same token, of one sequence."""
     codec = Stopping()
     tier, blocks, cancel = await make(codec), chain("a", 4), CancelToken()
     await tier.write(blocks, Memory(4).fill(blocks), Access(0.0))
