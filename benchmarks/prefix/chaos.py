@@ -310,7 +310,7 @@ async def _audit(
         assert isinstance(disk, DiskTier)  # noqa: S101  # as it was configured
         assert owners is not None and index is not None and disk.identity is not None  # noqa: S101, PT018  # as well
         await disk.listed()
-        await index.heard()
+        await index.next_heartbeat()
         await owners.repair("disk")
         truth = held | {disk.identity: set(disk.inventory())}
         frame_bytes = FrameFormat(LAYOUT, CODECS[codec]).frame_bytes

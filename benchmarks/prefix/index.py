@@ -198,7 +198,7 @@ async def ask(url: str, quick: bool) -> Asked:
 async def _engines(index: RedisIndex, keys: list[bytes]) -> None:
     """Eight engines, of which the last one holds these blocks."""
     owners = [index.own(f"engine-{number}", TierKind.MEMORY, lambda: ()) for number in range(8)]
-    await index.heard()
+    await index.next_heartbeat()
     owners[-1].publish(keys)
     await index.flush()
 
@@ -221,7 +221,7 @@ async def _round(
     """Milliseconds of each question, by what was asked."""
     (owner,) = [owner for owner in index.owners.values() if owner.name == "engine-7"]
     own = index.own(f"writer-{number}", TierKind.MEMORY, lambda: ())
-    await index.heard()
+    await index.next_heartbeat()
     times: dict[str, list[float]] = {"match": [await _milliseconds(_match, index, keys) for _ in range(questions)]}
     times["hkeys"] = [await _milliseconds(_hkeys, bare, keys) for _ in range(max(2, questions // 4))]
     times["exists"] = [await _milliseconds(_exists, bare, keys) for _ in range(max(2, questions // 40))]
@@ -300,7 +300,7 @@ async def fill(url: str, blocks: int) -> Filled:
     chains = [chain.keys_of(np.full(_CHAIN * _BLOCK_SIZE, number, np.int32)) for number in range(blocks // _CHAIN)]
     async with open_index(url, _NAMESPACE, deadline=_PATIENT, lifetime=600.0) as index:
         owners = [index.own(f"engine-{number}", TierKind.MEMORY, lambda: ()) for number in range(2)]
-        await index.heard()
+        await index.next_heartbeat()
         empty = await _used(plain)
         sizes = []
         for owner in owners:

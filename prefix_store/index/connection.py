@@ -58,7 +58,7 @@ class IndexConnection:
     async def probe(self, name: ScriptName, *args: Word, deadline: float) -> Any:
         """As `ask`, whether or not Redis is known to be ill; well again where it is not. Raises IndexUnavailable."""
         if not self.is_available:
-            await self._node.turn_away()
+            await self._node.disconnect()
         reply = await self._within(deadline, name, args)
         if not self.is_available:
             log.warning("redis (prefix index) is available again")

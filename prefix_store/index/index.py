@@ -53,7 +53,7 @@ class RedisIndex:
         self._writes = WriteQueue(connection, claim_seconds, self._distrust_all)
         self._owned: dict[LocalOwner, asyncio.Task[None]] = {}
         self._owners: Mapping[int, Owner] = {}
-        self._hearing: list[asyncio.Future[None]] = []
+        self._heartbeat_waiters: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
         self._complaint = ""
         self.failed_matches = 0
@@ -139,35 +139,35 @@ class RedisIndex:
         """Return when everything that was said has reached Redis, or is lost."""
         await self._writes.flush()
 
-    async def heard(self) -> None:
+    async def next_heartbeat(self) -> None:
         """Return after a whole heartbeat from now on: every owner here has an epoch, and the others are known.
 
         For a start that wants to wait for the index; it waits for as long as Redis is away.
         """
-        heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._hearing.append(heard)
+        next_heartbeat: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._heartbeat_waiters.append(next_heartbeat)
         self._wake.set()
-        await heard
+        await next_heartbeat
 
-    async def beat(self) -> None:
+    async def heartbeat(self) -> None:
         """Give signs of life and read those of others; runs for as long as the index is used."""
         for number in itertools.count():
             self._wake.clear()
-            hearing = tuple(self._hearing)
+            waiters = tuple(self._heartbeat_waiters)
             try:
-                await self._beat(learn_nodes=number % _NODES_EVERY == 0)
+                await self._heartbeat(learn_nodes=number % _NODES_EVERY == 0)
             except IndexUnavailable as error:
                 self._complain(str(error))
                 await self._pause(_PAUSE_WHILE_ILL)
                 continue
             self._complaint = ""
-            for heard in hearing:
-                self._hearing.remove(heard)
-                if not heard.done():  # else nobody waits any more
-                    heard.set_result(None)
+            for next_heartbeat in waiters:
+                self._heartbeat_waiters.remove(next_heartbeat)
+                if not next_heartbeat.done():  # else nobody waits any more
+                    next_heartbeat.set_result(None)
             await self._pause(self._heartbeat)
 
-    async def _beat(self, learn_nodes: bool) -> None:
+    async def _heartbeat(self, learn_nodes: bool) -> None:
         for owner in tuple(self._owned):
             await owner.announce(self._lifetime, _BACKGROUND_DEADLINE)
         forget = FORGET_SECONDS * 1000
@@ -240,7 +240,7 @@ async def open_index(
         raise ValueError("deadline and claim_seconds: expected more than 0, and at least 1")
     node = RedisNode(url)
     index = RedisIndex(IndexConnection(node, namespace), deadline, heartbeat, lifetime, claim_seconds)
-    background = [asyncio.create_task(work) for work in (index.beat(), index.write_behind())]
+    background = [asyncio.create_task(work) for work in (index.heartbeat(), index.write_behind())]
     for task in background:
         task.add_done_callback(_report_end)
     try:

@@ -64,7 +64,7 @@ class RedisNode:
         nodes = [node for _, _, *nodes in slots for node in nodes]
         self._others = [(_text(host), int(port)) for host, port, *_ in nodes if host]
 
-    async def turn_away(self) -> None:
+    async def disconnect(self) -> None:
         """Drop the connections, whose peer does not answer or no longer may; ask another node where there is one."""
         known = list(dict.fromkeys((self._seed, *self._others)))
         place = known.index(self._address) if self._address in known else -1

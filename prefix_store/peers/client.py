@@ -18,7 +18,7 @@ from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.buffer import buffer
 from prefix_store.frames.errors import BadFrame
 from prefix_store.frames.segments import Segments
-from prefix_store.peers.errors import PeerFailed, PeerLied
+from prefix_store.peers.errors import PeerFailed, PeerInvalid
 from prefix_store.peers.exchange import Address, Answer, Question
 from prefix_store.peers.health import PeerHealth
 from prefix_store.peers.protocol import MOST_BLOCKS, BlocksRequest
@@ -164,7 +164,7 @@ class PeerClient:
                 frame_format.verify(block, frame[:size])
             except BadFrame as error:
                 self.counts.bad_frames[error.field] += 1
-                raise PeerLied(f"{answer.address.url} sent a frame that is not the block's: {error}") from error
+                raise PeerInvalid(f"{answer.address.url} sent a frame that is not the block's: {error}") from error
             with cancel:
                 frame_format.decode(frame, segments)
                 progress.done += 1

@@ -3,7 +3,7 @@
 PeerFailed
 ├── PeerRefused     it answered, and said no
 ├── PeerRestarted   it is not the one any more that was meant
-└── PeerLied        what it sent is not what it was asked for
+└── PeerInvalid        what it sent is not what it was asked for
 
 None of them leaves `PeerClient.read`: what a peer does not give is computed.
 """
@@ -21,5 +21,5 @@ class PeerRestarted(PeerFailed):
     """Its epoch is another one."""
 
 
-class PeerLied(PeerFailed):
+class PeerInvalid(PeerFailed):
     """A frame was not that of the block, or more came than was asked for."""

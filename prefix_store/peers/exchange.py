@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from prefix_store.frames.segments import Bytes
-from prefix_store.peers.errors import PeerFailed, PeerLied, PeerRefused, PeerRestarted
+from prefix_store.peers.errors import PeerFailed, PeerInvalid, PeerRefused, PeerRestarted
 from prefix_store.peers.protocol import EPOCH_HEADER, FRAMES_TYPE, PATH, REQUEST_TYPE
 from prefix_store.tiers.cancellation import CancelToken
 
@@ -75,7 +75,7 @@ class Question:
         if status != http.HTTPStatus.OK:
             raise PeerRefused(f"{url} answered with status {status}")
         if kind != FRAMES_TYPE:
-            raise PeerLied(f"{url} answered with {kind}")
+            raise PeerInvalid(f"{url} answered with {kind}")
         return Answer(self.address, connection, response, connected)
 
 
@@ -100,14 +100,14 @@ class Answer:
         return done
 
     def end(self) -> None:
-        """Reads the end of an answer of which every frame was read. Raises PeerLied where it goes on."""
+        """Reads the end of an answer of which every frame was read. Raises PeerInvalid where it goes on."""
         try:
             self.connected.settimeout(_LAST_SECONDS)
             rest = self.response.read(1)
         except (OSError, http.client.HTTPException):
             return  # everything is here; only the connection is not as it should be
         if rest:
-            raise PeerLied(f"{self.address.url} sends more than it was asked for")
+            raise PeerInvalid(f"{self.address.url} sends more than it was asked for")
         self.is_whole = True
 
     def __enter__(self) -> Answer:

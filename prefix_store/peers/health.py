@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prefix_store.peers.errors import PeerFailed, PeerLied, PeerRestarted
+from prefix_store.peers.errors import PeerFailed, PeerInvalid, PeerRestarted
 
 _SHORTEST, _LONGEST = 1.0, 60.0
 _FOREVER = float("inf")
@@ -38,7 +38,7 @@ class PeerHealth:
         match error:
             case PeerRestarted():
                 pause = _FOREVER
-            case PeerLied():
+            case PeerInvalid():
                 pause = _LONGEST
             case _:
                 pause = min(_SHORTEST * 2.0 ** (self.failures - 1), _LONGEST)

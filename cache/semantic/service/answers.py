@@ -37,7 +37,7 @@ def plain_answer(body: bytes) -> str | None:
     return text if isinstance(text, str) and text.strip() else None
 
 
-class _Heard(NamedTuple):
+class _Recorded(NamedTuple):
     created: float
     text: str
 
@@ -47,12 +47,12 @@ class Answers:
 
     def __init__(self, store: ExactCache | None) -> None:
         self._store = store
-        self._heard: OrderedDict[str, _Heard] = OrderedDict()
+        self._heard: OrderedDict[str, _Recorded] = OrderedDict()
         self._characters = 0
 
-    def hear(self, record: Record, text: str) -> None:
+    def record_answer(self, record: Record, text: str) -> None:
         self.forget(record.entry)
-        self._heard[record.entry] = _Heard(record.created, text)
+        self._heard[record.entry] = _Recorded(record.created, text)
         self._characters += len(text)
         while self._characters > _KEPT_CHARACTERS:
             self._characters -= len(self._heard.popitem(last=False)[1].text)
@@ -75,5 +75,5 @@ class Answers:
             return None
         if kept.created != record.created:
             raise StoreUnavailable(f"the answer of {record.entry} was computed anew")
-        self.hear(record, text)
+        self.record_answer(record, text)
         return text

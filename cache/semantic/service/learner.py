@@ -125,7 +125,7 @@ class Learner:
         self._heard = WorkQueue[tuple[Answered, Query | None]](_MOST_WAITING)
         self._comparisons = WorkQueue[Comparison](_MOST_WAITING)
 
-    async def hear(self, note: Answered, query: Query | None) -> None:
+    async def record_answer(self, note: Answered, query: Query | None) -> None:
         if not self._heard.add((note, query)):
             self._figures.count("unheard")
 
@@ -141,7 +141,7 @@ class Learner:
         await self._heard.idle()
         await self._comparisons.idle()
 
-    async def teach(self, label: Label) -> None:
+    async def add_label(self, label: Label) -> None:
         """Let the policy learn, here and in all other processes."""
         self._figures.count(f"labels_from_{label.source}")
         if label.source != "miss":
@@ -206,7 +206,7 @@ class Learner:
     async def _keep(self, comparison: Comparison) -> None:
         record = comparison.record
         if record.expires > time.time():
-            self._answers.hear(record, comparison.text)
+            self._answers.record_answer(record, comparison.text)
             if self._log is not None:
                 self._log.save(record, comparison.vector)
             await self._neighbours.put(record, comparison.vector)
@@ -254,16 +254,16 @@ class Learner:
         if query is not None and query.evidence is not None:
             verdict = verdicts.get(query.entry, Verdict.UNSURE)
             if verdict is not Verdict.UNSURE or (self._judge.doubts and query.entry in verdicts):
-                await self.teach(query.label(verdict is Verdict.SAME))
+                await self.add_label(query.label(verdict is Verdict.SAME))
         same = [
             kept
             for kept in map(self._neighbours.records.get, verdicts)
             if kept and verdicts[kept.entry] is Verdict.SAME
         ]
         for record in same:
-            is_stranger = self._neighbours.is_stranger(record, fresh.namespace)
+            is_other_tenant = self._neighbours.is_other_tenant(record, fresh.namespace)
             # The same words may answer another question: three who hear "Yes." have not been asked the same.
-            if is_stranger and first_allowed(fresh.text, [Neighbour(record, 1.0)], [0])[0] is not None:
+            if is_other_tenant and first_allowed(fresh.text, [Neighbour(record, 1.0)], [0])[0] is not None:
                 await self._confirm(record, fresh.namespace)
         own = [record.answer for record in same if record.namespace == fresh.namespace] or [r.answer for r in same]
         if own:

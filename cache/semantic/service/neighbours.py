@@ -96,7 +96,7 @@ class Neighbours:
             record.namespace in self._published and len(record.confirmed) >= self._confirmations
         )
 
-    def is_stranger(self, record: Record, namespace: str) -> bool:
+    def is_other_tenant(self, record: Record, namespace: str) -> bool:
         """Whether a tenant that got the same answer confirms a record for the others."""
         return record.namespace != namespace and record.namespace in self._published
 

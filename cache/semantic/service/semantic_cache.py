@@ -111,7 +111,7 @@ class SemanticCache:
         query = self._queries.close(note.query, note.partition, note.text)
         if query is not None and query.decision.audit:
             self._served_answers.take(query.key)  # it is judged now, and needs no complaint
-        await self._learner.hear(note, query)
+        await self._learner.record_answer(note, query)
 
     async def retried(self, note: Retried) -> None:
         served_answer = self._served_answers.take(note.key)
@@ -161,5 +161,5 @@ class SemanticCache:
         label = served_answer.label()
         if label is None:
             return 0
-        await self._learner.teach(label)
+        await self._learner.add_label(label)
         return 1

@@ -36,7 +36,7 @@ class Shelf:
 async def owner(index: RedisIndex, name: str, *keys: bytes, tier: TierKind = TierKind.MEMORY) -> LocalOwner:
     """An owner that has been announced and has claimed these blocks."""
     made = index.own(name, tier, Shelf(*keys).inventory)
-    await index.heard()
+    await index.next_heartbeat()
     if keys:
         made.publish(keys)
     await index.flush()

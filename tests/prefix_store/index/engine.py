@@ -38,7 +38,7 @@ async def main(url: str, namespace: bytes, name: str, seed: int) -> None:
     stop = asyncio.create_task(lines.readline())
     async with open_index(url, namespace, **options) as index:  # type: ignore[arg-type]
         owner = index.own(name, TierKind.MEMORY, shelf.inventory)
-        await index.heard()
+        await index.next_heartbeat()
         for number in itertools.count():
             if number == A_WHILE:
                 print("working", flush=True)

@@ -45,7 +45,7 @@ async def test_a_namespace_is_found_whichever_node_is_asked(cluster: Cluster) ->
         ):
             held = await owner(one, "a", *keys[:500])
             await owner(two, "b", *keys[:200])
-            await one.heard()
+            await one.next_heartbeat()
             match = await one.match(keys)
             assert outline(match) == [(200, {"a", "b"}), (300, {"a"})]
             holder = match.runs[1].holders[0].owner
@@ -82,7 +82,7 @@ async def test_a_moved_slot_is_followed(cluster: Cluster) -> None:
     assert isinstance(source_id, bytes) and isinstance(target_id, bytes)  # noqa: PT018 (one thing)
     async with open_index(cluster.nodes[2].url, namespace, deadline=PATIENT, heartbeat=0.05, lifetime=30) as index:
         await owner(index, "a", *keys)
-        await index.heard()
+        await index.next_heartbeat()
         assert (await index.match(keys)).blocks == 50
         await cluster_command(target, "SETSLOT", slot, "IMPORTING", source_id)
         await cluster_command(source, "SETSLOT", slot, "MIGRATING", target_id)
@@ -114,8 +114,8 @@ async def test_without_its_node_a_namespace_is_not_known(cluster: Cluster) -> No
         keys, others = chain(gone, 30), chain(there, 30)
         await owner(one, "a", *keys)
         await owner(two, "a", *others)
-        await one.heard()
-        await two.heard()
+        await one.next_heartbeat()
+        await two.next_heartbeat()
         cluster.nodes[2].freeze()
         try:
             assert await one.match(keys) == NOTHING_KNOWN
@@ -123,5 +123,5 @@ async def test_without_its_node_a_namespace_is_not_known(cluster: Cluster) -> No
             assert (await two.match(others)).blocks == 30
         finally:
             cluster.nodes[2].thaw()
-        await one.heard()
+        await one.next_heartbeat()
         assert (await one.match(keys)).blocks == 30

@@ -26,7 +26,7 @@ async def test_a_dead_master_is_replaced_by_its_replica(own_cluster: Cluster) ->
     master = own_cluster.nodes[0]
     async with open_index(master.url, namespace, deadline=PATIENT, heartbeat=0.1) as index:
         held = index.own("a", TierKind.MEMORY, Shelf(*keys).inventory)
-        await index.heard()
+        await index.next_heartbeat()
         await index.flush()
         master.process.kill()
 

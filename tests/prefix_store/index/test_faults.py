@@ -41,7 +41,7 @@ async def test_a_frozen_redis_costs_one_deadline_once(own_valkey: Valkey) -> Non
     keys = chain(namespace, 300)
     async with open_index(own_valkey.url, namespace, deadline=DEADLINE, heartbeat=0.05, lifetime=60) as index:
         held = await owner(index, "a", *keys[:200])
-        await index.heard()
+        await index.next_heartbeat()
         await until_matched(index, keys, 200)
         own_valkey.freeze()
         assert await seconds_of(index, keys, 100) < DEADLINE * 3
@@ -62,7 +62,7 @@ async def test_a_withdrawal_in_flight_waits_for_its_deadline_only(own_valkey: Va
     keys = chain(namespace, 4)
     async with open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=0.05, lifetime=60) as index:
         held = await owner(index, "a", *keys)
-        await index.heard()
+        await index.next_heartbeat()
         async with await index.lease(next(iter(index.owners.values())), keys, seconds=30) as lease:
             assert lease.blocks == 4
             own_valkey.freeze()
@@ -158,7 +158,7 @@ async def test_a_server_that_has_become_a_replica_is_left_alone(own_valkey: Valk
     raw = redis.asyncio.Redis.from_url(own_valkey.url)
     async with open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=0.05, lifetime=60) as index:
         await owner(index, "a", *keys)
-        await index.heard()
+        await index.next_heartbeat()
         await raw.replicaof("127.0.0.1", 1)
         async with asyncio.timeout(10):
             await index.connection.wait_unavailable()
@@ -175,7 +175,7 @@ async def test_a_full_redis_loses_claims_and_nothing_else(own_valkey: Valkey) ->
     raw = redis.asyncio.Redis.from_url(own_valkey.url)
     async with open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=60, lifetime=120) as index:
         held = await owner(index, "a", *keys[:20])
-        await index.heard()
+        await index.next_heartbeat()
         await raw.config_set("maxmemory-policy", "noeviction")
         await raw.config_set("maxmemory", 1)
         held.publish(keys)
@@ -225,12 +225,12 @@ async def test_replies_that_come_too_late_are_nobodys(own_valkey: Valkey) -> Non
     keys = chain(namespace, 64)
     async with open_index(own_valkey.url, namespace, deadline=DEADLINE, heartbeat=0.05, lifetime=60) as index:
         await owner(index, "a", *keys)
-        await index.heard()
+        await index.next_heartbeat()
         for _ in range(3):
             own_valkey.freeze()
             await asyncio.gather(*(index.match(keys[:number]) for number in range(1, 40)))
             own_valkey.thaw()
-            await index.heard()
+            await index.next_heartbeat()
             found = await asyncio.gather(*(index.match(keys[:number]) for number in range(1, 65)))
             assert [match.blocks for match in found] == list(range(1, 65))
 
@@ -244,11 +244,11 @@ async def test_a_name_that_two_processes_have_is_reported(own_valkey: Valkey, ca
     ):
         older = await owner(one, "engine")
         newer = await owner(two, "engine")
-        await one.heard()
+        await one.next_heartbeat()
         assert older.epoch is None
         epoch = newer.epoch
-        await one.heard()
-        await two.heard()
+        await one.next_heartbeat()
+        await two.next_heartbeat()
         assert newer.epoch == epoch is not None
         assert "give each engine a name of its own" in caplog.text
 
@@ -260,7 +260,7 @@ async def test_connections_that_redis_has_ended_are_no_outage(own_valkey: Valkey
     raw = redis.asyncio.Redis.from_url(own_valkey.url)
     async with open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=60, lifetime=120) as index:
         await owner(index, "a", *keys)
-        await index.heard()
+        await index.next_heartbeat()
         for _ in range(5):
             await asyncio.gather(*(index.match(keys) for _ in range(8)))
             await raw.client_kill_filter(_type="normal", skipme=True)
@@ -276,7 +276,7 @@ async def test_connections_that_broke_are_no_outage(own_valkey: Valkey) -> None:
     keys = chain(namespace, 64)
     async with open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=60, lifetime=120) as index:
         await owner(index, "a", *keys)
-        await index.heard()
+        await index.next_heartbeat()
         for turns in range(3):
             await asyncio.gather(*(index.match(keys) for _ in range(8)))
             for connection in index.connection._node._client.connection_pool._available_connections:

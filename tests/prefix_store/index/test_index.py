@@ -35,10 +35,10 @@ async def test_the_longest_prefix_is_found_with_its_holders(valkey: Valkey) -> N
         await owner(one, "a", *keys[:7])
         await owner(two, "b", *keys[:3])
         disk = two.own("disk", TierKind.DISK, Shelf().inventory, lambda: Details("http://host:1", "boot-7", 4, 400))
-        await two.heard()
+        await two.next_heartbeat()
         disk.publish(keys[5:9], codec=2)
         await two.flush()
-        await one.heard()
+        await one.next_heartbeat()
         match = await one.match(keys)
         assert outline(match) == [(3, {"a", "b"}), (2, {"a"}), (2, {"a", "disk"}), (2, {"disk"})]
         assert match.blocks == 9
@@ -96,7 +96,7 @@ async def test_prompts_of_another_namespace_share_nothing(valkey: Valkey) -> Non
     keys = chain(first, 3)
     async with index_of(valkey, first) as one, index_of(valkey, second) as two:
         await owner(one, "a", *keys)
-        await two.heard()
+        await two.next_heartbeat()
         assert await two.match(keys) == NOTHING_KNOWN
 
 
@@ -106,7 +106,7 @@ async def test_the_dead_hold_nothing(valkey: Valkey) -> None:
     keys = chain(namespace, 3)
     async with index_of(valkey, namespace) as reader, index_of(valkey, namespace, lifetime=0.3) as index:
         held = await owner(index, "a", *keys)
-        await reader.heard()
+        await reader.next_heartbeat()
         assert (await reader.match(keys)).blocks == 3
         await held._announcing.acquire()  # no sign of life from here on
 
@@ -115,8 +115,8 @@ async def test_the_dead_hold_nothing(valkey: Valkey) -> None:
 
         await until(is_forgotten)
         held._announcing.release()
-        await index.heard()
-        await reader.heard()
+        await index.next_heartbeat()
+        await reader.next_heartbeat()
         assert (await reader.match(keys)).blocks == 3
 
 
@@ -126,18 +126,18 @@ async def test_who_restarts_under_its_name_is_another(valkey: Valkey) -> None:
     keys = chain(namespace, 3)
     async with index_of(valkey, namespace) as reader, index_of(valkey, namespace) as before:
         old = await owner(before, "host:1", *keys)
-        await reader.heard()
+        await reader.next_heartbeat()
         assert (await reader.match(keys)).blocks == 3
         async with index_of(valkey, namespace) as after:
             new = await owner(after, "host:1", keys[0])
             assert new.epoch is not None
             assert old.epoch is None or new.epoch > old.epoch
-            await reader.heard()
+            await reader.next_heartbeat()
             assert outline(await reader.match(keys)) == [(1, {"host:1"})]
             old.publish(keys)  # it does not know yet, or knows and is silent
             await before.flush()
             assert (await reader.match(keys)).blocks == 1
-            await before.heard()
+            await before.next_heartbeat()
             assert old.epoch is None
 
 
@@ -151,25 +151,25 @@ async def test_a_disk_outlives_its_processes(valkey: Valkey) -> None:
         for _ in range(2):
             async with index_of(valkey, namespace) as one, index_of(valkey, namespace) as two:
                 disks = [index.own("disk", TierKind.DISK, shelf.inventory, lasting=True) for index in (one, two)]
-                await one.heard()
-                await two.heard()
+                await one.next_heartbeat()
+                await two.next_heartbeat()
                 await one.flush()
                 epochs += [disk.epoch for disk in disks]
-                await reader.heard()
+                await reader.next_heartbeat()
                 assert (await reader.match(keys)).blocks == 4
             assert (await reader.match(keys)).blocks == 4  # for as long as it counts as alive
         assert len(set(epochs)) == 1
         async with index_of(valkey, namespace) as one, index_of(valkey, namespace) as two:
             disks = [index.own("disk", TierKind.DISK, shelf.inventory, lasting=True) for index in (one, two)]
-            await one.heard()
-            await two.heard()
+            await one.next_heartbeat()
+            await two.next_heartbeat()
             shelf.keys = keys[:2]
             disks[0].distrust()
-            await one.heard()
-            await two.heard()
+            await one.next_heartbeat()
+            await two.next_heartbeat()
             assert disks[0].epoch == disks[1].epoch != epochs[0]
             await one.flush()
-            await reader.heard()
+            await reader.next_heartbeat()
             assert (await reader.match(keys)).blocks == 2
 
 
@@ -180,7 +180,7 @@ async def test_a_process_that_ends_is_believed_no_more(valkey: Valkey) -> None:
     async with index_of(valkey, namespace) as reader:
         async with index_of(valkey, namespace) as index:
             await owner(index, "a", *keys)
-            await reader.heard()
+            await reader.next_heartbeat()
             assert (await reader.match(keys)).blocks == 3
         assert await reader.match(keys) == NOTHING_KNOWN
 
@@ -191,7 +191,7 @@ async def test_leased_blocks_stay(valkey: Valkey) -> None:
     keys = chain(namespace, 6)
     async with index_of(valkey, namespace) as index, index_of(valkey, namespace) as reader:
         held = await owner(index, "a", *keys)
-        await reader.heard()
+        await reader.next_heartbeat()
         holder = (await reader.match(keys)).runs[0].holders[0].owner
         async with await reader.lease(holder, keys[:4], seconds=30) as lease:
             assert lease.blocks == 4
@@ -212,7 +212,7 @@ async def test_leases_end_by_themselves(valkey: Valkey, raw: "redis.asyncio.Redi
     keys = chain(namespace, 3)
     async with index_of(valkey, namespace) as index:
         held = await owner(index, "a", *keys)
-        await index.heard()
+        await index.next_heartbeat()
         holder = next(iter(index.owners.values()))
         late = await index.lease(holder, keys, seconds=0.05)
 
@@ -232,7 +232,7 @@ async def test_a_lease_guards_one_owners_copy(valkey: Valkey) -> None:
     keys = chain(namespace, 3)
     async with index_of(valkey, namespace) as index:
         one, two = await owner(index, "one", *keys), await owner(index, "two", *keys[:2])
-        await index.heard()
+        await index.next_heartbeat()
         holders = {holder.name: holder for holder in index.owners.values()}
         lease = await index.lease(holders["two"], keys, seconds=30)
         assert lease.blocks == 2
@@ -250,7 +250,7 @@ async def test_what_a_holder_does_not_have_is_denied(valkey: Valkey) -> None:
     keys = chain(namespace, 5)
     async with index_of(valkey, namespace) as index, index_of(valkey, namespace) as reader:
         await owner(index, "a", *keys)
-        await reader.heard()
+        await reader.next_heartbeat()
         holder = (await reader.match(keys)).runs[0].holders[0].owner
         async with await reader.lease(holder, keys, seconds=30):
             reader.deny(holder, keys[2:])
@@ -265,7 +265,7 @@ async def test_claims_end_unless_they_are_repeated(valkey: Valkey, raw: "redis.a
     shelf = Shelf(*keys[:2])
     async with index_of(valkey, namespace, claim_seconds=1) as index:
         held = index.own("a", TierKind.MEMORY, shelf.inventory)
-        await index.heard()
+        await index.next_heartbeat()
         held.publish(keys)
 
         async def has_two() -> bool:
@@ -289,10 +289,10 @@ async def test_what_readers_use_lasts(valkey: Valkey) -> None:
         index_of(valkey, namespace, claim_seconds=1) as reader,
     ):
         held = index.own("b", TierKind.MEMORY, Shelf().inventory)
-        await index.heard()
+        await index.next_heartbeat()
         held.publish(keys[:2])
         await index.flush()
-        await reader.heard()
+        await reader.next_heartbeat()
         holder = (await reader.match(keys)).runs[0].holders[0].owner
         for _ in range(8):  # more than two lives of a claim
             reader.confirm(holder, [keys[0], keys[2]])
@@ -327,7 +327,7 @@ async def test_a_popular_block_keeps_a_few_holders(valkey: Valkey, raw: "redis.a
             await index.disown(dead)
         for number in range(16, 20):
             await owner(index, f"engine-{number}", key)
-        await index.heard()
+        await index.next_heartbeat()
         ((blocks, found),) = outline(await index.match([key]))
         assert blocks == 1
         assert found == {f"engine-{number}" for number in range(2, 20)} - {"engine-5", "engine-6"}
@@ -341,7 +341,7 @@ async def test_an_unreadable_value_is_no_holder(valkey: Valkey, raw: "redis.asyn
     async with index_of(valkey, namespace) as index:
         held = await owner(index, "a", *keys)
         await raw.set(index.connection.block_names + keys[2], b"something else")
-        await index.heard()
+        await index.next_heartbeat()
         assert (await index.match(keys)).blocks == 2
         held.publish(keys)
         await index.flush()
@@ -364,7 +364,7 @@ async def test_an_inventory_brings_nothing_back(valkey: Valkey) -> None:
         await begun.wait()
         del shelf.keys[1_000:]
         assert await held.withdraw(keys[:999:-1], PATIENT) == frozenset()
-        await index.heard()
+        await index.next_heartbeat()
 
         async def is_claimed() -> bool:
             await index.flush()

@@ -74,7 +74,7 @@ async def test_what_killed_engines_said_is_believed_of_nobody(valkey: Valkey, ra
             return not [name async for name in raw.scan_iter(b"keepgate:lease:*")]
 
         await until(no_lease_is_left)
-        await index.heard()
+        await index.next_heartbeat()
         said: dict[str, set[bytes]] = {name: set() for name in truth}
         async for name in raw.scan_iter(index.connection.block_names + b"*"):
             value = await raw.get(name)

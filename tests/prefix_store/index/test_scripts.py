@@ -80,7 +80,7 @@ class World:
             self._all_epochs.append(epoch)
         model.epochs[name] = epoch
 
-    async def beat(self, name: str, number: int, again: bool) -> None:
+    async def heartbeat(self, name: str, number: int, again: bool) -> None:
         """A sign of life under some epoch that was given out once, the present one or not."""
         if name in self.model.epochs and name != "disk":
             epoch = self._all_epochs[number % len(self._all_epochs)]

@@ -39,7 +39,7 @@ async def test_blocks_are_counted_by_owner_tier_and_codec(url: str) -> None:
         dead = await owner(index, "dead", *keys[:10])
         await index.flush()
         await index.disown(dead)
-        await index.heard()
+        await index.next_heartbeat()
         census = await measure_usage(index)
         assert census.blocks == 2_500
         assert census.claims == Counter(
@@ -74,7 +74,7 @@ async def test_a_repair_makes_the_index_say_what_is_held(valkey: Valkey) -> None
 async def test_a_census_needs_redis(own_valkey: Valkey) -> None:
     """Unlike a request it says so when it cannot ask."""
     async with open_index(own_valkey.url, new_namespace()) as index:
-        await index.heard()
+        await index.next_heartbeat()
         await own_valkey.kill()
         with pytest.raises(IndexUnavailable):
             await measure_usage(index)
@@ -84,5 +84,5 @@ async def test_a_census_of_foreign_values_counts_no_claims(valkey: Valkey, raw: 
     """What is no claim is nobody's."""
     async with open_index(valkey.url, new_namespace(), deadline=PATIENT) as index:
         await raw.set(index.connection.block_names + bytes(16), b"something else")
-        await index.heard()
+        await index.next_heartbeat()
         assert await measure_usage(index) == (1, Counter())

@@ -147,7 +147,7 @@ async def test_an_answer_that_is_not_the_frames_is_no_answer(client: PeerClient,
         restored = await client.read(peer, CHAIN[:1], memory.all(1), FORMAT)
         assert restored == (1 if body.endswith(b"more") else 0)
         assert memory.holds(0, CHAIN[0]) if restored else memory.is_untouched(0)
-        assert client.counts.faults == {"PeerLied": 1}
+        assert client.counts.faults == {"PeerInvalid": 1}
         assert not client.may_ask(peer)
 
 

@@ -238,7 +238,7 @@ async def test_two_who_notice_another_folder_announce_it_once(valkey: Valkey, tm
         await until(lambda: tier.identity not in (None, first), "the other folder is seen")
         await asyncio.gather(a.owners.register_disk(tier), a.owners.register_disk(tier), a.keep(CHAIN))
         assert [owner.name for owner in a.index._owned] == [tier.identity]
-        await a.index.heard()
+        await a.index.next_heartbeat()
         assert (await a.claims()).get(str(tier.identity)) == 10
 
 

@@ -130,7 +130,7 @@ async def engine(
             await runner.setup()
             await web.SockSite(runner, listener).start()
             if opened.index is not None:
-                await opened.index.heard()
+                await opened.index.next_heartbeat()
             yield Engine(opened, config)
             await runner.cleanup()
 

@@ -58,11 +58,11 @@ def record(name: str, created: float = 1e9) -> Record:
 async def test_what_was_heard_is_of_its_own_version() -> None:
     """An answer that was computed anew does not speak for the old one, nor the old one for it."""
     answers = Answers(None)
-    answers.hear(record("one"), "Yes.")
+    answers.record_answer(record("one"), "Yes.")
     assert await answers.of(record("one")) == "Yes."
     with pytest.raises(StoreUnavailable):
         await answers.of(record("one", created=2e9))
-    answers.hear(record("one", created=2e9), "No.")
+    answers.record_answer(record("one", created=2e9), "No.")
     assert await answers.of(record("one", created=2e9)) == "No."
     with pytest.raises(StoreUnavailable):
         await answers.of(record("one"))
@@ -86,14 +86,14 @@ async def test_the_answers_that_were_used_last_are_kept(monkeypatch: pytest.Monk
     """As many as fit."""
     monkeypatch.setattr(answers_module, "_KEPT_CHARACTERS", 10)
     answers = Answers(None)
-    answers.hear(record("one"), "12345")
-    answers.hear(record("two"), "12345")
+    answers.record_answer(record("one"), "12345")
+    answers.record_answer(record("two"), "12345")
     await answers.of(record("one"))
-    answers.hear(record("three"), "123")
+    answers.record_answer(record("three"), "123")
 
     assert [await answers.of(record(name)) for name in ("one", "three")] == ["12345", "123"]
     with pytest.raises(StoreUnavailable):
         await answers.of(record("two"))
     answers.forget("a.one")
-    answers.hear(record("four"), "1234567")
+    answers.record_answer(record("four"), "1234567")
     assert [await answers.of(record(name)) for name in ("three", "four")] == ["123", "1234567"]

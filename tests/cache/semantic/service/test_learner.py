@@ -68,7 +68,7 @@ class Host:
             10_000,
         )
 
-    async def hear(
+    async def record_answer(
         self,
         name: str,
         text: str,
@@ -83,7 +83,7 @@ class Host:
         note = Answered(
             1, f"a.{name}", PARTITION, text, "m", "0.0.0", created, time.time() + 60, msgspec.json.encode(body)
         )
-        await self.learner.hear(note, await self.query(text) if asked else query)
+        await self.learner.record_answer(note, await self.query(text) if asked else query)
 
     async def query(self, text: str) -> Query:
         vector = await self.embedder.embed(text)
@@ -139,9 +139,9 @@ async def slow(embedder: Embedder, server: ChatServer) -> AsyncIterator[Host]:
 
 async def test_an_answer_is_found_before_a_slow_judge_has_compared_it(slow: Host, server: ChatServer) -> None:
     """Its group and its label follow, to the record as it is then."""
-    await slow.hear("one", ASKED, ANSWER)
+    await slow.record_answer("one", ASKED, ANSWER)
     await slow.until(lambda: slow.record("one") is not None)
-    await slow.hear("two", AGAIN, SAME_ANSWER, asked=True)
+    await slow.record_answer("two", AGAIN, SAME_ANSWER, asked=True)
     await slow.until(lambda: slow.record("two") is not None)
 
     kept = slow.record("two")
@@ -158,7 +158,7 @@ async def test_an_answer_is_found_before_a_slow_judge_has_compared_it(slow: Host
 async def test_no_answer_waits_for_those_before_it(slow: Host, server: ChatServer) -> None:
     """A hundred answers are found while the judge has answered nothing; he is asked some at once."""
     for number in range(100):
-        await slow.hear(str(number), f"How do I reset password number {number}?", f"Press key {number}.")
+        await slow.record_answer(str(number), f"How do I reset password number {number}?", f"Press key {number}.")
     await slow.until(lambda: len(slow.neighbours.records) == 100)
 
     assert server.requests, "somebody is asked"
@@ -180,7 +180,7 @@ async def test_where_too_many_wait_for_the_judge_the_oldest_are_not_compared(
         _working(embedder, judge) as host,
     ):
         for number in range(40):
-            await host.hear(str(number), f"How do I reset password number {number}?", f"Press key {number}.")
+            await host.record_answer(str(number), f"How do I reset password number {number}?", f"Press key {number}.")
             await host.until(lambda number=number: host.record(str(number)) is not None)  # type: ignore[misc]
         server.goes_on.set()
         await host.learner.idle()
@@ -194,11 +194,11 @@ async def test_where_too_many_wait_for_the_judge_the_oldest_are_not_compared(
 
 async def test_a_verdict_is_of_the_answers_that_were_compared(slow: Host, server: ChatServer) -> None:
     """One that was computed anew meanwhile is neither blamed nor joined for what the old one said."""
-    await slow.hear("one", ASKED, ANSWER)
+    await slow.record_answer("one", ASKED, ANSWER)
     await slow.until(lambda: slow.record("one") is not None)
-    await slow.hear("two", AGAIN, SAME_ANSWER, asked=True)
+    await slow.record_answer("two", AGAIN, SAME_ANSWER, asked=True)
     await server.arrived.acquire()
-    await slow.hear("one", ASKED, "There are no passwords any more.", created=2.0)
+    await slow.record_answer("one", ASKED, "There are no passwords any more.", created=2.0)
     await slow.until(lambda: getattr(slow.record("one"), "created", 0) == 2.0)
     server.goes_on.set()
     await slow.learner.idle()
@@ -220,9 +220,9 @@ async def test_what_was_computed_anew_before_its_turn_is_not_compared(
         _working(embedder, judge) as host,
     ):
         for name, text, asked in (("one", ASKED, False), ("two", AGAIN, False), ("three", f"Hi. {ASKED}", True)):
-            await host.hear(name, text, f"{ANSWER} {name}", asked=asked)
+            await host.record_answer(name, text, f"{ANSWER} {name}", asked=asked)
             await host.until(lambda name=name: host.record(name) is not None)  # type: ignore[misc]
-        await host.hear("one", ASKED, "There are no passwords any more.", created=2.0)
+        await host.record_answer("one", ASKED, "There are no passwords any more.", created=2.0)
         await host.until(lambda: getattr(host.record("one"), "created", 0) == 2.0)
         server.goes_on.set()
         await host.learner.idle()
@@ -238,19 +238,19 @@ async def test_nobody_waits_for_the_judge_while_many_wait_to_be_found(
     """They are found first, and compared later."""
     monkeypatch.setattr(learner_module, "_PATIENCE", PATIENT)
     monkeypatch.setattr(learner_module, "_MOST_PATIENT", 1)
-    await slow.hear("one", ASKED, ANSWER)
+    await slow.record_answer("one", ASKED, ANSWER)
     await slow.until(lambda: slow.record("one") is not None)
-    await slow.hear("two", AGAIN, SAME_ANSWER)
-    await slow.hear("three", f"Hi. {ASKED}", SAME_ANSWER)
+    await slow.record_answer("two", AGAIN, SAME_ANSWER)
+    await slow.record_answer("three", f"Hi. {ASKED}", SAME_ANSWER)
     await slow.until(lambda: len(slow.neighbours.records) == 3)
 
 
 async def test_the_group_of_an_answer_that_is_gone_is_nobodys(slow: Host, server: ChatServer) -> None:
     """Evicted, or computed anew, while the judge had not answered."""
-    await slow.hear("one", ASKED, ANSWER)
+    await slow.record_answer("one", ASKED, ANSWER)
     await slow.until(lambda: slow.record("one") is not None)
-    await slow.hear("two", AGAIN, SAME_ANSWER)
-    await slow.hear("three", "Please, how do I reset my password?", SAME_ANSWER)
+    await slow.record_answer("two", AGAIN, SAME_ANSWER)
+    await slow.record_answer("three", "Please, how do I reset my password?", SAME_ANSWER)
     await slow.until(lambda: len(slow.neighbours.records) == 3)
     three = slow.record("three")
     assert three is not None
@@ -268,7 +268,7 @@ async def test_a_quick_judge_is_waited_for(embedder: Embedder) -> None:
     """Nobody finds an answer before it is known what it says the same as, though many come at once."""
     async with _working(embedder, EmbeddingJudge(embedder)) as host:
         for number in range(20):
-            await host.hear(str(number), f"{ASKED} I am number {number}.", ANSWER)
+            await host.record_answer(str(number), f"{ASKED} I am number {number}.", ANSWER)
         await host.learner.idle()
 
         assert {record.answer for record in host.neighbours.records} == {"a.0"}
@@ -281,10 +281,10 @@ async def test_a_neighbour_whose_answer_nobody_has_is_left_out(
     """Without a store old answers are unknown; the fresh one is compared with the others, and kept."""
     monkeypatch.setattr(answers_module, "_KEPT_CHARACTERS", len(ANSWER) + 10)
     async with _working(embedder, EmbeddingJudge(embedder)) as host:
-        await host.hear("old", ASKED, "Ask your administrator to do that for you, please.")
-        await host.hear("one", f"{AGAIN} Thanks.", ANSWER)
+        await host.record_answer("old", ASKED, "Ask your administrator to do that for you, please.")
+        await host.record_answer("one", f"{AGAIN} Thanks.", ANSWER)
         await host.learner.idle()
-        await host.hear("two", AGAIN, ANSWER)
+        await host.record_answer("two", AGAIN, ANSWER)
         await host.learner.idle()
 
         assert {record.entry for record in host.neighbours.records} == {"a.old", "a.one", "a.two"}
@@ -305,7 +305,7 @@ async def test_those_who_wait_for_the_judge_are_compared_once_with_what_turns_ou
         _working(embedder, judge) as host,
     ):
         for number in range(20):
-            await host.hear(str(number), f"{ASKED} I am number {number}.", f"{ANSWER} Greetings, number {number}.")
+            await host.record_answer(str(number), f"{ASKED} I am number {number}.", f"{ANSWER} Greetings, number {number}.")
         await host.until(lambda: len(host.neighbours.records) == 20)
         server.goes_on.set()
         await host.learner.idle()
@@ -327,7 +327,7 @@ async def test_what_is_learned_is_read_before_somebody_asks(
 
     monkeypatch.setattr(neighbours_module, "_read_short", functools.lru_cache(neighbours_module._TEXTS_KEPT)(noted))
     async with _working(embedder, EmbeddingJudge(embedder)) as host:
-        await host.hear("one", ASKED, ANSWER)
+        await host.record_answer("one", ASKED, ANSWER)
         await host.until(lambda: host.record("one") is not None)
         await host.learner.idle()
         one = host.record("one")
@@ -346,17 +346,17 @@ async def test_a_judge_who_costs_is_asked_for_a_share_and_for_each_audit(
     """After the first it is one of ten fresh answers where the share is a tenth; the others teach nothing."""
     monkeypatch.setattr("cache.semantic.service.learner._FIRST", 1.0)
     async with open_llm_judge(server.url, "m") as judge, _working(embedder, judge, 0.1) as host:
-        await host.hear("known", ASKED, ANSWER)
+        await host.record_answer("known", ASKED, ANSWER)
         await host.learner.idle()
         for number in range(21):
-            await host.hear(f"e{number}", f"{AGAIN} {'Really! ' * number}", f"{SAME_ANSWER} {number}", asked=True)
+            await host.record_answer(f"e{number}", f"{AGAIN} {'Really! ' * number}", f"{SAME_ANSWER} {number}", asked=True)
             await host.learner.idle()
         asked = len(server.requests)
         assert asked == 2
         assert host.labels.count == 2
         query = await host.query(AGAIN)
         audited = dataclasses.replace(query, decision=Decision(True, 0.01, 0.01, True, 0.1), served=True)
-        await host.hear("audit", AGAIN, f"{SAME_ANSWER} audited", query=audited)
+        await host.record_answer("audit", AGAIN, f"{SAME_ANSWER} audited", query=audited)
         await host.learner.idle()
         assert len(server.requests) == asked + 1
 
@@ -365,7 +365,7 @@ async def test_what_others_have_learned_is_bounded_too(embedder: Embedder) -> No
     """Those that were used longest ago go, here alone."""
     async with _working(embedder, EmbeddingJudge(embedder)) as host:
         for name in ("one", "two", "three"):
-            await host.hear(name, f"What is {name}?", ANSWER)
+            await host.record_answer(name, f"What is {name}?", ANSWER)
             await host.learner.idle()
         host.neighbours.records.use("a.one")
         await host.neighbours.bound(2)
