@@ -294,15 +294,15 @@ PARTS: dict[str, Part] = {
             )
             for place, short in (("host memory", "host memory"), ("disk, written by another process", "disk"))
         ],
-        rounds=3,
+        rounds=7,
     ),
     "prefix_replay": replays,
     "semantic_latency": of_figure(
         "semantic_latency",
         [
             (
-                "10,000 entries in one partition: embed, search, guards, p50",
-                "semantic look-up, 10,000 entries, p50",
+                "1,000 entries in one partition: embed, search, guards, p50",
+                "semantic look-up, 1,000 entries, p50",
                 "ms",
                 False,
             )

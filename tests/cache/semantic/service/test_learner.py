@@ -305,7 +305,9 @@ async def test_those_who_wait_for_the_judge_are_compared_once_with_what_turns_ou
         _working(embedder, judge) as host,
     ):
         for number in range(20):
-            await host.record_answer(str(number), f"{ASKED} I am number {number}.", f"{ANSWER} Greetings, number {number}.")
+            await host.record_answer(
+                str(number), f"{ASKED} I am number {number}.", f"{ANSWER} Greetings, number {number}."
+            )
         await host.until(lambda: len(host.neighbours.records) == 20)
         server.goes_on.set()
         await host.learner.idle()
@@ -349,7 +351,9 @@ async def test_a_judge_who_costs_is_asked_for_a_share_and_for_each_audit(
         await host.record_answer("known", ASKED, ANSWER)
         await host.learner.idle()
         for number in range(21):
-            await host.record_answer(f"e{number}", f"{AGAIN} {'Really! ' * number}", f"{SAME_ANSWER} {number}", asked=True)
+            await host.record_answer(
+                f"e{number}", f"{AGAIN} {'Really! ' * number}", f"{SAME_ANSWER} {number}", asked=True
+            )
             await host.learner.idle()
         asked = len(server.requests)
         assert asked == 2
