@@ -47,7 +47,7 @@ class RedisIndex:
     ) -> None:
         self.connection = connection
         self._deadline = deadline
-        self._heartbeat = heartbeat
+        self._heartbeat_seconds = heartbeat
         self._lifetime = lifetime
         self._claim_seconds = claim_seconds
         self._writes = WriteQueue(connection, claim_seconds, self._distrust_all)
@@ -144,10 +144,10 @@ class RedisIndex:
 
         For a start that wants to wait for the index; it waits for as long as Redis is away.
         """
-        next_heartbeat: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._heartbeat_waiters.append(next_heartbeat)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._heartbeat_waiters.append(waiter)
         self._wake.set()
-        await next_heartbeat
+        await waiter
 
     async def heartbeat(self) -> None:
         """Give signs of life and read those of others; runs for as long as the index is used."""
@@ -161,11 +161,11 @@ class RedisIndex:
                 await self._pause(_PAUSE_WHILE_ILL)
                 continue
             self._complaint = ""
-            for next_heartbeat in waiters:
-                self._heartbeat_waiters.remove(next_heartbeat)
-                if not next_heartbeat.done():  # else nobody waits any more
-                    next_heartbeat.set_result(None)
-            await self._pause(self._heartbeat)
+            for waiter in waiters:
+                self._heartbeat_waiters.remove(waiter)
+                if not waiter.done():  # else nobody waits any more
+                    waiter.set_result(None)
+            await self._pause(self._heartbeat_seconds)
 
     async def _heartbeat(self, learn_nodes: bool) -> None:
         for owner in tuple(self._owned):
