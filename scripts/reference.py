@@ -33,13 +33,20 @@ def settings_table() -> str:
     groups: list[tuple[str, type[Struct]]] = [("", Settings)]
     groups += [(name, kind) for name, kind, _ in fields_of(Settings) if kind is not BackendSettings and is_group(kind)]
     for group, kind in groups:
-        lines += ["", f"### {group or 'General'}", "", inspect.getdoc(kind) or "", "", _head("setting", "variable")]
+        lines += [
+            "",
+            f"### {group or 'General'}",
+            "",
+            inspect.getdoc(kind) or "",
+            "",
+            _head("setting, environment variable"),
+        ]
         for name, field, default in fields_of(kind):
             if not is_group(field):
                 key = f"{group}.{name}" if group else name
                 variable = "KEEPGATE_" + key.upper().replace(".", "_")
                 text = f"{descriptions(kind)[name]} *Expected:* {expected(field)}."
-                lines.append(_row(f"`{key}`", f"`{variable}`", shown(default), text))
+                lines.append(_row(f"`{key}`<br>`{variable}`", shown(default), text))
     return "\n".join(lines)
 
 
@@ -48,15 +55,15 @@ def backend_table() -> str:
     parser = Parser(prog="keepgate backend")
     add_arguments(parser)
     settings = {name for name, _, _ in fields_of(BackendSettings)}
-    lines = [_head("option", "setting of `keepgate serve`")]
+    lines = ["| option, setting of `keepgate serve` | |", "|---|---|"]
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
             continue
         option = ", ".join(f"`{word}`" for word in action.option_strings)
         values = ", ".join(f"`{choice}`" for choice in action.choices or ())
-        setting = f"`backend.{action.dest}`" if action.dest in settings else "`model`" if action.dest == "model" else ""
+        setting = f"<br>`backend.{action.dest}`" if action.dest in settings else ""
         text = parser._get_formatter()._expand_help(action) + (f" *One of* {values}." if values else "")
-        lines.append(_row(option, setting, "", text))
+        lines.append(_row(option + setting, text))
     return "\n".join(lines)
 
 
@@ -115,8 +122,8 @@ def shown(default: Any) -> str:
     return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
 
 
-def _head(first: str, second: str) -> str:
-    return f"| {first} | {second} | default | |\n|---|---|---|---|"
+def _head(first: str) -> str:
+    return f"| {first} | default | |\n|---|---|---|"
 
 
 def _row(*cells: str) -> str:

@@ -128,7 +128,7 @@ CHARTS = (
     ),
     Chart(
         "first-token",
-        "First token on a prefix of 1,500 tokens, share of the time to compute it",
+        "First token on a prefix of 1,500 tokens, share of the time to compute it (line: target)",
         "prefix_ttft",
         [
             ("prefix from host memory, against computing it", "Keepgate, host memory"),
