@@ -35,7 +35,7 @@ def describe(model: ServedModel, stats: EngineStats, lossy_codec: str | None) ->
         "quantization": None if model.quantization is None else dataclasses.asdict(model.quantization),
         "kv_precision": runner.kv_precision,
         "kv_bytes_per_token": runner.kv_bytes_per_token,
-        "kv_bytes_per_token_out_of_sight": _out_of_sight(runner),
+        "kv_bytes_per_token_outside_window": _outside_window(runner),
         "attention_window": runner.config.attention_window,
         "max_context": model.max_context,
         "vocab_size": config.vocab_size,
@@ -70,7 +70,7 @@ def _determinism_reason(runner: ModelRunner, lossy_codec: str | None) -> str:
     return _SAME_BITS if lossy_codec is None else _LOSSY.format(lossy_codec)
 
 
-def _out_of_sight(runner: ModelRunner) -> int:
+def _outside_window(runner: ModelRunner) -> int:
     """Bytes kept of a token that has left the windows of some layers, for those layers.
 
     A block is of all layers: as long as one of them sees it, the others keep theirs. Where none does, it is given back.

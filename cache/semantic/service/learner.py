@@ -127,7 +127,7 @@ class Learner:
 
     async def record_answer(self, note: Answered, query: Query | None) -> None:
         if not self._heard.add((note, query)):
-            self._figures.count("unheard")
+            self._figures.count("not_learned")
 
     async def work(self) -> None:
         """Learn from what was heard; runs for as long as the cache does."""
@@ -174,7 +174,7 @@ class Learner:
         try:
             await self._learn(*heard)
         except CacheError as error:
-            self._figures.count("unheard")
+            self._figures.count("not_learned")
             log.debug("a fresh answer was not learned: %s", error)
 
     async def _learn(self, note: Answered, query: Query | None) -> None:

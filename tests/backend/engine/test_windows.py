@@ -157,10 +157,10 @@ def test_the_model_says_what_windows_save_and_what_they_do_not(pair: Pair, model
     info = describe(served, Engine(runner, max_batch=8, step_tokens=STEP).stats(), None)
     per_token = runner.kv_bytes_per_token
     if runner.config.attention_window is None:
-        assert (info["attention_window"], info["kv_bytes_per_token_out_of_sight"]) == (None, per_token // 2)
+        assert (info["attention_window"], info["kv_bytes_per_token_outside_window"]) == (None, per_token // 2)
         assert info["feasible_batch"] == {"256": 1}
     else:
-        assert (info["attention_window"], info["kv_bytes_per_token_out_of_sight"]) == (WINDOW, 0)
+        assert (info["attention_window"], info["kv_bytes_per_token_outside_window"]) == (WINDOW, 0)
         assert info["feasible_batch"] == {"256": NUM_BLOCKS // 4}
 
 
