@@ -291,7 +291,7 @@ async def test_a_neighbour_whose_answer_nobody_has_is_left_out(
         two = host.record("two")
         assert two is not None
         assert two.answer == "a.one"
-        assert host.figure("unheard") == 0
+        assert host.figure("not_learned") == 0
 
 
 async def test_those_who_wait_for_the_judge_are_compared_once_with_what_turns_out_the_same(
