@@ -18,15 +18,7 @@ _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class AwqReader:
-    """``scale * (code - zero)``, four bits, words along the outputs.
-
-    Args:
-        values: ``quantization_config``.
-        source: where that is, for messages.
-
-    Raises:
-        ModelError: a field asks for what is not read here; names it.
-    """
+    """``scale * (code - zero)``, four bits, words along the outputs."""
 
     def __init__(self, values: Mapping[str, Any], store: TensorStore, source: str) -> None:
         fields = Fields(values, source)

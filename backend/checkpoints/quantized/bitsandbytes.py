@@ -19,15 +19,7 @@ from backend.quantized_weights.quantized_linear import MOST_SCALE
 
 
 class BitsAndBytesReader:
-    """Four bits that index quantiles, or int8 with a scale for each output.
-
-    Args:
-        values: ``quantization_config``.
-        source: where that is, for messages.
-
-    Raises:
-        ModelError: a field asks for what is not read here; names it.
-    """
+    """Four bits that index quantiles, or int8 with a scale for each output."""
 
     def __init__(self, values: Mapping[str, Any], store: TensorStore, source: str) -> None:
         fields = Fields(values, source)

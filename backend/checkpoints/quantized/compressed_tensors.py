@@ -36,15 +36,7 @@ _IN_OTHER_ORDER = ("group", "dynamic")
 
 
 class CompressedTensorsReader:
-    """Groups of modules, by name, pattern or class, each with its own scheme.
-
-    Args:
-        values: ``quantization_config``.
-        source: where that is, for messages.
-
-    Raises:
-        ModelError: a field asks for what is not read here; names it.
-    """
+    """Groups of modules, by name, pattern or class, each with its own scheme."""
 
     def __init__(self, values: Mapping[str, Any], store: TensorStore, source: str) -> None:
         fields = Fields(values, source)

@@ -15,15 +15,7 @@ from backend.quantized_weights.fp8_scheme import Fp8Linear, Fp8Scheme
 
 
 class Fp8Reader:
-    """E4M3 times a scale for the weight, each row or each block. Scales of activations are left aside.
-
-    Args:
-        values: ``quantization_config``.
-        source: where that is, for messages.
-
-    Raises:
-        ModelError: a field asks for what is not read here; names it.
-    """
+    """E4M3 times a scale for the weight, each row or each block. Scales of activations are left aside."""
 
     def __init__(self, values: Mapping[str, Any], store: TensorStore, source: str) -> None:
         self._store = store

@@ -26,15 +26,7 @@ _ONES: Mapping[Literal[4, 8], int] = {4: 0x11111111, 8: 0x01010101}
 
 
 class GptqReader:
-    """``scale * (code - zero)``, four or eight bits, inputs perhaps in another order (act-order).
-
-    Args:
-        values: ``quantization_config``.
-        source: where that is, for messages.
-
-    Raises:
-        ModelError: a field asks for what is not read here; names it.
-    """
+    """``scale * (code - zero)``, four or eight bits, inputs perhaps in another order (act-order)."""
 
     def __init__(self, values: Mapping[str, Any], store: TensorStore, source: str) -> None:
         fields = Fields(values, source)

@@ -37,6 +37,8 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], TensorStore, str], Checkpoin
     "fbgemm_fp8": Fp8Reader,
     "bitsandbytes": BitsAndBytesReader,
 }
+"""By ``quant_method``. A reader takes the ``quantization_config``, the tensors, and where the config is from, for
+messages; it raises ModelError, which names the field, for what it does not read."""
 _FIELDS = ("quantization_config", "compression_config")
 """The second is what compressed-tensors called the first."""
 
