@@ -1,7 +1,8 @@
 """A gateway, its upstreams and a client of it, all in the test's own event loop, on real sockets."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,15 @@ from tests.cache.conftest import (
     valkey,
 )
 from tests.gateway.api.prefix_upstream import PrefixUpstream
-from tests.gateway.client import Client
+from tests.gateway.client import Client, chat
 from tests.gateway.raw_upstream import Conversation, RawUpstream
 
 __all__ = ["folder", "late_valkey", "minilm", "own_valkey", "pytest_asyncio_loop_factories", "shared_valkey", "valkey"]
+
+SECRET = "pssst-tell-nobody"
+"""What a tenant wrote, in requests and answers; `secret_is_not_logged` looks for it."""
+LIMIT = 2**20
+"""The longest body that the gateway of `served` takes."""
 
 
 class Stage:
@@ -79,3 +85,25 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
         # Connections end a moment after their server; a task that stays is a leak, and TimeoutError names none of it.
         while asyncio.all_tasks() - before - {asyncio.current_task()}:  # noqa: ASYNC110  # tasks tell nobody
             await asyncio.sleep(0)
+
+
+@pytest.fixture
+def secret_is_not_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """After the test SECRET is in no line of any logger, at any level."""
+    caplog.set_level(logging.DEBUG)
+    yield
+    said = "\n".join(logging.Formatter().format(record) for record in caplog.get_records("call"))
+    assert SECRET not in said
+    assert SECRET.encode().hex() not in said
+
+
+@pytest.fixture
+async def served(stage: Stage) -> AsyncIterator[tuple[Client, MockUpstream]]:
+    """A gateway that must still answer when the test is over."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock, max_body=LIMIT, timeouts={"client": 0.3})
+    yield client, mock
+    mock.replies[:] = [Reply(text="alive")]
+    assert (await client.post(chat("are you there?"))).text == "alive"
+    assert (await client.post(chat("are you there?"))).cache == "hit"
+    await client.until("flights", 0)

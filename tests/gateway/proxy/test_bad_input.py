@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import zlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -12,36 +11,13 @@ import pytest
 
 from gateway.upstreams.mock import MockUpstream, Reply
 from tests.gateway.client import COMPLETIONS, DEADLINE, Client, chat
-from tests.gateway.conftest import Stage
+from tests.gateway.conftest import LIMIT, SECRET, Stage
 from tests.gateway.raw_upstream import CHUNKED_EVENT_STREAM, EVENT_STREAM, chunked, json_reply, saying
 from tests.gateway.wire import request_bytes, wire
 
-# What a tenant wrote, in every request and every answer below; it must be in no log line.
-SECRET = "pssst-tell-nobody"
 MESSAGES: list[Any] = [{"role": "user", "content": SECRET}]
-LIMIT = 2**20
 
-
-@pytest.fixture(autouse=True)
-def _silent_log(caplog: pytest.LogCaptureFixture) -> Any:
-    """Every test here ends with a look at the log, of all loggers at all levels."""
-    caplog.set_level(logging.DEBUG)
-    yield
-    said = "\n".join(logging.Formatter().format(record) for record in caplog.get_records("call"))
-    assert SECRET not in said
-    assert SECRET.encode().hex() not in said
-
-
-@pytest.fixture
-async def served(stage: Stage) -> AsyncIterator[tuple[Client, MockUpstream]]:
-    """A gateway that must still answer when the test is over."""
-    mock = await stage.mock()
-    client = await stage.gateway(mock, max_body=LIMIT, timeouts={"client": 0.3})
-    yield client, mock
-    mock.replies[:] = [Reply(text="alive")]
-    assert (await client.post(chat("are you there?"))).text == "alive"
-    assert (await client.post(chat("are you there?"))).cache == "hit"
-    await client.until("flights", 0)
+pytestmark = pytest.mark.usefixtures("secret_is_not_logged")
 
 
 def body(**fields: Any) -> bytes:
