@@ -19,12 +19,10 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
-from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.fp8_scheme import Fp8Linear
-from backend.quantized_weights.int_scheme import IntLinear
+from backend.quantized_weights.int_scheme import IntLinear, unpack_nibbles
 from backend.quantized_weights.nf4_scheme import LEVELS, Nf4Linear
-from backend.quantized_weights.nibbles import unpack_nibbles
-from backend.quantized_weights.quantized_linear import QuantizedLinear
+from backend.quantized_weights.quantized_linear import CannotQuantize, QuantizedLinear
 
 Form = Literal["int4", "int8", "nf4", "fp8"]
 Offset = Literal["none", "zeros", "minima"]

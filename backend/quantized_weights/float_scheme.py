@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
-from backend.quantized_weights.errors import CannotQuantize
+from backend.quantized_weights.quantized_linear import CannotQuantize
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
-from backend.quantized_weights.errors import CannotQuantize
-from backend.quantized_weights.quantized_linear import check_range
+from backend.quantized_weights.quantized_linear import CannotQuantize, check_range
 
 _MOST = torch.finfo(torch.float8_e4m3fn).max
 _SMALLEST_STEP = 2.0**-9

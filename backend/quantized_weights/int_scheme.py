@@ -8,10 +8,8 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
-from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.grid import Grid
-from backend.quantized_weights.nibbles import pack_nibbles, unpack_nibbles
-from backend.quantized_weights.quantized_linear import check_range, row_scales
+from backend.quantized_weights.quantized_linear import CannotQuantize, check_range, row_scales
 
 Zero = Literal["middle", "integer", "minimum"]
 
@@ -222,3 +220,13 @@ class IntLinear:
                 # weight = scale * (code - middle) + (offset + scale * middle)
                 total += products * scales + rows[:, part].sum(1, keepdim=True) * (offsets + scales * middle)
         return (total * of_rows).to(x.dtype)
+
+
+def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
+    """uint8 [..., n] with values below 16 to uint8 [..., n / 2]; n is even."""
+    return codes[..., 0::2] | codes[..., 1::2] << 4
+
+
+def unpack_nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """The inverse of `pack_nibbles`."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)

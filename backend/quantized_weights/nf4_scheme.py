@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from backend.quantized_weights.errors import CannotQuantize
-from backend.quantized_weights.nibbles import pack_nibbles, unpack_nibbles
-from backend.quantized_weights.quantized_linear import check_range
+from backend.quantized_weights.int_scheme import pack_nibbles, unpack_nibbles
+from backend.quantized_weights.quantized_linear import CannotQuantize, check_range
 
 # Table 4 of the paper's appendix E: quantiles of N(0, 1), with an exact zero, scaled to [-1, 1].
 LEVELS = (

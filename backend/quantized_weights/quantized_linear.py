@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from backend.quantized_weights.errors import CannotQuantize
+from backend.errors import ModelError
 
 MOST_SCALE = 2.0**64
 """How far from zero a scale may be, made or read: no product with a code is beyond float32."""
@@ -88,3 +88,7 @@ def row_scales(x: torch.Tensor) -> torch.Tensor:
     """The int8 scale of each row, float32 [T, 1]; 1 where a row is all zeros."""
     most = x.float().abs().amax(dim=-1, keepdim=True)
     return torch.where(most > 0, most / 127, 1.0)
+
+
+class CannotQuantize(ModelError):
+    """A weight cannot be kept in a scheme; the message says which size or value is in the way."""

@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from cache.exact import ExactCache
-from gateway.api.gauges import Gauges
+from gateway.api.stats import Gauges
 from gateway.pipeline import Pipeline
 from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.settings.settings import Settings

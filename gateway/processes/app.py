@@ -21,7 +21,7 @@ from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import RedisStore, open_redis_store
 from gateway.api import admin, handlers, prefix_stores
 from gateway.api.app_keys import CACHE, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
-from gateway.api.gauges import Gauges
+from gateway.api.stats import Gauges
 from gateway.http.background_tasks import background_tasks
 from gateway.http.middleware import answer_errors, note_start
 from gateway.http.server import Handler, HttpServer

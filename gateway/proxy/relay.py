@@ -11,7 +11,7 @@ from gateway.http.response_writer import ResponseWriter
 from gateway.proxy.flight import Subscriber
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.lookup import Lookup
-from gateway.proxy.rendering import render
+from gateway.proxy.replay import render
 from gateway.proxy.response_headers import forwarded_headers, semantic_headers, whole_response
 from gateway.proxy.semantic_lookup import SemanticQuery
 

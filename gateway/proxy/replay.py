@@ -1,7 +1,11 @@
 """Answers a hit from its entry."""
 
+import asyncio
+
+import msgspec
 from aiohttp import web
 
+from cache.entries.answer import stream_of
 from cache.entries.entry import Entry
 from cache.entries.outcomes import Hit
 from cache.exact import ExactCache
@@ -9,7 +13,6 @@ from cache.semantic.messages import Found
 from gateway.metrics import HitCounter
 from gateway.proxy.fast_path import RAW_DIGEST
 from gateway.proxy.inference_request import InferenceRequest
-from gateway.proxy.rendering import render
 from gateway.proxy.response_headers import hit_headers, semantic_headers, whole_response
 
 
@@ -60,3 +63,20 @@ class Replay:
         drawn = self._draws and inference.sampled
         if raw_digest and slot and slot.entry is hit.entry and not drawn:
             self._cache.memory.alias(slot, raw_digest, inference.form)
+
+
+_decode = msgspec.json.Decoder(dict).decode
+_LARGE_BODY = 2**18
+
+
+async def render(body: bytes, form: str) -> bytes:
+    """The response object `body` (JSON text) in `form`: "json", "stream" or "stream+usage"."""
+    if form == "json":
+        return body
+    if len(body) > _LARGE_BODY:  # takes milliseconds: it leaves the event loop
+        return await asyncio.to_thread(_as_stream, body, form)
+    return _as_stream(body, form)
+
+
+def _as_stream(body: bytes, form: str) -> bytes:
+    return stream_of(_decode(body), include_usage=form == "stream+usage")

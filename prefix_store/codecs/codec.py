@@ -47,3 +47,7 @@ def stored_key(codec: Codec, key: bytes) -> bytes:
     if codec.is_exact:
         return key
     return xxhash.xxh3_128_digest(_ADDRESS + len(codec.name).to_bytes(1, "little") + codec.name.encode() + key)
+
+
+class CannotEncode(Exception):
+    """These numbers cannot be written in this way; they are not stored."""

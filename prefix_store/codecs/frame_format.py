@@ -8,8 +8,7 @@ import numpy as np
 
 from prefix_store.codecs.codec import Codec, stored_key
 from prefix_store.frames.block_id import ID_BYTES, BlockId
-from prefix_store.frames.errors import BadFrame
-from prefix_store.frames.frame import HEADER_BYTES, FrameHeader, HeaderTemplate, checksum_of
+from prefix_store.frames.frame import HEADER_BYTES, BadFrame, FrameHeader, HeaderTemplate, checksum_of
 from prefix_store.frames.layout import BlockLayout
 from prefix_store.frames.segments import Bytes, Segments
 

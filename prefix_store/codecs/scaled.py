@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from prefix_store.codecs.errors import CannotEncode
-from prefix_store.codecs.parts import keys_and_values
+from prefix_store.codecs.codec import CannotEncode
 from prefix_store.frames.layout import BlockLayout
 from prefix_store.frames.segments import Bytes, Segments, gather, scatter
 
@@ -151,3 +150,24 @@ class Scaled:
 
 INT8 = Scaled("int8", 1, 127.0, is_float=False, keys_along=_TOKENS)
 FP8 = Scaled("fp8", 2, 448.0, is_float=True, keys_along=_DIMENSIONS)
+
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def keys_and_values(block: Bytes, layout: BlockLayout) -> tuple[Tensor, Tensor]:
+    """Views [layers, kv heads, tokens, dimensions] of a block's bytes, in the layout's dtype.
+
+    The layout must say its axes.
+    """
+    import torch
+
+    # NumPy has no bfloat16, so the bytes become numbers on torch's side.
+    numbers = torch.from_numpy(block).view(getattr(torch, layout.dtype)).view(layout.shape)
+    part = layout.axes.index("p")
+    keys, values = numbers.select(part, 0), numbers.select(part, 1)
+    if layout.keys_transposed:
+        keys = keys.view(*keys.shape[:-2], layout.size("d"), layout.size("t")).transpose(-1, -2)
+    order = [layout.axes.replace("p", "").index(axis) for axis in "lhtd"]
+    return keys.permute(order), values.permute(order)

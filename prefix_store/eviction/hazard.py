@@ -7,13 +7,13 @@ would be seen.
 """
 
 import math
+import random
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
 from prefix_store.eviction.access import Access
 from prefix_store.eviction.ages import BUCKETS, MOST_STEPS, STEPS_PER_E
-from prefix_store.eviction.leaves import Leaves
 from prefix_store.eviction.reuse_table import ReuseTable
 from prefix_store.eviction.run import Run
 from prefix_store.eviction.waiting import Waiting
@@ -97,3 +97,28 @@ class HazardIndex:
 def _class(uses: int, access: Access) -> int:
     length = access.output_length
     return bisect_left(_USES, uses) * _KINDS + (_UNKNOWN if length is None else bisect_left(_OUTPUT_LENGTHS, length))
+
+
+class Leaves:
+    """A set in which a run's `place` is its place in a list, so that a sample costs nothing."""
+
+    def __init__(self, seed: int) -> None:
+        self._runs: list[Run[Any]] = []
+        self._random = random.Random(seed).random  # noqa: S311  # nothing here is a secret
+
+    def add(self, run: Run[Any]) -> None:
+        run.place = len(self._runs)
+        self._runs.append(run)
+
+    def discard(self, run: Run[Any]) -> None:
+        last = self._runs.pop()
+        if last is not run:
+            self._runs[run.place] = last
+            last.place = run.place
+        run.place = -1
+
+    def sample(self, count: int) -> Sequence[Run[Any]]:
+        """So many of them by chance, with repetitions; all, in an order of their own, if there are not more."""
+        runs, random = self._runs, self._random
+        number = len(runs)
+        return runs if number <= count else [runs[int(random() * number)] for _ in range(count)]

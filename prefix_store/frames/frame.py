@@ -26,7 +26,6 @@ from dataclasses import dataclass, fields
 import xxhash
 
 from prefix_store.frames.block_id import BlockId
-from prefix_store.frames.errors import BadFrame
 from prefix_store.frames.layout import DTYPES, MOST_AXES, BlockLayout
 
 MAGIC = b"KGKV"
@@ -144,3 +143,15 @@ def checksum_of(data: bytes | memoryview) -> int:
 def _agree(field: str, expected: object, found: object) -> None:
     if expected != found:
         raise BadFrame(field, expected, found)
+
+
+class BadFrame(Exception):
+    """Bytes that are not the frame that was asked for. ``field`` is what gave them away.
+
+    The message goes into logs, so it has no hashes: from a digest of a few tokens the tokens can be guessed.
+    """
+
+    def __init__(self, field: str, expected: object, found: object) -> None:
+        self.field = field
+        is_hash = isinstance(expected, bytes) and isinstance(found, bytes)
+        super().__init__(f"{field} is another one" if is_hash else f"{field} is {found}, expected {expected}")

@@ -44,3 +44,17 @@ def _pairs(segments: Segments, data: Bytes) -> list[_Pair]:
         pairs.append((array, data[start : start + array.nbytes].view(array.dtype).reshape(array.shape)))
         start += array.nbytes
     return pairs
+
+
+_LINE_BYTES = 64
+
+
+def buffer(size: int) -> Bytes:
+    """So many bytes, from the beginning of a cache line on.
+
+    NumPy's large arrays begin 16 bytes into a page, and there some processors' string moves, with which the system
+    copies files and sockets, are eight to twelve times slower: 2 GB/s in place of 18 to 24 (AMD EPYC, Linux 6.18).
+    """
+    memory = np.empty(size + _LINE_BYTES, np.uint8)
+    start = -memory.ctypes.data % _LINE_BYTES
+    return memory[start : start + size]

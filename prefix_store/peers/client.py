@@ -15,9 +15,8 @@ import msgspec
 
 from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.frames.block_id import BlockId
-from prefix_store.frames.buffer import buffer
-from prefix_store.frames.errors import BadFrame
-from prefix_store.frames.segments import Segments
+from prefix_store.frames.frame import BadFrame
+from prefix_store.frames.segments import Segments, buffer
 from prefix_store.peers.errors import PeerFailed, PeerInvalid
 from prefix_store.peers.exchange import Address, Answer, Question
 from prefix_store.peers.health import PeerHealth

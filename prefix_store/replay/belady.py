@@ -11,7 +11,7 @@ import heapq
 from array import array
 
 from prefix_store.eviction.tree import BlockTree
-from prefix_store.replay.hits import Hits
+from prefix_store.replay.caches import Hits
 from prefix_store.replay.trace import Trace
 
 _NEVER = 2**62

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,8 +18,7 @@ from typing import TypeVar
 from prefix_store.eviction.access import Access
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.segments import Segments
-from prefix_store.store.fetch_plan import PEERS, FetchPlan, FetchStep, plan_fetch
-from prefix_store.store.figures import StoreFigures
+from prefix_store.store.fetch_plan import PEERS, FetchDecision, FetchPlan, FetchStep, plan_fetch
 from prefix_store.store.location import Location
 from prefix_store.store.owners import Owners
 from prefix_store.store.peer_reader import PeerReader
@@ -256,3 +256,23 @@ def _given(task: asyncio.Task[T], nothing: T) -> T:
         return task.result()
     task.cancel()
     return nothing
+
+
+@dataclass(slots=True)
+class StoreFigures:
+    """Counts since the start, of blocks by place unless the name says otherwise."""
+
+    restored: Counter[str] = field(default_factory=Counter)
+    fetched: Counter[str] = field(default_factory=Counter)
+    """Decided to be fetched, whether or not that worked."""
+    computed: Counter[str] = field(default_factory=Counter)
+    """Were there, and computing them was expected to be sooner."""
+    late: int = 0
+    """Fetches that were ended by their deadline."""
+    offered: int = 0
+    kept: Counter[str] = field(default_factory=Counter)
+
+    def note(self, choices: tuple[FetchDecision, ...]) -> None:
+        """Adds what was decided."""
+        for choice in choices:
+            (self.fetched if choice.fetched else self.computed)[choice.place] += choice.blocks

@@ -8,15 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from prefix_store.codecs.errors import CannotEncode
+from prefix_store.codecs.codec import CannotEncode
 from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.eviction.access import Access
 from prefix_store.eviction.pins import Pins
 from prefix_store.eviction.policy import Policy
 from prefix_store.eviction.tree import BlockTree
 from prefix_store.frames.block_id import BlockId
-from prefix_store.frames.errors import BadFrame
-from prefix_store.frames.frame import check_frame
+from prefix_store.frames.frame import BadFrame, check_frame
 from prefix_store.frames.segments import Segments
 from prefix_store.tiers.cancellation import Cancelled, CancelToken
 from prefix_store.tiers.counts import TAKEN_BACK, Progress, TierCounts

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from backend.quantized_weights.int_scheme import IntLinear, IntScheme
-from backend.quantized_weights.nibbles import pack_nibbles
+from backend.quantized_weights.int_scheme import IntLinear, IntScheme, pack_nibbles
 
 _BLOCK = 32
 _SUPER_BLOCK = 256

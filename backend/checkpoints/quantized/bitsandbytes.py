@@ -12,10 +12,9 @@ from backend.checkpoints.module_tensors import ModuleTensors
 from backend.checkpoints.quantized.integer_weights import int_linear
 from backend.checkpoints.tensor_store import TensorStore
 from backend.models.json_fields import Fields
-from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.int_scheme import IntLinear, IntScheme
 from backend.quantized_weights.nf4_scheme import LEVELS, SCALES_PER_BLOCK, BlockScales, Nf4Linear, Nf4Scheme
-from backend.quantized_weights.quantized_linear import MOST_SCALE
+from backend.quantized_weights.quantized_linear import MOST_SCALE, CannotQuantize
 
 
 class BitsAndBytesReader:

@@ -22,10 +22,9 @@ from backend.checkpoints.quantized.targets import Targets
 from backend.checkpoints.tensor_store import TensorStore
 from backend.errors import ModelError
 from backend.models.json_fields import Fields
-from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.fp8_scheme import Fp8Linear
 from backend.quantized_weights.int_scheme import IntLinear, IntScheme
-from backend.quantized_weights.quantized_linear import QuantizedLinear
+from backend.quantized_weights.quantized_linear import CannotQuantize, QuantizedLinear
 
 PACKED, INTEGERS, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 _OF_INTEGERS = (PACKED, INTEGERS, "naive-quantized")

@@ -9,9 +9,8 @@ from torch.nn import functional
 
 from backend.checkpoints.module_tensors import ModuleTensors
 from backend.models.json_fields import Fields
-from backend.quantized_weights.errors import CannotQuantize
-from backend.quantized_weights.int_scheme import IntLinear, IntScheme, Zero
-from backend.quantized_weights.nibbles import pack_nibbles, unpack_nibbles
+from backend.quantized_weights.int_scheme import IntLinear, IntScheme, Zero, pack_nibbles, unpack_nibbles
+from backend.quantized_weights.quantized_linear import CannotQuantize
 
 
 def int_linear(

@@ -18,11 +18,10 @@ from backend.checkpoints.shards import Shards
 from backend.checkpoints.tensor_store import TensorStore
 from backend.errors import ModelError
 from backend.models.json_file import read_json_object
-from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.float_scheme import FloatLinear
 from backend.quantized_weights.int_scheme import IntLinear
 from backend.quantized_weights.nf4_scheme import Nf4Linear
-from backend.quantized_weights.quantized_linear import QuantizedLinear
+from backend.quantized_weights.quantized_linear import CannotQuantize, QuantizedLinear
 
 # Of a model's directory, what is neither weights nor what is written anew.
 _TAKEN_OVER = ("*.jinja", "*.model", "*.txt", "LICENSE*", "*.json")

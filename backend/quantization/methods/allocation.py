@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backend.quantized_weights.errors import CannotQuantize
+from backend.quantized_weights.quantized_linear import CannotQuantize
 
 _MOST_UNITS = 100_000
 """Of a budget. Sizes that have no common measure that large are rounded up to one, and a budget is still held."""

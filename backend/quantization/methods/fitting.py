@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from backend.quantization.calibration.decoder_layer import Group
-from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.float_scheme import FloatScheme
 from backend.quantized_weights.int_scheme import IntScheme
-from backend.quantized_weights.quantized_linear import Scheme
+from backend.quantized_weights.quantized_linear import CannotQuantize, Scheme
 
 Schemes = Callable[[int, Group, int, int], tuple[Scheme, str | None]]
 """(layer, group, outputs, inputs) to the scheme of a matrix, and in words why it is not the one that was asked for."""

@@ -14,8 +14,7 @@ from backend.quantization.calibration.stages import Seen, stages
 from backend.quantization.methods.fitting import Schemes
 from backend.quantization.methods.report import LayerReport, MatrixReport
 from backend.quantization.methods.rounding import Rounded, Rounding
-from backend.quantized_weights.errors import CannotQuantize
-from backend.quantized_weights.quantized_linear import QuantizedLinear
+from backend.quantized_weights.quantized_linear import CannotQuantize, QuantizedLinear
 
 Fold = Callable[[DecoderLayer, Seen], dict[str, torch.Tensor]]
 """Changes a layer, by what its groups were given, into one that computes the same; see `Folding`."""

@@ -29,8 +29,8 @@ from backend.quantization.methods.partial import KeptLinears, PartialFolder
 from backend.quantization.methods.recipe import Bits, Recipe
 from backend.quantization.methods.report import Divergence, QuantizationReport
 from backend.quantization.methods.sensitivity import Probe, Sensitivity
-from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.float_scheme import FloatScheme
+from backend.quantized_weights.quantized_linear import CannotQuantize
 
 Progress = Callable[[str], None]
 

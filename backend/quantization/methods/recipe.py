@@ -13,10 +13,9 @@ from backend.quantization.methods.fitting import Schemes, fitting
 from backend.quantization.methods.gptq import ActOrder, Gptq
 from backend.quantization.methods.rounding import Rounding, round_to_nearest
 from backend.quantization.methods.sensitivity import Sensitivity
-from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.float_scheme import FloatScheme
 from backend.quantized_weights.int_scheme import IntScheme
-from backend.quantized_weights.quantized_linear import Scheme
+from backend.quantized_weights.quantized_linear import CannotQuantize, Scheme
 
 Method = Literal["rtn", "gptq", "awq", "mixed"]
 METHODS: tuple[Method, ...] = ("rtn", "gptq", "awq", "mixed")

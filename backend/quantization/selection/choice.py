@@ -12,13 +12,12 @@ from backend.model_loader.weights import ModelWeights
 from backend.quantization.methods.fitting import fitting
 from backend.quantization.selection.rounding import rounded
 from backend.quantization.selection.summary import RoundingError, Summary, summarise
-from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.float_scheme import FloatScheme
 from backend.quantized_weights.fp8_scheme import Fp8Scheme
 from backend.quantized_weights.int_scheme import IntScheme
 from backend.quantized_weights.names import WITH_A_TEXT
 from backend.quantized_weights.nf4_scheme import Nf4Scheme
-from backend.quantized_weights.quantized_linear import Scheme
+from backend.quantized_weights.quantized_linear import CannotQuantize, Scheme
 
 _HEAD = IntScheme(8, 64)
 """Four bits would cost most in the head, and so would one scale for all inputs, or eight-bit floats: its weights are as

@@ -9,8 +9,7 @@ import torch
 from backend.model_loader.linears import Weight, map_linears
 from backend.model_loader.weights import ModelWeights
 from backend.quantization.selection.summary import RoundingError
-from backend.quantized_weights.errors import CannotQuantize
-from backend.quantized_weights.quantized_linear import QuantizedLinear, Scheme
+from backend.quantized_weights.quantized_linear import CannotQuantize, QuantizedLinear, Scheme
 
 
 def rounded(

@@ -11,7 +11,7 @@ from backend.engine.config import EngineConfig
 from backend.engine.model_runner import ModelRunner
 from backend.model_loader.weights import ModelWeights
 from backend.models.config import ModelConfig
-from backend.quantized_weights.errors import CannotQuantize
+from backend.quantized_weights.quantized_linear import CannotQuantize
 from backend.runners.errors import RunnerUnavailable
 from backend.runners.self_test import max_relative_error
 

@@ -12,9 +12,8 @@ import torch
 from backend.model_loader.linears import Weight
 from backend.quantized_weights.float_scheme import FloatLinear
 from backend.quantized_weights.fp8_scheme import Fp8Linear
-from backend.quantized_weights.int_scheme import IntLinear
+from backend.quantized_weights.int_scheme import IntLinear, unpack_nibbles
 from backend.quantized_weights.nf4_scheme import Nf4Linear
-from backend.quantized_weights.nibbles import unpack_nibbles
 from backend.runners.errors import RunnerUnavailable
 
 KVPrecision = Literal["float16", "int8"]

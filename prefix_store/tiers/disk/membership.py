@@ -8,8 +8,7 @@ import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from prefix_store.frames.buffer import buffer
-from prefix_store.frames.segments import Bytes
+from prefix_store.frames.segments import Bytes, buffer
 from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.folder import Folder
 from prefix_store.tiers.disk.journal import Journal, Kind, Record

@@ -12,10 +12,8 @@ from pathlib import Path
 
 from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.frames.block_id import BlockId
-from prefix_store.frames.buffer import buffer
-from prefix_store.frames.errors import BadFrame
-from prefix_store.frames.frame import check_frame
-from prefix_store.frames.segments import Segments
+from prefix_store.frames.frame import BadFrame, check_frame
+from prefix_store.frames.segments import Segments, buffer
 from prefix_store.tiers.cancellation import Cancelled, CancelToken
 from prefix_store.tiers.counts import Faults, Progress, TierCounts
 from prefix_store.tiers.disk.block_name import BlockName, block_name

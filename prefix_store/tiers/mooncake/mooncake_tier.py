@@ -9,12 +9,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from prefix_store.codecs.errors import CannotEncode
+from prefix_store.codecs.codec import CannotEncode
 from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.eviction.access import Access
 from prefix_store.frames.block_id import BlockId
-from prefix_store.frames.errors import BadFrame
-from prefix_store.frames.frame import check_frame
+from prefix_store.frames.frame import BadFrame, check_frame
 from prefix_store.frames.segments import Bytes, Segments
 from prefix_store.tiers.admission import SecondUseAdmission
 from prefix_store.tiers.cancellation import Cancelled, CancelToken

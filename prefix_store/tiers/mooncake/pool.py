@@ -11,8 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from prefix_store.frames.buffer import buffer
-from prefix_store.frames.segments import Bytes
+from prefix_store.frames.segments import Bytes, buffer
 from prefix_store.tiers.mooncake.settings import join, mooncake_module, read_settings
 
 _NO_ROOM = -200

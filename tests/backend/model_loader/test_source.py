@@ -20,8 +20,8 @@ from backend.errors import ModelError
 from backend.model_loader.source import resolve_model
 from backend.model_loader.weights import load_weights, read_config
 from backend.quantization.selection.choice import quantised
-from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.int_scheme import IntLinear, IntScheme
+from backend.quantized_weights.quantized_linear import CannotQuantize
 from tests.backend.conftest import quiet
 
 HIDDEN, HEADS, KV_HEADS, LAYERS = 64, 4, 2, 2

@@ -11,8 +11,8 @@ from backend.model_loader.linears import linears
 from backend.model_loader.weights import ModelWeights
 from backend.quantization.selection.choice import ROUNDINGS, quantised
 from backend.quantization.selection.prepared import RECIPES
-from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.names import WITH_A_TEXT
+from backend.quantized_weights.quantized_linear import CannotQuantize
 from tests.backend.runners.cuda.random_model import random_weights
 from tests.backend.tiny_model import CONFIG
 

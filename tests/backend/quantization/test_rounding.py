@@ -11,8 +11,8 @@ from backend.model_loader.linears import linears
 from backend.model_loader.weights import ModelWeights, dense
 from backend.quantization.selection.rounding import rounded
 from backend.quantization.selection.summary import RoundingError, summarise
-from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.int_scheme import IntScheme
+from backend.quantized_weights.quantized_linear import CannotQuantize
 from tests.backend.runners.cuda.random_model import random_weights
 from tests.backend.tiny_model import CONFIG
 

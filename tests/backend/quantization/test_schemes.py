@@ -7,11 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.quantized_weights.errors import CannotQuantize
-from backend.quantized_weights.int_scheme import IntScheme
+from backend.quantized_weights.int_scheme import IntScheme, pack_nibbles, unpack_nibbles
 from backend.quantized_weights.nf4_scheme import Nf4Scheme
-from backend.quantized_weights.nibbles import pack_nibbles, unpack_nibbles
-from backend.quantized_weights.quantized_linear import Scheme, reference
+from backend.quantized_weights.quantized_linear import CannotQuantize, Scheme, reference
 from tests.backend.quantization.schemes import IDS, SCHEMES, weights
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=IDS)

@@ -18,9 +18,8 @@ from backend.models.config import KvDtype, ModelConfig
 from backend.quantization.selection.choice import quantised
 from backend.quantization.selection.rounding import rounded
 from backend.quantized_weights.fp8_scheme import Fp8Linear, Fp8Scheme
-from backend.quantized_weights.int_scheme import IntLinear, IntScheme, Zero
+from backend.quantized_weights.int_scheme import IntLinear, IntScheme, Zero, unpack_nibbles
 from backend.quantized_weights.nf4_scheme import LEVELS, Nf4Linear, Nf4Scheme
-from backend.quantized_weights.nibbles import unpack_nibbles
 from backend.quantized_weights.quantized_linear import Scheme
 from backend.runners.choice import choose_runner
 from backend.runners.errors import RunnerUnavailable

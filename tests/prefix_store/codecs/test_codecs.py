@@ -8,12 +8,10 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from prefix_store.codecs.codec import Codec, stored_key
-from prefix_store.codecs.errors import CannotEncode
+from prefix_store.codecs.codec import CannotEncode, Codec, stored_key
 from prefix_store.codecs.frame_format import FrameFormat
-from prefix_store.codecs.parts import keys_and_values
 from prefix_store.codecs.registry import CODECS, PLAIN, codec_named
-from prefix_store.codecs.scaled import FP8, INT8, Scaled
+from prefix_store.codecs.scaled import FP8, INT8, Scaled, keys_and_values
 from prefix_store.frames.layout import BlockLayout
 from prefix_store.frames.segments import Bytes
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.codecs.registry import PLAIN
 from prefix_store.frames.block_id import BlockId
-from prefix_store.frames.errors import BadFrame
-from prefix_store.frames.frame import HEADER_BYTES, FrameHeader, check_frame
+from prefix_store.frames.frame import HEADER_BYTES, BadFrame, FrameHeader, check_frame
 from prefix_store.frames.layout import DTYPES, BlockLayout
 from prefix_store.frames.segments import Bytes
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefix_store.frames.buffer import buffer
-from prefix_store.frames.segments import gather, scatter
+from prefix_store.frames.segments import buffer, gather, scatter
 
 
 @given(sizes=st.lists(st.integers(0, 50), max_size=8), seed=st.integers(0, 99))

@@ -18,8 +18,7 @@ from pathlib import Path
 from prefix_store.eviction.access import Access
 from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.frames.block_id import BlockId
-from prefix_store.frames.errors import BadFrame
-from prefix_store.frames.frame import check_frame
+from prefix_store.frames.frame import BadFrame, check_frame
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.disk.folder import Folder
 from tests.prefix_store.tiers.blocks import Memory, chain, format_of

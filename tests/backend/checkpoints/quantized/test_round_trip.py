@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from backend.checkpoints.quantized.integer_weights import pack_words, unpack_words, words_of
 from backend.checkpoints.quantized.writer import write_checkpoint
 from backend.checkpoints.tensor_store import TensorStore
-from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.float_scheme import FloatLinear, FloatScheme
 from backend.quantized_weights.int_scheme import IntLinear, IntScheme
-from backend.quantized_weights.quantized_linear import QuantizedLinear, Scheme
+from backend.quantized_weights.quantized_linear import CannotQuantize, QuantizedLinear, Scheme
 from tests.backend.checkpoints.quantized.directories import NAME, kept, read_linear, write_source
 from tests.backend.quantization.schemes import SCHEMES, weights
 

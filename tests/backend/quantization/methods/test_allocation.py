@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.quantization.methods.allocation import Choice, least_loss, least_size
-from backend.quantized_weights.errors import CannotQuantize
+from backend.quantized_weights.quantized_linear import CannotQuantize
 
 Parts = list[list[Choice]]
 

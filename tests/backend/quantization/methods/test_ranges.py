@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.quantization.methods.ranges import by_hessian, by_inputs, searched_grid
-from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.int_scheme import IntScheme
+from backend.quantized_weights.quantized_linear import CannotQuantize
 from tests.backend.quantization.schemes import ZEROS, weights
 
 schemes = st.sampled_from([IntScheme(4, 32, zero) for zero in ZEROS] + [IntScheme(4), IntScheme(8, 64)])

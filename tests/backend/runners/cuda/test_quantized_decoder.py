@@ -10,12 +10,11 @@ import torch
 
 from backend.model_loader.linears import Weight, as_floats, map_linears
 from backend.model_loader.weights import Linear, ModelWeights, dense
-from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.float_scheme import FloatScheme
 from backend.quantized_weights.fp8_scheme import Fp8Scheme
 from backend.quantized_weights.int_scheme import IntLinear, IntScheme
 from backend.quantized_weights.nf4_scheme import Nf4Scheme
-from backend.quantized_weights.quantized_linear import Scheme
+from backend.quantized_weights.quantized_linear import CannotQuantize, Scheme
 from backend.runners.cuda.runner import CudaRunner
 from backend.runners.torch.runner import TorchRunner
 from tests.backend.runners.cuda.random_model import CONFIG, STEPS, random_weights

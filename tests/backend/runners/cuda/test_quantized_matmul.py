@@ -17,12 +17,11 @@ from backend.kernels.quantized_gemm import quantized_gemm
 from backend.kernels.quantized_matmul import DEQUANTIZE_MIN_ROWS, QuantizedMatmul
 from backend.kernels.quantized_skinny_gemm import MAX_ROWS, quantized_skinny_gemm
 from backend.kernels.quantized_weight import DeviceWeight, concatenate, on_device
-from backend.quantized_weights.errors import CannotQuantize
 from backend.quantized_weights.float_scheme import FloatScheme
 from backend.quantized_weights.fp8_scheme import Fp8Scheme
 from backend.quantized_weights.int_scheme import IntLinear, IntScheme
 from backend.quantized_weights.nf4_scheme import Nf4Scheme
-from backend.quantized_weights.quantized_linear import QuantizedLinear, Scheme, reference
+from backend.quantized_weights.quantized_linear import CannotQuantize, QuantizedLinear, Scheme, reference
 from tests.backend.runners.cuda.examples import FEW
 from tests.backend.runners.cuda.references import TOLERANCE, relative_error
 
