@@ -168,7 +168,7 @@ _kinds = st.tuples(st.integers(0, 15), st.integers(0, 15))
 _operations = st.one_of(
     st.tuples(st.just("start"), st.sampled_from(_NAMES)),
     st.tuples(st.just("start"), st.sampled_from(_NAMES)),
-    st.tuples(st.just("beat"), st.sampled_from(_NAMES), _numbers),
+    st.tuples(st.just("heartbeat"), st.sampled_from(_NAMES), _numbers),
     st.tuples(st.just("retire"), st.sampled_from(_NAMES)),
     st.tuples(st.just("publish"), _numbers, _part, _kinds),
     st.tuples(st.just("publish"), _numbers, _part, _kinds),
