@@ -95,7 +95,7 @@ class ExactCache:
             await self.redis.put(entry, keep_for)
 
     async def entry(self, entry_id: str) -> Entry | None:
-        """The entry with this id, whoever asks. Raises StoreUnavailable."""
+        """The entry with this id, of any tenant. Raises StoreUnavailable."""
         entry = await self.memory.get(entry_id)
         if entry is None and self.redis is not None:
             if not self._knows_purges():

@@ -18,7 +18,7 @@ FAMILIES = ("chat.completions", "completions")
 LAYERS = ("exact", "normalized", "semantic")
 
 registry = CollectorRegistry()
-# A second series beside each counter, which nobody asks for.
+# A second series beside each counter, which is of no use.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # prometheus_client leaves it untyped
 
 
@@ -42,7 +42,7 @@ upstream_tokens = _counter("upstream_tokens", "Tokens that upstreams reported fo
 prompt_tokens = _counter(
     "prompt_tokens", "Prompt tokens of answers whose upstream says how many of them it had computed before.", "upstream"
 )
-prefix_tokens = _counter("prefix_tokens", "Those of them that it had: nobody prefilled them again.", "upstream")
+prefix_tokens = _counter("prefix_tokens", "Those of them that were not prefilled again.", "upstream")
 errors = _counter("errors", "Requests that ended with an error of the gateway.", "code")
 upstream_seconds = _histogram("upstream_seconds", "How long upstreams took for a whole answer.")
 upstream_first_byte_seconds = _histogram("upstream_first_byte_seconds", "Until an upstream began to answer.")

@@ -70,7 +70,7 @@ async def open_prefixes(state: ServerState) -> AsyncIterator[None]:
 
 
 async def forget_all(state: ServerState, store: PrefixStore) -> int:
-    """Empties the tiers, and lets nobody find what is in the engine's memory; returns how many blocks the tiers had."""
+    """Empties the tiers, and makes the engine's blocks unfindable; returns how many blocks the tiers had."""
     return await _remove(state, state.engine.engine.forget_prefixes, store.clear)
 
 
@@ -84,7 +84,7 @@ async def _distrust(state: ServerState, store: PrefixStore, prefix: StoredPrefix
 async def _remove(state: ServerState, forget: Callable[[], None], from_tiers: Callable[[], Awaitable[int]]) -> int:
     """Removes blocks from the engine's memory and from the tiers; returns how many the tiers had."""
     removed = 0
-    for _ in range(2):  # again for what somebody restored, and kept anew, before it was gone everywhere
+    for _ in range(2):  # again for blocks that were restored and stored during the first pass
         await _in_engine(state, forget)
         await _settled(state)
         removed += await from_tiers()

@@ -52,7 +52,7 @@ class Shards:
     def _write(self) -> None:
         path = self._path(len(self._names))
         save_file(self._waiting, path, metadata={"format": "pt"})
-        path.chmod(0o644)  # safetensors lets nobody else read what it writes
+        path.chmod(0o644)  # safetensors writes files that only the owner can read
         self._names.append(list(self._waiting))
         self._bytes += self._waiting_bytes
         self._waiting, self._waiting_bytes = {}, 0

@@ -47,7 +47,7 @@ class Outgoing(Protocol):
 
     def close(self) -> None:
         """The segments are not needed any more. Called once, by the engine's thread, when no thread reads them and
-        none is in ``ready``; waits for nothing, not even for bytes that nobody has asked for."""
+        none is in ``ready``; does not wait, not even for bytes that were not requested."""
         ...
 
 

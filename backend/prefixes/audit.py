@@ -44,7 +44,7 @@ class AuditFigures:
 
 
 class PrefixAuditor:
-    """Has an engine compute restored prefixes again, when nobody else wants anything of it.
+    """Has an idle engine compute restored prefixes again.
 
     Args:
         every: one in so many restored prefixes is audited; 0: none.

@@ -30,7 +30,7 @@ _SUMS = {
 
 
 class PrefixCollector(Collector):
-    """Shows the figures of a store when somebody asks, once there is one."""
+    """Exports the figures of the store at each scrape, once there is one."""
 
     def __init__(self) -> None:
         self.opened: OpenStore | None = None

@@ -191,7 +191,7 @@ class PrefixSharing:
             self._loop.call_soon_threadsafe(function)
 
     def _begin(self, work: Coroutine[None, None, None], failure: str) -> None:
-        """Does something beside everything else, whose failure is nobody's but its own."""
+        """Runs work in the background; its failure is logged and affects nothing else."""
 
         async def contained() -> None:
             try:
@@ -248,7 +248,7 @@ class PrefixSharing:
     async def _keep(self, keep: Keep, store: PrefixStore) -> None:
         chain = keep.prefix.chain
         known = len(chain.blocks) - keep.first
-        if known < 0 or keep.cancel.is_set:  # what comes before could not be kept, or nobody wants it any more
+        if known < 0 or keep.cancel.is_set:  # an earlier block was not stored, or the work was cancelled
             return
         chain.extend(keep.keys[known:], keep.tokens[known * BLOCK_SIZE :])
         sources = await asyncio.to_thread(keep.outgoing.ready)

@@ -19,7 +19,7 @@ class Tenants:
 
     Args:
         root: parent of first blocks, 16 bytes; what has the same one has the same model.
-        secret: shared by all engines that share blocks; None: one that nobody else has.
+        secret: shared by all engines that share blocks; None: a random one of this process.
     """
 
     def __init__(self, root: bytes = bytes(16), secret: bytes | None = None) -> None:

@@ -41,7 +41,7 @@ def read_text(path: Path) -> str:
 
 def _content(path: Path) -> bytes:
     try:
-        # A pipe without a writer would let nobody go on who opens it to wait for one.
+        # Opening a pipe without a writer would block.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ModelError(f"{path}: cannot be read: not a regular file")

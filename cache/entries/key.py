@@ -77,8 +77,7 @@ def canonical_body(body: Mapping[str, Any]) -> dict[str, Any]:
 def priority_of(body: Mapping[str, Any]) -> int | None:
     """The `priority` of a request, as vLLM, SGLang and the in-repo engine have it.
 
-    It says when the answer is computed and changes nothing about it. What is no whole number of 64 bits is somebody
-    else's field of that name, or an error: that counts as every field does.
+    It orders requests and does not change the answer. Any other value than a 64-bit integer counts as every field does.
     """
     value = body.get("priority")
     return value if type(value) is int and -(2**63) <= value < 2**63 else None

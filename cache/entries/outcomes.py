@@ -34,7 +34,7 @@ class Bypass:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A tier could not answer, so nobody knows whether the entry exists."""
+    """A tier could not answer, so it is unknown whether the entry exists."""
 
     reason: str
 

@@ -47,7 +47,7 @@ class RedisConnections:
         return replies
 
     async def close(self) -> None:
-        """End the connections that nobody is using."""
+        """Close the idle connections."""
         idle, self._idle = self._idle, []
         for connection in idle:
             await connection.disconnect(nowait=True)

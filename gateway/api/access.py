@@ -29,7 +29,7 @@ def require_operator(request: web.Request) -> None:
 
 
 def carries_admin_key(authorization: str, settings: Settings) -> bool:
-    """Whether an Authorization header of an operator is meant for this gateway, and for nobody behind it."""
+    """Whether an Authorization header carries the admin key, and must not be sent upstream."""
     return settings.admin_key is not None and settings.admin_key in authorization
 
 

@@ -26,7 +26,7 @@ def runtime_directory(state: Path) -> Iterator[Path]:
             parent = _make(state / "run")
         except OSError:
             parent = _make(Path(tempfile.gettempdir()) / f"keepgate-{os.getuid()}")
-        with _locked(parent):  # between the making of a directory and its lock nobody else looks at it
+        with _locked(parent):  # no other process looks at a directory before it is locked
             _remove_abandoned(parent)
             directory = Path(tempfile.mkdtemp(dir=parent))
             stack.enter_context(_locked(directory))

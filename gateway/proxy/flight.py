@@ -1,4 +1,4 @@
-"""One call to an upstream, shared by everyone who asks the same at the same time.
+"""One call to an upstream, shared by identical requests in flight.
 
 A flight is a task of its own, owned by no request. Each client reads it through a `Subscriber`, from the first chunk
 on, at its own pace. The flight finishes when the upstream's answer is complete, and is cancelled when its last

@@ -32,7 +32,7 @@ from gateway.http.background_tasks import BackgroundTasks
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.settings.settings import Settings
 
-# Where nobody waits for the answer.
+# In the background.
 _BACKGROUND_TIMEOUT = 2.0
 
 

@@ -52,7 +52,7 @@ class Connections:
                 raise aiohttp.ConnectionTimeoutError("no connection in time") from error
             protocol = _protocol(connection)
             reused = protocol in self._used
-            # Where something came while nobody had asked for anything, it must not be taken for an answer.
+            # Bytes that arrived without a request must not be taken for an answer.
             if not protocol.should_close and not (new and reused):
                 self._used.add(protocol)
                 return connection, reused
@@ -127,7 +127,7 @@ class Exchange:
             self._connection.release()
             return
         if transport is not None and not is_sent:
-            transport.abort()  # to close it would be to go on sending to somebody who does not read
+            transport.abort()  # close() would go on sending to a peer that does not read
         self._connection.close()
 
     def _begun(self) -> RawResponseMessage:

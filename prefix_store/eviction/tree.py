@@ -400,7 +400,7 @@ class BlockTree(Generic[K]):
             run.parent.children.remove(run)
 
     def _remember_end(self, run: Run[K] | None) -> None:
-        """A chain that ends here now would otherwise be forgotten by nobody."""
+        """Remembers a chain that ends here, so that it is forgotten later."""
         if run is not None and run is not self._root and not run.children:
             self._ends.setdefault(run.keys[-1], run.volume)
 

@@ -20,7 +20,7 @@ class BlockLayout:
         dtype: one of `DTYPES`.
         shape: at most five sizes, each at least 1.
         axes: what each size counts, a letter each: (p)art, which is keys and then values; (l)ayer; kv (h)ead; (t)oken;
-            (d)imension of a head. Empty where nobody needs to know; such a block is stored as it is or not at all.
+            (d)imension of a head. Empty if unknown; such a block is stored by the plain codec or not at all.
         keys_transposed: within a key vector's head, dimensions come before tokens; the last two axes are then "td".
 
     Raises:

@@ -11,7 +11,7 @@ DIGEST_BYTES = 16
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """What engines must have in common to share blocks. Made by code: nobody names a namespace by hand.
+    """What engines must have in common to share blocks. Derived by code; no namespace is named by hand.
 
     Two engines with one model name and other weights, another quantisation or another layout have no key in common.
     Raises ValueError at once for a part that is missing.

@@ -42,7 +42,7 @@ def chain_key(parent: bytes, token_ids: TokenIds) -> bytes:
 
 
 class Published:
-    """Blocks of prefixes that an operator has published: the same for all tenants, whoever asks first.
+    """Blocks of prefixes that an operator has published: the same for all tenants.
 
     Of a published prefix those blocks count that lie wholly inside it.
     """

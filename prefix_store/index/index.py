@@ -100,7 +100,7 @@ class RedisIndex:
         return lease
 
     def deny(self, owner: Owner, keys: Sequence[bytes]) -> None:
-        """An owner did not have what it is said to have: nobody shall be sent there again for these blocks."""
+        """An owner does not have blocks that it claims: they are not looked for there again."""
         check_keys(keys)
         for start in range(0, len(keys), BLOCKS_AT_ONCE):
             self._writes.add(Write("withdraw", owner, tuple(keys[start : start + BLOCKS_AT_ONCE])))
@@ -163,7 +163,7 @@ class RedisIndex:
             self._complaint = ""
             for waiter in waiters:
                 self._heartbeat_waiters.remove(waiter)
-                if not waiter.done():  # else nobody waits any more
+                if not waiter.done():  # else the waiter has given up
                     waiter.set_result(None)
             await self._pause(self._heartbeat_seconds)
 

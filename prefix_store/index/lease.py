@@ -1,4 +1,4 @@
-"""Blocks that their owner keeps while somebody reads them."""
+"""Leases: an owner keeps leased blocks while a reader fetches them."""
 
 import asyncio
 import secrets
@@ -18,7 +18,7 @@ _DEADLINE = 1.0
 class Lease:
     """A reader's hold on leading blocks of an owner, until it is released or its time is over.
 
-    Nobody has to release it: Redis forgets it at its deadline, so a reader that was killed keeps nothing for longer.
+    It ends at its deadline without a release, so a killed reader holds no blocks.
     It is a courtesy, not a proof: an owner that has lost touch with Redis gives up blocks all the same. What was read
     has to be verified, and what was read after the deadline most of all.
 

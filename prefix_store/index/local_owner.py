@@ -84,7 +84,7 @@ class LocalOwner:
         self._say("touch", keys)
 
     async def withdraw(self, keys: Sequence[bytes], deadline: float = _WITHDRAW_SECONDS) -> frozenset[bytes]:
-        """Give up blocks, children before parents; returns those that must stay because somebody reads them.
+        """Give up blocks, children before parents; returns those that must stay because they are leased.
 
         Call it before their bytes go. Where Redis does not say so within `deadline` seconds, all may go: a reader
         finds out, for it verifies what it gets.

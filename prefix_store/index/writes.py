@@ -40,7 +40,7 @@ class Write:
     forced: bool = True
     """Of a withdrawal: the blocks are gone, leased or not."""
     kept: "asyncio.Future[frozenset[bytes]] | None" = field(default=None, repr=False)
-    """Of a withdrawal that somebody waits for: which blocks have to stay."""
+    """Of a withdrawal with a waiter: which blocks have to stay."""
     unknown: Callable[[int], None] = field(default=lambda epoch: None, repr=False)
     """Of a publication: called with the epoch when the registry knows no such owner."""
 

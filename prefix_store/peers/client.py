@@ -178,7 +178,7 @@ class PeerClient:
             except PeerFailed as error:
                 if not isinstance(error.__cause__, ConnectionError):
                     raise
-                # The peer closed it while nobody used it: that says nothing about the peer of now.
+                # The peer closed the idle connection, which says nothing about its health.
         return question.ask(question.address.connection(), cancel)
 
     def _take(self, url: str) -> http.client.HTTPConnection | None:

@@ -45,7 +45,7 @@ class BlockServer:
         epoch: of this process; another one after each restart.
 
     Raises:
-        ValueError: the secret is empty, with which everybody could read every tenant's blocks.
+        ValueError: the secret is empty: any client could read every tenant's blocks.
     """
 
     def __init__(self, sources: Sequence[FrameSource], secret: str, epoch: str) -> None:
@@ -88,7 +88,7 @@ class BlockServer:
         except TimeoutError:
             return self._refusal(408, "The request took too long.")
         except ConnectionError:
-            return self._refusal(400, "The request broke off.")  # which nobody hears
+            return self._refusal(400, "The request broke off.")  # the client is gone
         except msgspec.DecodeError as error:
             return self._refusal(400, f"The request is no list of blocks: {error}.")
         if asked.epoch != self._epoch:

@@ -36,7 +36,7 @@ class OpenStore:
     """Of a block as the engine has it."""
     store: PrefixStore
     server: BlockServer | None
-    """Gives blocks to other engines; None: without a secret nobody may ask."""
+    """Sends blocks to other engines; None without a secret."""
     index: RedisIndex | None
 
 

@@ -251,7 +251,7 @@ def _ended_after(seconds: float, cancel: CancelToken) -> Iterator[_End]:
 
 
 def _given(task: asyncio.Task[T], nothing: T) -> T:
-    """What a task has found by now; it goes on by itself where it is late, for nobody waits for it."""
+    """The result of a task that is done, else a default; a late task goes on in the background."""
     if task.done():
         return task.result()
     task.cancel()

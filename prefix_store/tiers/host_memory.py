@@ -39,7 +39,7 @@ class HostMemory:
     """A `Tier` in memory. What is in it ends with the process.
 
     The books are kept by the event loop; threads, one each for reading, writing and serving, copy and compute checksums
-    with the interpreter's lock released. While a slot is read or filled, nobody gets its memory, evicted or not.
+    with the interpreter's lock released. While a slot is read or filled its memory is not reused, evicted or not.
 
     Args:
         policy: which blocks stay; for this tier alone.

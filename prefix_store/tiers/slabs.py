@@ -15,7 +15,7 @@ _SLAB_BYTES = 16 * 2**20
 
 @dataclass(eq=False, slots=True)
 class _Slab:
-    """Memory for some frames; the system has it back when nobody holds a piece of it any more."""
+    """Memory for some frames; it returns to the system when no slot of it is used."""
 
     memory: Bytes
     blank: list[int]
@@ -24,7 +24,7 @@ class _Slab:
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """Room for one frame. Freed when it is let go and nobody uses it any more."""
+    """Memory for one frame. It is freed once it is released and unused."""
 
     frame: Bytes = field(repr=False)
     number: int
@@ -76,7 +76,7 @@ class Slabs:
         return self._slot(number, slab)
 
     def let_go(self, slot: Slot) -> None:
-        """Makes room of a slot, as soon as nobody uses it."""
+        """Frees a slot as soon as it is unused."""
         slot.is_kept = False
         self._free_if_idle(slot)
 

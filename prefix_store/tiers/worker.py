@@ -93,7 +93,7 @@ class Worker:
                 continue
             try:
                 future.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - whoever waits for the work has it
+            except BaseException as error:  # noqa: BLE001 - it is raised to the caller
                 future.set_exception(error)
             del job, future, work  # what the work holds is not held until the next one comes
         end.set_result(None)
@@ -107,4 +107,4 @@ def _settle(given_up: asyncio.Future[None]) -> None:
 def _forget(future: asyncio.Future[T]) -> None:
     if not future.cancelled() and (error := future.exception()) is not None and not isinstance(error, Cancelled):
         # It may be any that who waited would have handled, as when a peer fails in the moment in which it is given up.
-        log.warning("work that nobody waits for any more has failed: %s: %s", type(error).__name__, error)
+        log.warning("abandoned work has failed: %s: %s", type(error).__name__, error)

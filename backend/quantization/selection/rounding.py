@@ -19,7 +19,7 @@ def rounded(
 
     Args:
         head: of the matrix that gives logits; None: it stays as it is.
-        error: told what is lost, layer by layer; None: nobody asks, which is quicker.
+        error: told what is lost, layer by layer; None: not measured, which is quicker.
 
     Raises:
         CannotQuantize: a weight does not fit; names it.

@@ -28,7 +28,7 @@ class CallThread:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call is under way, be it one that nobody waits for any more."""
+        """Whether a call is running, also an abandoned one."""
         return self._is_busy
 
     async def run(self, work: Callable[[CancelToken], T], otherwise: T, cancel: CancelToken | None = None) -> T:

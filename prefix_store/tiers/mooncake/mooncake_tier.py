@@ -138,7 +138,7 @@ class MooncakeTier:
         return 0
 
     async def discard(self, chain: Sequence[BlockId], keep: int) -> int:
-        """See `Tier.discard`. What else follows is not found any more, and evicted like all that nobody asks for."""
+        """See `Tier.discard`. Descendants are no longer found, and are evicted by Mooncake in time."""
 
         def remove() -> int:
             gone = max(0, self._lead_of(chain) - keep)
@@ -300,7 +300,7 @@ class MooncakeTier:
         return frame.tobytes()
 
     def _quarantine(self, key: bytes, error: BadFrame) -> None:
-        """Removes it, so that nobody is given it again. Raises OSError."""
+        """Removes a damaged frame. Raises OSError."""
         self.counts.bad_frames[error.field] += 1
         log.error("removing a block from Mooncake: %s", error)
         self._pool.remove([key])

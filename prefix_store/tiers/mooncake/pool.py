@@ -58,7 +58,7 @@ class Pool:
         return self._has_joined
 
     def connect(self) -> bool:
-        """Joins the store, and gives it the memory that the settings say. Takes up to 10 s where nobody answers.
+        """Joins the store, and gives it the memory that the settings say. Takes up to 10 s if no master answers.
 
         Returns False where it was given up before that.
         """
@@ -138,7 +138,7 @@ class Pool:
                 raise failure(code)
 
     def clear(self) -> int:
-        """Removes every frame of the namespace, whoever wrote it; returns how many it were."""
+        """Removes every frame of the namespace, of all engines; returns the number of frames."""
         code: int = self._store.remove_by_regex(f"^{re.escape(self._prefix)}", True)
         if code < 0:
             raise failure(code)

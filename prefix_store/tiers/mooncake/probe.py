@@ -1,7 +1,7 @@
 """Tries whether a Mooncake store can be joined: ``python -m prefix_store.tiers.mooncake.probe FILE``.
 
 Mooncake holds the interpreter's lock while it joins, and tries for a minute and a half where no master answers. A
-server that waited for it would answer nobody meanwhile, so a process of its own finds out, and ends by its alarm clock.
+server that waited for it would block, so a process of its own tries it, and is ended by an alarm.
 """
 
 from __future__ import annotations
