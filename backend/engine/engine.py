@@ -48,7 +48,7 @@ class Engine:
         batching: when waiting sequences may join.
         shares_prefixes: whether sequences use blocks that others have computed.
         prefix_io: keeps blocks beyond this engine's memory and fetches them again; the runner must have ``kv_blocks``,
-            and a layer that sees all tokens. None: nobody does.
+            and a layer that sees all tokens. None: no layer does.
         lossy_key: the key that takes the place of a block's own from where something was restored with a loss; None:
             nothing ever is.
     """

@@ -122,7 +122,7 @@ class ModelRunner(Protocol):
     """Over all layers, scales included."""
     num_blocks: int
     max_batch: int
-    """Sequences at a time, and tokens in a step, that suit it best; whoever runs the engine may say otherwise."""
+    """Sequences at a time, and tokens in a step, that suit it best; the engine's configuration may differ."""
     step_tokens: int
     kernels: str
     """What computes, as far as rounding depends on it: two runners that name the same here, and are alike otherwise,
@@ -134,7 +134,7 @@ class ModelRunner(Protocol):
     def kv_blocks(self) -> KvBlocks | None:
         """Its blocks, always the same object, for those who keep them elsewhere; None: this runner has none to give.
 
-        Whoever asks may have memory set aside for them, so only those who will use them do. Not during a step.
+        A call may allocate memory for them, so call it only to use them, and not during a step.
         """
         ...
 

@@ -89,7 +89,7 @@ class DeviceWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device; the levels are everybody's."""
+        """Bytes on the device; the table of levels is shared."""
         parts = (self.words, self.scales, self.offsets, self.order)
         return sum(part.nbytes for part in parts if part is not None)
 

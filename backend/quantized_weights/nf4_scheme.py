@@ -113,7 +113,7 @@ class BlockScales:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept for each weight; the table is everybody's."""
+        """Bytes that are kept for each weight; the table is shared."""
         return self.codes.nbytes + (0 if self.of_scales is None else self.of_scales.nbytes + 4)
 
     def unpack(self) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """What gateways and the process of the semantic cache say to each other over a Unix socket.
 
 Each message is a frame: its length in bytes (4 bytes, big endian), then MessagePack of [number, message]. A reply has
-the number of its question; a note, which nobody replies to, has number 0.
+the number of its question; a note, which has no reply, has number 0.
 """
 
 import struct

@@ -58,7 +58,7 @@ class StoreConfig:
 
     @property
     def peers_secret(self) -> str:
-        """The token that engines authenticate with. It does not reveal the secret, from which tenants' keys are derived."""
+        """The token between engines. It does not reveal the secret, from which tenants' keys are derived."""
         return hmac.digest(self.secret.encode(), _PEERS, "sha256").hex() if self.secret else ""
 
     @property

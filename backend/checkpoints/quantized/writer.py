@@ -155,7 +155,7 @@ class QuantizedModules:
     def __init__(self, dtype: str) -> None:
         self._dtype = dtype
         self.left_alone: list[str] = []
-        """Names of linear layers that are plain; whoever writes one adds it."""
+        """Names of linear layers that are plain; the writer adds each."""
         self._groups: dict[str, tuple[dict[str, Any], list[str]]] = {}  # of compressed-tensors, by their JSON
         self._nf4: list[bool] = []  # of weights in NF4: whether their scales have scales
 

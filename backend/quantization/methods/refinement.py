@@ -88,7 +88,7 @@ def _with_best_scales(weight: torch.Tensor, codes: Codes, scheme: IntScheme, hes
 def _least_squares(steps: torch.Tensor, target: torch.Tensor, hessian: torch.Tensor) -> torch.Tensor:
     """Scales float32 [rows, groups] with which steps [rows, groups, width] come closest to weights.
 
-    Where a row's system has no solution, they may be anything: who asks compares them with those that there were.
+    Where a row's system has no solution, they may be anything: the caller compares them with the previous ones.
 
     Args:
         target: the weights, less what does not scale, times the Hessian: as ``steps``.

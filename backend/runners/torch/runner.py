@@ -159,7 +159,7 @@ def _mixture(x: torch.Tensor, router: torch.Tensor, mlps: list[_Mlp], experts: E
     best, chosen = shares.topk(experts.per_token, dim=-1)
     if experts.normalise:
         best = best / best.sum(-1, keepdim=True)
-    # (row, choice) pairs in the order of their experts; the sum of a row is in that of its choices, whoever is beside.
+    # (row, choice) pairs in the order of their experts; a row is summed in the order of its choices.
     pairs = chosen.flatten().argsort(stable=True)
     counts = torch.bincount(chosen.flatten(), minlength=experts.count).tolist()
     groups = torch.split(x[pairs // experts.per_token], counts)

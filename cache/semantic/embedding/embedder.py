@@ -32,7 +32,7 @@ _NICE = 10
 
 
 class _Waiting:
-    """A text for whose vector somebody waits."""
+    """A queued text and the callers that wait for its vector."""
 
     def __init__(self, text: str, came: float, vector: "asyncio.Future[npt.NDArray[np.float32]]") -> None:
         self.text = text
@@ -41,7 +41,7 @@ class _Waiting:
         self._came = came
 
     def rank(self) -> float:
-        """The lowest goes first: earlier before later, short before long, and nobody waits for ever."""
+        """The lowest rank goes first: earlier before later, short before long, without starvation."""
         return self._came + (self.tokens or 0) * _YIELD_OF_TOKEN
 
 
@@ -88,7 +88,7 @@ class Embedder:
         """The unit vector of a text, float32 [dimensions].
 
         Raises EmbedderBusy at once where it would not be in time, and EmbeddingFailed where the model gives no vector.
-        Whoever stops waiting costs nothing more: a text is only computed for somebody who still waits.
+        A cancelled caller costs nothing more: a text is computed only if a caller still waits.
         """
         if self._closed:
             raise EmbeddingFailed("the embedder is closed")
@@ -114,7 +114,7 @@ class Embedder:
                 self._wake.clear()
 
     async def close(self) -> None:
-        """Let the call that is under way end; whoever still waits gets EmbeddingFailed."""
+        """Let the running call end; callers that still wait get EmbeddingFailed."""
         self._closed = True
         for each in self._waiting:
             _fail(each, EmbeddingFailed("the embedder is closed"))
@@ -169,7 +169,7 @@ class Embedder:
                 each.vector.set_result(vector.copy())
 
     async def _in_thread(self, of: list[_Waiting], call: Callable[[], T]) -> T | None:
-        """The result of a call in the thread. None where it failed, and everybody it was for has the error."""
+        """The result of a call in the thread. None if it failed; its callers have the error."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
         except asyncio.CancelledError:

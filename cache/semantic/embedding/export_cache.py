@@ -84,7 +84,7 @@ def publish(work: Path, folder: Path) -> None:
 
 
 def _run(files: ModelFiles, target: Path) -> None:
-    # A process of its own: torch and the exporter take a gigabyte that whoever serves never gives back. -P: the
+    # A process of its own: torch and the exporter take a gigabyte that a serving process would never release. -P: the
     # program is the installed one, whatever lies in the current directory.
     program = (sys.executable, "-P", "-m", "cache.semantic.embedding.export")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}

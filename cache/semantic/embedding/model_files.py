@@ -101,6 +101,6 @@ def _hub_folder(model: str) -> Path:
 
 
 def models_folder() -> Path:
-    """In the user's cache (XDG base directory specification), for whoever embeds: the service, commands, benchmarks."""
+    """In the user's cache (XDG base directory specification), for the service, commands and benchmarks."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return cache / "keepgate" / "embedding"

@@ -50,7 +50,7 @@ def _build(compiler: str, target: Path) -> None:
             raise NativeUnavailable(f"{compiler} refuses its source: {reason.strip()}") from error
         except subprocess.TimeoutExpired as error:
             raise NativeUnavailable(f"{compiler} took more than {_LONGEST_BUILD} s for its source") from error
-        # On the disk before it has its name, which appears at once: whoever finds the file finds all of it.
+        # Written completely before the rename, so that the file is never seen in part.
         with output.open("rb") as file:
             os.fsync(file.fileno())
         output.rename(target)

@@ -29,7 +29,7 @@ _COLUMN_BYTES = 31
 class VectorIndex:
     """Unit vectors [d] by partition, in memory, with exact cosines of what is found.
 
-    One lock guards everything. Whoever calls holds it throughout, a search for some milliseconds, so call from one
+    One lock guards everything. A call holds it throughout, a search for some milliseconds, so call from one
     thread that is not an event loop's; the index's own threads hold it for a batch of rows at a time. A search sees
     every entry that was added before, and none that was removed.
 

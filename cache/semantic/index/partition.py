@@ -106,7 +106,7 @@ class Partition:
         return np.empty(0, np.int64)
 
     def finish_moves(self) -> InvertedLists | None:
-        """After the last batch: put what followed in place. Returns the lists that nobody needs any more."""
+        """After the last batch: activate the new lists. Returns the lists that are no longer needed."""
         if self.next is None and not self.dissolving:
             return None
         old = self.lists

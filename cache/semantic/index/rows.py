@@ -12,7 +12,7 @@ from cache.semantic.index.table import Floats, Rows, VectorTable
 class RowStore:
     """Columns without holes: when a row goes, the last one takes its number, here, in its partition and in FAISS.
 
-    So memory goes back as rows go. Whoever calls anything here holds the lock of the index.
+    So memory shrinks as rows are removed. The caller holds the lock of the index.
 
     `moving` are the rows that are on their way into lists. One that is removed or renumbered meanwhile leaves the set,
     so that what was computed for it is not used: no lists ever name a row that is not in them.

@@ -29,7 +29,7 @@ class Judge(Protocol):
     """Whether UNSURE is to be taken for DIFFERENT. It is where somebody is mostly unsure of different answers, who
     would make wrong ones look rare if his doubts were left out; not where it means that he could not be asked."""
     failures: int
-    """Comparisons that got no verdict, because whoever was asked for it did not give one."""
+    """Comparisons without a verdict, because the model gave none."""
 
     async def compare(self, question: str, fresh: str, cached: Sequence[str]) -> list[Verdict]:
         """One verdict for each of `cached`, in their order. `question` is what `fresh` answers."""

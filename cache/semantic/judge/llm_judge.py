@@ -21,7 +21,7 @@ from cache.stores.breaker import Breaker
 log = logging.getLogger(__name__)
 
 DEFAULT_ERROR = JudgeError(recall=0.95, false_same=0.02)
-"""Assumed of a model that nobody has measured: worse than good models do, so that the policy learns more slowly."""
+"""Assumed of a model that has not been measured: worse than good models are, so that the policy learns more slowly."""
 DEADLINE = 20.0
 """Seconds for one verdict, waiting for its turn not counted."""
 CONCURRENCY = 4
@@ -130,7 +130,7 @@ class LlmJudge:
             "max_tokens": _MAX_TOKENS,
             "stream": False,
         }
-        # A redirect would carry texts and key to somebody whom the operator did not name.
+        # A redirect would send texts and key to a host that the operator did not name.
         async with self._session.post(self._url, json=body, headers=self._headers, allow_redirects=False) as response:
             if response.status != 200:
                 raise ValueError(f"status {response.status}")

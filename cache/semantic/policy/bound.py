@@ -104,7 +104,7 @@ class Tally(msgspec.Struct, array_like=True):
         """The wrong answers behind `weight` of judgements "different": from 0 to the hits."""
         watched = self.hits - self.unwatched
         if not watched:
-            # Nobody looked: nothing was served, or any of it may be wrong.
+            # No audits: nothing was served, or any of it may be wrong.
             return float(self.hits) if math.isinf(weight) else 0.0
         weight *= max(1.0, self.drawn / max(self.audits, 1))
         wrong = (weight - (1.0 - judge.recall) * watched) / (judge.recall - judge.false_same)

@@ -20,7 +20,7 @@ class Label(msgspec.Struct, frozen=True, array_like=True):
 
     `entry`, `answer`, `similarity` and `features` are those of the evidence. `source` is how it was found: "miss" if
     nothing was served and the fresh answer could be compared, "audit" if it was compared although the answer was
-    served, "user" if somebody asked again at once, or evicted the answer. `risk` is the decision's `plain_risk`,
+    served, "user" if the user repeated it at once, or deleted the answer. `risk` is the decision's `plain_risk`,
     `chance` the probability with which an audit was drawn for it: an audited hit stands for 1 / chance hits.
 
     Raises ValueError where a number is none of these.

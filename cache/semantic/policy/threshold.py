@@ -18,7 +18,7 @@ def nearest(neighbourhood: Neighbourhood) -> Evidence:
 
 
 class ThresholdPolicy:
-    """Serves whatever is at least so similar. How often that is wrong, nobody knows.
+    """Serves what is at least so similar, without a bound on wrong answers.
 
     Args:
         threshold: least cosine similarity.

@@ -63,7 +63,7 @@ class Answers:
             self._characters -= len(heard.text)
 
     async def of(self, record: Record) -> str | None:
-        """None where the entry is gone. Raises StoreUnavailable where nobody can say, or it has another answer now."""
+        """None if the entry is gone. Raises StoreUnavailable if that is unknown, or it has another answer now."""
         heard = self._heard.get(record.entry)
         if heard is not None and heard.created == record.created:
             self._heard.move_to_end(record.entry)

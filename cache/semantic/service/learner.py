@@ -1,4 +1,4 @@
-"""What the semantic cache learns from fresh answers: labels for the policy, and answers for the next who asks."""
+"""Learns from fresh answers: labels for the policy, and records that later lookups find."""
 
 import asyncio
 import contextlib

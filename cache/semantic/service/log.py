@@ -108,7 +108,7 @@ class RecordLog:
         self._announce("remove", entry.encode())
 
     def discard(self, entries: Sequence[str]) -> None:
-        """Remove records of which nobody has to be told."""
+        """Remove records without an announcement."""
         self._write("UNLINK", *(_RECORD + entry for entry in entries))
         self._write("ZREM", _RECORDS, *entries)
 
@@ -122,7 +122,7 @@ class RecordLog:
         self._announce("wrong", entry.encode())
 
     def publish(self, label: bytes, lost: Callable[[], None]) -> bool:
-        """Whether the label will come back to everybody, this process included, in one order.
+        """Whether the label will reach all processes, this one included, in one order.
 
         `lost` is called if Redis refuses it later.
         """

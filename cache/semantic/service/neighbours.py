@@ -37,7 +37,7 @@ class Neighbours:
     """Records and their vectors as one: what is in the one is in the other.
 
     `counts` says whether a record is from after the last purge of its tenant and model. Records of the tenants in
-    `published` may answer everybody, once `confirmations` other tenants got the same answer afresh.
+    `published` may answer all tenants, once `confirmations` other tenants got the same answer afresh.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Neighbours:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="index")
 
     async def put(self, record: Record, vector: Vector) -> None:
-        """Let it be found from now on, and read it, so that nobody who asks has to wait for that."""
+        """Add a record to the index, and read its text now, not during a lookup."""
         record = self.records.put(record)
         await self._run(self._add, record, vector)
         await self._run(_read_ahead, record.text)
@@ -114,7 +114,7 @@ class Neighbours:
         return gone
 
     async def purged(self) -> list[str]:
-        """The entries that count no more; whoever asks meanwhile is answered."""
+        """The entries that no longer count; lookups go on meanwhile."""
         gone = []
         for number, record in enumerate(self.records):
             if not self._counts(record):
