@@ -121,7 +121,7 @@ async def measure_here(entries: int, folder: Path) -> Measured:
     neighbours = Neighbours(VectorIndex(encoder.dimensions), lambda record: True, (), 1)
     policy = BudgetPolicy(0.01, JudgeError(0.98, 0.01), random.Random(1))  # noqa: S311  # which hits are audited is no secret
     async with open_embedder(encoder) as embedder:
-        figures, precedence = ServiceMetrics(), LookupPriority()
+        figures, priority = ServiceMetrics(), LookupPriority()
         judge, labels = EmbeddingJudge(embedder), Labels(policy, "")
         learner = Learner(
             embedder,
@@ -132,10 +132,10 @@ async def measure_here(entries: int, folder: Path) -> Measured:
             labels,
             None,
             figures,
-            precedence,
+            priority,
             entries,
         )
-        cache = SemanticCache(embedder, neighbours, policy, learner, figures, precedence, shares_purges=True)
+        cache = SemanticCache(embedder, neighbours, policy, learner, figures, priority, shares_purges=True)
         before = _resident()
         pieces = _pieces(vectors, known, entries)
         for piece in pieces:

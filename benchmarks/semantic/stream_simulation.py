@@ -180,11 +180,11 @@ def best_within(outcomes: Sequence[Outcome], wrong: float) -> Outcome:
 
 
 def _guarded(stream: Stream, asked: int, near: Ints, evidence: Evidence, bare: bool) -> tuple[Evidence | None, int]:
-    crowd = [int(near[place]) for place in evidence.members]
+    members = [int(near[place]) for place in evidence.members]
     if bare:
-        return evidence, crowd[0]
-    place, _ = matching_question(stream.text(asked), [stream.text(other) for other in crowd], stream.check)
-    return (None, -1) if place is None else (evidence, crowd[place])
+        return evidence, members[0]
+    place, _ = matching_question(stream.text(asked), [stream.text(other) for other in members], stream.check)
+    return (None, -1) if place is None else (evidence, members[place])
 
 
 def _compared(

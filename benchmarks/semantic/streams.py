@@ -41,12 +41,12 @@ _OTHER_JUDGES = (
 )
 _METHOD = """\
 Questions of the test splits, in {orders} random orders each; the posterior, its features and the ledger were chosen
-on the training splits; what makes a crowd of questions, and how evenly audits are drawn, was not settled before these
-had been seen. Banking77 has {banking} requests, CLINC150 {clinc} (a hit on a question out of scope is wrong). Half
-unrepeatable is both together ({half}), where for every second intent each question wants an answer of its own; sparse
-is both together with at most a dozen questions an intent ({sparse}). Each starts with an empty cache and an ignorant
-policy. Embedded with the default model, exact search, the guards of production (several neighbours with one answer
-vouch together for a wording). The judge of answers is simulated: recall .98, false "same" .01, which the policy
+on the training splits; which questions are taken together, and how evenly audits are drawn, was not settled before
+these had been seen. Banking77 has {banking} requests, CLINC150 {clinc} (a hit on a question out of scope is wrong).
+Half unrepeatable is both together ({half}), where for every second intent each question wants an answer of its own;
+sparse is both together with at most a dozen questions an intent ({sparse}). Each starts with an empty cache
+and an ignorant policy. Embedded with the default model, exact search, the guards of production (several neighbours
+with one answer are taken together). The judge of answers is simulated: recall .98, false "same" .01, which the policy
 knows; audits at most {audits:.0%} of requests. "On written answers" means that the default judge compares them: one for
 each intent of Banking77, with a case number where a question wants its own. "Worst order" and "mean" are over the
 orders. Gain: hits over those of the best of {thresholds} static thresholds of similarity, chosen in hindsight for each

@@ -275,7 +275,7 @@ class RedisStore:
         try:
             async with asyncio.timeout(deadline):
                 await self._slots.acquire()
-        except TimeoutError as error:  # our own crowd, no sign that Redis is ill
+        except TimeoutError as error:  # too many requests of this process, not a failure of Redis
             raise StoreUnavailable("redis: every connection is busy") from error
 
     async def _guarded(self, operation: Callable[[], Awaitable[T]], deadline: float) -> T:

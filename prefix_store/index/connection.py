@@ -89,7 +89,7 @@ class IndexConnection:
                 asked = True
                 return await self._node.run(script(name), self._keys, *args)
         except (RedisError, OSError, TimeoutError) as error:
-            # Our own crowd is no sign that Redis is ill, nor is a refusal of this one command.
+            # Too many calls of this process are no outage, nor is a refusal of this one command.
             if asked and _is_outage(error):
                 self._mark_unavailable(error)
             raise IndexUnavailable(f"redis: {name}: {_reason(error)}") from error

@@ -78,7 +78,7 @@ async def opened(job: Job, folder: Path) -> Opening:
     async with open_embedder(encoder) as embedder:
         judge = EmbeddingJudge(embedder)
         policy = BudgetPolicy(DELTA, judge.error, random.Random(1))  # noqa: S311  # which hits are audited is no secret
-        figures, precedence = ServiceMetrics(), LookupPriority()
+        figures, priority = ServiceMetrics(), LookupPriority()
         most = len(job.questions)
         learner = Learner(
             embedder,
@@ -89,10 +89,10 @@ async def opened(job: Job, folder: Path) -> Opening:
             Labels(policy, ""),
             None,
             figures,
-            precedence,
+            priority,
             most,
         )
-        cache = SemanticCache(embedder, neighbours, policy, learner, figures, precedence, shares_purges=True)
+        cache = SemanticCache(embedder, neighbours, policy, learner, figures, priority, shares_purges=True)
         async with _working(learner):
             yield Keepgate(cache, learner)
     neighbours.close()

@@ -1,4 +1,4 @@
-"""Kinship of two words: one a slip of the other, one derived from the other, one the other's opposite."""
+"""Relations of two words: a misspelling, a derivation, or an opposite of the other."""
 
 from functools import lru_cache
 

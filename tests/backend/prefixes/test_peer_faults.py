@@ -90,7 +90,7 @@ async def page(request: web.Request, honest: Honest) -> web.StreamResponse:
 
 
 async def elsewhere(request: web.Request, honest: Honest) -> web.StreamResponse:
-    """To a place that is none of the fleet's."""
+    """To an address that is none of the engines'."""
     raise web.HTTPFound("http://127.0.0.1:9/secret")
 
 

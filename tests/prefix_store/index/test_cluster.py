@@ -63,7 +63,7 @@ async def test_a_namespace_is_found_whichever_node_is_asked(cluster: Cluster) ->
 
 
 async def test_namespaces_spread_over_the_nodes(cluster: Cluster) -> None:
-    """Each model has one node; a fleet of many models has all of them."""
+    """Each model has one node; engines of many models use all of them."""
     found = {key_slot(key_names(new_namespace())[0]) // 5_462 for _ in range(200)}
     assert found == {0, 1, 2}
 

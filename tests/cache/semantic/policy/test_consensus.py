@@ -1,4 +1,4 @@
-"""A crowd of questions with one answer may vouch for a wording, and for nothing else."""
+"""Several questions with one answer show what is wording, and nothing else."""
 
 import csv
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def vouched(asked: str, questions: Sequence[str]) -> tuple[int | None, str]:
     return matching_question(Text.of(asked), [Text.of(question) for question in questions])
 
 
-def test_a_crowd_vouches_for_words_that_it_used() -> None:
+def test_words_that_the_questions_used_are_wording() -> None:
     """No single question passes the guards, but together they have said it all."""
     asked = "Where do I get a new PIN if I forgot it?"
     assert all(vouched(asked, [question])[0] is None for question in PIN)
@@ -37,13 +37,13 @@ def test_a_crowd_vouches_for_words_that_it_used() -> None:
         "Why did I not forget my PIN?",  # denied, and another type of question
     ],
 )
-def test_a_crowd_vouches_for_nothing_else(asked: str) -> None:
+def test_nothing_else_is_wording(asked: str) -> None:
     place, refused = vouched(asked, PIN)
     assert place is None
     assert refused
 
 
-def test_a_crowd_is_a_crowd_from_three_on() -> None:
+def test_three_questions_are_taken_together() -> None:
     """Two may both be exceptions."""
     asked = "Where do I get a new PIN if I forgot it?"
     enough = [PIN[2], PIN[1], PIN[3]]
@@ -66,12 +66,12 @@ OPPOSITES = [
 
 @pytest.mark.parametrize(("asked", "questions"), OPPOSITES)
 def test_a_part_of_what_one_of_them_said_is_another_question(asked: str, questions: list[str]) -> None:
-    """Each word was used, even together; what all of the crowd ask about is missing."""
+    """Each word was used, even together; what all of the questions ask about is missing."""
     for size in (2, 3, 5):
         assert vouched(asked, questions[:1] + questions[1:] * (size - 1))[0] is None
 
 
-def test_questions_that_only_share_their_answer_are_no_crowd() -> None:
+def test_questions_that_only_share_their_answer_are_not_taken_together() -> None:
     """All are answered by "yes", and every word is known; what they ask for is not."""
     questions = ["Is a whale a mammal?", "Is a cat a mammal?", "Is a dog a pet?", "Is a hamster a pet?"]
     assert vouched("Is a whale a pet?", questions)[0] is None
@@ -86,7 +86,7 @@ WRAPPERS = ("{}", "Hi, {}", "{} Thanks!", "Please tell me: {}", "I have a questi
 
 
 def test_no_trap_is_served_in_a_dense_neighbourhood() -> None:
-    """A crowd that asks the seed in many ways vouches for none of the questions that only look like it."""
+    """Questions that ask the seed in many ways match none of the questions that only look like it."""
     with (DATA / "finance_adversarial_pairs.csv").open(encoding="utf-8", newline="") as file:
         pairs = [(row["seed"], row["probe"]) for row in csv.DictReader(file) if row["should_hit"] == "0"]
     assert len(pairs) >= 30
@@ -99,7 +99,7 @@ def test_no_trap_is_served_in_a_dense_neighbourhood() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([*PIN, "I lost my card", "Is my card lost?", "Order 2 cards", ""]), max_size=6))
 def test_whoever_passes_alone_passes_in_a_crowd(questions: list[str]) -> None:
-    """A crowd never refuses what one of it would answer, and names a guard where it refuses."""
+    """Several questions never refuse what one of them would answer, and names a guard where it refuses."""
     for asked in (*PIN, "Order 3 cards"):
         place, refused = vouched(asked, questions)
         alone = [refusal(Text.of(asked), Text.of(question)) is None for question in questions]
