@@ -14,7 +14,7 @@ from backend.engine.model_runner import BLOCK_SIZE, ModelRunner
 from backend.model_loader.source import ModelSource
 from backend.model_loader.weights import ModelWeights, load_weights, read_config
 from backend.models.config import ModelConfig
-from backend.quantized_weights.names import WITH_A_TEXT, Quantization
+from backend.quantized_weights.names import CALIBRATED_QUANTIZATIONS, Quantization
 
 if TYPE_CHECKING:
     from backend.quantization.selection.summary import Summary
@@ -48,7 +48,7 @@ def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) ->
     Raises:
         ModelError: the model cannot be served, or the KV memory is too small for it.
     """
-    if engine.quantization in WITH_A_TEXT:
+    if engine.quantization in CALIBRATED_QUANTIZATIONS:
         from backend.quantization.selection.prepared import prepared
 
         source = prepared(source, engine.quantization, progress)

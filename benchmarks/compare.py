@@ -32,7 +32,7 @@ from benchmarks.harness.measurement import RESULTS
 from benchmarks.harness.processes import ROOT, CannotMeasure, Server, cores, free_port, run_program, server, upstream
 from benchmarks.harness.wrk import DistinctRequests, load, same_request
 
-_LEAST_RATIO = 0.98
+_MIN_RATIO = 0.98
 _DESCRIPTION = "Measure this checkout and another one in turn, and print the ratios."
 _MODEL = "SmolLM2-135M-Instruct"
 _START_SECONDS = 300.0
@@ -88,7 +88,7 @@ class Comparison:
     def is_worse(self) -> bool:
         """Below the limit, by more than the standard error of the median."""
         error = 1.25 * statistics.stdev(self.ratios) / len(self.ratios) ** 0.5 if len(self.ratios) > 1 else 0.0
-        return self.ratio + error < _LEAST_RATIO
+        return self.ratio + error < _MIN_RATIO
 
 
 Measure = Callable[[Checkout], Awaitable[float]]

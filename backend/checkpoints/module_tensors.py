@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 
 from backend.checkpoints.tensor_store import TensorStore
 from backend.errors import ModelError
-from backend.quantized_weights.quantized_linear import MOST_SCALE
+from backend.quantized_weights.quantized_linear import MAX_SCALE
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -69,7 +69,7 @@ class ModuleTensors:
             raise self.error(part, f"has shape {list(tensor.shape)}, expected {expected}")
         return tensor
 
-    def scales(self, part: str, *shapes: tuple[int, ...], most: float = MOST_SCALE) -> torch.Tensor:
+    def scales(self, part: str, *shapes: tuple[int, ...], most: float = MAX_SCALE) -> torch.Tensor:
         """Numbers of one of the shapes, as they are kept.
 
         Args:

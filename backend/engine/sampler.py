@@ -118,7 +118,7 @@ Floats = npt.NDArray[np.float32]
 # leaves enough of them (checked, never assumed): mostly a few dozen.
 _FLOORS = (1e-2, 1e-4, 1e-6, 0.0)
 # Below, a float32 quotient of two logits' difference could be 0/0; there every temperature is greedy anyway.
-_LEAST_TEMPERATURE = 1e-30
+_MIN_TEMPERATURE = 1e-30
 _BLOCK = 256
 
 
@@ -140,7 +140,7 @@ def sample_on_host(logits: Floats, sequences: list[Sequence]) -> list[int]:
 def _draw(row: Floats, params: SamplingParams, uniform: float) -> int:
     # A difference may overflow to minus infinity, whose weight is 0; what is not a number is the caller's to find.
     with np.errstate(over="ignore", invalid="ignore"):
-        weights = (row - row.max()) / np.float32(max(params.temperature, _LEAST_TEMPERATURE))
+        weights = (row - row.max()) / np.float32(max(params.temperature, _MIN_TEMPERATURE))
     np.exp(weights, out=weights)
     if not (params.top_k or params.top_p < 1 or params.min_p):
         return _invert(weights, uniform)

@@ -22,9 +22,9 @@ from backend.requests.generation_request import SequenceFactory
 logger = logging.getLogger(__name__)
 
 _SECONDS = 60.0
-_MOST_ERROR = 0.01
+_MAX_ERROR = 0.01
 """Relative error of logits up to which two computations of one thing count as the same, where rounding may differ."""
-_MOST_DIVERGENCE = 0.1
+_MAX_DIVERGENCE = 0.1
 """The same for blocks that were stored with a loss: nats between the distributions of the next token."""
 
 
@@ -117,10 +117,10 @@ class PrefixAuditor:
         figures.audited += 1
         figures.largest_error = max(figures.largest_error, error)
         figures.largest_divergence = max(figures.largest_divergence, divergence)
-        most = 0.0 if self._engine.engine.runner.deterministic else _MOST_ERROR
+        most = 0.0 if self._engine.engine.runner.deterministic else _MAX_ERROR
         # What was restored bit by bit may have been evicted since, and found again in a form that was not.
         may_lose = prefix.lossy or self._engine.engine.may_lose
-        if not (divergence <= _MOST_DIVERGENCE if may_lose else error <= most):
+        if not (divergence <= _MAX_DIVERGENCE if may_lose else error <= most):
             logger.error(
                 "a restored prefix of %d tokens is not what the model computes: logits differ by %.3g of the largest, "
                 "%.3g nats; it is removed",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backend.engine.model_runner import BLOCK_SIZE
 
-_LEAST_ROWS = 32
+_MIN_ROWS = 32
 _WEIGHT = 0.2
 
 
@@ -16,7 +16,7 @@ class PrefillRate:
 
     def note(self, rows: int, prompt_rows: int, seconds: float) -> None:
         """A step computed so many tokens, so many of them of prompts, in so many seconds."""
-        if prompt_rows < _LEAST_ROWS or 2 * prompt_rows < rows:
+        if prompt_rows < _MIN_ROWS or 2 * prompt_rows < rows:
             return
         each = seconds / rows
         known = self._row_seconds

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from backend.quantized_weights.quantized_linear import CannotQuantize, check_range
 
-_MOST = torch.finfo(torch.float8_e4m3fn).max
+_MAX = torch.finfo(torch.float8_e4m3fn).max
 _SMALLEST_STEP = 2.0**-9
 """Between subnormal numbers."""
 _SMALLEST_SCALE = torch.finfo(torch.float32).smallest_normal
@@ -48,7 +48,7 @@ class Fp8Scheme:
     def pack(self, weight: torch.Tensor) -> Fp8Linear:
         """See `Scheme.pack`."""
         scales = self._scales(weight)
-        return Fp8Linear(self, (weight.float() / scales).clamp(-_MOST, _MOST).to(torch.float8_e4m3fn), scales)
+        return Fp8Linear(self, (weight.float() / scales).clamp(-_MAX, _MAX).to(torch.float8_e4m3fn), scales)
 
     def error_bound(self, weight: torch.Tensor) -> torch.Tensor:
         """See `Scheme.error_bound`: half of the last of four bits, or half a step of subnormal numbers."""
@@ -60,7 +60,7 @@ class Fp8Scheme:
             most = most.amax(dim=0, keepdim=True)
         if not bool(torch.isfinite(most).all()):
             raise CannotQuantize("a weight is not a finite number")
-        scales = torch.where(most > 0, (most / _MOST).clamp(min=_SMALLEST_SCALE), 1.0)
+        scales = torch.where(most > 0, (most / _MAX).clamp(min=_SMALLEST_SCALE), 1.0)
         check_range(scales)
         return scales
 

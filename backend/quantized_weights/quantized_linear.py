@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from backend.errors import ModelError
 
-MOST_SCALE = 2.0**64
+MAX_SCALE = 2.0**64
 """How far from zero a scale may be, made or read: no product with a code is beyond float32."""
 
 
@@ -66,7 +66,7 @@ class Scheme(Protocol):
         """How far ``pack(weight).unpack()`` may be from ``weight``: float32, broadcastable to [out, in]."""
 
 
-def check_range(scales: torch.Tensor, most: float = MOST_SCALE) -> None:
+def check_range(scales: torch.Tensor, most: float = MAX_SCALE) -> None:
     """Raises CannotQuantize where a scale or a minimum, none of them NaN, is further from zero than ``most``."""
     if float(scales.abs().max()) > most:
         raise CannotQuantize(f"a weight is beyond the range of scales, which end at {most:g}")

@@ -12,7 +12,7 @@ from benchmarks.engine.decode_program import TEMPERATURE, TOP_P
 from benchmarks.harness.measurement import RATIO, Figure, Row, Target
 from benchmarks.harness.processes import ROOT, CannotMeasure, cores
 
-_LEAST_TOKENS_PER_SECOND = {1: 50.0, 8: 300.0, 32: 500.0}
+_MIN_TOKENS_PER_SECOND = {1: 50.0, 8: 300.0, 32: 500.0}
 _METHOD = """\
 `decode_program.py`: {model} at a context of {context} tokens on {threads} threads, runner {runner}. Whole steps of
 the engine (scheduler, model, sampling, detokeniser) and `generate` of transformers take turns on the same weights; the
@@ -74,7 +74,7 @@ def _rows(batch: _Batch) -> tuple[Row, Row]:
     best = max(batch.transformers_float32_tokens_per_second, batch.transformers_bfloat16_tokens_per_second)
     beside = tuple({"transformers generate, tok/s": best} for _ in batch.keepgate_samples)
     name = f"batch {batch.batch}{', sampled' * batch.sampled}"
-    least = None if batch.sampled else _LEAST_TOKENS_PER_SECOND.get(batch.batch)
+    least = None if batch.sampled else _MIN_TOKENS_PER_SECOND.get(batch.batch)
     return (
         Row(
             what=name,

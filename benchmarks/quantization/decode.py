@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
-from backend.quantized_weights.names import WITH_A_TEXT, Quantization
+from backend.quantized_weights.names import CALIBRATED_QUANTIZATIONS, Quantization
 from backend.runners.fused.thread_count import limit_spinning
 from benchmarks.harness.measurement import RATIO, Figure, Row, Target
 from benchmarks.harness.processes import run_on_all_cores
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _ROUNDS, _QUICK_ROUNDS = 9, 2
 _CONTEXT, _STEPS = 112, 16
-_LEAST = {1: 1.5, 8: 1.1}
+_MIN = {1: 1.5, 8: 1.1}
 _FOR_EITHER = ("int8", "int4")
 _KV_MEMORY = 128 * 2**20
 _METHOD = """\
@@ -61,7 +61,7 @@ def _rows(batch: int, samples: list[dict[str, float]]) -> list[Row]:
             what=f"{name}, batch {batch}, against half floats",
             unit=RATIO,
             rounds=tuple(sample[name] / sample["none"] for sample in samples),
-            target=Target("least", _LEAST[batch]) if name in _FOR_EITHER else None,
+            target=Target("least", _MIN[batch]) if name in _FOR_EITHER else None,
             either=f"batch {batch}" if name in _FOR_EITHER else None,
             beside=tuple({"tok/s": sample[name], "half floats, tok/s": sample["none"]} for sample in samples),
         )
@@ -75,11 +75,13 @@ def _measured(rounds: int, quick: bool) -> Measured:
     from backend.model_loader.source import resolve_model
 
     source = resolve_model("default", lambda _: None)
-    names = [name for name in get_args(Quantization) if name != "auto" and not (quick and name in WITH_A_TEXT)]
+    names = [
+        name for name in get_args(Quantization) if name != "auto" and not (quick and name in CALIBRATED_QUANTIZATIONS)
+    ]
     threads = len(os.sched_getaffinity(0))
     served = {name: _served(source, name, threads) for name in names}
     samples = {}
-    for batch in _LEAST:
+    for batch in _MIN:
         for model in served.values():
             _tokens_per_second(model, batch)  # touches its memory
         samples[batch] = [
@@ -94,7 +96,7 @@ def _served(source: ModelSource, name: Quantization, threads: int) -> ServedMode
 
     engine = EngineConfig(
         kv_memory=_KV_MEMORY,
-        max_batch=max(_LEAST),
+        max_batch=max(_MIN),
         max_context=512,
         threads=threads,
         quantization=name,

@@ -54,14 +54,14 @@ _SCHEMES: tuple[Scheme, ...] = (
 )
 # Beside a method, rounding to the nearest in the scheme that it fills.
 _SAME_SCHEME = {"gptq-int4": "int4-g128", "awq-int4": "int4-asym-g128"}
-_MOST_RISE = {
+_MAX_RISE = {
     "int8": Target("most", 0.3),
     "--quantization int8": Target("most", 0.3),
     "mixed": Target("most", 2.0, aim=1.0),
     "--quantization mixed": Target("most", 2.0, aim=1.0),
 }
-_MOST_OF_ROUNDING = {"gptq-int4": Target("most", 0.5)}
-_MOST_MEMORY = {
+_MAX_OF_ROUNDING = {"gptq-int4": Target("most", 0.5)}
+_MAX_MEMORY = {
     "int8": Target("most", 0.53),
     "int4-g64": Target("most", 0.29),
     "int4-g128": Target("most", 0.29),
@@ -108,8 +108,8 @@ def _measure(quick: bool) -> Figure:
     reference = runner_of_bits(config, rounded(weights, BF16))
     subjects = list(_subjects(source, config, weights, quick))
     tokens = wikitext_tokens(source, many)
-    compared = [subject for subject in subjects if subject.name not in _MOST_RISE]
-    promised = [subject for subject in subjects if subject.name in _MOST_RISE]
+    compared = [subject for subject in subjects if subject.name not in _MAX_RISE]
+    promised = [subject for subject in subjects if subject.name in _MAX_RISE]
     of_reference, rows = _scored(tokens[: count + 1], reference, compared)
     of_many, more_rows = _scored(tokens, reference, promised)
     method = _METHOD.format(
@@ -180,15 +180,15 @@ def _rows(subject: _Subject, scored: Mapping[str, Scores], reference: Scores) ->
         what=f"{name}: rise of the perplexity",
         unit="%",
         rounds=(rise(scores, reference),),
-        target=_MOST_RISE.get(name),
+        target=_MAX_RISE.get(name),
         beside=(beside,),
     )
     if subject.bits is not None:
-        yield Row(what=f"{name}: memory", unit=RATIO, rounds=(subject.bits / 16,), target=_MOST_MEMORY.get(name))
+        yield Row(what=f"{name}: memory", unit=RATIO, rounds=(subject.bits / 16,), target=_MAX_MEMORY.get(name))
     if name in _SAME_SCHEME:
         yield Row(
             what=f"{name}: rise, against that of {_SAME_SCHEME[name]}",
             unit=RATIO,
             rounds=(rise(scores, reference) / rise(scored[_SAME_SCHEME[name]], reference),),
-            target=_MOST_OF_ROUNDING.get(name),
+            target=_MAX_OF_ROUNDING.get(name),
         )

@@ -26,8 +26,8 @@ _WEIGHTS = {Kind.FREE: 1.0, Kind.CHAT: 6.0, Kind.CONTRADICTING: 1.0, Kind.NEAR: 
 # Of the different pairs of each kind, how many may be called the same; of those that say the same and are decided, how
 # many different, each kind counting alike. Both lie below what is promised (.01 and .02), because groups differ more
 # from each other than pairs do: a limit that just holds on some groups is broken on others.
-_MOST_FALSE_SAME = 0.007
-_MOST_FALSE_DIFFERENT = 0.007
+_MAX_FALSE_SAME = 0.007
+_MAX_FALSE_DIFFERENT = 0.007
 _RIDGE = 3.0
 _STEP_OF_LIMIT = 0.02
 _STEPS = 2000
@@ -61,10 +61,10 @@ def fit(features: Vector, same: npt.NDArray[np.bool_], weights: Vector) -> tuple
 
 def limits(log_odds: Vector, kinds: npt.NDArray[np.object_]) -> tuple[float, float]:
     """Above which log odds to say SAME, and below which DIFFERENT, so that neither is wrong too often."""
-    above = max(float(np.quantile(log_odds[kinds == kind], 1.0 - _MOST_FALSE_SAME)) for kind in DIFFERENT)
+    above = max(float(np.quantile(log_odds[kinds == kind], 1.0 - _MAX_FALSE_SAME)) for kind in DIFFERENT)
     right = sum(float((log_odds[kinds == kind] > above).mean()) for kind in SAME)
     below = above
-    while sum(float((log_odds[kinds == kind] < below).mean()) for kind in SAME) > _MOST_FALSE_DIFFERENT * right:
+    while sum(float((log_odds[kinds == kind] < below).mean()) for kind in SAME) > _MAX_FALSE_DIFFERENT * right:
         below -= _STEP_OF_LIMIT
     return above, below
 

@@ -17,7 +17,7 @@ import redis.asyncio
 
 from benchmarks.harness.measurement import RATIO, Beside, Figure, Row
 from benchmarks.harness.processes import CannotMeasure, cores, free_port, run_program, server
-from benchmarks.semantic.peer_caches.banking import MOST_WRONG, THRESHOLDS, Asked, hindsight, streams
+from benchmarks.semantic.peer_caches.banking import MAX_WRONG, THRESHOLDS, Asked, hindsight, streams
 from benchmarks.semantic.peer_caches.keepgate_cache import DELTA
 from benchmarks.semantic.peer_caches.stream import Job, Outcome
 from cache.semantic.embedding.model_files import find_model, models_folder
@@ -113,7 +113,7 @@ async def measure(quick: bool) -> Figure:
             questions=len(asked[0].questions),
             delta=DELTA,
             tried=len(THRESHOLDS),
-            wrong=MOST_WRONG,
+            wrong=MAX_WRONG,
             versions=", ".join(f"{package} {version}" for package, version in sorted(versions.items())),
             variables=" and ".join((GPTCACHE, REDISVL)),
         ),
@@ -172,9 +172,9 @@ async def _best(peer: Peer, asked: Asked, thresholds: Sequence[float]) -> Run:
     """The peer with the first of these thresholds at which it too is wrong rarely enough."""
     for threshold in thresholds:
         run = await _run(peer, asked, threshold, f"{peer.name}, best in hindsight")
-        if run.wrong <= MOST_WRONG:
+        if run.wrong <= MAX_WRONG:
             return run
-    raise CannotMeasure(f"{asked.name}: no threshold keeps {peer.name} within {MOST_WRONG:.0%} wrong answers.")
+    raise CannotMeasure(f"{asked.name}: no threshold keeps {peer.name} within {MAX_WRONG:.0%} wrong answers.")
 
 
 async def _run(peer: Peer, asked: Asked, threshold: float | None, name: str) -> Run:

@@ -18,7 +18,7 @@ from cache.semantic.policy.posterior import JudgeError
 # So many nearest questions are listed in advance for each; where too few of them are stored, all stored are searched.
 _LISTED = 512
 # Different answers with which a fresh one is compared, and how near their questions must be.
-_MOST_COMPARED, _LEAST_SIMILARITY = 4, 0.5
+_MAX_COMPARED, _MIN_SIMILARITY = 4, 0.5
 _HARD = 0.75
 
 
@@ -194,9 +194,9 @@ def _compared(
     chosen: dict[int, tuple[int, float]] = {}
     pairs = list(zip(near.tolist(), similarities.tolist(), strict=True))
     for other, similarity in sorted(pairs, key=lambda pair: pair[0] != source):
-        if other == source or (not only_source and similarity >= _LEAST_SIMILARITY):
+        if other == source or (not only_source and similarity >= _MIN_SIMILARITY):
             chosen.setdefault(int(groups[other]), (other, similarity))
-    return list(chosen.values())[:_MOST_COMPARED]
+    return list(chosen.values())[:_MAX_COMPARED]
 
 
 def _label(evidence: Evidence, decision: Decision, same: bool) -> Label:

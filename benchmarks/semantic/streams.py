@@ -32,7 +32,7 @@ _SLACK = 1.25
 _ORDERS = 10
 _THRESHOLDS = (0.999, *(percent / 100 for percent in range(99, 59, -1)))
 # How many times the hits of the best static threshold, for each stream.
-_LEAST_GAIN = {"Banking77": 1.3, "CLINC150": 1.3, "sparse": 0.9}
+_MIN_GAIN = {"Banking77": 1.3, "CLINC150": 1.3, "sparse": 0.9}
 _JUDGE = SimulatedJudge("errs", JudgeError(recall=0.98, false_same=0.01))
 _OTHER_JUDGES = (
     SimulatedJudge("never errs", JudgeError()),
@@ -176,7 +176,7 @@ def _gain_rows(name: str, stream: Stream, outcomes: Sequence[Outcome]) -> list[R
                     "static at delta": at_delta.hits,
                 }
             )
-        least = None if guarded else _LEAST_GAIN.get(name)
+        least = None if guarded else _MIN_GAIN.get(name)
         thresholds = f"{'guarded' if guarded else 'plain'} static thresholds"
         for against, found in ((thresholds, gains), (f"{thresholds} that are wrong in delta", gains_at_delta)):
             rows.append(

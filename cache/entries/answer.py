@@ -25,8 +25,8 @@ _ON_EVERY_CHUNK = ("id", "object", "created", "model", "system_fingerprint", "se
 _BEFORE_CONTENT = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
 _UNFINISHED = frozenset({"error", "abort", "aborted", "cancelled", "canceled", "timeout", "content_filter"})
 _PIECE_CHARACTERS = 24
-_MOST_PIECES = 256
-_MOST_TOKENS = 2**53  # what counters and stores still tell apart
+_MAX_PIECES = 256
+_MAX_TOKENS = 2**53  # what counters and stores still tell apart
 
 _encode = msgspec.json.Encoder().encode
 
@@ -233,7 +233,7 @@ def usage_of(response: Json) -> Usage | None:
     if not isinstance(usage, dict):
         return None
     counts = [usage.get(field) for field in ("prompt_tokens", "completion_tokens")]
-    return Usage(*(count if isinstance(count, int) and 0 <= count <= _MOST_TOKENS else 0 for count in counts))
+    return Usage(*(count if isinstance(count, int) and 0 <= count <= _MAX_TOKENS else 0 for count in counts))
 
 
 def stream_of(response: Json, include_usage: bool) -> bytes:
@@ -321,7 +321,7 @@ def _by_token(logprobs: Json) -> Iterator[Json]:
 
 def _cut(text: str) -> Iterator[str]:
     """Pieces of a few words, so that a replay reads like a stream; of a long text few hundred larger ones."""
-    size = max(_PIECE_CHARACTERS, -(-len(text) // _MOST_PIECES))
+    size = max(_PIECE_CHARACTERS, -(-len(text) // _MAX_PIECES))
     start = 0
     while start < len(text):
         end = start + size

@@ -27,7 +27,7 @@ R = TypeVar("R")
 _PROBE_DEADLINE = 2.0
 # Notes that wait for a service that is away, and bytes that wait for one that does not read.
 _NOTES_KEPT = 1000
-_MOST_UNREAD = 4 * 2**20
+_MAX_UNREAD = 4 * 2**20
 
 
 class SemanticClient:
@@ -121,7 +121,7 @@ class _Line(asyncio.Protocol):
         """Raises ConnectionError."""
         if self.closed or self._transport is None:
             raise ConnectionResetError("the semantic cache has gone")
-        if self._transport.get_write_buffer_size() > _MOST_UNREAD:
+        if self._transport.get_write_buffer_size() > _MAX_UNREAD:
             raise ConnectionError("the semantic cache does not read")
         self._transport.write(frame(number, message))
 

@@ -13,13 +13,13 @@ from cache.entries.generations import Scope
 
 Layer = Literal["normalized", "semantic"]
 
-MOST_TEXT = 600
+MAX_TEXT = 600
 """Characters of a question that may be fuzzy. What is longer is a document, and would hold up the others."""
-MOST_BODY = 64 * 2**10
+MAX_BODY = 64 * 2**10
 """Bytes of a response whose answer may be compared with another."""
-MOST_MODEL = 256
+MAX_MODEL = 256
 """Characters of the name of a model."""
-MOST_FRAME = 2**20
+MAX_FRAME = 2**20
 
 _LENGTH = struct.Struct(">I")
 
@@ -161,12 +161,12 @@ class Frames:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that are complete now. Raises ValueError for a frame longer than MOST_FRAME."""
+        """The payloads that are complete now. Raises ValueError for a frame longer than MAX_FRAME."""
         self._rest += data
         payloads: list[bytes] = []
         while len(self._rest) >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._rest)
-            if size > MOST_FRAME:
+            if size > MAX_FRAME:
                 raise ValueError(f"a frame of {size} bytes")
             end = _LENGTH.size + size
             if len(self._rest) < end:

@@ -15,7 +15,7 @@ from multidict import CIMultiDictProxy
 
 from cache.entries.entry import Family
 from cache.entries.key import Key, namespace_for, priority_of, request_key
-from cache.semantic.messages import MOST_MODEL, MOST_TEXT
+from cache.semantic.messages import MAX_MODEL, MAX_TEXT
 from cache.semantic.question import Question, question_of
 from gateway.errors import InvalidRequest
 from gateway.http.cache_control import CacheControl, parse_cache_control
@@ -127,7 +127,7 @@ def parse_request(
         choices=_choices(fields),
         priority=priority_of(fields) or 0,
         cache_control=parse_cache_control(", ".join(headers.getall("Cache-Control", ()))),
-        question=question if question and len(question.text) <= MOST_TEXT and len(model) <= MOST_MODEL else None,
+        question=question if question and len(question.text) <= MAX_TEXT and len(model) <= MAX_MODEL else None,
         max_risk=_most_risk(headers),
         reuse=_reuse(headers, family),
     )

@@ -12,7 +12,7 @@ from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from cache.semantic.client import SemanticClient
 from cache.semantic.messages import (
-    MOST_BODY,
+    MAX_BODY,
     Answered,
     Ask,
     Describe,
@@ -111,7 +111,7 @@ class SemanticLookup:
         number = query.reply.query if query.reply is not None else 0
         partition, text = inference.question
         expires = entry.created + entry.fresh_for
-        body = entry.body if len(entry.body) <= MOST_BODY else b""
+        body = entry.body if len(entry.body) <= MAX_BODY else b""
         created = entry.created
         await self._client.note(
             Answered(number, entry.id, partition, text, entry.model, entry.generation, created, expires, body)

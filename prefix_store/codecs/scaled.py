@@ -23,7 +23,7 @@ _SCALE_BYTES = 2
 _SOURCES = ("float16", "bfloat16", "float32")
 _TOKENS, _DIMENSIONS = 2, 3
 # torch computes up to 32,768 elements in the thread that asks; above, it would take cores from the engine's step.
-_MOST_ELEMENTS = 32_768
+_MAX_ELEMENTS = 32_768
 _SMALLEST_SCALE = 2.0**-133  # of bfloat16
 # 2^120: the eight bits of an e4m3 number, put where float32 has them, are a number that much too small.
 _E4M3_BIAS = 2.0**120
@@ -142,7 +142,7 @@ class Scaled:
             of_scales[along] = 1
             stored = parts[part].view(numbers.shape)
             scales = parts[part + 2].view(torch.bfloat16).view(of_scales)
-            layers = max(1, _MOST_ELEMENTS // numbers[0].numel())
+            layers = max(1, _MAX_ELEMENTS // numbers[0].numel())
             pieces = (torch.split(tensor, layers) for tensor in (numbers, stored, scales))
             for some, their_bytes, their_scales in zip(*pieces, strict=True):
                 yield _Piece(some, their_bytes, their_scales, along)

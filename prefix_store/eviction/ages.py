@@ -17,7 +17,7 @@ EDGES: Floats = np.concatenate(([0.0], 2.0 ** (np.arange(BUCKETS) / _STEPS_PER_O
 The first holds all below a second, so nothing depends on a clock being finer.
 """
 
-MOST_STEPS = 256
+MAX_STEPS = 256
 """More than `bucket` would give for any age if it had no last bucket: ages stay below 2**106 seconds."""
 
 WIDTHS: Floats = np.diff(EDGES)

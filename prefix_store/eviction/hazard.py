@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from prefix_store.eviction.access import Access
-from prefix_store.eviction.ages import BUCKETS, MOST_STEPS, STEPS_PER_E
+from prefix_store.eviction.ages import BUCKETS, MAX_STEPS, STEPS_PER_E
 from prefix_store.eviction.reuse_table import ReuseTable
 from prefix_store.eviction.run import Run
 from prefix_store.eviction.waiting import Waiting
@@ -91,7 +91,7 @@ class HazardIndex:
 
     def _compute(self) -> list[list[float]]:
         """The index by class and age; of ages beyond the last bucket it is that of the last one."""
-        return [row + row[-1:] * (MOST_STEPS - BUCKETS) for row in self._table.compute(self._waiting, self._now)]
+        return [row + row[-1:] * (MAX_STEPS - BUCKETS) for row in self._table.compute(self._waiting, self._now)]
 
 
 def _class(uses: int, access: Access) -> int:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, fields
 import xxhash
 
 from prefix_store.frames.block_id import BlockId
-from prefix_store.frames.layout import DTYPES, MOST_AXES, BlockLayout
+from prefix_store.frames.layout import DTYPES, MAX_AXES, BlockLayout
 
 MAGIC = b"KGKV"
 VERSION = 1
@@ -72,7 +72,7 @@ class FrameHeader:
 
     def pack(self) -> bytes:
         """128 bytes."""
-        sizes = self.shape + (0,) * (MOST_AXES - len(self.shape))
+        sizes = self.shape + (0,) * (MAX_AXES - len(self.shape))
         said = _FIELDS.pack(
             *(MAGIC, VERSION, HEADER_BYTES, self.namespace, self.key, self.parent, self.tokens),
             *(self.codec, self.dtype, len(self.shape), self.flags, *sizes, self.axes, _NOTHING),
@@ -95,8 +95,8 @@ class FrameHeader:
         _agree("header checksum", checksum_of(said), _CHECKSUM.unpack(header[_FIELDS.size :])[0])
         _agree("header size", HEADER_BYTES, size)
         _agree("reserved bytes", _NOTHING, nothing)
-        shape = tuple(sizes[: min(axes_count, MOST_AXES)])
-        _agree("shape", shape + (0,) * (MOST_AXES - len(shape)), tuple(sizes))
+        shape = tuple(sizes[: min(axes_count, MAX_AXES)])
+        _agree("shape", shape + (0,) * (MAX_AXES - len(shape)), tuple(sizes))
         return cls(
             *(namespace, key, parent, tokens, codec, dtype, shape, axes.rstrip(b"\0"), flags, payload_bytes, checksum)
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 # Position = code in a frame's header: append only.
 DTYPES = ("float16", "bfloat16", "float32", "int8", "uint8", "float8_e4m3fn")
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1, "uint8": 1, "float8_e4m3fn": 1}
-MOST_AXES = 5
+MAX_AXES = 5
 _AXES = frozenset("plhtd")
 
 
@@ -35,8 +35,8 @@ class BlockLayout:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
-        if not 1 <= len(self.shape) <= MOST_AXES or not all(0 < size < 2**32 for size in self.shape):
-            raise ValueError(f"shape is {self.shape}, expected one to {MOST_AXES} sizes of at least 1")
+        if not 1 <= len(self.shape) <= MAX_AXES or not all(0 < size < 2**32 for size in self.shape):
+            raise ValueError(f"shape is {self.shape}, expected one to {MAX_AXES} sizes of at least 1")
         if not self.axes:
             if self.keys_transposed:
                 raise ValueError("keys_transposed is true, but axes does not say where keys are")

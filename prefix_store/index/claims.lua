@@ -10,7 +10,7 @@
 --   a lease   the keys that it holds, until its deadline; an owner's leases: a sorted set, id (8 bytes) -> deadline, ms
 local CLAIM, KEY = 11, 16
 -- A block that everybody holds is found with a few of its holders; more would make each look at it slower.
-local MOST_CLAIMS = 16
+local MAX_CLAIMS = 16
 local AT_ONCE = 128
 
 local live, owners, block, lease = KEYS[1], KEYS[2], KEYS[3], KEYS[4]

@@ -20,7 +20,7 @@ from prefix_store.index.scripts import Script
 Word = bytes | str | int
 Address = tuple[str, int]
 
-_MOST_TURNS = 4
+_MAX_TURNS = 4
 _CONNECT_SECONDS = 2.0
 
 
@@ -44,7 +44,7 @@ class RedisNode:
 
     async def command(self, *words: Word) -> Any:
         """The reply to any command about the namespace. Raises RedisError, OSError."""
-        for _ in range(_MOST_TURNS):
+        for _ in range(_MAX_TURNS):
             try:
                 return await self._ask(*words)
             except MovedError as moved:

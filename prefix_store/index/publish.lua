@@ -24,7 +24,7 @@ each(block, keys, function(_, name, value)
       claims[#claims + 1] = sub(value, claim, claim + CLAIM - 1)
     end
   end
-  if #claims == MOST_CLAIMS then table.remove(claims, least_wanted(claims)) end
+  if #claims == MAX_CLAIMS then table.remove(claims, least_wanted(claims)) end
   claims[#claims + 1] = own
   set_claims(name, table.concat(claims))
 end)

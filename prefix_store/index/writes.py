@@ -17,7 +17,7 @@ WriteKind = Literal["publish", "touch", "withdraw"]
 
 _DEADLINE = 5.0
 BLOCKS_AT_ONCE = 256
-_MOST_BLOCKS = 65_536
+_MAX_BLOCKS = 65_536
 
 
 class ClaimOwner(Protocol):
@@ -73,14 +73,14 @@ class WriteQueue:
 
     def add(self, write: Write) -> None:
         """Queue a write of at most BLOCKS_AT_ONCE blocks."""
-        if self._blocks + len(write.keys) > _MOST_BLOCKS:
+        if self._blocks + len(write.keys) > _MAX_BLOCKS:
             self._give_up(write)
             return
         self._waiting.append(write)
         self._blocks += len(write.keys)
         self._is_empty.clear()
         self._has_waiting.set()
-        if self._blocks > _MOST_BLOCKS // 2:
+        if self._blocks > _MAX_BLOCKS // 2:
             self._has_room.clear()
 
     async def has_room(self) -> None:
@@ -121,7 +121,7 @@ class WriteQueue:
         self._blocks -= len(keys)
         if not self._waiting:
             self._has_waiting.clear()
-        if self._blocks <= _MOST_BLOCKS // 2:
+        if self._blocks <= _MAX_BLOCKS // 2:
             self._has_room.set()
         return write
 

@@ -20,7 +20,7 @@ from prefix_store.frames.segments import Segments, buffer
 from prefix_store.peers.errors import PeerFailed, PeerInvalid
 from prefix_store.peers.exchange import Address, Answer, Question
 from prefix_store.peers.health import PeerHealth
-from prefix_store.peers.protocol import MOST_BLOCKS, BlocksRequest
+from prefix_store.peers.protocol import MAX_BLOCKS, BlocksRequest
 from prefix_store.tiers.cancellation import Cancelled, CancelToken
 from prefix_store.tiers.counts import Progress, TierCounts
 from prefix_store.tiers.worker import Worker
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _THREADS = 4
 _IDLE_CONNECTIONS = 16
-_MOST_PEERS = 1_024
+_MAX_PEERS = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class PeerClient:
         if not self.may_ask(peer) or not wanted:
             self.counts.misses += len(wanted)
             return 0
-        wanted = wanted[:MOST_BLOCKS]
+        wanted = wanted[:MAX_BLOCKS]
         progress = Progress()
         began = time.perf_counter()
         try:
@@ -195,7 +195,7 @@ class PeerClient:
 
     def _health(self, peer: Address) -> PeerHealth:
         if peer not in self._healths:
-            if len(self._healths) >= _MOST_PEERS:
+            if len(self._healths) >= _MAX_PEERS:
                 self._healths.popitem(last=False)
             self._healths[peer] = PeerHealth()
         return self._healths[peer]

@@ -15,8 +15,8 @@ PATH = "/v1/prefix/blocks"
 EPOCH_HEADER = "x-keepgate-epoch"
 REQUEST_TYPE = "application/msgpack"
 FRAMES_TYPE = "application/vnd.keepgate.kv-frames"
-MOST_BLOCKS = 2_048
-MOST_REQUEST_BYTES = 64 * MOST_BLOCKS
+MAX_BLOCKS = 2_048
+MAX_REQUEST_BYTES = 64 * MAX_BLOCKS
 
 _Key = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
@@ -25,4 +25,4 @@ class BlocksRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     """Blocks of a chain by stored key and stored parent: hashes, which say nothing to who does not have the blocks."""
 
     epoch: Annotated[str, msgspec.Meta(max_length=128)]
-    blocks: Annotated[list[tuple[_Key, _Key]], msgspec.Meta(min_length=1, max_length=MOST_BLOCKS)]
+    blocks: Annotated[list[tuple[_Key, _Key]], msgspec.Meta(min_length=1, max_length=MAX_BLOCKS)]

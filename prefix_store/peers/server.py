@@ -14,13 +14,13 @@ from aiohttp import hdrs, web
 from prefix_store.peers.protocol import (
     EPOCH_HEADER,
     FRAMES_TYPE,
-    MOST_REQUEST_BYTES,
+    MAX_REQUEST_BYTES,
     PATH,
     BlocksRequest,
 )
 
-_MOST_REQUESTS = 4
-_MOST_ANSWER_BYTES = 2**30
+_MAX_REQUESTS = 4
+_MAX_ANSWER_BYTES = 2**30
 _REQUEST_SECONDS = 5.0
 _ANSWER_SECONDS = 60.0
 _BEARER = "Bearer "
@@ -54,7 +54,7 @@ class BlockServer:
         self._sources = tuple(sources)
         self._secret = secret.encode()
         self._epoch = epoch
-        self._slots = asyncio.Semaphore(_MOST_REQUESTS)
+        self._slots = asyncio.Semaphore(_MAX_REQUESTS)
         self._decoder = msgspec.msgpack.Decoder(BlocksRequest)
         self.answers: Counter[int] = Counter()
         """By status."""
@@ -74,8 +74,8 @@ class BlockServer:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if not self._is_known(request.headers.get(hdrs.AUTHORIZATION, "")):
             return self._refusal(401, "The token is missing or another one.")
-        if (request.content_length or 0) > MOST_REQUEST_BYTES or request.content_length is None:
-            return self._refusal(413, f"The request must have a length of at most {MOST_REQUEST_BYTES} bytes.")
+        if (request.content_length or 0) > MAX_REQUEST_BYTES or request.content_length is None:
+            return self._refusal(413, f"The request must have a length of at most {MAX_REQUEST_BYTES} bytes.")
         if self._slots.locked():
             return self._refusal(503, "Too many others are being answered.")
         async with self._slots:
@@ -109,7 +109,7 @@ class BlockServer:
         sent = 0
         for key, parent in asked.blocks:
             frame = await self._find(key, parent)
-            if frame is None or sent + len(frame) > _MOST_ANSWER_BYTES:
+            if frame is None or sent + len(frame) > _MAX_ANSWER_BYTES:
                 break
             await response.write(frame)
             sent += len(frame)

@@ -81,7 +81,7 @@ class PrefixAware:
     the least to compute lately: a trace has no service times, so half of what was given is forgotten every 64 requests.
     """
 
-    _LEAST_SHARE = 0.1
+    _MIN_SHARE = 0.1
     _FADE = 0.5 ** (1 / 64)
 
     def __init__(self, capacity: int, engines: int, block_tokens: int) -> None:
@@ -92,7 +92,7 @@ class PrefixAware:
     def see(self, request: TraceRequest, access: Access) -> None:
         leads = [tree.lookup(request.keys) for tree in self._trees]
         engine = leads.index(max(leads))
-        if leads[engine] <= self._LEAST_SHARE * len(request.keys):
+        if leads[engine] <= self._MIN_SHARE * len(request.keys):
             engine = self._given.index(min(self._given))
         self._given = [self._FADE * given for given in self._given]
         self._given[engine] += len(request.keys) - leads[engine]

@@ -11,7 +11,7 @@ from prefix_store.replay.trace import TraceError
 T = TypeVar("T")
 
 _GZIP = b"\x1f\x8b"
-_MOST_FAULTS = 20
+_MAX_FAULTS = 20
 
 
 class BadLine(Exception):
@@ -51,7 +51,7 @@ def parse_lines(file: Path, lines: Iterator[tuple[int, str]], parse: Callable[[s
             parsed = parse(line)
         except BadLine as fault:
             faults.append(f"{file} line {number}: {fault}")
-            if len(faults) == _MOST_FAULTS:
+            if len(faults) == _MAX_FAULTS:
                 faults.append(f"{file}: the rest was not read")
                 break
         else:

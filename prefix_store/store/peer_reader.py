@@ -16,7 +16,7 @@ from prefix_store.index.match import Holder
 from prefix_store.index.owner import Owner
 from prefix_store.peers.client import PeerClient
 from prefix_store.peers.exchange import Address
-from prefix_store.peers.protocol import MOST_BLOCKS
+from prefix_store.peers.protocol import MAX_BLOCKS
 from prefix_store.store.location import PeerRun
 from prefix_store.tiers.cancellation import CancelToken
 from prefix_store.tiers.counts import TierCounts
@@ -24,8 +24,8 @@ from prefix_store.tiers.counts import TierCounts
 _LEASE_SECONDS = 10.0
 _LEASE_TIMEOUT = 0.05
 _PEERS_SHARE = 0.9
-_MOST_BYTES_AT_ONCE = 2**29
-_MOST_OWNERS = 2
+_MAX_BYTES_AT_ONCE = 2**29
+_MAX_OWNERS = 2
 
 
 class PeerReader:
@@ -81,7 +81,7 @@ class PeerReader:
         done = 0
         # Round robin, so that a run that all peers hold is not read from one of them.
         turn = next(self._turns) % len(run.owners)
-        owners = (*run.owners[turn:], *run.owners[:turn])[:_MOST_OWNERS]
+        owners = (*run.owners[turn:], *run.owners[:turn])[:_MAX_OWNERS]
         for place, owner in enumerate(owners):
             if done < len(wanted):
                 now = time.monotonic()
@@ -105,7 +105,7 @@ class PeerReader:
         cancel: CancelToken,
     ) -> int:
         """Restores blocks from one owner, as far as it has them, in as many requests as that takes."""
-        at_once = max(1, min(MOST_BLOCKS, _MOST_BYTES_AT_ONCE // frame_format.frame_bytes))
+        at_once = max(1, min(MAX_BLOCKS, _MAX_BYTES_AT_ONCE // frame_format.frame_bytes))
         done = 0
         while done < len(wanted) and not cancel.is_set and (left := deadline - time.monotonic()) > 0:
             asked = wanted[done : done + at_once]

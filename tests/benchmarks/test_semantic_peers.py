@@ -13,7 +13,7 @@ import pytest
 from benchmarks.harness.measurement import RATIO
 from benchmarks.harness.processes import ROOT, CannotMeasure
 from benchmarks.semantic.intent_data import Questions, banking77, half_unrepeatable
-from benchmarks.semantic.peer_caches.banking import MOST_WRONG, THRESHOLDS, Asked, answers_of, hindsight
+from benchmarks.semantic.peer_caches.banking import MAX_WRONG, THRESHOLDS, Asked, answers_of, hindsight
 from benchmarks.semantic.peer_caches.stream import Job, Outcome, serve
 from benchmarks.semantic.peers import GPTCACHE, REDISEARCH, REDISVL, Run, peers_of, rows_of
 from benchmarks.semantic.stream_simulation import Stream, serve_by_threshold
@@ -81,8 +81,8 @@ def test_hindsight_is_the_best_threshold_that_is_wrong_rarely_enough() -> None:
 
     found = {each: serve_by_threshold(stream, np.arange(200), each, guarded=False) for each in THRESHOLDS}
     assert 0 < found[thresholds[0]].hits < max(outcome.hits for outcome in found.values())
-    assert all(outcome.wrong > MOST_WRONG or outcome.hits <= found[thresholds[0]].hits for outcome in found.values())
-    assert all(found[each].wrong <= MOST_WRONG for each in thresholds)
+    assert all(outcome.wrong > MAX_WRONG or outcome.hits <= found[thresholds[0]].hits for outcome in found.values())
+    assert all(found[each].wrong <= MAX_WRONG for each in thresholds)
 
 
 def test_shares_are_of_requests_and_ratios_against_the_first() -> None:

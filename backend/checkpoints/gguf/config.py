@@ -37,7 +37,7 @@ _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 # Model types whose config has a field for biases of the MLP.
 _MLP_BIAS_FIELD = ("llama", "smollm3")
 
-_MOST = 2**31 - 1
+_MAX = 2**31 - 1
 """Of whatever is counted; far more than any model has."""
 
 
@@ -85,8 +85,8 @@ class GgufMetadata:
             ModelError: the field is something else, or missing without a default. So in the methods below.
         """
         value = self.fields.get(self.key(name), default)
-        if not _is_whole(value) or not 0 < value <= _MOST:
-            raise self.error(self.key(name), f"a whole number from 1 to {_MOST}")
+        if not _is_whole(value) or not 0 < value <= _MAX:
+            raise self.error(self.key(name), f"a whole number from 1 to {_MAX}")
         return int(value)
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_MOST_HEADER = 2**26
+_MAX_HEADER = 2**26
 """Bytes; the largest vocabularies with their merges have a third of it."""
-_MOST_SIZES = 4
+_MAX_SIZES = 4
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """GGUF's types of one number, as the letters of `struct`."""
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT = 32
-_MOST_SHOWN = 100
-_MOST_SHOWN_ITEMS = 20
+_MAX_SHOWN = 100
+_MAX_SHOWN_ITEMS = 20
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -68,7 +68,7 @@ def read_gguf(path: Path) -> GgufFile:
     """
     try:
         data: Bytes = np.memmap(path, dtype=np.uint8, mode="r")
-        header = _Header(data.data[:_MOST_HEADER])
+        header = _Header(data.data[:_MAX_HEADER])
         if bytes(header.take(4)) != _MAGIC:
             raise ValueError("it does not begin with 'GGUF'")
         version = header.number("I")
@@ -86,9 +86,9 @@ def read_gguf(path: Path) -> GgufFile:
 def shown(value: object) -> str:
     """A value out of a file for an error message: control characters escaped, and cut where it is long."""
     if isinstance(value, str):
-        return repr(value) if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]!r}…"
-    text = repr(value[:_MOST_SHOWN_ITEMS] if isinstance(value, list) else value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+        return repr(value) if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]!r}…"
+    text = repr(value[:_MAX_SHOWN_ITEMS] if isinstance(value, list) else value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 class _Header:
@@ -145,7 +145,7 @@ class _Header:
 
     def _check(self, size: int) -> None:
         if size > (left := len(self._data) - self.at):
-            most = "a header may have" if len(self._data) == _MOST_HEADER else "the file has"
+            most = "a header may have" if len(self._data) == _MAX_HEADER else "the file has"
             raise ValueError(f"{size} bytes at byte {self.at}, expected at most the {left} left of what {most}")
 
 
@@ -185,8 +185,8 @@ def _tensor_info(header: _Header, alignment: int) -> tuple[GGMLQuantizationType,
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     rank = header.number("I")
-    if not 1 <= rank <= _MOST_SIZES:
-        raise ValueError(f"{rank} sizes, expected 1 to {_MOST_SIZES}")
+    if not 1 <= rank <= _MAX_SIZES:
+        raise ValueError(f"{rank} sizes, expected 1 to {_MAX_SIZES}")
     shape = tuple(reversed(header.numbers("Q", rank)))
     number, offset = header.number("I"), header.number("Q")
     try:

@@ -20,7 +20,7 @@ _LLAMA3_PATTERN = _QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 _BYTE_LEVEL_PRE = ("smollm", "gpt-2", "qwen2", "llama-bpe")
 _ORDINARY_TOKEN, _CONTROL_TOKEN, _USER_TOKEN = 1, 3, 4
 _SPACE = "▁"
-_MOST_CUT = 512
+_MAX_CUT = 512
 """Characters of a token that is put together from others: many times what any has, and few enough to try all cuts."""
 
 
@@ -159,7 +159,7 @@ def _merges_by_score(vocab: Mapping[str, int], scores: list[float], types: list[
     """
     ranked = []
     for token, index in vocab.items():
-        if types[index] != _ORDINARY_TOKEN or len(token) > _MOST_CUT:
+        if types[index] != _ORDINARY_TOKEN or len(token) > _MAX_CUT:
             continue
         cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
         pairs = [(left, right) for left, right in cuts if left in vocab and right in vocab]

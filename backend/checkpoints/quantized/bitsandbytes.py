@@ -14,7 +14,7 @@ from backend.checkpoints.tensor_store import TensorStore
 from backend.models.json_fields import Fields
 from backend.quantized_weights.int_scheme import IntLinear, IntScheme
 from backend.quantized_weights.nf4_scheme import LEVELS, SCALES_PER_BLOCK, BlockScales, Nf4Linear, Nf4Scheme
-from backend.quantized_weights.quantized_linear import MOST_SCALE, CannotQuantize
+from backend.quantized_weights.quantized_linear import MAX_SCALE, CannotQuantize
 
 
 class BitsAndBytesReader:
@@ -87,8 +87,8 @@ def _block_scales(module: ModuleTensors, state: Fields, blocks: int) -> BlockSca
     if state.count("nested_blocksize") != SCALES_PER_BLOCK:
         raise state.error("nested_blocksize", f"{SCALES_PER_BLOCK}")
     offset = state.values.get("nested_offset")
-    if isinstance(offset, bool) or not isinstance(offset, int | float) or not abs(offset) <= MOST_SCALE:
-        raise state.error("nested_offset", f"a number no further from zero than {MOST_SCALE:g}")
+    if isinstance(offset, bool) or not isinstance(offset, int | float) or not abs(offset) <= MAX_SCALE:
+        raise state.error("nested_offset", f"a number no further from zero than {MAX_SCALE:g}")
     return BlockScales(
         module.take("weight.absmax", (torch.uint8,), (blocks,)),
         module.scales("weight.nested_quant_map", (256,), most=1).float(),

@@ -51,7 +51,7 @@ class Targets:
 _LONGEST = 1000
 """Letters of a pattern; those that name every layer of a deep model have some hundreds."""
 _DEEPEST = 20
-_MOST_STEPS = 20_000
+_MAX_STEPS = 20_000
 """For one name; patterns of real files need some hundreds."""
 
 _CLASSES = {
@@ -133,7 +133,7 @@ class Pattern:
 
 
 class _TooManySteps(Exception):
-    """A match has taken more than `_MOST_STEPS`."""
+    """A match has taken more than `_MAX_STEPS`."""
 
 
 class _Match:
@@ -152,7 +152,7 @@ class _Match:
         """Where the elements of a tree, one after the other, may end if they begin at any of some places."""
         for code, value in tree:
             self._steps += 1
-            if self._steps > _MOST_STEPS:
+            if self._steps > _MAX_STEPS:
                 raise _TooManySteps
             if not places:
                 return 0

@@ -24,8 +24,8 @@ from backend.quantized_weights.nf4_scheme import Nf4Linear
 from backend.quantized_weights.quantized_linear import CannotQuantize, QuantizedLinear
 
 # Of a model's directory, what is neither weights nor what is written anew.
-_TAKEN_OVER = ("*.jinja", "*.model", "*.txt", "LICENSE*", "*.json")
-_WRITTEN_ANEW = ("config.json", "model.safetensors.index.json")
+_COPIED_FILES = ("*.jinja", "*.model", "*.txt", "LICENSE*", "*.json")
+_REPLACED_FILES = ("config.json", "model.safetensors.index.json")
 _HEAD, _EMBEDDING = "lm_head", "model.embed_tokens"
 
 
@@ -139,9 +139,9 @@ def _fitting(module: str, linear: QuantizedLinear, shape: tuple[int, ...]) -> Qu
 
 
 def _take_over(source: Path, work: Path) -> None:
-    for pattern in _TAKEN_OVER:
+    for pattern in _COPIED_FILES:
         for path in source.glob(pattern):
-            if path.is_file() and path.name not in _WRITTEN_ANEW:
+            if path.is_file() and path.name not in _REPLACED_FILES:
                 shutil.copyfile(path, work / path.name)
 
 

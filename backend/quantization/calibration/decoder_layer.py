@@ -144,7 +144,7 @@ class DecoderLayer:
             rows.append(Rows(names, which, best[which, choice].unsqueeze(1)))
         return rows
 
-    def bent(self, names: MlpNames, rows: torch.Tensor) -> torch.Tensor:
+    def activated(self, names: MlpNames, rows: torch.Tensor) -> torch.Tensor:
         """What the last of an MLP's linear layers gets: [n, intermediate]."""
         gate, up = self.linears[names.gate](rows), self.linears[names.up](rows)
         if self._config.activation == "silu":
@@ -155,7 +155,7 @@ class DecoderLayer:
         """The residual stream with the MLP, or the mixture of experts, in it."""
         added = torch.zeros_like(normed)
         for rows in routed:
-            computed = self.linears[rows.names.down](self.bent(rows.names, rows.of(normed)))
+            computed = self.linears[rows.names.down](self.activated(rows.names, rows.of(normed)))
             if rows.which is None or rows.shares is None:
                 added = computed
             else:

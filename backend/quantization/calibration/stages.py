@@ -9,14 +9,14 @@ import torch
 from backend.quantization.calibration.decoder_layer import DecoderLayer, Group
 from backend.quantization.calibration.input_statistics import InputStatistics
 
-Seen = dict[tuple[str, ...], InputStatistics]
+InputStatisticsByGroup = dict[tuple[str, ...], InputStatistics]
 """What linear layers with one input were given, by their names within the layer."""
 
 _TOKENS = 4096
 """Computed at once: enough for fast products, and little beside the windows."""
 
 
-def stages(layer: DecoderLayer, hidden: torch.Tensor) -> Iterator[tuple[Group, Seen]]:
+def stages(layer: DecoderLayer, hidden: torch.Tensor) -> Iterator[tuple[Group, InputStatisticsByGroup]]:
     """Runs windows through a layer; ``hidden`` float32 [windows, T, hidden] is overwritten with what comes out.
 
     At each stop the caller may change the weights of the group: what follows, the next groups' statistics and the
@@ -51,7 +51,7 @@ def stages(layer: DecoderLayer, hidden: torch.Tensor) -> Iterator[tuple[Group, S
     for batch in batches:
         normed = layer.mlp_input(batch)
         for rows in layer.routed(normed):
-            seen[(rows.names.down,)].add(layer.bent(rows.names, rows.of(normed)))
+            seen[(rows.names.down,)].add(layer.activated(rows.names, rows.of(normed)))
     yield "down", seen
 
     for batch in batches:

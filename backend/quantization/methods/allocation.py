@@ -10,7 +10,7 @@ import numpy as np
 
 from backend.quantized_weights.quantized_linear import CannotQuantize
 
-_MOST_UNITS = 100_000
+_MAX_UNITS = 100_000
 """Of a budget. Sizes that have no common measure that large are rounded up to one, and a budget is still held."""
 
 
@@ -63,8 +63,8 @@ class _Table:
         smallest = [min(choice.size for choice in choices) for choices in parts]
         beyond = [[choice.size - least for choice in choices] for choices, least in zip(parts, smallest, strict=True)]
         unit = max(math.gcd(*(size for sizes in beyond for size in sizes)), 1)
-        if spare // unit > _MOST_UNITS:
-            unit = -(-spare // _MOST_UNITS)
+        if spare // unit > _MAX_UNITS:
+            unit = -(-spare // _MAX_UNITS)
         self._sizes = [[-(-size // unit) for size in sizes] for sizes in beyond]
         self.units = min(spare // unit, sum(max(sizes) for sizes in self._sizes))
         self.least = np.zeros(self.units + 1)

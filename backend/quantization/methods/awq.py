@@ -15,7 +15,7 @@ import torch
 from backend.models.config import ModelConfig
 from backend.quantization.calibration.decoder_layer import DecoderLayer, DenseLinear, ExpertNames, O, V
 from backend.quantization.calibration.input_statistics import InputStatistics, output_loss
-from backend.quantization.calibration.stages import Seen
+from backend.quantization.calibration.stages import InputStatisticsByGroup
 from backend.quantization.methods.fitting import fitting
 from backend.quantization.methods.ranges import by_hessian, searched_grid
 from backend.quantization.methods.rounding import Rounded, round_to_nearest
@@ -45,7 +45,7 @@ def round_clipped(weights: Sequence[torch.Tensor], seen: InputStatistics, scheme
 
 
 @dataclass(frozen=True, slots=True)
-class Folding:
+class ActivationScaling:
     """Scales the inputs of a layer's matrices, and what makes these inputs the other way.
 
     Args:
@@ -59,7 +59,7 @@ class Folding:
     names: ExpertNames
     dtype: torch.dtype
 
-    def __call__(self, layer: DecoderLayer, seen: Seen) -> dict[str, torch.Tensor]:
+    def __call__(self, layer: DecoderLayer, seen: InputStatisticsByGroup) -> dict[str, torch.Tensor]:
         """Changes a layer into one that computes the same and loses less when its matrices are rounded.
 
         Args:
@@ -81,7 +81,9 @@ class Folding:
         gates_ups = [name for names in layer.group("gate_up") for name in names]
         return changed | self._into_norm(layer, "mlp", gates_ups, before_mlp)
 
-    def _scales(self, layer: DecoderLayer, groups: Sequence[tuple[str, ...]], seen: Seen) -> torch.Tensor:
+    def _scales(
+        self, layer: DecoderLayer, groups: Sequence[tuple[str, ...]], seen: InputStatisticsByGroup
+    ) -> torch.Tensor:
         """float32 [in], for matrices that all get their inputs from one place."""
         magnitude = sum((seen[names].mean_magnitude * seen[names].rows for names in groups), torch.zeros(()))
         magnitude = (magnitude / max(sum(seen[names].rows for names in groups), 1)).float().clamp(min=_SMALLEST)
@@ -106,7 +108,7 @@ class Folding:
     def _into_norm(
         self, layer: DecoderLayer, norm: str, names: Sequence[str], scales: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """The scales are bent to what the norm's weight, rounded as it is written, takes back exactly."""
+        """The scales are adjusted so that the rounded norm weight cancels them exactly."""
         weight, offset = layer.norms[norm], self.config.norm_offset
         written = (weight / scales - offset).to(self.dtype)
         taken = written.float() + offset

@@ -10,14 +10,14 @@ import torch
 
 from backend.quantization.calibration.decoder_layer import GROUPS, DecoderLayer, Group
 from backend.quantization.calibration.input_statistics import InputStatistics, relative_output_error
-from backend.quantization.calibration.stages import Seen, stages
+from backend.quantization.calibration.stages import InputStatisticsByGroup, stages
 from backend.quantization.methods.fitting import Schemes
 from backend.quantization.methods.report import LayerReport, MatrixReport
 from backend.quantization.methods.rounding import Rounded, Rounding
 from backend.quantized_weights.quantized_linear import CannotQuantize, QuantizedLinear
 
-Fold = Callable[[DecoderLayer, Seen], dict[str, torch.Tensor]]
-"""Changes a layer, by what its groups were given, into one that computes the same; see `Folding`."""
+LayerRewrite = Callable[[DecoderLayer, InputStatisticsByGroup], dict[str, torch.Tensor]]
+"""Changes a layer, by what its groups were given, into one that computes the same; see `ActivationScaling`."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class LayerQuantizer:
 
     rounding: Rounding
     schemes: Schemes
-    fold: Fold | None = None
+    fold: LayerRewrite | None = None
 
     def calibrated(self, layer: DecoderLayer, windows: Windows) -> QuantizedLayer:
         """Quantises a layer, and takes the windows through it.
@@ -72,10 +72,10 @@ class LayerQuantizer:
             batch.copy_(layer(batch))
         tensors: dict[str, torch.Tensor] = {}
         if self.fold is not None:
-            seen_whole: Seen = {}
+            whole_layer_statistics: InputStatisticsByGroup = {}
             for _, of_group in stages(layer, windows.hidden.clone()):
-                seen_whole |= of_group
-            tensors = self.fold(layer, seen_whole)
+                whole_layer_statistics |= of_group
+            tensors = self.fold(layer, whole_layer_statistics)
         for group, seen in stages(layer, windows.hidden):
             for names, statistics in seen.items():
                 for name, rounded, report in self._rounded(layer, group, names, statistics):

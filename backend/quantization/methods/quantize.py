@@ -23,9 +23,9 @@ from backend.model_loader.weights import ModelWeights, load_weights, read_config
 from backend.models.config import ModelConfig
 from backend.quantization.calibration.decoder_layer import DecoderLayer, ExpertNames
 from backend.quantization.calibration.divergence import Predictions
-from backend.quantization.methods.awq import Folding
+from backend.quantization.methods.awq import ActivationScaling
 from backend.quantization.methods.layerwise import LayerQuantizer, Windows
-from backend.quantization.methods.partial import KeptLinears, PartialFolder
+from backend.quantization.methods.partial_checkpoint import PartialCheckpoint, SavedLinears
 from backend.quantization.methods.recipe import Bits, Recipe
 from backend.quantization.methods.report import Divergence, QuantizationReport
 from backend.quantization.methods.sensitivity import Probe, Sensitivity
@@ -79,7 +79,7 @@ class Quantization:
     def _run(self, config: ModelConfig, weights: ModelWeights, progress: Progress) -> QuantizationReport:
         model = _Model(config, weights, ExpertNames.of(TensorStore(self.source)))
         self.recipe.check_budget(model.shapes)
-        folder = PartialFolder(self.out.with_name(f"{self.out.name}.partial"), self._made_of())
+        folder = PartialCheckpoint(self.out.with_name(f"{self.out.name}.partial"), self._made_of())
         with folder.locked():
             bits, sensitivities = self._chosen(model, folder, progress)
             try:
@@ -90,7 +90,7 @@ class Quantization:
                 raise
 
     def _chosen(
-        self, model: _Model, folder: PartialFolder, progress: Progress
+        self, model: _Model, folder: PartialCheckpoint, progress: Progress
     ) -> tuple[Bits | None, tuple[Sensitivity, ...]]:
         """What mixed precision gives each group, and from what it chose; None for other methods."""
         if self.recipe.method != "mixed" or self.tokens is None:
@@ -104,7 +104,9 @@ class Quantization:
             folder.keep_measured(measured)
         return self.recipe.choose(measured, sum(map(math.prod, model.shapes))), tuple(measured)
 
-    def _layers(self, model: _Model, folder: PartialFolder, bits: Bits | None, progress: Progress) -> Windows | None:
+    def _layers(
+        self, model: _Model, folder: PartialCheckpoint, bits: Bits | None, progress: Progress
+    ) -> Windows | None:
         """Every layer that is not finished yet; gives the windows behind the last one."""
         first, count = folder.finished_layers(self.tokens is not None), model.config.num_layers
         windows = None
@@ -121,20 +123,20 @@ class Quantization:
             progress(f"layer {index + 1} of {count}: {kept.report.seconds:.1f} s{drift}")
         return windows
 
-    def _fold(self, model: _Model) -> Folding | None:
+    def _fold(self, model: _Model) -> ActivationScaling | None:
         if self.recipe.method != "awq":
             return None
-        return Folding(model.config, self.recipe.scheme, model.names, model.weights.embedding.dtype)
+        return ActivationScaling(model.config, self.recipe.scheme, model.names, model.weights.embedding.dtype)
 
     def _written(
         self,
         model: _Model,
-        folder: PartialFolder,
+        folder: PartialCheckpoint,
         windows: Windows | None,
         sensitivities: tuple[Sensitivity, ...],
         progress: Progress,
     ) -> QuantizationReport:
-        kept = KeptLinears(folder, model.config.num_layers)
+        kept = SavedLinears(folder, model.config.num_layers)
         divergence = None if windows is None else model.divergence(windows)
         report = QuantizationReport(self._made_of(), tuple(kept.reports), divergence, sensitivities)
         progress(f"writing {self.out}")

@@ -19,15 +19,19 @@ from backend.quantized_weights.names import Quantization
 
 _LAYERS = 2
 _TURNS = 5
-_LEAST_GAIN = 0.05
+_MIN_GAIN = 0.05
 """What has to be gained over the first candidate: less is not told from what else the machine does."""
 
-Maker = Callable[[Quantization, ModelConfig, ModelWeights], ModelRunner]
+RunnerFactory = Callable[[Quantization, ModelConfig, ModelWeights], ModelRunner]
 """(quantisation, config, weights) to the runner that would serve."""
 
 
 def fastest(
-    config: ModelConfig, weights: ModelWeights, candidates: Sequence[Quantization], batches: Sequence[int], make: Maker
+    config: ModelConfig,
+    weights: ModelWeights,
+    candidates: Sequence[Quantization],
+    batches: Sequence[int],
+    create_runner: RunnerFactory,
 ) -> tuple[Quantization, dict[Quantization, float]]:
     """The candidate whose decode steps are the fastest, or the first where no other gains much; and what each takes.
 
@@ -35,7 +39,7 @@ def fastest(
         candidates: names of quantisations; the first is what the others are compared with.
         batches: sequences at a time. A candidate's time is the mean over them of its steps' share of the first's, so a
             large batch counts no more than a small one.
-        make: one that cannot be made is not chosen, but the first has to be.
+        create_runner: one that cannot be made is not chosen, but the first has to be.
 
     Returns:
         A name, and by name the time for a step in shares of the first candidate's.
@@ -44,8 +48,8 @@ def fastest(
         ModelError: the first cannot be made.
     """
     layers = config.num_layers
-    few = _in_turn(config, weights, min(_LAYERS, layers), candidates, batches, make)
-    more = _in_turn(config, weights, min(2 * _LAYERS, layers), list(few), batches, make)
+    few = _in_turn(config, weights, min(_LAYERS, layers), candidates, batches, create_runner)
+    more = _in_turn(config, weights, min(2 * _LAYERS, layers), list(few), batches, create_runner)
     whole = {
         name: [_of_all(some, other, layers) for some, other in zip(few[name], more[name], strict=True)] for name in more
     }
@@ -55,7 +59,7 @@ def fastest(
         for name, seconds in whole.items()
     }
     name = min(shares, key=lambda name: shares[name])
-    return name if shares[name] <= 1 - _LEAST_GAIN else candidates[0], shares
+    return name if shares[name] <= 1 - _MIN_GAIN else candidates[0], shares
 
 
 def _of_all(some: float, other: float, layers: int) -> float:
@@ -69,7 +73,7 @@ def _in_turn(
     layers: int,
     candidates: Sequence[Quantization],
     batches: Sequence[int],
-    make: Maker,
+    create_runner: RunnerFactory,
 ) -> dict[Quantization, list[float]]:
     """The shortest decode step of each candidate with so many layers, by batch, in seconds.
 
@@ -80,7 +84,7 @@ def _in_turn(
     runners: dict[Quantization, ModelRunner] = {}
     for name in candidates:
         try:
-            runners[name] = make(name, cut, its)
+            runners[name] = create_runner(name, cut, its)
         except ModelError:
             if name == candidates[0]:
                 raise

@@ -15,7 +15,7 @@ from backend.quantization.selection.summary import RoundingError, Summary, summa
 from backend.quantized_weights.float_scheme import FloatScheme
 from backend.quantized_weights.fp8_scheme import Fp8Scheme
 from backend.quantized_weights.int_scheme import IntScheme
-from backend.quantized_weights.names import WITH_A_TEXT
+from backend.quantized_weights.names import CALIBRATED_QUANTIZATIONS
 from backend.quantized_weights.nf4_scheme import Nf4Scheme
 from backend.quantized_weights.quantized_linear import CannotQuantize, Scheme
 
@@ -35,8 +35,8 @@ def quantised(weights: ModelWeights, name: str) -> tuple[ModelWeights, Summary |
     """A model's weights as they are served, and what that is; None: they are floats.
 
     Args:
-        name: of ``ROUNDINGS``; of ``names.WITH_A_TEXT``, of which these are the layers; or ``none``: as they are in the
-            model's files.
+        name: one of ``ROUNDINGS``; one of ``CALIBRATED_QUANTIZATIONS``, whose layers these then are; or ``none``: as
+            in the model's files.
 
     Raises:
         CannotQuantize: a weight does not fit, or they are quantised already.
@@ -44,7 +44,7 @@ def quantised(weights: ModelWeights, name: str) -> tuple[ModelWeights, Summary |
     found = summarise(weights)
     if name == "none":
         return weights, found
-    if name in WITH_A_TEXT:
+    if name in CALIBRATED_QUANTIZATIONS:
         head = weights.head
         packed = replace(weights, head=_fitting(_HEAD, head).pack(head)) if isinstance(head, torch.Tensor) else weights
         return packed, summarise(packed)

@@ -86,7 +86,7 @@ class StepAttention:
     def _capped(
         self, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, cap: float
     ) -> torch.Tensor:
-        """Attention with scores bent towards ±cap, which torch's fused attention does not have."""
+        """Attention with scores soft-capped at ±cap, which torch's fused attention does not have."""
         batch, heads, count, head_dim = rows.shape
         grouped = rows.reshape(batch, keys.shape[1], heads // keys.shape[1], count, head_dim)
         scores = (grouped @ keys.unsqueeze(2).mT).float() * self._scale

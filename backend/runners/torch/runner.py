@@ -149,8 +149,8 @@ class _Mlp:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self._gate_up(x).chunk(2, dim=-1)
-        bent = functional.silu(gate) if self._activation == "silu" else functional.gelu(gate, approximate="tanh")
-        return self._down(bent * up)
+        activated = functional.silu(gate) if self._activation == "silu" else functional.gelu(gate, approximate="tanh")
+        return self._down(activated * up)
 
 
 def _mixture(x: torch.Tensor, router: torch.Tensor, mlps: list[_Mlp], experts: Experts) -> torch.Tensor:

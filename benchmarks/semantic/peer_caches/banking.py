@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.semantic.intent_data import Questions, banking77, embedded, half_unrepeatable
 from benchmarks.semantic.stream_simulation import Stream, serve_by_threshold
 
-MOST_WRONG = 0.01
+MAX_WRONG = 0.01
 """Of all requests, for a threshold that is chosen in hindsight."""
 THRESHOLDS = tuple(round(1 - step / 200, 3) for step in range(1, 121))
 """Cosine similarities among which it is chosen."""
@@ -73,5 +73,5 @@ def hindsight(asked: Asked) -> Sequence[float]:
     """Thresholds that are wrong in few enough requests of this very order, the one with the most hits first."""
     order = np.arange(asked.stream.size)
     found = {each: serve_by_threshold(asked.stream, order, each, guarded=False) for each in THRESHOLDS}
-    within = [threshold for threshold, outcome in found.items() if outcome.wrong <= MOST_WRONG]
+    within = [threshold for threshold, outcome in found.items() if outcome.wrong <= MAX_WRONG]
     return sorted(within, key=lambda threshold: -found[threshold].hits)

@@ -20,7 +20,7 @@ from gptcache.manager import manager_factory  # type: ignore[import-not-found,im
 
 from benchmarks.semantic.peer_caches.stream import Job, Opening, run
 
-_MOST_DISTANCE = 4.0
+_MAX_DISTANCE = 4.0
 """The squared distance of opposite unit vectors, which GPTCache rates 0; it rates equal ones 4."""
 
 
@@ -72,7 +72,7 @@ async def opened(job: Job, folder: Path) -> Opening:
 
 def _rating(similarity: float) -> float:
     """GPTCache's threshold, the share of its best rating, for a cosine similarity of unit vectors."""
-    return 1 - (2 - 2 * similarity) / _MOST_DISTANCE
+    return 1 - (2 - 2 * similarity) / _MAX_DISTANCE
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ _POINTER, _INT32, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 _ALIGNMENT = 64
 _WEIGHT_MAX, _INT32_MAX = 2**11 - 1, 2**31 - 1
 # No weight of a model is so small, and its inverse is still a float.
-_LEAST = 1e-30
+_MIN = 1e-30
 
 Floats = npt.NDArray[np.float32]
 
@@ -140,7 +140,7 @@ def rounded(weight: Floats, activation_max: int) -> tuple[npt.NDArray[np.int16],
     """
     sizes = np.abs(weight)
     most = _INT32_MAX // activation_max - weight.shape[1] / 2
-    by_sum, by_largest = (np.maximum(each, _LEAST) for each in (sizes.sum(axis=1), sizes.max(axis=1)))
+    by_sum, by_largest = (np.maximum(each, _MIN) for each in (sizes.sum(axis=1), sizes.max(axis=1)))
     factors = np.minimum(most / by_sum, _WEIGHT_MAX / by_largest)
     integers = np.rint(weight * factors[:, None]).astype(np.int16)
     return integers, (1 / factors).astype(np.float32)

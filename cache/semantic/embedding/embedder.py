@@ -18,9 +18,9 @@ from cache.semantic.embedding.errors import EmbedderBusy, EmbeddingFailed
 
 T = TypeVar("T")
 
-MOST_WAITING = 1024
+MAX_WAITING = 1024
 """Texts, however patient who waits for them is."""
-MOST_TOKENS = 256
+MAX_TOKENS = 256
 """Of one call, unless a single text has more: who comes meanwhile waits for the whole of it."""
 _YIELD_OF_TOKEN = 1e-3
 """Seconds. So much later may a shorter text come, for each token that it has less, and still go first."""
@@ -123,7 +123,7 @@ class Embedder:
 
     def _is_busy(self) -> bool:
         wait = max((len(self._waiting) + self._under_way) * self._text_seconds, self.seconds_under_way)
-        return len(self._waiting) >= MOST_WAITING or wait > self._patience
+        return len(self._waiting) >= MAX_WAITING or wait > self._patience
 
     def _forget_who_left(self) -> None:
         self._waiting = [each for each in self._waiting if not each.vector.done()]
@@ -141,7 +141,7 @@ class Embedder:
         tokens = 0
         for each in sorted(measured, key=_Waiting.rank):
             tokens += each.tokens or 0
-            if batch and tokens > MOST_TOKENS:
+            if batch and tokens > MAX_TOKENS:
                 break
             batch.append(each)
         taken = set(batch)

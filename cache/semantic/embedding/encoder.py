@@ -11,7 +11,7 @@ from cache.semantic.embedding.manifest import TOKENIZER_FILE, Manifest
 
 Vectors = npt.NDArray[np.float32]
 
-_LEAST_NORM = 1e-12
+_MIN_NORM = 1e-12
 
 
 class Encoder(Protocol):
@@ -41,7 +41,7 @@ def unit(vectors: Vectors) -> Vectors:
     # A row of infinities or NaN gives NaN by itself, and the warning about it would be of no use to anyone.
     with np.errstate(invalid="ignore", over="ignore"):
         norms = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-        scaled = vectors / np.where(norms > _LEAST_NORM, norms, np.nan)
+        scaled = vectors / np.where(norms > _MIN_NORM, norms, np.nan)
     return np.ascontiguousarray(scaled, dtype=np.float32)
 
 

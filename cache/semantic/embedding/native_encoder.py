@@ -15,10 +15,10 @@ from cache.semantic.embedding.errors import NativeUnavailable
 from cache.semantic.embedding.manifest import REFERENCE_FILE, Manifest
 from cache.semantic.embedding.model_files import ModelFiles
 from cache.semantic.embedding.native_build import native_library
-from cache.semantic.embedding.reference import LEAST_COSINE, lowest_cosine
+from cache.semantic.embedding.reference import MIN_COSINE, lowest_cosine
 
 # Tokens of a call, unless a single text has more: its numbers stay in a core's second-level cache.
-_MOST_TOKENS = 256
+_MAX_TOKENS = 256
 _ALIGNMENT = 64
 _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
@@ -54,9 +54,9 @@ class NativeEncoder:
             cosine = lowest_cosine(self, manifest.texts, expected)
         except (OSError, ValueError) as error:
             raise NativeUnavailable(f"it cannot compute the reference's texts: {error}") from error
-        if not cosine >= LEAST_COSINE:
+        if not cosine >= MIN_COSINE:
             raise NativeUnavailable(
-                f"its vectors are not those of the reference: lowest cosine {cosine:.6f}, needed {LEAST_COSINE}"
+                f"its vectors are not those of the reference: lowest cosine {cosine:.6f}, needed {MIN_COSINE}"
             )
 
     def length(self, text: str) -> int:
@@ -108,7 +108,7 @@ def _groups(lengths: list[int]) -> Iterator[list[int]]:
     group: list[int] = []
     tokens = 0
     for index, length in enumerate(lengths):
-        if group and tokens + length > _MOST_TOKENS:
+        if group and tokens + length > _MAX_TOKENS:
             yield group
             group, tokens = [], 0
         if length:

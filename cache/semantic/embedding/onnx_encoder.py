@@ -10,11 +10,11 @@ import onnxruntime
 from cache.semantic.embedding.encoder import TextTokens, Tokens, Vectors, unit
 from cache.semantic.embedding.errors import ExportUnavailable
 from cache.semantic.embedding.manifest import MODEL_FILE, REFERENCE_FILE, Manifest
-from cache.semantic.embedding.reference import LEAST_COSINE, lowest_cosine
+from cache.semantic.embedding.reference import MIN_COSINE, lowest_cosine
 
 # Tokens, padding among them, that the graph gets at once. A matrix of this many rows keeps a core busy; more rows leave
 # its caches.
-_MOST_TOKENS = 256
+_MAX_TOKENS = 256
 _ERRORS_ONLY = 3
 
 
@@ -35,10 +35,10 @@ class OnnxEncoder:
         # The runtime's own exceptions have no base but this one.
         except Exception as error:
             raise ExportUnavailable(f"ONNX Runtime cannot compute it: {error}") from error
-        if cosine < LEAST_COSINE:
+        if cosine < MIN_COSINE:
             raise ExportUnavailable(
                 f"on ONNX Runtime its vectors are not those of the reference: lowest cosine {cosine:.6f}, needed"
-                f" {LEAST_COSINE}"
+                f" {MIN_COSINE}"
             )
 
     def length(self, text: str) -> int:
@@ -88,7 +88,7 @@ def _groups(lengths: list[int]) -> Iterator[list[int]]:
     while order:
         longest = lengths[order[0]]
         shortest = longest - max(1, longest // 8)
-        room = max(1, _MOST_TOKENS // longest)
+        room = max(1, _MAX_TOKENS // longest)
         group = list(takewhile(lambda index: lengths[index] >= shortest, order[:room]))  # noqa: B023  used up at once
         yield group
         order = order[len(group) :]

@@ -4,7 +4,7 @@ import numpy as np
 
 from cache.semantic.embedding.encoder import Encoder, Vectors
 
-LEAST_COSINE = 0.9999
+MIN_COSINE = 0.9999
 
 _SENTENCE = "Where is my card, and why was I charged 12.50 for it twice on the 3rd of May? "
 _SHORT = (

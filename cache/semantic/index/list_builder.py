@@ -16,7 +16,7 @@ from cache.semantic.index.table import Floats, Rows
 log = logging.getLogger(__name__)
 
 # Enough to know the range of each component.
-_LEAST_SAMPLE = 4096
+_MIN_SAMPLE = 4096
 # Rows that are copied while a search waits.
 _PIECE = 256
 _PAUSE_AFTER_FAILURE = 1.0
@@ -122,7 +122,7 @@ class ListMaker:
                 partition.cursor, partition.dissolving = 0, True
                 return
             mark = -1 if partition.lists is None or partition.lists.mark != -1 else -2
-        sample = self._sample(partition, max(count * VECTORS_PER_LIST, _LEAST_SAMPLE))
+        sample = self._sample(partition, max(count * VECTORS_PER_LIST, _MIN_SAMPLE))
         if len(sample) < count or not len(sample):
             return
         centroids = sample[:1] if count == 1 else spherical_centroids(sample, count, lambda: self._closing)

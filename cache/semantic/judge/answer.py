@@ -13,7 +13,7 @@ MAX_CHARACTERS = 4000
 PASSAGE = 900
 """Characters that an embedding model surely reads to the end: it cuts off what is beyond 256 tokens."""
 # Each is compared with each of the other answer's; what comes after is read with the whole only.
-_MOST_SENTENCES = 64
+_MAX_SENTENCES = 64
 
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n]*\n(.*?)(?:^[ \t]*(?:```|~~~)[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _SPAN = re.compile(r"`([^`\n]+)`")
@@ -30,7 +30,7 @@ _NEGATORS = words(
     "no not never neither nor none nothing nobody nowhere without cannot unable unfortunately impossible refuse "
     "forbidden prohibited unavailable closed"
 )
-LITTLE = _NEGATORS | words(
+FUNCTION_WORDS = _NEGATORS | words(
     "only except unless until both either before after above below over under more less fewer minimum maximum most "
     "least every each all always free must may optional required first last second within instead also still again "
     "twice once same different together alone left right up down earlier later earliest latest inside outside next "
@@ -95,7 +95,7 @@ class Answer:
             passages=passages_of(plain),
             sequence=tuple(word for word, _ in sequence),
             contents=_contents(sequence),
-            sentences=tuple(_sentence(part) for part in _SENTENCE_END.split(plain)[:_MOST_SENTENCES] if part.strip()),
+            sentences=tuple(_sentence(part) for part in _SENTENCE_END.split(plain)[:_MAX_SENTENCES] if part.strip()),
             names=read.names,
             facts=_facts(read),
             code=frozenset(_CALL.findall(_COMMENT.sub("", code))),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.judge.answer import LITTLE, Answer, Sentence
+from cache.semantic.judge.answer import FUNCTION_WORDS, Answer, Sentence
 
 Embedding = npt.NDArray[np.float32]
 Vector = npt.NDArray[np.float64]
@@ -47,7 +47,7 @@ _COPY = 0.8
 # Of the words in any order. Where all are the same, their order makes the difference.
 _SAME_WORDS = 0.97
 # Pairs of equal words. Texts that repeat themselves have so many that finding the edits would take seconds.
-_MOST_MATCHES = 30_000
+_MAX_MATCHES = 30_000
 
 
 class Read(NamedTuple):
@@ -123,7 +123,7 @@ def _aligned(ours: Answer, theirs: Answer) -> list[tuple[Sentence, Sentence, flo
 
 def _edits(ours: Answer, theirs: Answer) -> _Edits:
     counts, others = Counter(ours.sequence), Counter(theirs.sequence)
-    if sum(count * others[word] for word, count in counts.items()) > _MOST_MATCHES:
+    if sum(count * others[word] for word, count in counts.items()) > _MAX_MATCHES:
         return _Edits(1.0, True, True, True)
     matcher = SequenceMatcher(None, ours.sequence, theirs.sequence, autojunk=False)
     shared = matcher.ratio()
@@ -139,8 +139,8 @@ def _edits(ours: Answer, theirs: Answer) -> _Edits:
         gone.update(lost)
         come.update(found)
         words = words or not (ours.contents.isdisjoint(lost) or theirs.contents.isdisjoint(found))
-        little_words = little_words or LITTLE.intersection(lost) != LITTLE.intersection(found)
-    moved = any(word in LITTLE or word in ours.contents or len(word) == 1 for word in gone & come)
+        little_words = little_words or FUNCTION_WORDS.intersection(lost) != FUNCTION_WORDS.intersection(found)
+    moved = any(word in FUNCTION_WORDS or word in ours.contents or len(word) == 1 for word in gone & come)
     return _Edits(shared, words, little_words, moved)
 
 

@@ -28,7 +28,7 @@ CONCURRENCY = 4
 MAX_CHARACTERS = 12_000
 """Longer answers are compared for equality only, as a part of them proves nothing."""
 _MAX_TOKENS = 8
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 _INSTRUCTION = """\
 You compare two answers to one question. Reply with one word.
@@ -138,7 +138,7 @@ class LlmJudge:
             received = bytearray()
             async for chunk in response.content.iter_any():
                 received += chunk
-                if len(received) > _MOST_BYTES:
+                if len(received) > _MAX_BYTES:
                     raise ValueError("the answer is too long")
         try:
             return _content(json.loads(received))

@@ -5,13 +5,13 @@ import random
 
 # Tokens that may be saved up for a time with many hits, in requests.
 _SAVED_REQUESTS = 500
-_LEAST_BURST = 2.0
+_MIN_BURST = 2.0
 # Most audits go to all hits alike, the rest to the doubtful ones; and near an empty bucket chances fall to a half
 # before they end: the bound is as wide as the most that any hit may stand for.
 _EVENLY = 0.7
-_LEAST_SCALE = 0.5
+_MIN_SCALE = 0.5
 _TYPICAL_RISK = 0.01
-_LEAST_RISK = 1e-4
+_MIN_RISK = 1e-4
 # Over about so many requests it is learned how much there is to audit.
 _MEMORY = 500.0
 
@@ -35,7 +35,7 @@ class AuditLoad:
             raise ValueError(f"audit_share is {share}; it must be a share of all requests, from 0 to 1.")
         self._share = share
         self._chance = chance
-        self._burst = max(_LEAST_BURST, share * _SAVED_REQUESTS)
+        self._burst = max(_MIN_BURST, share * _SAVED_REQUESTS)
         self._tokens = 0.0
         # The wish to audit, per request; it begins low, because the first hits are the ones that are known least.
         self._wish = 0.2
@@ -47,11 +47,11 @@ class AuditLoad:
 
     def chance_of(self, risk: float) -> float:
         """The probability with which a hit of this plain risk is audited now; ask once for each hit."""
-        wish = _EVENLY + (1.0 - _EVENLY) * math.sqrt(max(risk, _LEAST_RISK) / _TYPICAL_RISK)
+        wish = _EVENLY + (1.0 - _EVENLY) * math.sqrt(max(risk, _MIN_RISK) / _TYPICAL_RISK)
         self._wish += wish / _MEMORY
         if self._tokens < 1.0:
             return 0.0
-        scale = max(_LEAST_SCALE, self._tokens / (self._burst / 2))
+        scale = max(_MIN_SCALE, self._tokens / (self._burst / 2))
         return min(1.0, scale * wish * self._share / self._wish)
 
     def draw(self, chance: float) -> bool:

@@ -26,7 +26,7 @@ _DEVIATIONS = 1.0
 _PRIOR_INFLATION, _PRIOR_AUDITS = 1.3, 40.0
 _PRIOR_RISK = 0.02
 # Wrong answers expected of the audits that are remembered: some ten thousands of requests.
-_MOST_AUDITED_RISK = 20.0
+_MAX_AUDITED_RISK = 20.0
 _KIND = "budget"
 _NotNegative = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 
@@ -156,9 +156,9 @@ class BudgetPolicy:
     def _count(self, wrong: float, risk: float) -> None:
         self._audited_wrong = max(0.0, self._audited_wrong + wrong)
         self._audited_risk += risk
-        if self._audited_risk > _MOST_AUDITED_RISK:
-            self._audited_wrong *= _MOST_AUDITED_RISK / self._audited_risk
-            self._audited_risk = _MOST_AUDITED_RISK
+        if self._audited_risk > _MAX_AUDITED_RISK:
+            self._audited_wrong *= _MAX_AUDITED_RISK / self._audited_risk
+            self._audited_risk = _MAX_AUDITED_RISK
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
@@ -171,7 +171,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
 
     def __post_init__(self) -> None:
         # Nothing that was learned makes it less than what it began with.
-        if not _PRIOR_AUDITS * _PRIOR_RISK <= self.audited_risk <= _MOST_AUDITED_RISK:
+        if not _PRIOR_AUDITS * _PRIOR_RISK <= self.audited_risk <= _MAX_AUDITED_RISK:
             raise ValueError(f"audited_risk is {self.audited_risk}")
         if not math.isfinite(self.audited_wrong):
             raise ValueError(f"audited_wrong is {self.audited_wrong}")

@@ -15,7 +15,7 @@ _SHARPNESS = 20.0
 _NOBODY = 0.55
 _MIDDLE = 0.75
 _SCALE = 5.0
-_MOST_CERTAIN = 1e-3
+_MAX_CERTAIN = 1e-3
 
 
 def evidence_of(neighbourhood: Neighbourhood) -> Evidence:
@@ -38,7 +38,7 @@ def evidence_of(neighbourhood: Neighbourhood) -> Evidence:
             1.0,
             (nearest - _MIDDLE) * _SCALE,
             (nearest - _rival(similarities, answers, winner)) * _SCALE,
-            math.log((share + _MOST_CERTAIN) / (1.0 - share + _MOST_CERTAIN)),
+            math.log((share + _MAX_CERTAIN) / (1.0 - share + _MAX_CERTAIN)),
             math.log(len(members)),
         ]
     )

@@ -11,7 +11,7 @@ Source = Literal["miss", "audit", "user"]
 
 _KIND = "label"
 # Those of real evidence are below 15; with much larger ones a policy would reckon itself out of all bounds.
-_MOST_FEATURE = 100.0
+_MAX_FEATURE = 100.0
 _Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 
@@ -41,8 +41,8 @@ class Label(msgspec.Struct, frozen=True, array_like=True):
             raise ValueError(f"label of {self.entry!r}: every number must be finite")
         if not abs(self.similarity) <= 1.001:
             raise ValueError(f"label of {self.entry!r}: similarity must be a cosine, and is {self.similarity}")
-        if not all(abs(feature) <= _MOST_FEATURE for feature in self.features):
-            raise ValueError(f"label of {self.entry!r}: every feature must be within ±{_MOST_FEATURE:g}")
+        if not all(abs(feature) <= _MAX_FEATURE for feature in self.features):
+            raise ValueError(f"label of {self.entry!r}: every feature must be within ±{_MAX_FEATURE:g}")
         if self.source == "audit" and self.chance <= 0.0:
             raise ValueError(f"label of {self.entry!r}: an audit has a chance above 0")
 

@@ -13,7 +13,7 @@ _PATIENCE = 0.5
 # As if so much had been expected to be wrong before the first complaint, so that a few prove nothing; and the most that
 # complaints may make of a risk, because not everybody who complains is right.
 _PRIOR_COMPLAINTS = 2.0
-_MOST_COMPLAINED = 2.0
+_MAX_COMPLAINED = 2.0
 
 
 class Ledger:
@@ -44,7 +44,7 @@ class Ledger:
     @property
     def complained(self) -> float:
         """How many times as many of the recent hits were complained of as were expected to be wrong."""
-        return min(_MOST_COMPLAINED, self._complaints / (self._expected + _PRIOR_COMPLAINTS))
+        return min(_MAX_COMPLAINED, self._complaints / (self._expected + _PRIOR_COMPLAINTS))
 
     def request(self, plain_risk: float, inflation: float) -> None:
         """Each request brings delta of a wrong answer. `plain_risk` is infinite where nothing can be served."""

@@ -16,8 +16,8 @@ from cache.semantic.policy.state import UnusableState
 # Before anything is learned: likelier right the nearer, the clearer and the more agreed; and not at all sure of it.
 _PRIOR_MEAN = (-1.0, 0.7, 0.7, 0.5, 0.0)
 _PRIOR_PRECISION = 1.0
-_MOST_LOGIT = 30.0
-_LEAST_DOUBT = 1e-12
+_MAX_LOGIT = 30.0
+_MIN_DOUBT = 1e-12
 _HALVINGS = 24
 # What is known fades over so many labels, as the world goes on; every so many, some of it is forgotten.
 _MEMORY = 10_000.0
@@ -128,7 +128,7 @@ class Posterior:
         right = _sigmoid(logit)
         said = self._judge.says_same(right)
         slope = (self._judge.recall - self._judge.false_same) * right * (1.0 - right)
-        doubt = max(said * (1.0 - said), _LEAST_DOUBT)
+        doubt = max(said * (1.0 - said), _MIN_DOUBT)
         return slope / doubt * (same - said), slope * slope / doubt
 
 
@@ -165,4 +165,4 @@ def vector(features: Sequence[float]) -> Vector:
 
 
 def _sigmoid(logit: float) -> float:
-    return 1.0 / (1.0 + math.exp(-max(-_MOST_LOGIT, min(_MOST_LOGIT, logit))))
+    return 1.0 / (1.0 + math.exp(-max(-_MAX_LOGIT, min(_MAX_LOGIT, logit))))

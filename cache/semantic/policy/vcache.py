@@ -18,9 +18,9 @@ _SLOPES = np.geomspace(5.0, 200.0, 8, dtype=np.float32)
 # Shares of doubt over which the paper's minimum is sought.
 _DOUBTS = np.array([0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2])
 # Labels that an entry remembers; when there are so many, the older half is of an older world.
-_MOST_LABELS = 256
+_MAX_LABELS = 256
 # Two kilobytes each. Beyond it the entry goes that was labelled longest ago, and begins anew if it is still there.
-_MOST_ENTRIES = 10_000
+_MAX_ENTRIES = 10_000
 _KIND = "vcache"
 
 Observation = tuple[Annotated[float, msgspec.Meta(ge=-1.001, le=1.001)], bool]
@@ -71,11 +71,11 @@ class VCachePolicy:
         if label.source == "user":
             return
         curve = self._curves.pop(label.entry, None) or _Curve([])
-        if len(curve.seen) == _MOST_LABELS:
-            curve = _Curve(curve.seen[_MOST_LABELS // 2 :])
+        if len(curve.seen) == _MAX_LABELS:
+            curve = _Curve(curve.seen[_MAX_LABELS // 2 :])
         curve.observe((label.similarity, label.same))
         self._curves[label.entry] = curve
-        if len(self._curves) > _MOST_ENTRIES:
+        if len(self._curves) > _MAX_ENTRIES:
             del self._curves[next(iter(self._curves))]
 
     def settle(self, label: Label) -> None:
@@ -85,7 +85,7 @@ class VCachePolicy:
         return freeze(_KIND, _State({entry: curve.seen for entry, curve in self._curves.items()}))
 
     def restore(self, state: bytes) -> None:
-        newest = list(thaw(state, _KIND, _State).seen.items())[-_MOST_ENTRIES:]
+        newest = list(thaw(state, _KIND, _State).seen.items())[-_MAX_ENTRIES:]
         self._curves = {entry: _Curve(seen) for entry, seen in newest}
 
     def figures(self) -> dict[str, float]:
@@ -95,7 +95,7 @@ class VCachePolicy:
 class _State(msgspec.Struct, frozen=True, array_like=True):
     """What was seen of each entry. Raises ValueError for a similarity that is not a number."""
 
-    seen: dict[str, Annotated[list[Observation], msgspec.Meta(max_length=_MOST_LABELS)]]
+    seen: dict[str, Annotated[list[Observation], msgspec.Meta(max_length=_MAX_LABELS)]]
 
     def __post_init__(self) -> None:
         if not all(np.isfinite(similarity) for seen in self.seen.values() for similarity, _ in seen):

@@ -26,15 +26,15 @@ from cache.semantic.service.records import Record
 log = logging.getLogger(__name__)
 
 # Different answers with which a fresh one is compared, and how near their questions must be.
-_MOST_COMPARED = 4
-_LEAST_SIMILARITY = 0.5
-_MOST_WAITING = 1000
+_MAX_COMPARED = 4
+_MIN_SIMILARITY = 0.5
+_MAX_WAITING = 1000
 _DISCARDED_AT_ONCE = 500
 _JUDGED_AT_ONCE = 4
 # Who finds an entry had better know what it says the same as. So long a judge is waited for who has nothing else to
 # do, while no more than so many answers wait to be found.
 _PATIENCE = 0.5
-_MOST_PATIENT = 100
+_MAX_PATIENT = 100
 
 
 @dataclass(slots=True, eq=False)
@@ -122,8 +122,8 @@ class Learner:
         self._figures = figures
         self._priority = priority
         self._capacity = capacity
-        self._heard = WorkQueue[tuple[Answered, Query | None]](_MOST_WAITING)
-        self._comparisons = WorkQueue[Comparison](_MOST_WAITING)
+        self._heard = WorkQueue[tuple[Answered, Query | None]](_MAX_WAITING)
+        self._comparisons = WorkQueue[Comparison](_MAX_WAITING)
 
     async def record_answer(self, note: Answered, query: Query | None) -> None:
         if not self._heard.add((note, query)):
@@ -198,7 +198,7 @@ class Learner:
         is_judge_free = not self._comparisons
         if not self._comparisons.add(comparison):
             self._figures.count("unjudged")
-        if is_judge_free and len(self._heard) <= _MOST_PATIENT:
+        if is_judge_free and len(self._heard) <= _MAX_PATIENT:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PATIENCE):
                     await comparison.judged.wait()
@@ -274,7 +274,7 @@ class Learner:
 
     def _comparable(self, near: Sequence[Neighbour], query: Query | None) -> list[Record]:
         served = self._neighbours.records.get(query.entry) if query is not None else None
-        records = [neighbour.record for neighbour in near if neighbour.similarity >= _LEAST_SIMILARITY]
+        records = [neighbour.record for neighbour in near if neighbour.similarity >= _MIN_SIMILARITY]
         return records if served is None else [served, *records]
 
     def _worth_comparing(self, others: Sequence[Record]) -> list[Record]:
@@ -284,7 +284,7 @@ class Learner:
             kept = self._neighbours.records.get(record.entry)
             if kept is not None and kept.created == record.created:
                 chosen.setdefault(kept.answer, kept)
-        return list(chosen.values())[:_MOST_COMPARED]
+        return list(chosen.values())[:_MAX_COMPARED]
 
     async def _confirm(self, record: Record, namespace: str) -> None:
         kept = self._neighbours.confirm(record.entry, record.created, namespace)

@@ -37,11 +37,11 @@ _EVENTS_AT_ONCE = 500
 _RECORDS_AT_ONCE = 256
 _POLL_MILLISECONDS = 2_000
 _DEADLINE = 5.0
-_MOST_WAITING = 20_000
+_MAX_WAITING = 20_000
 _WRITES_PER_BATCH = 128
 _PAUSE = 0.5
 _POSITION = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 # Of two states the one that has seen more of the stream; what is no state at all makes room.
 _KEEP_NEWEST = """
 if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then redis.call('DEL', KEYS[1]) end
@@ -239,7 +239,7 @@ class RecordLog:
         return remaining > 0
 
     def _write(self, *command: str | bytes | int | float, lost: Callable[[], None] = lambda: None) -> None:
-        if len(self._waiting) >= _MOST_WAITING:
+        if len(self._waiting) >= _MAX_WAITING:
             self.dropped += 1
             lost()
             return
@@ -273,5 +273,5 @@ def _text(reply: Any) -> str:
 def _event(position: bytes, fields: dict[bytes, bytes]) -> Event:
     origin, kind = (fields.get(name, b"").decode(errors="replace") for name in (b"origin", b"kind"))
     number = fields.get(b"number", b"")
-    is_number = number.isdigit() and len(number) <= _MOST_DIGITS
+    is_number = number.isdigit() and len(number) <= _MAX_DIGITS
     return Event(_text(position), origin, int(number) if is_number else 0, kind, fields.get(b"data", b""))

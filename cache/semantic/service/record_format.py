@@ -8,7 +8,7 @@ import xxhash
 
 from cache.entries.key import namespace_of
 from cache.errors import CorruptEntry
-from cache.semantic.messages import MOST_TEXT
+from cache.semantic.messages import MAX_TEXT
 from cache.semantic.service.neighbours import Vector
 from cache.semantic.service.records import Record
 
@@ -52,7 +52,7 @@ class RecordFormat:
         record = stored.record
         if record.entry != entry or namespace_of(record.partition) != record.namespace:
             raise CorruptEntry("stored bytes are of another entry")
-        if not (math.isfinite(record.created) and math.isfinite(record.expires)) or len(record.text) > MOST_TEXT:
+        if not (math.isfinite(record.created) and math.isfinite(record.expires)) or len(record.text) > MAX_TEXT:
             raise CorruptEntry("stored bytes are no record that this version keeps")
         if stored.encoder != self._encoder:
             return record, None

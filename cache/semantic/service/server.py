@@ -18,7 +18,7 @@ Handler = Callable[[Question | Note], Awaitable[Reply | None]]
 
 _READ_BYTES = 2**16
 # Of one gateway: beyond it the service reads no more from it until some are answered.
-_MOST_OPEN = 256
+_MAX_OPEN = 256
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ class _Conversation:
         self._handle = handle
         self._reader = reader
         self._writer = writer
-        self._slots = asyncio.Semaphore(_MOST_OPEN)
+        self._slots = asyncio.Semaphore(_MAX_OPEN)
 
     async def run(self) -> None:
         frames = Frames()

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 _PAUSE = 0.5
 _SAVE_SECONDS = 30.0
-_MOST_ORIGINS = 1000
+_MAX_ORIGINS = 1000
 
 _confirmation = msgspec.msgpack.Decoder(tuple[str, float, str]).decode
 
@@ -107,7 +107,7 @@ class Sharing:
         is_new = event.number > self._seen.get(event.origin, 0)
         if is_new:
             self._seen[event.origin] = event.number
-            if len(self._seen) > _MOST_ORIGINS:
+            if len(self._seen) > _MAX_ORIGINS:
                 del self._seen[next(iter(self._seen))]
         return is_new
 

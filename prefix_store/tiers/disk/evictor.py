@@ -21,7 +21,7 @@ from prefix_store.tiers.disk.orphans import ORPHAN_SECONDS, Orphans
 
 # The number of processes that may write at a time; each has a share of the space that is kept free for them.
 WRITERS = 8
-_MOST_AHEAD_BYTES = 64 * 2**20
+_MAX_AHEAD_BYTES = 64 * 2**20
 _LIVENESS_SECONDS = 1.0
 _RESCAN_SECONDS = 600.0
 _OLD_SECONDS = 60.0
@@ -30,7 +30,7 @@ _OPEN_ACCESSES = 10_000
 
 def bytes_ahead(capacity_bytes: int) -> int:
     """Bytes of frames that a process may write before the evictor has read its journal."""
-    return min(capacity_bytes // 8 // WRITERS, _MOST_AHEAD_BYTES)
+    return min(capacity_bytes // 8 // WRITERS, _MAX_AHEAD_BYTES)
 
 
 class Evictor:

@@ -13,7 +13,7 @@ from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.folder import Folder
 from prefix_store.tiers.disk.journal import Journal, Kind, Record
 
-_MOST_UNREAD_BYTES = 8 * 2**20
+_MAX_UNREAD_BYTES = 8 * 2**20
 _NO_BLOCK = BlockName(bytes(16), bytes(16), False)
 
 
@@ -127,7 +127,7 @@ class Membership:
 
     def _note(self, record: Record) -> None:
         # Without an evictor the journal would grow; uses are seen from the files' times then.
-        if self._journal.size < _MOST_UNREAD_BYTES:
+        if self._journal.size < _MAX_UNREAD_BYTES:
             self._journal.append(record)
 
 

@@ -105,7 +105,7 @@ def discard(membership: Membership, name: BlockName, error: BadFrame, bad_frames
     membership.discard(name)
 
 
-_MOST_FRAME_BYTES = 256 * 2**20
+_MAX_FRAME_BYTES = 256 * 2**20
 
 
 class PeerFrameReader:
@@ -125,7 +125,7 @@ class PeerFrameReader:
     def _read(self, membership: Membership, name: BlockName) -> bytes | None:
         try:
             size = os.stat(membership.folder.block(name)).st_size
-            frame = buffer(min(size, _MOST_FRAME_BYTES) + 1)
+            frame = buffer(min(size, _MAX_FRAME_BYTES) + 1)
             data = frame[: membership.load(name, frame)]
             check_frame(data.data, name.key, name.parent)
             self._faults.worked()

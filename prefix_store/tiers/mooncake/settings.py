@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 _PACKAGE = "keepgate[mooncake]"
-_LEAST_MEMORY = 16 * 2**20
+_MIN_MEMORY = 16 * 2**20
 """What Mooncake's allocator can divide."""
 
 
@@ -32,9 +32,9 @@ def read_settings(path: Path) -> Any:
     # These two it does not check, and fails with a number, or none, when it joins.
     if not isinstance(settings.device_name or "", str):
         raise ValueError(f"{path}: device_name is {settings.device_name!r}, expected a name")
-    if 0 < settings.global_segment_size < _LEAST_MEMORY:
+    if 0 < settings.global_segment_size < _MIN_MEMORY:
         raise ValueError(
-            f"{path}: global_segment_size is {settings.global_segment_size}, expected 0 or at least {_LEAST_MEMORY}"
+            f"{path}: global_segment_size is {settings.global_segment_size}, expected 0 or at least {_MIN_MEMORY}"
         )
     return settings
 

@@ -32,7 +32,7 @@ from tests.backend.tiny_model import POISON, fused, keys_of, token_bytes
 NUM_BLOCKS = 16
 CLIENTS = 12
 ROUND_SECONDS = 60.0
-MOST_IN_FLIGHT = 24
+MAX_IN_FLIGHT = 24
 
 
 # Weights, and keys and values.
@@ -83,7 +83,7 @@ async def soak(
         make: makes the runner of so many blocks, with weights and KV of such precisions.
     """
     engine = _engine(random.Random(seed), make)  # noqa: S311 - repeatable
-    served = AsyncEngine(engine, MOST_IN_FLIGHT, lambda report: None)
+    served = AsyncEngine(engine, MAX_IN_FLIGHT, lambda report: None)
     served.start()
     tally = Tally(seed, engine=engine)
     numbers = itertools.count()

@@ -11,7 +11,7 @@ from backend.model_loader.linears import linears
 from backend.model_loader.weights import ModelWeights
 from backend.quantization.selection.choice import ROUNDINGS, quantised
 from backend.quantization.selection.prepared import RECIPES
-from backend.quantized_weights.names import WITH_A_TEXT
+from backend.quantized_weights.names import CALIBRATED_QUANTIZATIONS
 from backend.quantized_weights.quantized_linear import CannotQuantize
 from tests.backend.runners.cuda.random_model import random_weights
 from tests.backend.tiny_model import CONFIG
@@ -66,4 +66,4 @@ def test_a_model_that_does_not_fit_is_refused_by_name() -> None:
 
 def test_every_name_with_a_text_has_its_recipe() -> None:
     """Three of them, and no other."""
-    assert set(RECIPES) == WITH_A_TEXT
+    assert set(RECIPES) == CALIBRATED_QUANTIZATIONS

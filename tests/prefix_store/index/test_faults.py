@@ -12,7 +12,7 @@ from prefix_store.index.index import RedisIndex, open_index
 from prefix_store.index.layout import key_names
 from prefix_store.index.match import NOTHING_KNOWN
 from prefix_store.index.owner import TierKind
-from prefix_store.index.writes import _MOST_BLOCKS
+from prefix_store.index.writes import _MAX_BLOCKS
 from tests.cache.entries.entry_examples import until
 from tests.cache.valkey import Valkey
 from tests.prefix_store.index.blocks import PATIENT, Shelf, chain, new_namespace, owner
@@ -203,9 +203,9 @@ async def test_what_waits_is_bounded_and_what_is_lost_is_made_good(own_valkey: V
         await seconds_of(index, keys)
         del shelf.keys[100:]
         await held.withdraw(keys[:99:-1])
-        for _ in range(_MOST_BLOCKS // 400 + 1):
+        for _ in range(_MAX_BLOCKS // 400 + 1):
             held.touch(keys)
-        assert index.dropped > _MOST_BLOCKS
+        assert index.dropped > _MAX_BLOCKS
         own_valkey.thaw()
         await until_matched(index, keys, 100)
         assert held.epoch != before

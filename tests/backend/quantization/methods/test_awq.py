@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from backend.checkpoints.tensor_store import TensorStore
 from backend.model_loader.weights import load_weights, read_config
 from backend.quantization.calibration.decoder_layer import DecoderLayer, ExpertNames, O, V
-from backend.quantization.calibration.stages import Seen, stages
-from backend.quantization.methods.awq import Folding, round_clipped
+from backend.quantization.calibration.stages import InputStatisticsByGroup, stages
+from backend.quantization.methods.awq import ActivationScaling, round_clipped
 from backend.quantization.methods.rounding import Rounded
 from backend.quantized_weights.int_scheme import IntScheme
 from tests.backend.quantization.methods.test_gptq import correlated, loss, random_weight, statistics
@@ -23,7 +23,7 @@ from tests.backend.random_models import KINDS, Kind, random_tokens, relative_err
 EVERY_HEAD_ITS_VALUE = Kind("Llama", {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True})
 
 
-def what_is_seen(layer: DecoderLayer, hidden: torch.Tensor) -> Seen:
+def what_is_seen(layer: DecoderLayer, hidden: torch.Tensor) -> InputStatisticsByGroup:
     """By all groups of a layer as it is."""
     return {names: of for _, seen in stages(layer, hidden.clone()) for names, of in seen.items()}
 
@@ -40,7 +40,7 @@ def test_a_folded_layer_computes_the_same(kind: str, tmp_path: Path) -> None:
         layer = DecoderLayer(config, index, of_layer, names)
         before = {name: linear.weight.clone() for name, linear in layer.linears.items()}
         expected = layer(hidden)
-        tensors = Folding(config, IntScheme(4, 32), names, torch.float32)(layer, what_is_seen(layer, hidden))
+        tensors = ActivationScaling(config, IntScheme(4, 32), names, torch.float32)(layer, what_is_seen(layer, hidden))
         assert relative_error(layer(hidden), expected) < 1e-5
         changed = {name for name, weight in before.items() if not torch.equal(layer.linears[name].weight, weight)}
         assert changed
@@ -57,14 +57,14 @@ def test_a_folded_layer_computes_the_same(kind: str, tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_a_norm_in_sixteen_bits_takes_back_exactly_what_the_weights_got(tmp_path: Path) -> None:
-    """The scales are bent to it: rounding it would change every output else."""
+    """Each scale is adjusted to the rounded norm weight; otherwise rounding would change every output."""
     save(KINDS["gemma3"], tmp_path)
     config = read_config(tmp_path)
     weights, names = load_weights(tmp_path, config), ExpertNames()
     layer = DecoderLayer(config, 0, weights.layers[0], names)
     hidden = weights.embedding[torch.from_numpy(random_tokens(160)).long().view(4, 40)].float()
     expected = layer(hidden)
-    tensors = Folding(config, IntScheme(4, 32), names, torch.bfloat16)(layer, what_is_seen(layer, hidden))
+    tensors = ActivationScaling(config, IntScheme(4, 32), names, torch.bfloat16)(layer, what_is_seen(layer, hidden))
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     assert relative_error(layer(hidden), expected) < 1e-5
 
@@ -92,7 +92,7 @@ def test_scales_lose_less_on_inputs_of_unlike_magnitudes(tmp_path: Path) -> None
         return lost
 
     plain = rounded()
-    Folding(config, scheme, names, torch.float32)(layer, what_is_seen(layer, hidden))
+    ActivationScaling(config, scheme, names, torch.float32)(layer, what_is_seen(layer, hidden))
     assert rounded() < 0.8 * plain
 
 

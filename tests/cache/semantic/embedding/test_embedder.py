@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from cache.semantic.embedding.embedder import MOST_TOKENS, MOST_WAITING, Embedder, open_embedder
+from cache.semantic.embedding.embedder import MAX_TOKENS, MAX_WAITING, Embedder, open_embedder
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.embedding.errors import EmbedderBusy, EmbeddingFailed
 from tests.cache.semantic.embedding import models
@@ -94,8 +94,8 @@ async def test_a_call_has_no_more_tokens_than_the_bound_and_short_texts_go_first
         await asyncio.gather(*first, *others)
         assert "short" in gate.calls[1]
         assert sum(map(len, gate.calls)) == 32
-        assert all(sum(map(gate.length, call)) <= MOST_TOKENS for call in gate.calls)
-        assert len(gate.calls) == 2 + 30 * models.LONGEST // MOST_TOKENS
+        assert all(sum(map(gate.length, call)) <= MAX_TOKENS for call in gate.calls)
+        assert len(gate.calls) == 2 + 30 * models.LONGEST // MAX_TOKENS
 
 
 async def test_a_long_text_is_not_put_off_for_ever(gate: Gate) -> None:
@@ -134,7 +134,7 @@ async def test_too_many_that_wait_are_refused_at_once(gate: Gate) -> None:
     async with open_embedder(gate) as embedder:
         first = await asked(embedder, "first")
         await gate.reached()
-        waiting = await asked(embedder, *["text"] * MOST_WAITING)
+        waiting = await asked(embedder, *["text"] * MAX_WAITING)
         with pytest.raises(EmbedderBusy, match="busy"):
             await embedder.embed("one more")
         waiting[7].cancel()

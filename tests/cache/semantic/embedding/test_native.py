@@ -25,7 +25,7 @@ from cache.semantic.embedding.torch_encoder import TorchEncoder, open_model
 from tests.cache.semantic.embedding import models
 
 TEXTS = ["How do I top up?", "why " * 100, "", "  ", "Ünïcödé 我的银行卡", *(f"{'a b ' * n}c" for n in range(9))]
-MOST = 8191
+MAX = 8191
 
 
 def described(model: Path, target: Path) -> Path:
@@ -102,8 +102,8 @@ def test_a_vector_is_the_same_bits_in_any_company(texts: list[str], native: Nati
 )
 def test_no_sum_of_products_leaves_32_bits(weight: npt.NDArray[np.float32]) -> None:
     """Whatever the activations are; and each weight is what it was but for half a unit."""
-    integers, scales = rounded(weight, MOST)
-    assert (np.abs(integers.astype(np.int64)).sum(axis=1) * MOST < 2**31).all()
+    integers, scales = rounded(weight, MAX)
+    assert (np.abs(integers.astype(np.int64)).sum(axis=1) * MAX < 2**31).all()
     wrong = np.abs(integers * scales[:, None].astype(np.float64) - weight)
     assert (wrong <= scales[:, None] * 0.51).all()
 

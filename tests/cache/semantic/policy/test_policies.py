@@ -109,7 +109,7 @@ def test_vcache_knows_each_entry_by_itself() -> None:
 
 def test_vcache_forgets_the_entry_that_was_labelled_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many are known and saved, and no more; a restored one goes on in the same order."""
-    monkeypatch.setattr(vcache, "_MOST_ENTRIES", 3)
+    monkeypatch.setattr(vcache, "_MAX_ENTRIES", 3)
     policy, restored = VCachePolicy(0.05, dice()), VCachePolicy(0.05, dice())
 
     def learn(of: VCachePolicy, *entries: str) -> None:
@@ -127,6 +127,6 @@ def test_vcache_forgets_the_entry_that_was_labelled_longest_ago(monkeypatch: pyt
         learn(each, "e")
         assert known(each) == {"a", "d", "e"}
     assert restored.snapshot() == policy.snapshot()
-    monkeypatch.setattr(vcache, "_MOST_ENTRIES", 2)
+    monkeypatch.setattr(vcache, "_MAX_ENTRIES", 2)
     restored.restore(policy.snapshot())
     assert known(restored) == {"d", "e"}, "more than are kept now"

@@ -173,7 +173,7 @@ async def test_where_too_many_wait_for_the_judge_the_oldest_are_not_compared(
     embedder: Embedder, server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But found they are, each of them."""
-    monkeypatch.setattr(learner_module, "_MOST_WAITING", 10)
+    monkeypatch.setattr(learner_module, "_MAX_WAITING", 10)
     server.goes_on.clear()
     async with (
         open_llm_judge(server.url, "m", deadline=PATIENT) as judge,
@@ -237,7 +237,7 @@ async def test_nobody_waits_for_the_judge_while_many_wait_to_be_found(
 ) -> None:
     """They are found first, and compared later."""
     monkeypatch.setattr(learner_module, "_PATIENCE", PATIENT)
-    monkeypatch.setattr(learner_module, "_MOST_PATIENT", 1)
+    monkeypatch.setattr(learner_module, "_MAX_PATIENT", 1)
     await slow.record_answer("one", ASKED, ANSWER)
     await slow.until(lambda: slow.record("one") is not None)
     await slow.record_answer("two", AGAIN, SAME_ANSWER)

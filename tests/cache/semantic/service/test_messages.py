@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.semantic.messages import (
-    MOST_FRAME,
+    MAX_FRAME,
     Answered,
     Ask,
     Describe,
@@ -79,7 +79,7 @@ def test_frames_arrive_however_they_are_cut(chosen: list[int], cuts: list[int]) 
 def test_a_frame_beyond_measure_is_none() -> None:
     """It is not waited for, and no memory is set aside for it."""
     with pytest.raises(ValueError, match="a frame of"):
-        Frames().feed((MOST_FRAME + 1).to_bytes(4, "big"))
+        Frames().feed((MAX_FRAME + 1).to_bytes(4, "big"))
 
 
 @given(st.binary(max_size=60))

@@ -47,7 +47,7 @@ _NOTHING_YET = ("lock", f".{_MADE_OF}")
 """What a folder may hold that was killed before it said what it is of."""
 
 
-class PartialFolder:
+class PartialCheckpoint:
     """What has been finished of a quantisation.
 
     Args:
@@ -161,10 +161,10 @@ class PartialFolder:
         return read
 
 
-class KeptLinears(Mapping[str, QuantizedLinear]):
+class SavedLinears(Mapping[str, QuantizedLinear]):
     """The quantised matrices of a folder by their full names, one layer in memory at a time."""
 
-    def __init__(self, folder: PartialFolder, layers: int) -> None:
+    def __init__(self, folder: PartialCheckpoint, layers: int) -> None:
         self._folder = folder
         self._places: dict[str, tuple[int, str]] = {}
         self.tensors: dict[str, torch.Tensor] = {}
