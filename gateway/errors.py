@@ -141,4 +141,9 @@ class NotCached(GatewayError):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"x-should-retry": "false"}  # OpenAI's clients would try a 504 again
+        # No Cache-Status: it describes answers that come from elsewhere (RFC 9211, section 2).
+        return {
+            "x-keepgate-cache": "miss",
+            "x-keepgate-layer": "none",
+            "x-should-retry": "false",  # OpenAI's clients would try a 504 again
+        }

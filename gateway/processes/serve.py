@@ -83,7 +83,9 @@ async def _serve(settings: Settings) -> None:
     # The backend stops after the gateway, whose last requests it still answers.
     async with background_tasks() as tasks, open_gateway(settings) as gateway:
         _print_banner(settings, gateway.url)
-        if not settings.upstreams:
+        if settings.upstreams:
+            tasks.start(_print_unreachable(gateway))
+        else:
             place = LocalUpstream(gateway, settings.timeouts)
 
             def on_ready(url: str, model: str) -> None:
@@ -112,7 +114,9 @@ async def _serve_with_workers(settings: Settings) -> None:
         workers = Workers(msgspec.structs.replace(shared, port=gateway.port), socket)
         for _ in range(settings.workers - 1):
             worker_tasks.start(workers.keep_one())
-        if not settings.upstreams:
+        if settings.upstreams:
+            worker_tasks.start(_print_unreachable(gateway))
+        else:
             place = LocalUpstream(gateway, settings.timeouts)
 
             def on_ready(url: str, model: str) -> None:
@@ -174,6 +178,13 @@ def _print_banner(settings: Settings, url: str) -> None:
 
 def _print_ready(url: str, model: str) -> None:
     print_status(f"Ready: {model} answers at {url}/v1. Ctrl-C stops it.")
+
+
+async def _print_unreachable(gateway: Gateway) -> None:
+    """Say that no upstream answers at the start, which is more often a wrong URL than a server that is down."""
+    await gateway.router.refreshed.wait()
+    if not gateway.router.ready:
+        print_status(f"No upstream can be reached; GET {gateway.url}/ready says when one can.")
 
 
 def _describe_store(settings: Settings) -> str:

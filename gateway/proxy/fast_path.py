@@ -17,9 +17,13 @@ from gateway.errors import GatewayError
 from gateway.http.body import read_body
 from gateway.http.server import Handler
 from gateway.metrics import HitCounter
-from gateway.proxy.inference_request import FAMILIES, credential
+from gateway.proxy.inference_request import FAMILIES, MAX_RISK_HEADER, credential
 from gateway.proxy.response_headers import hit_headers, whole_response
 from gateway.settings.settings import Settings
+from gateway.upstreams.upstream import REUSE_HEADER
+
+# Checked by the pipeline. A client that sends Expect waits for the application's 100 before it sends the body.
+_NOT_HERE = ("Cache-Control", "Expect", MAX_RISK_HEADER, REUSE_HEADER)
 
 RAW_DIGEST = web.RequestKey("raw_digest", bytes)
 
@@ -38,10 +42,8 @@ class FastPath:
         self._hits = hits
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        path = request.path
         given = request.headers
-        # A client that sends Expect waits for the application's 100 before it sends the body.
-        if path not in FAMILIES or request.method != "POST" or "Cache-Control" in given or "Expect" in given:
+        if request.path not in FAMILIES or request.method != "POST" or any(name in given for name in _NOT_HERE):
             return await self._application(request)
         try:
             body = await read_body(request, self._max_body, self._timeout)

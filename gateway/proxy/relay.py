@@ -38,7 +38,7 @@ class Relay:
         flight = subscriber.flight
         if flight.status >= 500 and self._lookup.stale_if_error_hit(inference, outcome):
             raise UpstreamUnreachable(f"The upstream answered with status {flight.status}.")
-        headers = forwarded_headers(flight.headers, outcome, key.id, joined)
+        headers = forwarded_headers(flight.headers, outcome, key.id if flight.status == 200 else "", joined)
         headers.update(semantic_headers(query.reply))
         _count(inference.family, outcome)
         if joined and flight.status == 200 and flight.is_event_stream != inference.stream:

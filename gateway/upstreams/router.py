@@ -21,6 +21,8 @@ class Router:
 
     def __init__(self, *upstreams: Upstream) -> None:
         self._upstreams = list(upstreams)
+        self.refreshed = asyncio.Event()
+        """Set once every upstream has been asked for its models."""
 
     @property
     def upstreams(self) -> tuple[Upstream, ...]:
@@ -71,17 +73,21 @@ class Router:
         model: str | None,
         own: Mapping[str, str] = NO_HEADERS,
     ) -> UpstreamAnswer:
-        """The answer of the first reachable candidate, once it has begun. Raises UpstreamError.
+        """The answer of the first reachable candidate, once it has begun. Raises UpstreamError; if none can be reached it
+        names each of them.
 
         `headers` and `own` are as for `Upstream.request`.
         """
-        *others, last = self.candidates(model)
-        for upstream in others:
+        failures: list[str] = []
+        candidates = self.candidates(model)
+        for upstream in candidates:
             try:
                 return await upstream.request(method, path, headers, body, own)
             except UpstreamUnreachable as error:
-                log.warning("%s Trying another upstream.", error)
-        return await last.request(method, path, headers, body, own)
+                failures.append(error.message)
+                if len(failures) < len(candidates):
+                    log.warning("%s Trying another upstream.", error)
+        raise UpstreamUnreachable(" ".join(failures))
 
     async def refresh_forever(self) -> None:
         """Refresh the lists of models; runs for as long as the router is used."""
@@ -93,6 +99,7 @@ class Router:
         async with asyncio.TaskGroup() as tasks:
             for upstream in self._upstreams:
                 tasks.create_task(_learn_models(upstream))
+        self.refreshed.set()
 
 
 async def _learn_models(upstream: Upstream) -> None:

@@ -56,6 +56,14 @@ async def test_it_says_where_it_serves_once_it_can(stage: Stage, tmp_path: Path)
         await until_reachable(gateway)
 
 
+async def test_it_says_at_the_start_that_no_upstream_can_be_reached(tmp_path: Path) -> None:
+    """A wrong URL shows before the first request fails."""
+    async with serving(tmp_path, "--upstream", f"http://127.0.0.1:{free_port()}/v1") as gateway:
+        await gateway.until_said(f"No upstream can be reached; GET {gateway.url}/ready")
+        assert (await gateway.send("GET", "/ready")).status == 503
+        assert (await gateway.ask()).status == 502
+
+
 async def until_reachable(gateway: Serving) -> None:
     async with asyncio.timeout(DEADLINE):
         while (await gateway.send("GET", "/ready")).status != 200:  # noqa: ASYNC110  # it is asked over HTTP

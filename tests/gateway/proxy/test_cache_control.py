@@ -92,11 +92,12 @@ async def test_what_an_upstream_says_of_its_own_keepgate_does_not_pass_for_ours(
 
 @pytest.mark.parametrize("status", [400, 500])
 async def test_an_upstreams_error_says_how_the_cache_took_part(stage: Stage, status: int) -> None:
-    """Errors are misses, and carry the headers of one."""
+    """Errors are misses, and carry the headers of one, but name no entry: they are never stored."""
     client = await stage.gateway(await stage.mock(Reply(status=status, error={"message": "no"})))
     failed = await client.post(chat())
 
     assert (failed.status, failed.cache, failed.cache_status.fwd) == (status, "miss", "uri-miss")
+    assert "x-keepgate-entry" not in failed.headers
 
 
 # What clients may say
@@ -185,6 +186,18 @@ async def test_directives_in_several_headers_count_together(stage: Stage) -> Non
     assert answer.cache == "miss"
 
 
+@pytest.mark.parametrize("header", ["x-keepgate-max-risk", "x-keepgate-reuse"])
+async def test_an_invalid_header_is_refused_on_a_hit_as_on_a_miss(stage: Stage, header: str) -> None:
+    """Also where the answer is at hand before the request is parsed."""
+    client, _, _ = await learned(stage)
+    named = {header.replace("-", "_"): "none"}
+    assert [(await client.post(chat())).cache for _ in range(2)] == ["hit"] * 2
+    refused = [await client.post(chat(text), **named) for text in ("hello", "unheard of")]
+
+    assert [answer.status for answer in refused] == [400, 400]
+    assert all(header in answer.error["message"] for answer in refused)
+
+
 async def test_only_if_cached_never_asks_the_upstream(stage: Stage) -> None:
     """Without an entry it is 504 in OpenAI's error form (RFC 9111, section 5.2.1.7)."""
     client, mock, _ = await learned(stage, age=2 * HOUR)
@@ -193,6 +206,7 @@ async def test_only_if_cached_never_asks_the_upstream(stage: Stage) -> None:
     assert [(a.status, a.error["code"]) for a in answers] == [(504, "not_cached")] * 2
     assert len(mock.received) == 1
     assert answers[1].headers["x-should-retry"] == "false", "clients would ask for the same again"
+    assert answers[1].cache == "miss"
 
 
 async def test_a_client_directive_does_not_shorten_the_life_of_an_entry(stage: Stage) -> None:

@@ -454,14 +454,14 @@ async def hang(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_upstream_that_cannot_be_reached_is_502(stage: Stage, stream: bool) -> None:
-    """In OpenAI's form, naming the upstream."""
-    url = nothing_listens()
-    client = await stage.gateway(url)
+async def test_upstreams_that_cannot_be_reached_are_502(stage: Stage, stream: bool) -> None:
+    """In OpenAI's form, naming each of them."""
+    urls = [nothing_listens(), nothing_listens()]
+    client = await stage.gateway(*urls)
     answer = await client.post(chat(stream=stream))
 
     assert (answer.status, answer.error["code"]) == (502, "upstream_unreachable")
-    assert url.removeprefix("http://").removesuffix("/v1") in answer.error["message"]
+    assert all(url.removeprefix("http://").removesuffix("/v1") in answer.error["message"] for url in urls)
 
 
 async def test_a_connection_that_does_not_come_about_is_given_up(stage: Stage) -> None:
