@@ -1,7 +1,7 @@
 """Bodies of requests, decoded into types, with errors that name the field.
 
 null means absent everywhere. A field that this server does not know is an error, and so is one whose meaning it
-cannot honour (the readers that ``requests.py`` names check that); the few that change no answer are accepted.
+cannot honour (the readers in ``backend.requests`` check that); the few that change no answer are accepted.
 """
 
 from __future__ import annotations
