@@ -62,7 +62,7 @@ class ExactCache:
         """The answer to a request, if this process has it; nothing is waited for, and no other tier is asked."""
         return self._in_memory(key.id, key.proof)
 
-    async def recall(self, entry_id: str) -> Hit | Miss | Failed:
+    async def lookup_by_id(self, entry_id: str) -> Hit | Miss | Failed:
         """The entry with this id, whatever request it was the answer to."""
         return await self._look(entry_id, None)
 
@@ -123,7 +123,7 @@ class ExactCache:
         if self.redis is not None:
             await self._publish(self.redis, purge)
 
-    async def learn_purges(self) -> None:
+    async def sync_purges(self) -> None:
         """Take over the purge state of Redis, and tell it what it does not know. Raises StoreUnavailable."""
         if self.redis is None:
             return
@@ -162,7 +162,7 @@ class ExactCache:
             await redis.breaker.wait_closed()
             try:
                 if not self._knows_purges():
-                    await self.learn_purges()
+                    await self.sync_purges()
                 await redis.breaker.wait_opened()
             except StoreUnavailable:
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -181,7 +181,7 @@ class ExactCache:
                 if events:
                     await self._sweep()
                 else:
-                    await self.learn_purges()
+                    await self.sync_purges()
             except StoreUnavailable:
                 await asyncio.sleep(_RETRY_SECONDS)
                 await redis.breaker.wait_closed()

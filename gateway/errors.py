@@ -10,8 +10,8 @@ GatewayError
 ├── BodyTooLarge          413
 ├── InternalError         500  a fault of the gateway itself
 ├── UpstreamUnreachable   502  no connection, or it broke before an answer began
-├── UpstreamCut           502  it broke within an answer
-├── StoreDown             503  the shared store does not answer an operation that needs it
+├── UpstreamDisconnected           502  it broke within an answer
+├── CacheUnavailable             503  the shared store does not answer an operation that needs it
 ├── NoUpstream            503  no upstream is ready
 ├── UpstreamTimeout       504
 └── NotCached             504  only-if-cached, and it is not (RFC 9111, section 5.2.1.7)
@@ -111,7 +111,7 @@ class UpstreamUnreachable(UpstreamError):
     code = "upstream_unreachable"
 
 
-class UpstreamCut(UpstreamError):
+class UpstreamDisconnected(UpstreamError):
     code = "upstream_cut"
 
 
@@ -129,7 +129,7 @@ class NoUpstream(UpstreamError):
         return {"Retry-After": "2"}
 
 
-class StoreDown(GatewayError):
+class CacheUnavailable(GatewayError):
     status = 503
     code = "store_unavailable"
 

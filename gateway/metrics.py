@@ -36,13 +36,15 @@ tokens_saved = _counter("tokens_saved", "Tokens of answers that came from the ca
 seconds_saved = _counter("seconds_saved", "Upstream seconds of answers that came from the cache.", "layer")
 collapsed = _counter("collapsed_requests", "Requests that shared the upstream call of another.")
 stored = _counter("stored_answers", "Answers kept.")
-not_stored = _counter("not_stored_answers", "Answers not kept.", "reason")
+not_stored = _counter("unstorable_answers", "Answers not kept.", "reason")
 store_failures = _counter("store_failures", "Answers that a tier did not take.", "tier")
 upstream_tokens = _counter("upstream_tokens", "Tokens that upstreams reported for computed answers.", "kind")
-prompt_tokens = _counter(
-    "prompt_tokens", "Prompt tokens of answers whose upstream says how many of them it had computed before.", "upstream"
+upstream_prompt_tokens = _counter(
+    "upstream_prompt_tokens", "Prompt tokens of answers whose upstream reports cached prompt tokens.", "upstream"
 )
-prefix_tokens = _counter("prefix_tokens", "Those of them that were not prefilled again.", "upstream")
+upstream_cached_prompt_tokens = _counter(
+    "upstream_cached_prompt_tokens", "Prompt tokens that the upstream reports as cached.", "upstream"
+)
 errors = _counter("errors", "Requests that ended with an error of the gateway.", "code")
 upstream_seconds = _histogram("upstream_seconds", "How long upstreams took for a whole answer.")
 upstream_first_byte_seconds = _histogram("upstream_first_byte_seconds", "Until an upstream began to answer.")
@@ -67,18 +69,23 @@ def _of_host(name: str, text: str) -> Gauge:
 semantic_available = _of_host("semantic_available", "1 where the semantic cache answers.")
 semantic_entries = _of_host("semantic_entries", "Answered questions that the semantic cache knows.")
 semantic_labels = _of_host("semantic_labels", "Judgements that the policy has learned from, as many as still count.")
-semantic_wrong = _of_host("semantic_wrong", "Wrong answers per request, as audits show.")
-semantic_wrong_upper = _of_host("semantic_wrong_upper", "The most there are of these, with 95 % confidence.")
-semantic_recent_wrong_upper = _of_host("semantic_recent_wrong_upper", "The same of the last thousands of requests.")
+semantic_wrong_ratio = _of_host("semantic_wrong_ratio", "Wrong answers per request, estimated from audits.")
+semantic_wrong_ratio_upper = _of_host(
+    "semantic_wrong_ratio_upper", "Upper limit of the wrong answers per request, with 95 % confidence."
+)
+semantic_recent_wrong_ratio_upper = _of_host(
+    "semantic_recent_wrong_ratio_upper",
+    "Upper limit of the wrong answers per request over the last thousands of requests, with 95 % confidence.",
+)
 
 
 def show_policy(figures: Mapping[str, float]) -> None:
     """Copy the policy's figures; only the `budget` policy has them."""
     for gauge, name in (
         (semantic_labels, "labels"),
-        (semantic_wrong, "wrong"),
-        (semantic_wrong_upper, "wrong_upper"),
-        (semantic_recent_wrong_upper, "recent_wrong_upper"),
+        (semantic_wrong_ratio, "wrong"),
+        (semantic_wrong_ratio_upper, "wrong_upper"),
+        (semantic_recent_wrong_ratio_upper, "recent_wrong_upper"),
     ):
         if name in figures:
             gauge.set(figures[name])
@@ -104,11 +111,11 @@ def samples() -> Iterator[tuple[str, dict[str, str], float]]:
             yield sample.name, sample.labels, sample.value
 
 
-semantic_asked = _counter("semantic_asked", "Questions to the semantic cache.", "outcome")
+semantic_lookups = _counter("semantic_lookups", "Lookups in the semantic cache.", "outcome")
 semantic_refusals = _counter("semantic_refusals", "Near answers that a guard refused.", "guard")
 semantic_audits = _counter("semantic_audits", "Semantic hits that an upstream was asked about as well.")
-semantic_seconds = Histogram(
-    "keepgate_semantic_seconds",
+semantic_lookup_seconds = Histogram(
+    "keepgate_semantic_lookup_seconds",
     "How long the semantic cache took to say whether it has an answer.",
     buckets=(0.001, 0.002, 0.003, 0.005, 0.008, 0.012, 0.02, 0.05, 0.1, 0.5),
     registry=registry,
@@ -118,7 +125,7 @@ semantic_seconds = Histogram(
 class HitCounter:
     """Hits, counted in plain numbers: an exact hit takes less time than the locks of a few counters.
 
-    `flush` adds them to the metrics; `Gauges.refresh` does so before each reading.
+    `flush` adds them to the metrics; `GaugeUpdater.refresh` does so before each reading.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from cache.entries.key import Key
 from cache.entries.outcomes import Hit
-from cache.semantic.messages import Found
+from cache.semantic.messages import LookupHit
 from gateway.errors import NotCached, UpstreamError
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.lookup import Lookup
@@ -36,16 +36,16 @@ class Pipeline:
         """The response to a request. Raises GatewayError only while the response has not started."""
         key, outcome = await self._lookup.find(inference)
         if isinstance(outcome, Hit) and self._lookup.may_serve(inference, outcome):
-            return await self._repeat(request, inference, key, outcome)
+            return await self._serve_exact_hit(request, inference, key, outcome)
         query = NO_QUERY
         if not self._single_flight.in_flight(inference, key, outcome):
             query = await self._semantic.find(inference, key, outcome)
-        if query.hit is not None and isinstance(query.reply, Found):
+        if query.hit is not None and isinstance(query.reply, LookupHit):
             if query.audit and not inference.cache_control.only_if_cached:
                 self._single_flight.audit(inference, key, query)
             return await self._replay.answer_similar(request, inference, query.hit, query.reply)
         if finished := self._lookup.finished(inference, key, outcome):
-            return await self._repeat(request, inference, key, finished)
+            return await self._serve_exact_hit(request, inference, key, finished)
         if inference.cache_control.only_if_cached:
             raise NotCached("The answer is not in the cache, and the request says only-if-cached.")
         flight, joined = self._single_flight.join_or_start(inference, key, outcome, query)
@@ -57,7 +57,7 @@ class Pipeline:
                     return await self._replay.answer(request, inference, stale_if_error_hit, "stale-if-error")
                 raise
 
-    async def _repeat(
+    async def _serve_exact_hit(
         self, request: web.BaseRequest, inference: InferenceRequest, key: Key, hit: Hit
     ) -> web.StreamResponse:
         """Serve an exact hit. A stale one is revalidated in the background (RFC 5861, section 3)."""

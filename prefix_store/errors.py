@@ -1,15 +1,15 @@
-"""What can go wrong in the prefix store.
+"""The errors of the prefix store.
 
 PrefixStoreError
-└── IndexUnavailable   Redis did not answer in its time, refused, or is known to be ill
+└── IndexUnavailable   Redis did not reply in time, refused, or is known to be down
 
-None of them ever reaches a request: what cannot be looked up is computed.
+No request fails with one: blocks that cannot be looked up are computed.
 """
 
 
 class PrefixStoreError(Exception):
-    """The root of everything this package raises on purpose."""
+    """The base class of this package's errors."""
 
 
 class IndexUnavailable(PrefixStoreError):
-    """Redis could not do what it was asked; the message says why."""
+    """A call to Redis failed; the message says why."""

@@ -23,16 +23,16 @@ _RATE_SECONDS = 10.0
 _TOTALS = {
     "prompt_tokens": "Prompt tokens computed.",
     "generated_tokens": "Tokens generated.",
-    "prefix_asked_tokens": "Tokens of sequences when they joined the batch, which were looked up.",
-    "prefix_hit_tokens": "Those of them whose keys and values were cached.",
+    "prefix_cache_queries": "Tokens looked up in the prefix cache, when their sequence joins the batch.",
+    "prefix_cache_hits": "Tokens looked up in the prefix cache and found.",
     "batch_slots_used": "Sequences computed in a step, summed over the steps.",
     "computed_rows": "Tokens computed.",
     "padding_rows": "Rows added to fill up a shape that the runner has prepared.",
-    "useful_rows": "Tokens computed for the first time, not again after a preemption.",
+    "first_time_rows": "Tokens computed for the first time, not again after a preemption.",
     "preemptions": "Sequences preempted, which lost their KV blocks.",
-    "expired": "Sequences whose deadline passed.",
-    "poisoned": "Sequences for which the model produced NaN or infinity.",
-    "shed": "Sequences ended because a step ran out of memory.",
+    "deadline_exceeded": "Sequences whose deadline passed.",
+    "non_finite": "Sequences for which the model produced NaN or infinity.",
+    "out_of_memory": "Sequences ended because a step ran out of memory.",
 }
 """Fields of ``EngineStats`` that are counters."""
 _LEVELS = {
@@ -87,9 +87,11 @@ class Metrics:
             return Gauge(f"keepgate_backend_{name}", help_text, registry=registry)
 
         self._queue_seconds = histogram(
-            "queue_seconds", "From arrival to the first computed chunk of the prompt.", _LATENCY_BUCKETS
+            "queue_time_seconds", "From arrival to the first computed chunk of the prompt.", _LATENCY_BUCKETS
         )
-        self._between_tokens = histogram("inter_token_seconds", "Between two tokens of an answer.", _STEP_BUCKETS)
+        self._between_tokens = histogram(
+            "inter_token_latency_seconds", "Between two tokens of an answer.", _STEP_BUCKETS
+        )
         self._answer_rates = histogram(
             "answer_tokens_per_second", "Tokens per second of one answer after its first token.", _RATE_BUCKETS
         )
@@ -107,8 +109,8 @@ class Metrics:
         utilisation.set_function(lambda: self._recent_share(0, 1))
         efficiency = gauge("padding_efficiency_ratio", "Share of rows computed that are tokens, over recent steps.")
         efficiency.set_function(lambda: self._recent_share(2, 3))
-        fresh = gauge("fresh_rows_ratio", "Share of tokens computed for the first time, over recent steps.")
-        fresh.set_function(lambda: self._recent_share(4, 2))
+        first_time = gauge("first_time_rows_ratio", "Share of tokens computed for the first time, over recent steps.")
+        first_time.set_function(lambda: self._recent_share(4, 2))
         gauge("tokens_per_second", "Tokens generated per second by all sequences, over the last 10 s.").set_function(
             self._device_rate
         )
@@ -123,7 +125,7 @@ class Metrics:
         """The engine after its last step."""
         return self._engine.stats
 
-    def note_step(self, report: StepReport) -> None:
+    def record_step(self, report: StepReport) -> None:
         """Records a step."""
         before, stats, timings = self._engine.stats, report.stats, report.timings
         self._engine.stats = stats
@@ -132,7 +134,7 @@ class Metrics:
             slots = stats.batch_slots_used - before.batch_slots_used
             rows = stats.computed_rows - before.computed_rows
             padded = rows + stats.padding_rows - before.padding_rows
-            self._recent.append((slots, stats.max_batch, rows, padded, stats.useful_rows - before.useful_rows))
+            self._recent.append((slots, stats.max_batch, rows, padded, stats.first_time_rows - before.first_time_rows))
         if generated := stats.generated_tokens - before.generated_tokens:
             self._generated.append((time.monotonic(), generated))
             self._drop_old()

@@ -103,7 +103,7 @@ def _description(state: ServerState, opened: OpenStore) -> dict[str, Any]:
         "device": {
             "blocks": stats.cached_blocks + stats.held_blocks,
             "capacity_blocks": state.engine.engine.pool.num_blocks,
-            "tokens_saved": max(0, stats.prefix_hit_tokens - sum(restored.values())),
+            "tokens_saved": max(0, stats.prefix_cache_hits - sum(restored.values())),
         }
     }
     for name, tier in store.tiers.items():
@@ -122,8 +122,8 @@ def _description(state: ServerState, opened: OpenStore) -> dict[str, Any]:
         "namespace": opened.namespace.hex(),
         "block_size": BLOCK_SIZE,
         "block_bytes": opened.block_bytes,
-        "tokens_asked": stats.prefix_asked_tokens,
-        "tokens_saved": stats.prefix_hit_tokens,
+        "tokens_asked": stats.prefix_cache_queries,
+        "tokens_saved": stats.prefix_cache_hits,
         "tiers": tiers,
         "decisions": {
             "fetched_blocks": dict(figures.fetched),
@@ -155,9 +155,9 @@ def _counts(counts: TierCounts) -> dict[str, Any]:
         "hits": counts.hits,
         "misses": counts.misses,
         "writes": counts.writes,
-        "evicted": counts.evicted,
+        "evictions": counts.evictions,
         "gigabytes_per_second": counts.bytes_read / counts.read_seconds / 1e9 if counts.read_seconds else None,
         "bad_frames": dict(counts.bad_frames),
-        "dropped": dict(counts.dropped),
-        "faults": dict(counts.faults),
+        "rejected": dict(counts.rejected),
+        "io_errors": dict(counts.io_errors),
     }

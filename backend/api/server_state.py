@@ -54,8 +54,8 @@ class ServerState:
         self.created = int(time.time())
 
     def _note_step(self, report: StepReport) -> None:
-        self.metrics.note_step(report)
-        self.prefixes.note_step(report)
+        self.metrics.record_step(report)
+        self.prefixes.record_step(report)
 
     @property
     def fingerprint(self) -> str:

@@ -1,4 +1,4 @@
-"""The tensors of one linear layer in a checkpoint, each checked before it is believed."""
+"""Reads and checks the tensors of one linear layer in a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ModuleTensors:
     """Tensors whose names begin with a module's, such as ``model.layers.0.self_attn.q_proj``.
 
     Args:
-        out_features: of the layer as the model's config has it.
+        out_features: of the layer by the model's config.
         in_features: as ``out_features``.
     """
 
@@ -40,11 +40,11 @@ class ModuleTensors:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the weight is there as floats that need no scale."""
+        """Whether the weight is stored as floats without a scale."""
         return self.has("weight") and self.store.is_float(f"{self.name}.weight")
 
     def raw(self, part: str) -> torch.Tensor:
-        """A tensor of whatever shape and dtype.
+        """A tensor of any shape and dtype.
 
         Raises:
             ModelError: there is none, or its file cannot be read.
@@ -56,7 +56,7 @@ class ModuleTensors:
             raise ModelError(f"{self.store.path(name)}: tensor {name} cannot be read ({error})") from error
 
     def take(self, part: str, dtypes: tuple[torch.dtype, ...], *shapes: tuple[int, ...]) -> torch.Tensor:
-        """A tensor of one of the dtypes and one of the shapes that are right.
+        """A tensor of one of the given dtypes and shapes.
 
         Raises:
             ModelError: it is missing, or of another shape or dtype.
@@ -70,13 +70,13 @@ class ModuleTensors:
         return tensor
 
     def scales(self, part: str, *shapes: tuple[int, ...], most: float = MAX_SCALE) -> torch.Tensor:
-        """Numbers of one of the shapes, as they are kept.
+        """Finite floats of one of the shapes.
 
         Args:
-            most: how far from zero they may be.
+            most: their largest magnitude.
 
         Raises:
-            ModelError: as `take`; or one is not a finite number, or beyond ``most``.
+            ModelError: as `take`; or one is not finite, or beyond ``most``.
         """
         tensor = self.take(part, FLOATS, *shapes)
         if not bool(torch.isfinite(tensor).all()):
@@ -86,7 +86,7 @@ class ModuleTensors:
         return tensor
 
     def error(self, part: str, problem: str) -> ModelError:
-        """What is wrong with a tensor, with its file."""
+        """The error for a tensor; names its file."""
         name = f"{self.name}.{part}"
         place: Path = self.store.path(name) if self.store.has(name) else self.store.directory
         return ModelError(f"{place}: tensor {name} {problem}")

@@ -25,15 +25,15 @@ class Shards:
         self._bytes = 0
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Takes a tensor. Raises SafetensorError or OSError where a file cannot be written."""
+        """Adds a tensor. Raises SafetensorError or OSError if a file cannot be written."""
         if self._waiting and self._waiting_bytes + tensor.nbytes > self._most:
             self._write()
-        # safetensors refuses tensors that share memory, as the halves of one do.
+        # safetensors refuses tensors that share memory, such as slices of one.
         self._waiting[name] = tensor.contiguous().clone()
         self._waiting_bytes += tensor.nbytes
 
     def close(self) -> None:
-        """Writes what is left, gives the files their names and writes the index. Raises as `add`."""
+        """Writes the remaining tensors, renames the files and writes the index. Raises as `add`."""
         self._write()
         if len(self._names) == 1:
             self._path(0).rename(self._directory / "model.safetensors")

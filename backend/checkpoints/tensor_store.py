@@ -14,14 +14,14 @@ from backend.models.json_file import read_json_object
 if TYPE_CHECKING:
     import torch
 
-# Floats that mean what they say; eight-bit ones need a scale from elsewhere.
+# Floats without a scale; eight-bit ones need a separate scale.
 _WEIGHT_DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
 _WEIGHT_DTYPES_IN_FILES = ("F32", "BF16", "F16", "F64")
 _INDEX = "model.safetensors.index.json"
 
 
 class TensorStore:
-    """Reads tensors when they are asked for, and remembers which those were. Not for several threads at once.
+    """Reads tensors on demand, and records which were read. Not thread-safe.
 
     Raises:
         ModelError: there is no safetensors file, or one cannot be read.
@@ -47,7 +47,7 @@ class TensorStore:
                     )
 
     def names(self) -> Iterable[str]:
-        """Of all tensors, as a decoder alone has them."""
+        """All names, as `decoder_name` returns them."""
         return self._files.keys()
 
     def has(self, name: str) -> bool:
@@ -55,16 +55,16 @@ class TensorStore:
         return name in self._files
 
     def is_float(self, name: str) -> bool:
-        """Whether a tensor holds floats that need no scale. The tensor does not count as read by that.
+        """Whether a tensor holds floats without a scale. This does not mark the tensor as read.
 
-        Raises ModelError where there is none.
+        Raises ModelError if there is none.
         """
         _, file, stored_name = self._file(name)
         dtype: str = file.get_slice(stored_name).get_dtype()
         return dtype in _WEIGHT_DTYPES_IN_FILES
 
     def unread(self) -> list[str]:
-        """Names of the tensors that were never taken, sorted."""
+        """Names of the tensors that were never read, sorted."""
         return sorted(self._files.keys() - self._read)
 
     def path(self, name: str) -> Path:
@@ -76,7 +76,7 @@ class TensorStore:
         return self._file(name)[2]
 
     def raw(self, name: str) -> torch.Tensor:
-        """A tensor as it is, of whatever shape and dtype. Raises ModelError where there is none."""
+        """A tensor as stored, of any shape and dtype. Raises ModelError if there is none."""
         _, file, stored_name = self._file(name)
         tensor: torch.Tensor = file.get_tensor(stored_name)
         self._read.add(name)
@@ -93,7 +93,7 @@ class TensorStore:
             raise ModelError(f"{path}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}")
         if str(tensor.dtype) not in _WEIGHT_DTYPES:
             raise ModelError(f"{path}: tensor {name} is {tensor.dtype}, expected one of {', '.join(_WEIGHT_DTYPES)}")
-        low, high = tensor.aminmax()  # many times faster than a look at each for itself
+        low, high = tensor.aminmax()  # many times faster than isfinite for each
         if not math.isfinite(low) or not math.isfinite(high):
             raise ModelError(f"{path}: tensor {name} holds a value that is not a finite number")
         return tensor
@@ -105,12 +105,12 @@ class TensorStore:
 
 
 def model_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model: not what else may lie beside them, such as a copy or a training state.
+    """The safetensors files of a model, without other files in the directory, such as a training state.
 
     They are ``model.safetensors``; or else those that its index names; or, without one, all that there are.
 
     Raises:
-        ModelError: there is none, or the index is none or names files that are not here.
+        ModelError: there is none, or the index is invalid or names missing files.
     """
     whole, index = directory / "model.safetensors", directory / _INDEX
     if whole.is_file():
@@ -132,5 +132,5 @@ def model_files(directory: Path) -> list[Path]:
 
 
 def decoder_name(name: str) -> str:
-    """A tensor's name in a decoder alone: models that also see have theirs as a part, under one of two names."""
+    """A tensor's name in a text-only decoder: multimodal models put one of two prefixes before it."""
     return name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)

@@ -147,8 +147,8 @@ class Engine:
             cached_blocks=self.pool.num_cached,
             held_blocks=self.pool.num_held,
             fragmentation=unused / held if held else 0.0,
-            prefix_asked_tokens=self.scheduler.prefix_asked_tokens,
-            prefix_hit_tokens=self.scheduler.prefix_hit_tokens,
+            prefix_cache_queries=self.scheduler.prefix_cache_queries,
+            prefix_cache_hits=self.scheduler.prefix_cache_hits,
             preemptions=self.scheduler.num_preemptions,
             **{name: getattr(self._totals, name) for name in _TOTALS},
         )
@@ -281,7 +281,7 @@ class Engine:
     def _expire(self, now: float) -> list[Output]:
         """Ends sequences whose deadline has passed."""
         late = [s for s in self._sequences.values() if s.deadline is not None and s.deadline <= now]
-        self._totals.expired += len(late)
+        self._totals.deadline_exceeded += len(late)
         return [
             self._fail(
                 s,
@@ -298,7 +298,7 @@ class Engine:
             (launched.chunks[index].sequence for index in launched.live), key=lambda s: (s.priority, s.arrival)
         )
         shed = order[len(order) // 2 :]
-        self._totals.shed += len(shed)
+        self._totals.out_of_memory += len(shed)
         for sequence in order[: len(order) // 2]:
             sequence.rewind_rng()
         logger.error("a step of %d sequences ran out of memory; %d of them are ended", len(order), len(shed))
@@ -317,7 +317,7 @@ class Engine:
         for chunk in (launched.chunks[index] for index in launched.live):
             sequence, notes = chunk.sequence, self._states[chunk.sequence.id]
             end = chunk.start + chunk.count
-            totals.useful_rows += max(0, end - max(notes.max_computed, chunk.start))
+            totals.first_time_rows += max(0, end - max(notes.max_computed, chunk.start))
             notes.max_computed = max(notes.max_computed, end)
             totals.prompt_tokens += max(0, min(sequence.num_prompt, end) - chunk.start)
             if not notes.has_started and sequence.started_at is not None:
@@ -329,7 +329,7 @@ class Engine:
         outputs: list[Output] = []
         for chunk in [launched.chunks[index] for index in launched.live]:
             sequence = chunk.sequence
-            if sequence.id in result.poisoned:
+            if sequence.id in result.non_finite:
                 outputs.append(self._fail_non_finite(sequence))
                 continue
             self.scheduler.mark_computed(chunk)
@@ -345,7 +345,7 @@ class Engine:
 
     def _fail_non_finite(self, sequence: Sequence) -> Output:
         """Ends a sequence with logits that are not numbers, and removes its blocks from the prefix cache."""
-        self._totals.poisoned += 1
+        self._totals.non_finite += 1
         logger.error(
             "the model produced values that are not numbers; one sequence is ended, %d go on", len(self._sequences) - 1
         )

@@ -83,8 +83,8 @@ class Scheduler:
         # Nothing can be computed until a fetch or a copy has ended, and none has since this was found.
         self._stalled = False
         self.num_preemptions = 0
-        self.prefix_hit_tokens = 0
-        self.prefix_asked_tokens = 0
+        self.prefix_cache_hits = 0
+        self.prefix_cache_queries = 0
 
     def add(self, sequence: Sequence, now: float = 0.0) -> None:
         """Queues a sequence. The caller has checked that it can fit the pool on its own, see ``blocks_at_most``.
@@ -161,7 +161,7 @@ class Scheduler:
             sequence.lossy_from = lossy_from
         tokens = count * BLOCK_SIZE
         self._blocks.mark_computed(sequence, tokens)
-        self.prefix_hit_tokens += tokens
+        self.prefix_cache_hits += tokens
         if not sequence.num_generated:
             sequence.num_cached += tokens
         self.mark_changed()
@@ -248,8 +248,8 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, shared: list[int], now: float) -> None:
         self._blocks.start(sequence, shared)
-        self.prefix_asked_tokens += sequence.num_tokens
-        self.prefix_hit_tokens += sequence.num_computed
+        self.prefix_cache_queries += sequence.num_tokens
+        self.prefix_cache_hits += sequence.num_computed
         if sequence.started_at is None:
             sequence.started_at = now
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)

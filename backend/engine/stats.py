@@ -29,14 +29,14 @@ class Totals:
     """Sequences that got a chunk, summed over the steps; at most ``steps * max_batch``."""
     computed_rows: int = 0
     """Tokens given to the runner."""
-    useful_rows: int = 0
+    first_time_rows: int = 0
     """Computed rows without those that a preemption had thrown away."""
     padding_rows: int = 0
     """Rows that the runner computed beside those, to fill up a shape that it has prepared."""
-    expired: int = 0
-    poisoned: int = 0
+    deadline_exceeded: int = 0
+    non_finite: int = 0
     """Sequences ended because the model produced values that are not numbers."""
-    shed: int = 0
+    out_of_memory: int = 0
     """Sequences ended because a step ran out of memory."""
 
 
@@ -56,8 +56,8 @@ class EngineStats(Totals):
     held_blocks: int
     fragmentation: float
     """Share of the slots in held blocks that belong to no token."""
-    prefix_asked_tokens: int
+    prefix_cache_queries: int
     """Tokens that sequences had when they joined the batch."""
-    prefix_hit_tokens: int
+    prefix_cache_hits: int
     """Those of them that were in the prefix cache."""
     preemptions: int

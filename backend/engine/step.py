@@ -46,7 +46,7 @@ class StepResult:
     """What a step computed, by sequence id."""
 
     sampled: dict[int, SampledToken]
-    poisoned: set[int]
+    non_finite: set[int]
     """Sequences for which the model produced values that are not numbers."""
 
 
@@ -170,13 +170,13 @@ def _collect_from_host(
 ) -> StepResult:
     finite = _finite_rows(output.logits)
     finite_hidden = torch.isfinite(output.hidden.sum(dim=-1)).tolist() if len(output.hidden) else []
-    poisoned: set[int] = set()
+    non_finite: set[int] = set()
     sampling: list[Sequence] = []
     sampling_rows: list[int] = []
     for chunk, own in zip(chunks, rows, strict=True):
         sequence = chunk.sequence
         if not (all(finite[own.logits]) and all(finite_hidden[own.hidden])):
-            poisoned.add(sequence.id)
+            non_finite.add(sequence.id)
         elif sequence.pooled:
             states[sequence.id].pool(output.hidden[own.hidden])
         else:
@@ -188,11 +188,11 @@ def _collect_from_host(
                 if sequence.probes:
                     states[sequence.id].set_logits(output.logits[own.logits.stop - 1])
     if not sampling:
-        return StepResult({}, poisoned)
+        return StepResult({}, non_finite)
     logits = output.logits
     rows_of_all = logits if len(sampling_rows) == logits.shape[0] else logits[sampling_rows]
     tokens = sample(rows_of_all, sampling)
-    return StepResult({s.id: token for s, token in zip(sampling, tokens, strict=True)}, poisoned)
+    return StepResult({s.id: token for s, token in zip(sampling, tokens, strict=True)}, non_finite)
 
 
 def _is_finite(logits: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ class EvaluationConfig:
     """None: the same model without quantisation if ``engine`` quantises it, else no reference."""
     text: str
     text_name: str
-    """Name of its file."""
+    """Its file's name."""
     engine: EngineConfig
     window: int
     stride: int

@@ -31,7 +31,7 @@ class Loss:
     kl_p99: float
     """99th percentile over the tokens."""
     top1_agreement: float
-    """Share of the tokens for which both have the same first choice."""
+    """Share of the tokens with the same top-1 prediction."""
 
     @classmethod
     def of(cls, scores: Scores, reference: Scores) -> Loss:
@@ -46,7 +46,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Figures of one model on one text."""
+    """Results of one model on one text."""
 
     tokens: int
     """Tokens scored: all of the text but the first."""

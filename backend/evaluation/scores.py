@@ -34,8 +34,8 @@ class Window:
 def windows(tokens: int, size: int, stride: int) -> Iterator[Window]:
     """Windows of at most ``size`` tokens, each ``stride`` further on, the last one up to the end of the text.
 
-    Every token but the first is scored in exactly one window: after at least ``size - stride`` others, where there are
-    so many. This is the method of transformers' guide to perplexity.
+    Every token but the first is scored in exactly one window: after at least ``size - stride`` others, if so many
+    precede it. This is the method of transformers' guide to perplexity.
 
     Args:
         stride: 1 to ``size - 1``, so that no window begins with a token to score.
@@ -56,7 +56,7 @@ class Scores:
     kl: Numbers
     """Kullback-Leibler divergence from the reference's distribution of each token to this one, in nats."""
     agrees: npt.NDArray[np.bool_]
-    """Whether this runner's first choice for each token is the reference's."""
+    """Whether this runner's top-1 prediction of each token is the same."""
 
     @classmethod
     def joined(cls, parts: Sequence[Scores]) -> Scores:

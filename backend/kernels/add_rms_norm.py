@@ -23,7 +23,7 @@ def _add_rms_norm(
     kind = residual.dtype.element_ty
     x = tl.load(residual + at, mask=inside, other=0.0)
     if ADDS:
-        # Rounded before it is normed, so that what is normed is what the next layer adds to.
+        # Rounded first, so that the norm is of the residual that the next layer adds to.
         x = (x.to(tl.float32) + tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)).to(kind)
         tl.store(residual + at, x, mask=inside)
     wide = x.to(tl.float32)

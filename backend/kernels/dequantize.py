@@ -1,4 +1,4 @@
-"""Dequantises a matrix, or some of its outputs, for products with so many rows that this costs little."""
+"""Dequantises a matrix, or some of its outputs, for products with many rows, where this costs little."""
 
 import torch
 import triton

@@ -1,8 +1,7 @@
-"""FP8 weights times many rows of activations, which are rounded to FP8 too: twice the rate of 16-bit products.
+"""GEMM of FP8 weights and activations rounded to FP8, at twice the rate of 16-bit products.
 
-Needs matrix units for FP8 (compute capability 8.9). Each row of activations gets a scale
-of its own, so its result does not depend on the rows beside it. Rounding to three bits of mantissa moves a product by
-some three per cent of its norm, as random errors do.
+Needs matrix units for FP8 (compute capability 8.9). Each row of activations has its own scale, so its result does not
+depend on the other rows. Rounding to three bits of mantissa changes a product by about 3 % of its norm.
 """
 
 from functools import cache
@@ -15,7 +14,7 @@ from backend.kernels.quantized_weight import DeviceWeight
 
 _CAPABILITY = (8, 9)
 _MULTIPLE = 16
-"""`torch._scaled_mm` needs a multiple of so many outputs."""
+"""`torch._scaled_mm` needs outputs in multiples of it."""
 _FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 _COLUMNS = 2048
 _MAX_RELATIVE_ERROR = 0.06
@@ -54,9 +53,9 @@ def _round_rows(
 
 
 def round_rows(x: torch.Tensor, weight: DeviceWeight) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [R, in] as float8_e4m3fn [R, bytes of a row of the weight], in the order of these bytes, and float32 [R, 1].
+    """Rows [R, in] as float8_e4m3fn [R, bytes of a row of the weight], in the order of these bytes, and scales [R, 1].
 
-    Elements of a row of x are next to each other.
+    Rows of x are contiguous, scales float32.
     """
     rows, width = x.shape[0], 4 * weight.words.shape[1]
     rounded = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x.device)
@@ -81,7 +80,7 @@ def fp8_gemm(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | None) -
     """``x @ weight.T + bias`` with rows of x rounded, each with its scale.
 
     Args:
-        x: bfloat16 [R, in], elements of a row next to each other.
+        x: bfloat16 [R, in], each row contiguous.
         weight: of form ``fp8``, outputs in multiples of 16.
         bias: [out] or None.
 
@@ -101,7 +100,7 @@ def fp8_gemm(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | None) -
 
 @cache
 def supports_fp8_gemm(device: torch.device) -> bool:
-    """Whether `fp8_gemm` works on a device and is right there, tested with random numbers."""
+    """Whether `fp8_gemm` works and is correct on a device, tested with random numbers."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < _CAPABILITY:
         return False
     from backend.kernels.quantized_gemm import quantized_gemm
@@ -114,6 +113,6 @@ def supports_fp8_gemm(device: torch.device) -> bool:
     expected = quantized_gemm(x, weight, None).float()
     try:
         got = fp8_gemm(x, weight, None).float()
-    except RuntimeError:  # what torch raises where it has no such product
+    except RuntimeError:  # torch raises it if it has no such product
         return False
     return bool((got - expected).norm() <= _MAX_RELATIVE_ERROR * expected.norm())

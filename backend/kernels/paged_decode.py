@@ -1,8 +1,8 @@
 """Attention of one new token per sequence over the paged KV memory, each sequence split over several programs.
 
-A split keeps a running maximum and sum (online softmax, arXiv 1805.02867) over its part of the context and hands on its
-result with a log-sum-exp (flash-decoding); ``reduce_splits`` joins the parts. All query heads of a KV head are the rows
-of one matrix product, so keys and values are read once for the whole group.
+A split keeps a running maximum and sum (online softmax, arXiv 1805.02867) over its part of the context and writes its
+result with a log-sum-exp (flash-decoding); ``reduce_splits`` joins the parts. All query heads of a KV head are rows of
+one matrix product, so keys and values are read once for the whole group.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import triton.language as tl
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What stays the same for all attention of one model.
+    """Attention parameters of one layer.
 
     ``window``: positions a query attends to, itself included; 0: all before it. ``softcap``: scores become
     softcap * tanh(score / softcap); 0: no cap.
@@ -108,7 +108,7 @@ def _decode_split(
         )
         scores = tl.dot(q, k, input_precision=PRECISION) * scale
         if SOFTCAP:
-            # tanh by way of the logistic function: there is no tanh that every Triton has.
+            # tanh by the logistic function: not every version of Triton has tanh.
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
         # Base 2: the hardware has exp2, and the factor costs nothing here.
         scores = tl.where(seen[None, :], scores * 1.4426950408889634, float("-inf"))
@@ -132,7 +132,7 @@ def _decode_split(
         mask=inside,
     )
     if SPLITS > 1:
-        # A split without work says so by weighing nothing.
+        # A split without work has weight zero.
         log_sum = tl.where(some, highest + tl.log2(divisor), float("-inf"))
         tl.store(log_sums + place, log_sum, mask=members < GROUP)
 

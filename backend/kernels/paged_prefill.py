@@ -59,7 +59,7 @@ def _prefill(
     q = tl.load(
         query + row[:, None] * query_stride + heads[:, None] * HEAD_DIM + columns[None, :], mask=inside, other=0.0
     )
-    # Rows beyond the tile see what its last row sees, so that they never have an empty softmax.
+    # Rows beyond the tile attend as its last row does, so that no softmax is empty.
     seen_until = first_position + tl.minimum(offsets, count - 1)
 
     begin = first_position * 0
@@ -73,7 +73,7 @@ def _prefill(
         places = start + tl.arange(0, TILE)
         known = places < end
         if WINDOW > 0:
-            # Blocks before the window have been given back: what is in them is not even multiplied by zero.
+            # Blocks before the window have been freed: their contents must not be read.
             known = known & (places > first_position - WINDOW)
         blocks = tl.load(table + places // BLOCK, mask=known, other=0).to(tl.int64)
         at = (blocks * KV_HEADS + kv_head) * (BLOCK * HEAD_DIM) + (places % BLOCK) * HEAD_DIM
@@ -88,7 +88,7 @@ def _prefill(
             seen = seen & (places[None, :] > seen_until[:, None] - WINDOW)
         scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))
-        # With a window, the first tiles may be before everything that a late row sees.
+        # With a window, the first tiles may be before all positions of a late row.
         finite = tl.where(new_highest == float("-inf"), 0.0, new_highest)
         shrink = tl.exp2(highest - finite)
         weights = tl.exp2(scores - finite[:, None])
@@ -104,7 +104,7 @@ def _prefill(
 
 
 def prefill_tile_rows(shape: AttentionShape, dtype: torch.dtype) -> int:
-    """Rows of one sequence that a program takes at most."""
+    """Most rows of one sequence in a program."""
     return max(1, _matrix_rows(shape, dtype) // shape.group)
 
 
@@ -131,7 +131,7 @@ def paged_prefill(
     shape: AttentionShape,
     output: torch.Tensor,
 ) -> None:
-    """Attention of chunks; writes the rows of ``output`` that the tiles name and no others.
+    """Attention of chunks; writes only the rows of ``output`` that the tiles name.
 
     Args:
         query, keys, values: as in ``paged_decode``.
@@ -168,6 +168,6 @@ def paged_prefill(
 
 
 def _matrix_rows(shape: AttentionShape, dtype: torch.dtype) -> int:
-    # float32 products run outside the matrix units, from registers: 16 rows are what fits there.
+    # float32 products run outside the matrix units, from registers, which hold 16 rows.
     rows = 16 if dtype == torch.float32 else 64 if shape.head_dim > 128 else 128
     return max(rows, int(triton.next_power_of_2(shape.group)))

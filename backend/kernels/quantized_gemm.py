@@ -1,7 +1,7 @@
 """A quantised matrix times many rows: codes are dequantised in registers and multiplied by the matrix units.
 
-Outputs are the rows of the units' products and rows of activations their columns, so that few rows waste little. Few
-rows also mean few programs; then the inputs are split into parts (split-K), which are summed in a fixed order.
+Outputs are the rows of the units' products and activations the columns, so that few rows of activations waste little.
+Few rows also give few programs; then the inputs are split into parts (split-K), summed in a fixed order.
 """
 
 import torch
@@ -14,8 +14,7 @@ from backend.kernels.quantized_weight import DeviceWeight
 _MIN_ROWS, _MAX_ROWS = 16, 64
 """Of a product of the matrix units."""
 _PROGRAMS = 256
-"""That a launch should have, to keep some hundred and thirty multiprocessors busy; the same on every device, so that
-sums are too."""
+"""Of a launch, enough for about 130 multiprocessors; the same on every device, so that sums are too."""
 _COLUMNS = 1024
 
 
@@ -112,10 +111,10 @@ def _sum_parts(
 
 
 def quantized_gemm(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """``x @ weight.T + bias``: weights rounded to x's dtype once they are scaled, summed in float32.
+    """``x @ weight.T + bias``: scaled weights are rounded to x's dtype, products are summed in float32.
 
     Args:
-        x: [R, in], columns in the weight's order, elements of a row next to each other.
+        x: [R, in], columns in the weight's order, each row contiguous.
         bias: [out] or None.
 
     Returns:
@@ -156,7 +155,7 @@ def quantized_gemm(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | N
         BIAS=bias is not None and parts == 1,
         OPERANDS=_operands(x.dtype),
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        STAGES=2 if tile_rows == _MAX_ROWS else 4,  # as many as two programs have shared memory for
+        STAGES=2 if tile_rows == _MAX_ROWS else 4,  # fits the shared memory of two programs
         num_warps=8 if own == 128 else 4,
     )
     if parts > 1:
@@ -175,14 +174,14 @@ def quantized_gemm(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | N
 
 
 def _parts(tiles: int, programs: int) -> tuple[int, int]:
-    """Tiles of a part and the number of parts, none of them empty: from the sizes alone, never from time."""
+    """Tiles of a part and the number of parts, none of them empty: from the sizes alone."""
     wanted = min(tiles, max(1, _PROGRAMS // programs))
     each = -(-tiles // wanted)
     return each, -(-tiles // each)
 
 
 def _operands(dtype: torch.dtype) -> tl.dtype:
-    """What the matrix units multiply; the interpreter has no products of bfloat16."""
+    """Dtype of the operands; the interpreter has no products of bfloat16."""
     of_device = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
     compiled = isinstance(_quantized_gemm, triton.JITFunction)
     return of_device[dtype] if compiled or dtype != torch.bfloat16 else tl.float32

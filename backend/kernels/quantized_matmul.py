@@ -1,4 +1,4 @@
-"""Products with quantised weights. The number of rows alone decides which kernel computes them."""
+"""Products with quantised weights. The number of rows and the FP8 support select the kernel."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from backend.kernels.quantized_weight import DeviceWeight
 from backend.quantized_weights.quantized_linear import row_scales
 
 FP8_MIN_ROWS = 64
-"""From so many rows on, activations are rounded to FP8 if the device multiplies it."""
+"""From this many rows on, activations are rounded to FP8 if the device supports it."""
 DEQUANTIZE_MIN_ROWS = 512
-"""From so many rows on, weights are dequantised once and multiplied by cuBLAS. More rows than the largest recorded
-batch has, so that decoding never makes a dense copy."""
+"""From this many rows on, weights are dequantised once and multiplied by cuBLAS. More rows than the largest captured
+batch, so that decoding never makes a dense copy."""
 _DEQUANTIZED_BYTES = 128 * 2**20
 """Bytes of dequantised weights at a time; more outputs are computed in parts."""
 
@@ -37,7 +37,7 @@ class QuantizedMatmul:
     scaled: bool = False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[R, in], elements of a row next to each other, to [R, out]; no dense copy below `DEQUANTIZE_MIN_ROWS`."""
+        """[R, in], each row contiguous, to [R, out]; no dense copy below `DEQUANTIZE_MIN_ROWS`."""
         weight, bias = self.weight, self.bias
         if weight.rounds_rows:
             scales = row_scales(x)
@@ -64,7 +64,7 @@ def _dequantized_matmul(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tenso
     if weight.outputs <= most:
         return functional.linear(x, dequantize(weight, x.dtype), bias)
     each = -(-weight.outputs // -(-weight.outputs // most))
-    each = -(-each // 16) * 16  # rows of scales begin at 32 bytes in every part
+    each = -(-each // 16) * 16  # aligns rows of scales to 32 bytes in each part
     output = torch.empty(x.shape[0], weight.outputs, dtype=x.dtype, device=x.device)
     for first in range(0, weight.outputs, each):
         last = min(first + each, weight.outputs)

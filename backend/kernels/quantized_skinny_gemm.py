@@ -1,7 +1,7 @@
 """Skinny GEMM with a quantised matrix and one to four rows, bound by the bandwidth with which the words are read.
 
-As in `skinny_gemm`, every program owns some of the outputs and has as many running sums as a tile has words. Codes
-are multiplied as they are; a group's sum is scaled once.
+As in `skinny_gemm`, every program computes some of the outputs and has one running sum for each word of a tile. Codes
+are multiplied unscaled; a group's sum is scaled once.
 """
 
 import torch
@@ -94,7 +94,7 @@ def quantized_skinny_gemm(x: torch.Tensor, weight: DeviceWeight, bias: torch.Ten
     """``x @ weight.T + bias``, summed in float32.
 
     Args:
-        x: [R, in], R from 1 to ``MAX_ROWS``, columns in the weight's order, elements of a row next to each other.
+        x: [R, in], R from 1 to ``MAX_ROWS``, columns in the weight's order, each row contiguous.
         bias: [out] or None.
 
     Returns:

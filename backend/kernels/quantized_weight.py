@@ -1,13 +1,13 @@
-"""Quantised weights as the kernels read them: words of 32 bits, each with codes of inputs that are far apart.
+"""Layout of quantised weights for the kernels: 32-bit words, each with codes of inputs that are far apart.
 
 A row of words is one output. Its inputs come in tiles, and a tile of the codes is a few *planes* of ``SPAN`` inputs:
 
     inputs of a tile      0 … 31 │ 32 … 63 │ 64 … 95 │ …        plane 0 │ plane 1 │ plane 2 │ …
     word j of the tile    code j │  32 + j │  64 + j │ …        from the lowest bits up
 
-So all lanes that hold words have the same plane of neighbouring inputs after one mask, and nothing has to change places
-between lanes. A word has 8 codes of four bits or 4 of eight; rows are filled up to whole tiles, of 256 or 128 inputs.
-Groups begin at planes, so a plane of an output has one scale. Where groups are of 16 inputs, planes are too.
+So after one mask, the lanes hold one plane of neighbouring inputs, and no data moves between lanes. A word has 8 codes
+of four bits or 4 of eight; rows are padded to whole tiles, of 256 or 128 inputs. Groups begin at planes, so a plane of
+an output has one scale. For groups of 16 inputs, planes have 16 inputs and tiles half as many.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Offset = Literal["none", "zeros", "minima"]
 _PLANES: dict[Form, int] = {"int4": 8, "int8": 4, "nf4": 8, "fp8": 4}
 _SPANS = (32, 16)
 _HALF_ERROR = 2.0**-11
-"""Of numbers that half floats hold with all their bits."""
+"""Relative rounding error of normal half floats."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,13 +41,13 @@ class DeviceWeight:
 
     Args:
         words: int32 [out, tiles * span], see the module.
-        scales: float16 or float32 [groups, out], with groups for the filled-up inputs: those of neighbouring outputs
-            are read together.
-        offsets: as ``scales``. ``zeros``: the middle less the code of zero, in steps of the scale. ``minima``: what
-            code 0 stands for.
+        scales: float16 or float32 [groups, out], with groups for the padded inputs; those of neighbouring outputs are
+            contiguous.
+        offsets: as ``scales``. ``zeros``: the middle minus the code of zero, in steps of the scale. ``minima``: the
+            values of code 0.
         levels: float16 [16], the values of NF4's codes; None for other forms.
         inputs: columns of the weight.
-        group: inputs that share a scale; all of the filled-up ones where an output has one.
+        group: inputs that share a scale; all padded inputs if an output has one scale.
         order: int64 [in]: column ``i`` is for input ``order[i]``; None: for ``i``.
         rounds_rows: whether activations are rounded to int8 first.
     """
@@ -81,7 +81,7 @@ class DeviceWeight:
 
     @property
     def run(self) -> int:
-        """Planes of a tile that follow each other and share a scale, wherever the tile is: a divisor of all planes."""
+        """Consecutive planes that share a scale in every tile: a divisor of ``planes``."""
         if self.group % (self.planes * self.span) == 0:
             return self.planes
         run = self.group // self.span
@@ -100,10 +100,10 @@ class DeviceWeight:
 
 
 def on_device(linear: QuantizedLinear, device: torch.device) -> DeviceWeight:
-    """Lays a quantised weight out for the kernels.
+    """Converts a quantised weight for the kernels.
 
     Raises:
-        CannotQuantize: the kernels know no such scheme; names it.
+        CannotQuantize: no kernel supports the scheme; names it.
     """
     if isinstance(linear, IntLinear):
         return _of_integers(linear, device)
@@ -146,7 +146,7 @@ def _of_integers(linear: IntLinear, device: torch.device) -> DeviceWeight:
 
 
 def _packed(form: Form, codes: torch.Tensor, scales: torch.Tensor, group: int | None, name: str) -> DeviceWeight:
-    """From codes uint8 [out, in], not packed, and scales [out, groups]; a group of None: all inputs."""
+    """From unpacked codes uint8 [out, in] and scales [out, groups]; a group of None: all inputs."""
     outputs, inputs = codes.shape
     span = next((span for span in _SPANS if group is None or group % span == 0), None)
     if span is None:
@@ -157,7 +157,7 @@ def _packed(form: Form, codes: torch.Tensor, scales: torch.Tensor, group: int | 
     tiles = -(-inputs // (planes * span))
     width = tiles * planes * span
     cut = functional.pad(codes, (0, width - inputs)).view(outputs, tiles, planes, span)
-    # Bytes of a word from the lowest up, as both processors have them.
+    # Bytes of a word, lowest first: CPU and GPU are little-endian.
     each = cut if planes == 4 else cut[:, :, 0::2] | cut[:, :, 1::2] << 4
     words = each.transpose(2, 3).contiguous().view(torch.int32).view(outputs, -1)
     group = width if group is None else group
@@ -171,14 +171,14 @@ def _padded(scales: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def _as_half(scales: torch.Tensor) -> torch.Tensor:
-    """In half floats, unless all of them are small or one is large, and too much would be lost."""
+    """In half floats, unless these lose too much of very small or large scales."""
     half = scales.to(torch.float16)
     lost = (half.float() - scales).abs().max()
     return half if bool(lost <= scales.abs().max() * _HALF_ERROR) else scales
 
 
 def concatenate(weights: Sequence[DeviceWeight]) -> DeviceWeight | None:
-    """One weight with the outputs of all, where they have the same inputs in the same form; None: they do not."""
+    """One weight with the outputs of all; None if their inputs or forms differ."""
     first = weights[0]
     if not all(_can_concatenate(first, other) for other in weights[1:]):
         return None

@@ -1,4 +1,4 @@
-"""Between the fused QKV projection and attention: per-head norm, rotation, and the write into the paged KV memory.
+"""Per-head norm, rotation and the write into the paged KV memory, between fused QKV projection and attention.
 
 A program takes one row and a few heads of [query heads | key heads | value heads]. Queries are rotated in place, keys
 and values go to the row's slot.

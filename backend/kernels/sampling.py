@@ -2,7 +2,7 @@
 
 The smallest logit that top-k or top-p keeps is found by bisection over the bit patterns of float32, which have the
 order of the numbers. The token is then drawn by inverting the distribution at one uniform number, which a
-counter-based generator (Philox, SC11) makes from the row's own seed and counter: a draw depends on nothing but its row.
+counter-based generator (Philox, SC11) makes from the row's own seed and counter: a draw depends only on its row.
 """
 
 import torch
@@ -56,7 +56,7 @@ def _lowest_kept(
     COUNTS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """Smallest key such that what lies above it stays under ``limit``."""
+    """Smallest key such that the mass above it is under ``limit``."""
     low = floor
     high = _ordered(highest).to(tl.int64)
     while low < high:
@@ -95,7 +95,7 @@ def _sample(
         best = tl.where(better, values, best)
         best_ids = tl.where(better, ids, best_ids)
     highest = tl.max(best, 0)
-    # Of equal logits the first token wins, whatever lane it fell to.
+    # Of equal logits the first token is chosen, in any lane.
     token = tl.min(tl.where(best == highest, best_ids, 2147483647), 0)
     temperature = tl.load(temperatures + index)
 
@@ -133,7 +133,7 @@ def _sample(
             if (found == 0) & (before + mass > target):
                 reached = kept & (before + tl.cumsum(weights, 0) > target)
                 first = tl.min(tl.where(reached, ids, 2147483647), 0)
-                # Rounding may leave the running sum just below the tile's own: then it is the tile's last token.
+                # Rounding may leave the running sum below the tile's own: then the tile's last token is chosen.
                 last = tl.max(tl.where(kept, ids, 0), 0)
                 token = tl.minimum(first, last)
                 found = found + 1
@@ -161,7 +161,7 @@ def sample_tokens(
         top_ks: int32 [R]; 0: no limit.
         top_ps, min_ps: float32 [R]; 1 and 0: no limit.
         seeds: int64 [R].
-        counters: int32 [R]: a row draws the same number for the same seed and counter, and unrelated ones else.
+        counters: int32 [R]: the same seed and counter give the same number, others independent ones.
 
     Returns:
         int64 [R]; -1 for a row with a logit that is not a number.

@@ -1,4 +1,4 @@
-"""The middle of a gated MLP: SiLU(gate) * up (SwiGLU, arXiv 2002.05202)."""
+"""Activation of a gated MLP: SiLU(gate) * up (SwiGLU, arXiv 2002.05202)."""
 
 import torch
 import triton

@@ -1,7 +1,7 @@
 """Skinny GEMM: a matrix times one to four rows, bound by the bandwidth with which the matrix is read.
 
-Every program owns some of the outputs and keeps one running sum for each element of a tile. The sums are only reduced
-at the end, so that no load waits for a reduction.
+Every program computes some outputs and has one running sum for each element of a tile. The sums are reduced only at
+the end, so that no load waits for a reduction.
 """
 
 import torch
@@ -34,7 +34,7 @@ def _skinny_gemm(
     begin = own.to(tl.int64) * width
     sums = tl.full([ROWS, OUTPUTS, COLUMNS], 0.0, tl.float32)
     # Tiles are fetched while those before them are summed: a device reads at full speed only with tens of kilobytes
-    # under way in each of its multiprocessors.
+    # in flight per multiprocessor.
     for start in tl.range(0, width, COLUMNS, num_stages=4):
         at = start + column
         inside = at < width
@@ -62,7 +62,7 @@ def skinny_gemm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     """``x @ weight.T + bias``, summed in float32.
 
     Args:
-        x: [R, K], R from 1 to ``MAX_ROWS``, elements of a row next to each other.
+        x: [R, K], R from 1 to ``MAX_ROWS``, each row contiguous.
         weight: [N, K], contiguous, of x's dtype.
         bias: [N] or None.
 

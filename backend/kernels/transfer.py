@@ -1,4 +1,4 @@
-"""Small arrays on their way from the host to a device."""
+"""Copies small arrays from the host to a device."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ _COUNTS = {
     "hits": "Blocks restored.",
     "misses": "Blocks asked for and not restored.",
     "writes": "Blocks written.",
-    "evicted": "Blocks evicted.",
-    "bytes_read": "Bytes of the frames that were restored.",
-    "read_seconds": "Time spent on them.",
+    "evictions": "Blocks evicted.",
+    "bytes_read": "Bytes of the frames of restored blocks.",
+    "read_seconds": "Time spent reading frames.",
 }
 _SUMS = {
-    "bad_frames": "Frames that were not what they should be, and were removed.",
-    "dropped": "Blocks offered and not kept.",
-    "faults": "Calls that the system or a peer failed.",
+    "bad_frames": "Frames that failed a check and were removed.",
+    "rejected": "Blocks offered to the tier and not stored.",
+    "io_errors": "Calls to the system or to a peer that failed.",
 }
 """Of ``TierCounts``."""
 
@@ -42,11 +42,19 @@ class PrefixCollector(Collector):
         figures, places = store.figures, (*store.tiers, PEERS)
         tokens = {place: figures.restored[place] * BLOCK_SIZE for place in places}
         yield _counter("restored_tokens", "Prompt tokens restored from beyond the engine's memory.", tokens)
-        yield _counter("fetched_blocks", "Blocks that were to be fetched.", figures.fetched)
-        yield _counter("computed_blocks", "Blocks that were there and sooner computed.", figures.computed)
-        yield CounterMetricFamily(f"{_PREFIX}_late_fetches", "Fetches ended by their deadline.", figures.late)
-        yield _gauge("blocks", "Blocks kept.", {name: tier.blocks for name, tier in store.tiers.items()})
-        yield _gauge("bytes", "Bytes of their frames.", {name: tier.used_bytes for name, tier in store.tiers.items()})
+        yield _counter("fetched_blocks", "Blocks chosen to be fetched.", figures.fetched)
+        yield _counter(
+            "computed_blocks",
+            "Blocks that were stored, but were computed again because that was faster.",
+            figures.computed,
+        )
+        yield CounterMetricFamily(f"{_PREFIX}_fetch_timeouts", "Fetches ended by their deadline.", figures.late)
+        yield _gauge("blocks", "Blocks stored.", {name: tier.blocks for name, tier in store.tiers.items()})
+        yield _gauge(
+            "bytes",
+            "Bytes of the frames of stored blocks.",
+            {name: tier.used_bytes for name, tier in store.tiers.items()},
+        )
         yield from _of_places(store)
 
 
@@ -61,14 +69,14 @@ def _of_places(store: PrefixStore) -> Iterator[Metric]:
 
 
 def _counter(name: str, help_text: str, values: Mapping[str, float]) -> Metric:
-    metric = CounterMetricFamily(f"{_PREFIX}_{name}", help_text, labels=["place"])
+    metric = CounterMetricFamily(f"{_PREFIX}_{name}", help_text, labels=["tier"])
     for place, value in values.items():
         metric.add_metric([place], value)
     return metric
 
 
 def _gauge(name: str, help_text: str, values: Mapping[str, float | None]) -> Metric:
-    metric = GaugeMetricFamily(f"{_PREFIX}_{name}", help_text, labels=["place"])
+    metric = GaugeMetricFamily(f"{_PREFIX}_{name}", help_text, labels=["tier"])
     for place, value in values.items():
         if value is not None:
             metric.add_metric([place], value)

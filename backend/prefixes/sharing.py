@@ -133,7 +133,7 @@ class PrefixSharing:
         """Returns when all that has been handed over so far is kept, or given up."""
         await self._keeps.join()
 
-    def note_step(self, report: StepReport) -> None:
+    def record_step(self, report: StepReport) -> None:
         """Learns how fast the engine computes."""
         stats, (rows, prompt_rows) = report.stats, self._totals
         self._totals = stats.computed_rows, stats.prompt_tokens

@@ -1,8 +1,8 @@
-"""Makes quantised models, for `keepgate quantize` and for `--quantization`.
+"""Quantises models, for `keepgate quantize` and for `--quantization`.
 
 `methods` has the algorithms (GPTQ, AWQ, mixed precision) and `methods/quantize.py`, which runs one over a model;
-`calibration` runs texts through a decoder layer; `selection` is what `--quantization` means when a model is served.
+`calibration` runs texts through a decoder layer; `selection` applies `--quantization` when a model is served.
 
 Uses `backend.model_loader`, `backend.checkpoints` and `backend.quantized_weights`. Read `methods/recipe.py` first.
-Decision 021 in `docs/decisions` tells why each method does what it does, with measurements.
+Decision 021 in `docs/decisions` gives the reasons for each method, with measurements.
 """

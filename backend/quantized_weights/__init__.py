@@ -1,7 +1,7 @@
-"""Quantised weights in memory: a scheme each (integers, FP8, NF4, 16-bit floats) and the linear layer in it.
+"""Quantised weights in memory: schemes (integers, FP8, NF4, 16-bit floats) and the linear layers in them.
 
-`quantized_linear.py` holds both contracts, `Scheme` and `QuantizedLinear`; read it first. `grid.py` and `nibbles.py`
-are the arithmetic of integer codes. To add a scheme, copy `fp8_scheme.py`, the shortest one with scales.
+`quantized_linear.py` holds both contracts, `Scheme` and `QuantizedLinear`; read it first. `grid.py` has the arithmetic
+of integer codes. To add a scheme, copy `fp8_scheme.py`, the shortest one with scales.
 
-Uses `backend.errors` and torch; knows no files and no runner.
+Uses `backend.errors` and torch; imports no file formats and no runner.
 """

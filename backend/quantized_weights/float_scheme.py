@@ -1,4 +1,4 @@
-"""Sixteen-bit floats: what is left alone where weights have different bits."""
+"""Sixteen-bit floats, for weights that are not quantised."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FloatScheme:
         return 16
 
     def check(self, out_features: int, in_features: int) -> None:
-        """See `Scheme.check`: any shape will do."""
+        """See `Scheme.check`: any shape fits."""
 
     def pack(self, weight: torch.Tensor) -> FloatLinear:
         """See `Scheme.pack`."""

@@ -14,7 +14,7 @@ _MAX = torch.finfo(torch.float8_e4m3fn).max
 _SMALLEST_STEP = 2.0**-9
 """Between subnormal numbers."""
 _SMALLEST_SCALE = torch.finfo(torch.float32).smallest_normal
-"""Weights next to nothing become nothing, where a scale of 0 would make them no numbers."""
+"""With it, weights near zero become zero; a scale of 0 would make them NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Fp8Scheme:
         return 8 + 32 * scales / (out_features * in_features)
 
     def check(self, out_features: int, in_features: int) -> None:
-        """See `Scheme.check`: any shape will do."""
+        """See `Scheme.check`: any shape fits."""
 
     def pack(self, weight: torch.Tensor) -> Fp8Linear:
         """See `Scheme.pack`."""

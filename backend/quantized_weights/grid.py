@@ -1,4 +1,4 @@
-"""The numbers that codes stand for: evenly spaced, in each group of inputs of each output."""
+"""Uniform grids of integer codes: one for each group of inputs of each output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Grid:
     """``weight = scale * code + offset``.
 
     Args:
-        scales: float32 [out, groups]; 0 where all weights of a group are the offset.
+        scales: float32 [out, groups]; 0 if all weights of a group are the offset.
         offsets: float32 [out, groups].
         levels: the highest code; the lowest is 0.
     """
@@ -29,13 +29,13 @@ class Grid:
         return codes.to(torch.uint8).flatten(1)
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """The weights that codes [out, in] stand for: float32 [out, in]."""
+        """The weights of codes [out, in]: float32 [out, in]."""
         columns = codes.reshape(*self.scales.shape, -1).float()
         return (columns * self.scales.unsqueeze(-1) + self.offsets.unsqueeze(-1)).flatten(1)
 
     @property
     def zeros(self) -> torch.Tensor:
-        """The codes of zero, whole numbers float32 [out, groups], where zero has one; 0 where a scale is 0."""
+        """Zero points, whole numbers float32 [out, groups], if the grid contains zero; 0 if a scale is 0."""
         return torch.round(-self.offsets / torch.where(self.scales > 0, self.scales, 1.0))
 
     def of_group(self, group: int) -> Grid:
@@ -45,7 +45,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Codes uint8 [out, in] and the grid that they are of; groups are of columns that follow each other."""
+    """Codes uint8 [out, in] and their grid; a group is a range of consecutive columns."""
 
     codes: torch.Tensor
     grid: Grid

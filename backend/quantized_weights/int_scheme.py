@@ -15,9 +15,9 @@ Zero = Literal["middle", "integer", "minimum"]
 
 _HALF_MAX = torch.finfo(torch.float16).max
 _HALF_STEP = 2.0**-24
-"""The smallest half float: below it a scale is none."""
+"""The smallest positive half float."""
 _EXACT_INPUTS = 512
-"""So many products of two int8 numbers have a sum that float32 holds exactly, and so has every part of it."""
+"""float32 holds the sum of this many products of int8 numbers exactly, and every partial sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class IntScheme:
     Args:
         bits: of a code.
         group_size: inputs that share a scale; None: all of an output do.
-        zero: what is kept of where zero is. ``middle``: nothing, it is 8 or 128 (symmetric): ``scale * (code - 8)``.
-            ``integer``: the code of zero (asymmetric): ``scale * (code - zero)``. ``minimum``: what code 0 stands for,
+        zero: what is stored for zero. ``middle``: nothing, its code is 8 or 128 (symmetric): ``scale * (code - 8)``.
+            ``integer``: the code of zero (asymmetric): ``scale * (code - zero)``. ``minimum``: the value of code 0,
             as in llama.cpp's Q4_1: ``scale * code + minimum``.
-        activation_bits: 8: rows are rounded to int8 with a scale each before they are multiplied (dynamic).
+        activation_bits: 8: rows of activations are rounded to int8, with a scale each (dynamic).
     """
 
     bits: Literal[4, 8]
@@ -57,16 +57,16 @@ class IntScheme:
 
     @property
     def middle(self) -> int:
-        """The code of zero where it is not kept."""
+        """The code of zero where none is stored."""
         return 1 << (self.bits - 1)
 
     @property
     def scale_dtype(self) -> torch.dtype:
-        """What scales and minima are kept in."""
+        """The dtype of scales and minima."""
         return torch.float32 if self.group_size is None else torch.float16
 
     def groups(self, in_features: int) -> int:
-        """Scales of an output."""
+        """Scales per output."""
         return 1 if self.group_size is None else in_features // self.group_size
 
     def bits_per_weight(self, out_features: int, in_features: int) -> float:
@@ -85,7 +85,7 @@ class IntScheme:
             raise CannotQuantize(f"{self.name} needs an even number of inputs, and these are {in_features}")
 
     def grid(self, weight: torch.Tensor) -> Grid:
-        """The grid that rounds a weight [out, in] to the nearest. Its numbers are as they will be kept.
+        """The grid that rounds a weight [out, in] to nearest, with scales and offsets as stored.
 
         Raises:
             CannotQuantize: as `pack`.
@@ -116,7 +116,7 @@ class IntScheme:
                 return Grid(self._kept((high - minima) / self.levels), minima, self.levels)
 
     def _kept(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Scales or minima as they are when they have been kept."""
+        """Scales or minima, rounded to the stored dtype."""
         if self.group_size is None:
             check_range(numbers)
             return numbers
@@ -129,7 +129,7 @@ class IntScheme:
         return IntLinear.of(self, grid.encode(weight), grid)
 
     def error_bound(self, weight: torch.Tensor) -> torch.Tensor:
-        """See `Scheme.error_bound`: half a step of its group, and what the rounding of scale and minimum adds."""
+        """See `Scheme.error_bound`: half a step of its group, plus the rounding of scale and minimum."""
         scales = self.grid(weight).scales
         most = weight.float().reshape(*scales.shape, -1).abs().amax(dim=-1)
         rounding = 0.0 if self.group_size is None else 2 * most * 2.0**-11 + (self.levels + 1) * _HALF_STEP
@@ -142,10 +142,10 @@ class IntLinear:
     """A weight in an `IntScheme`.
 
     Args:
-        codes: uint8 [out, in], or [out, in / 2] with two codes of four bits to a byte (see `nibbles`).
+        codes: uint8 [out, in], or [out, in / 2] with two 4-bit codes per byte (see `pack_nibbles`).
         scales: [out, groups]; float16 where there are groups, else float32.
-        zeros: uint8 [out, groups], the codes of zero; None where the scheme keeps none.
-        minima: as ``scales``, what code 0 stands for; None where the scheme keeps none.
+        zeros: uint8 [out, groups], the codes of zero; None if the scheme stores none.
+        minima: as ``scales``, the values of code 0; None if the scheme stores none.
         order: int32 [in]: column ``i`` of the codes belongs to input ``order[i]`` (GPTQ's act-order); None: to ``i``.
     """
 
@@ -158,7 +158,7 @@ class IntLinear:
 
     @classmethod
     def of(cls, scheme: IntScheme, codes: torch.Tensor, grid: Grid, order: torch.Tensor | None = None) -> IntLinear:
-        """From codes uint8 [out, in], not packed, and the grid that they are of."""
+        """From codes uint8 [out, in], not packed, and their grid."""
         dtype = scheme.scale_dtype
         return cls(
             scheme,
@@ -182,7 +182,7 @@ class IntLinear:
 
     @property
     def grid(self) -> Grid:
-        """What the codes stand for."""
+        """The grid of the codes."""
         scales = self.scales.float()
         if self.minima is not None:
             return Grid(scales, self.minima.float(), self.scheme.levels)
@@ -190,7 +190,7 @@ class IntLinear:
         return Grid(scales, -zeros * scales, self.scheme.levels)
 
     def plain_codes(self) -> torch.Tensor:
-        """uint8 [out, in], in the order in which they are kept."""
+        """Unpacked codes uint8 [out, in], in stored order."""
         return unpack_nibbles(self.codes) if self.scheme.bits == 4 else self.codes
 
     def unpack(self) -> torch.Tensor:
@@ -205,7 +205,7 @@ class IntLinear:
         return functional.linear(x, self.unpack().to(x.dtype))
 
     def _int8_product(self, x: torch.Tensor) -> torch.Tensor:
-        """Exact sums of integers, in floats that hold them: the same in any order, so the same in any batch."""
+        """Integer sums, exact in float32: independent of their order, and so of the batch."""
         if self.order is not None:
             x = x[:, self.order.long()]
         of_rows, grid, codes, middle = row_scales(x), self.grid, self.plain_codes(), self.scheme.middle

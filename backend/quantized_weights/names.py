@@ -1,4 +1,4 @@
-"""The names by which weights in fewer bits are asked for. Light at import."""
+"""The values of ``--quantization``. Cheap to import."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ Quantization = Literal["none", "auto", "int8", "int4", "fp8", "nf4", "gptq-int4"
 """none: as they are in the model's files."""
 
 CALIBRATED_QUANTIZATIONS: frozenset[Quantization] = frozenset({"gptq-int4", "awq-int4", "mixed"})
-"""Made once, by a look at what is multiplied with the weights, and kept."""
+"""Made once, with calibration data, and cached."""

@@ -12,7 +12,7 @@ from torch.nn import functional
 from backend.quantized_weights.int_scheme import pack_nibbles, unpack_nibbles
 from backend.quantized_weights.quantized_linear import CannotQuantize, check_range
 
-# Table 4 of the paper's appendix E: quantiles of N(0, 1), with an exact zero, scaled to [-1, 1].
+# Appendix E of the paper: quantiles of N(0, 1), with an exact zero, scaled to [-1, 1].
 LEVELS = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
     *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
@@ -28,7 +28,7 @@ class Nf4Scheme:
 
     Args:
         block_size: weights that share a scale.
-        double: whether the scales are kept in eight bits themselves, 256 of them with a scale of their own.
+        double: whether the scales are stored in eight bits, with a scale for each 256 of them.
     """
 
     block_size: int = 64
@@ -36,7 +36,7 @@ class Nf4Scheme:
 
     @property
     def name(self) -> str:
-        """``nf4``, ``nf4-single`` or the same with the block's size at the end."""
+        """``nf4``, ``nf4-single``, or either with the block size at the end."""
         name = "nf4" if self.double else "nf4-single"
         return name if self.block_size == 64 else f"{name}-b{self.block_size}"
 
@@ -70,12 +70,12 @@ class Nf4Scheme:
         steps = kept.unpack()
         levels = torch.tensor(LEVELS, dtype=torch.float32)
         middles = (levels[1:] + levels[:-1]) / 2
-        # A scale that its own rounding has made zero or less leaves nothing but zeros.
+        # A block whose scale is rounded to zero or less becomes all zeros.
         codes = torch.bucketize(blocks / torch.where(steps > 0, steps, math.inf).unsqueeze(1), middles)
         return Nf4Linear(self, pack_nibbles(codes.to(torch.uint8).view(weight.shape)), kept)
 
     def error_bound(self, weight: torch.Tensor) -> torch.Tensor:
-        """See `Scheme.error_bound`: half of the widest gap, and what the scale lost where a weight is beyond it."""
+        """See `Scheme.error_bound`: half of the widest gap, plus what a scale rounded down cuts off."""
         scales = weight.float().reshape(-1, self.block_size).abs().amax(dim=1)
         steps = BlockScales.of(scales, self.double).unpack()
         bound = steps.clamp(min=0) * _WIDEST / 2 + (scales - steps).clamp(min=0) + scales * 2.0**-20
@@ -84,10 +84,10 @@ class Nf4Scheme:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockScales:
-    """Scales of blocks, perhaps in eight bits: ``scale = table[code] * scale of 256 + offset``.
+    """Scales of blocks, optionally in eight bits: ``scale = table[code] * scale of 256 + offset``.
 
     Args:
-        codes: uint8 [blocks], or float32 [blocks], the scales themselves, where nothing else is given.
+        codes: uint8 [blocks]; or float32 [blocks], the scales, if nothing else is given.
         table: float32 [256].
         of_scales: float32 [blocks / 256, rounded up].
         offset: mean of all scales.
@@ -100,7 +100,7 @@ class BlockScales:
 
     @classmethod
     def of(cls, scales: torch.Tensor, double: bool) -> BlockScales:
-        """Keeps float32 [blocks], rounded to the nearest where they are kept in eight bits."""
+        """From scales float32 [blocks], rounded to nearest in eight bits if ``double``."""
         if not double:
             return cls(scales)
         offset = float(scales.mean())
@@ -113,7 +113,7 @@ class BlockScales:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept for each weight; the table is shared."""
+        """Bytes stored, without the table, which is shared."""
         return self.codes.nbytes + (0 if self.of_scales is None else self.of_scales.nbytes + 4)
 
     def unpack(self) -> torch.Tensor:
@@ -129,7 +129,7 @@ class Nf4Linear:
     """A weight in an `Nf4Scheme`.
 
     Args:
-        codes: uint8 [out, in / 2], two to a byte (see `nibbles`).
+        codes: uint8 [out, in / 2], see `pack_nibbles`.
         scales: of blocks, row after row.
     """
 
@@ -154,5 +154,5 @@ class Nf4Linear:
         return blocks.view(self.shape)
 
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
-        """See `QuantizedLinear.matmul`: widened first, as no instruction of a CPU knows these levels."""
+        """See `QuantizedLinear.matmul`: widened first, as a CPU has no instructions for NF4."""
         return functional.linear(x, self.unpack().to(x.dtype))

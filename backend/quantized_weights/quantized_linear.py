@@ -1,4 +1,4 @@
-"""The contract of every weight that is kept in fewer bits, and of the schemes that make them."""
+"""The contracts of quantised weights, and of the schemes that make them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch.nn import functional
 from backend.errors import ModelError
 
 MAX_SCALE = 2.0**64
-"""How far from zero a scale may be, made or read: no product with a code is beyond float32."""
+"""Largest magnitude of a scale, made or read: float32 holds its product with any code."""
 
 
 class QuantizedLinear(Protocol):
-    """The weight [out, in] of a linear layer as it is kept. Immutable; any thread may use it."""
+    """The quantised weight [out, in] of a linear layer. Immutable and thread-safe."""
 
     @property
     def scheme(self) -> Scheme:
-        """How it is kept."""
+        """Its format."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -26,60 +26,60 @@ class QuantizedLinear(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything that is kept, scales included."""
+        """Bytes of all tensors, scales included."""
 
     def unpack(self) -> torch.Tensor:
-        """What the bits say, float32 [out, in]."""
+        """Dequantised, float32 [out, in]."""
 
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
-        """``x · weightᵀ`` of rows [T, in], by what the bits say: [T, out] in the dtype of ``x``.
+        """``x · unpack()ᵀ`` of rows [T, in]: [T, out] in the dtype of ``x``.
 
-        Where the scheme rounds activations too, a row's result is the same alone and in any batch.
+        If the scheme rounds activations, a row's result is the same alone and in any batch.
         """
 
 
 class Scheme(Protocol):
-    """A way to keep weights. Frozen and comparable: two with the same name are equal."""
+    """A format of weights. Frozen and comparable: two with the same name are equal."""
 
     @property
     def name(self) -> str:
-        """As reports and ``/v1/model/info`` have it."""
+        """As in reports and ``/v1/model/info``."""
 
     @property
     def activation_bits(self) -> int:
-        """Of what is multiplied with the weights; 16 where they are left as they are."""
+        """Bits of the activations; 16: they are not rounded."""
 
     def bits_per_weight(self, out_features: int, in_features: int) -> float:
         """Of a weight of this shape, scales included."""
 
     def check(self, out_features: int, in_features: int) -> None:
-        """Raises CannotQuantize where no weight of this shape can be kept so."""
+        """Raises CannotQuantize if a weight of this shape does not fit."""
 
     def pack(self, weight: torch.Tensor) -> QuantizedLinear:
-        """Rounds a weight [out, in] to the nearest there is.
+        """Rounds a weight [out, in] to nearest.
 
         Raises:
             CannotQuantize: its shape does not fit, or a value is not finite or beyond the range of the scales.
         """
 
     def error_bound(self, weight: torch.Tensor) -> torch.Tensor:
-        """How far ``pack(weight).unpack()`` may be from ``weight``: float32, broadcastable to [out, in]."""
+        """Bound of ``|pack(weight).unpack() - weight|``: float32, broadcastable to [out, in]."""
 
 
 def check_range(scales: torch.Tensor, most: float = MAX_SCALE) -> None:
-    """Raises CannotQuantize where a scale or a minimum, none of them NaN, is further from zero than ``most``."""
+    """Raises CannotQuantize if the magnitude of a scale or a minimum, none of them NaN, is above ``most``."""
     if float(scales.abs().max()) > most:
         raise CannotQuantize(f"a weight is beyond the range of scales, which end at {most:g}")
 
 
 def reference(linear: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:
-    """What `QuantizedLinear.matmul` is compared with: plain float64, activations rounded where the scheme says so."""
+    """Reference for `QuantizedLinear.matmul` in float64, with activations rounded if the scheme does so."""
     rows = x.double() if linear.scheme.activation_bits == 16 else rounded_rows(x)
     return functional.linear(rows, linear.unpack().double())
 
 
 def rounded_rows(x: torch.Tensor) -> torch.Tensor:
-    """Rows [T, in] as int8 products see them: each its own scale, 127 steps to either side of zero; float64."""
+    """Rows [T, in] rounded to int8 and back: a scale for each, 127 steps on either side of zero; float64."""
     scales = row_scales(x).double()
     return torch.round(x.double() / scales) * scales
 
@@ -91,4 +91,4 @@ def row_scales(x: torch.Tensor) -> torch.Tensor:
 
 
 class CannotQuantize(ModelError):
-    """A weight cannot be kept in a scheme; the message says which size or value is in the way."""
+    """A weight does not fit a scheme; the message names the size or value."""

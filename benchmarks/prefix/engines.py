@@ -19,7 +19,7 @@ _READY_DEADLINE = 120.0
 _DEADLINE = 120.0
 _WRITES = "keepgate_backend_prefix_writes_total"
 _POLL_SECONDS = 0.02
-_SAMPLE = re.compile(rb"^(\w+)(?:\{place=\"(\w+)\"\})? ([-+.e0-9]+)$", re.MULTILINE)
+_SAMPLE = re.compile(rb"^(\w+)(?:\{tier=\"(\w+)\"\})? ([-+.e0-9]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

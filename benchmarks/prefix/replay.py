@@ -17,7 +17,7 @@ import msgspec
 from benchmarks.harness.measurement import Figure, Row, Target
 from benchmarks.harness.processes import run_on_subject_core
 from prefix_store.eviction.access import Access
-from prefix_store.eviction.hazard import HazardIndex
+from prefix_store.eviction.hazard import HazardPolicy
 from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.eviction.tree import BlockTree
 from prefix_store.replay.belady import Belady
@@ -149,7 +149,7 @@ def _replayed(name: str, capacities: list[int], quick: bool) -> Replayed:
     del endless.tree
     caches = [
         (
-            SingleCache(capacity, HazardIndex(), trace.block_tokens),
+            SingleCache(capacity, HazardPolicy(), trace.block_tokens),
             SingleCache(capacity, LeastRecentlyUsed(), trace.block_tokens),
         )
         for capacity in capacities
@@ -175,7 +175,7 @@ def _speed() -> dict[str, float]:
     began = time.process_time()
     replay(read_trace(_TRACES / f"{_CONVERSATION}.jsonl.gz"), [5_000, 20_000], 4, lambda share: None)
     found = {"seconds": time.process_time() - began}
-    for name, policy in (("hazard", HazardIndex), ("lru", LeastRecentlyUsed)):
+    for name, policy in (("hazard", HazardPolicy), ("lru", LeastRecentlyUsed)):
         tree: BlockTree[bytes] = BlockTree(_CHAIN * _CHAINS, policy())
         chains = [[f"{chain}:{block}".encode() for block in range(_CHAIN)] for chain in range(_CHAINS)]
         began = time.process_time()

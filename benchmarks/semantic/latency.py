@@ -26,7 +26,7 @@ from cache.semantic.index.index import VectorIndex
 from cache.semantic.index.table import Floats, Rows
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.language.text import Text
-from cache.semantic.messages import Ask
+from cache.semantic.messages import LookupRequest
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.consensus import guard_result
 from cache.semantic.policy.posterior import JudgeError
@@ -145,7 +145,7 @@ async def measure_here(entries: int, folder: Path) -> Measured:
         took = []
         for number, text in enumerate(asked):
             began = time.perf_counter()
-            await cache.ask(Ask(f"public.{number}", _PARTITION, text, 1.0, True))
+            await cache.ask(LookupRequest(f"public.{number}", _PARTITION, text, 1.0, True))
             took.append(1000 * (time.perf_counter() - began))
         times = {step: [1000 * each for each in figures.times(step)] for step in ("embed", "search", "guards")}
     neighbours.close()

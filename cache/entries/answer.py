@@ -1,7 +1,7 @@
-"""One answer, two ways to travel: assembled from the chunks of a stream, and cut into chunks again.
+"""Assembles an answer from the chunks of a stream, and cuts it into chunks again.
 
-Both directions keep what they do not know. A field of a delta that no specification names (reasoning of one server,
-citations of another) is merged by its JSON type, and comes back in the replay.
+Both directions keep unknown fields. A field of a delta that no specification names (reasoning of one server, citations
+of another) is merged by its JSON type, and replayed.
 """
 
 from collections.abc import Iterator
@@ -15,18 +15,18 @@ Json = dict[str, Any]
 
 DONE = b"data: [DONE]\n\n"
 
-# Sent again and again with one value, where other strings come in pieces.
+# Repeated with one value; other strings come in pieces.
 _WHOLE_STRINGS = frozenset({"id", "type", "role", "object", "format"})
 # Random padding that some servers add to every chunk against eavesdroppers: part of a stream, not of an answer.
 _PADDING = "obfuscation"
-# Fields that a server repeats on every chunk; any other field of the response travels once, on the first.
+# Fields that a server repeats on every chunk; any other field of the response is sent once, on the first.
 _ON_EVERY_CHUNK = ("id", "object", "created", "model", "system_fingerprint", "service_tier")
-# People read what a model thought before what it said.
+# Reasoning comes before the content.
 _BEFORE_CONTENT = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
 _UNFINISHED = frozenset({"error", "abort", "aborted", "cancelled", "canceled", "timeout", "content_filter"})
 _PIECE_CHARACTERS = 24
 _MAX_PIECES = 256
-_MAX_TOKENS = 2**53  # what counters and stores still tell apart
+_MAX_TOKENS = 2**53  # counters and stores are exact up to this
 
 _encode = msgspec.json.Encoder().encode
 
@@ -74,7 +74,7 @@ class StreamAssembler:
         self._usage: Json | None = None
 
     def add(self, chunk: Json) -> None:
-        """Take in one decoded chunk. Raises UnstorableAnswer when it is not a chunk of an answer."""
+        """Adds one decoded chunk. Raises UnstorableAnswer if it is not a chunk of an answer."""
         choices = chunk.get("choices")
         if chunk.get("error") is not None:
             raise UnstorableAnswer("the stream carries an error")
@@ -94,8 +94,8 @@ class StreamAssembler:
                 raise UnstorableAnswer("a chunk is nested too deep") from error
 
     def _add_field(self, field: str, value: Any) -> None:
-        # The first of what is repeated, once it says something; of the rest (timings and the like) the last, which
-        # the server knows best.
+        # Of repeated fields the first that is not empty; of the others (timings and the like) the last, which is
+        # complete.
         known = self._response.get(field)
         if field not in self._response or (value is not None and not (known and field in _ON_EVERY_CHUNK)):
             self._response[field] = value
@@ -194,12 +194,12 @@ def _joined(value: Any) -> Any:
     return value
 
 
-def check_whole(response: Json, asked_for: int = 1) -> None:
-    """Raises UnstorableAnswer, saying why, unless every choice of the response came to its own end and says something.
+def check_complete(response: Json, asked_for: int = 1) -> None:
+    """Raises UnstorableAnswer, with the reason, unless every choice of the response is finished and not empty.
 
     `asked_for` is how many choices there must be.
 
-    An empty choice is kept only where the usage shows that tokens were computed for it: a stop string came at once.
+    An empty choice is allowed only if the usage has completion tokens: a stop string came at once.
     """
     if response.get("error") is not None:
         raise UnstorableAnswer("the answer is an error")
@@ -217,18 +217,18 @@ def check_whole(response: Json, asked_for: int = 1) -> None:
             raise UnstorableAnswer(f"a choice ended with {reason!r}")
         if not isinstance(choice.get("message", {}), dict) or not isinstance(choice.get("text", ""), str):
             raise UnstorableAnswer("a choice says nothing that can be sent again")
-        if not _says_something(choice) and not (usage and usage.completion_tokens):
+        if not _has_content(choice) and not (usage and usage.completion_tokens):
             raise UnstorableAnswer("a choice is empty")
 
 
-def _says_something(choice: Json) -> bool:
+def _has_content(choice: Json) -> bool:
     message = choice.get("message")
     said = {field: value for field, value in message.items() if field != "role"} if isinstance(message, dict) else {}
     return bool(choice.get("text")) or any(said.values())
 
 
 def usage_of(response: Json) -> Usage | None:
-    """The tokens the answer reports, or None where it reports none. A count that cannot be one is 0."""
+    """The tokens the answer reports, or None if it reports none. An invalid count is 0."""
     usage = response.get("usage")
     if not isinstance(usage, dict):
         return None
@@ -237,7 +237,7 @@ def usage_of(response: Json) -> Usage | None:
 
 
 def stream_of(response: Json, include_usage: bool) -> bytes:
-    """The response as the body of an event stream: role, pieces, finish reason, usage where asked, [DONE]."""
+    """The response as the body of an event stream: role, pieces, finish reason, optional usage, [DONE]."""
     return b"".join(b"data: " + _encode(chunk) + b"\n\n" for chunk in _chunks(response, include_usage)) + DONE
 
 
@@ -265,7 +265,12 @@ def _chat_pieces(choice: Json) -> Iterator[Json]:
     pieces: list[Json] = []
     for field in sorted(message, key=lambda field: field not in _BEFORE_CONTENT):
         value = message[field]
-        if field == "content" and isinstance(value, str) and isinstance(logprobs, dict) and _spells(logprobs, value):
+        if (
+            field == "content"
+            and isinstance(value, str)
+            and isinstance(logprobs, dict)
+            and _logprobs_match(logprobs, value)
+        ):
             opening[field] = ""
             pieces += _by_token(logprobs)
             logprobs = None
@@ -288,7 +293,7 @@ def _text_pieces(choice: Json) -> Iterator[Json]:
     nothing: Json = {"logprobs": None} if "logprobs" in choice else {}
     logprobs = choice.get("logprobs")
     if logprobs or not isinstance(text, str):
-        # The offsets in logprobs count from the start of the text: they stay with all of it.
+        # The offsets in logprobs count from the start of the text: they are sent with the whole text.
         yield {"text": text, **nothing, **({"logprobs": logprobs} if logprobs else {}), "finish_reason": None}
         logprobs = None
     else:
@@ -298,13 +303,13 @@ def _text_pieces(choice: Json) -> Iterator[Json]:
 
 
 def _ending(choice: Json, sent: str, logprobs: Any) -> Json:
-    """The last piece: everything of the choice that has not been sent, `logprobs` where they have not."""
+    """The last piece: everything of the choice that has not been sent, `logprobs` if they have not."""
     rest = {field: value for field, value in choice.items() if field not in ("index", sent)}
     return {**rest, "logprobs": logprobs} if "logprobs" in choice else rest
 
 
-def _spells(logprobs: Json, text: str) -> bool:
-    """Whether the tokens that the logprobs list are the text, so that each can travel with its own."""
+def _logprobs_match(logprobs: Json, text: str) -> bool:
+    """Whether the tokens in the logprobs are the text, so that each is sent with its own."""
     tokens = logprobs.get("content")
     if not isinstance(tokens, list) or not tokens:
         return False
@@ -320,7 +325,7 @@ def _by_token(logprobs: Json) -> Iterator[Json]:
 
 
 def _cut(text: str) -> Iterator[str]:
-    """Pieces of a few words, so that a replay reads like a stream; of a long text few hundred larger ones."""
+    """Pieces of a few words, as in a stream; of a long text a few hundred larger ones."""
     size = max(_PIECE_CHARACTERS, -(-len(text) // _MAX_PIECES))
     start = 0
     while start < len(text):

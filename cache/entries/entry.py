@@ -11,7 +11,7 @@ _MAGIC = b"KGE1"
 _HEADER_BYTES = len(_MAGIC) + 8
 
 
-# What another writer may have put into a shared Redis is held to what can be.
+# Limits of values that another writer may have put into a shared Redis.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Family = Literal["chat.completions", "completions"]
@@ -20,9 +20,9 @@ Family = Literal["chat.completions", "completions"]
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):  # gc: it refers to nothing but scalars
     """A complete answer in the form of a response that is not streamed.
 
-    `body` is the JSON text of the response object: the upstream's own bytes where it did not stream, else assembled
-    from the chunks with nothing left out. `created` is Unix time in seconds, `fresh_for` a lifetime in seconds.
-    `generation` is the purge state under which the request began: an entry from before a purge never counts.
+    `body` is the JSON text of the response object: the upstream's own bytes if it did not stream, else assembled from
+    the chunks with nothing left out. `created` is Unix time in seconds, `fresh_for` a lifetime in seconds. `generation`
+    is the purge state under which the request began: an entry from before a purge never counts.
     """
 
     id: str

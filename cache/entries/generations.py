@@ -1,8 +1,8 @@
 """Which entries have been purged, without touching the entries.
 
-A purge gives its scope (everything, one namespace, one model) a new token. An entry carries the tokens under which
-its request began and counts only while they are all current, so a purge is one write however many entries it
-concerns, and an answer that was being computed during a purge is not kept either.
+A purge gives its scope (everything, one namespace, one model) a new token. An entry has the tokens under which its
+request began and is valid only while they are all current, so a purge is one write however many entries it concerns,
+and an answer that was being computed during a purge is not kept either.
 """
 
 import secrets
@@ -26,7 +26,7 @@ class Purge(NamedTuple):
 
 
 def new_purge(scope: Scope, name: str = "") -> Purge:
-    # Random, not counted: after a flushed Redis a counter would come back to values that old entries carry.
+    # Random, not counted: after a flushed Redis a counter would repeat values that old entries have.
     return Purge(scope, name, secrets.token_hex(6))
 
 
@@ -38,7 +38,7 @@ class Generations:
         self.changes = 0
 
     def current(self, namespace: str, model: str) -> str:
-        """The generation an entry of this namespace and model must carry to count."""
+        """The generation of valid entries of this namespace and model."""
         tokens = self._tokens
         if not tokens:
             return "0.0.0"
@@ -55,9 +55,9 @@ class Generations:
         self.changes += 1
 
     def merge(self, tokens: Mapping[str, str]) -> bool:
-        """Take over the shared state; True when it brought news.
+        """Merges the shared state; True if that changed it.
 
-        A scope that is missing there was purged all the same: what is known here stays known.
+        A scope that is missing there was purged nevertheless: its token here stays.
         """
         merged = {**self._tokens, **tokens}
         news = merged != self._tokens

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-# How an answer travels is not part of what is asked, so a stream and a plain request share an entry.
+# They do not change the answer, so a stream and a plain request share an entry.
 TRANSPORT_FIELDS = frozenset({"stream", "stream_options"})
 
 _BIG_INTEGER = 1  # MessagePack extension type; JSON text can never produce one
@@ -16,11 +16,11 @@ _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 
 class Key(NamedTuple):
-    """Where the answer to a request is kept.
+    """The key of a stored answer.
 
-    `id` is `<namespace>.<xxh3-128 of the canonical request, hex>`. The namespace stands apart from the hash, so
-    no collision, found or forged, leads from one tenant to another. xxh3 is not a cryptographic hash; `proof`
-    (BLAKE2b-128 of the same bytes) is compared on every hit, so a forged collision inside a tenant is a miss.
+    `id` is `<namespace>.<xxh3-128 of the canonical request, hex>`. The namespace is not in the hash, so no collision,
+    found or forged, leads from one tenant to another. xxh3 is not a cryptographic hash; `proof` (BLAKE2b-128 of the
+    same bytes) is compared on every hit, so a forged collision inside a tenant is a miss.
     """
 
     id: str
@@ -40,7 +40,7 @@ def namespace_of(entry_id: str) -> str:
 
 
 def namespace_for(credential: str) -> str:
-    """The namespace of a caller: a digest of its credential, so that the credential itself is kept nowhere."""
+    """The namespace of a caller: a digest of its credential, so that the credential is not stored."""
     if not credential:
         return "public"
     return hashlib.blake2b(credential.encode("utf-8", "surrogateescape"), digest_size=10).hexdigest()
@@ -63,8 +63,8 @@ def request_key(namespace: str, family: str, body: Mapping[str, Any]) -> Key:
 def canonical_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """`body` with everything removed that cannot change the answer.
 
-    Null fields of the body and of a message are as good as absent. Deeper down null is kept, for in a JSON schema
-    `{"const": null}` and `{}` are two things. MessagePack types, sorts and length-delimits the rest.
+    Null fields of the body and of a message count as absent. Deeper null values are kept, since in a JSON schema
+    `{"const": null}` and `{}` differ. MessagePack types, sorts and length-delimits the rest.
     """
     left_out = TRANSPORT_FIELDS if priority_of(body) is None else TRANSPORT_FIELDS | {"priority"}
     return {
@@ -110,7 +110,7 @@ def _value(value: Any) -> Any:
     if kind is list:
         return [_value(item) for item in value]
     if kind is float:
-        # 0 and 0.0 are one number; beyond 2**53 a float no longer names one integer.
+        # 0 and 0.0 are one number; beyond 2**53 a float no longer represents one integer.
         return int(value) if value.is_integer() and abs(value) < _EXACT_FLOAT_LIMIT else value
     if kind is int and not -(2**63) <= value < 2**64:
         return msgspec.msgpack.Ext(_BIG_INTEGER, hex(value).encode())

@@ -20,14 +20,14 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Every tier answered, and none has the entry; `tiers` are those that were asked."""
+    """Every tier answered, and none has the entry; `tiers` are those queried."""
 
     tiers: tuple[Tier, ...] = ("memory",)
 
 
 @dataclass(frozen=True, slots=True)
 class Bypass:
-    """The cache was not asked; `reason` says why."""
+    """The cache was not used; `reason` says why."""
 
     reason: str
 

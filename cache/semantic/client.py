@@ -10,13 +10,13 @@ import msgspec
 
 from cache.errors import StoreUnavailable
 from cache.semantic.messages import (
-    Describe,
-    Description,
     Frames,
     Note,
     Question,
     Refused,
     Reply,
+    Stats,
+    StatsRequest,
     frame,
     from_service,
 )
@@ -74,8 +74,8 @@ class SemanticClient:
                 self._line.close()
 
     async def _probe(self) -> None:
-        reply = await (await self._connected()).ask(Describe())
-        if not isinstance(reply, Description):
+        reply = await (await self._connected()).ask(StatsRequest())
+        if not isinstance(reply, Stats):
             raise StoreUnavailable("the semantic cache is not ready")
         await self._send_notes()
 

@@ -24,7 +24,7 @@ MAX_FRAME = 2**20
 _LENGTH = struct.Struct(">I")
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+class LookupRequest(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """Is there an answer to a question like this one?
 
     `key` is the id of the request's key, `max_risk` what the client allows, from 0 to 1. Without `serve` the answer
@@ -39,7 +39,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
 
 
 class LookupReply(msgspec.Struct, frozen=True, array_like=True):
-    """The reply to `Ask`. `query` is its number, for the answer that may follow.
+    """The reply to `LookupRequest`. `query` is its number, for the answer that may follow.
 
     `similarity` is that of the nearest question, `risk` the probability that its answer is wrong; both are None where
     nobody knows.
@@ -50,7 +50,7 @@ class LookupReply(msgspec.Struct, frozen=True, array_like=True):
     risk: float | None = None
 
 
-class Found(LookupReply, frozen=True, array_like=True, tag="found", kw_only=True):
+class LookupHit(LookupReply, frozen=True, array_like=True, tag="found", kw_only=True):
     """The answer of `entry` may be served, if it is the one that was computed at `created`, Unix seconds.
 
     With `audit`, the upstream is to be asked all the same.
@@ -62,13 +62,13 @@ class Found(LookupReply, frozen=True, array_like=True, tag="found", kw_only=True
     audit: bool
 
 
-class NotFound(LookupReply, frozen=True, array_like=True, tag="not found"):
+class LookupMiss(LookupReply, frozen=True, array_like=True, tag="not found"):
     """No answer may be served. `guard` is the name of the one that refused the nearest neighbour's, or ""."""
 
     guard: str = ""
 
 
-class Answered(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
+class AnswerStored(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
     """A note: the upstream has answered a question, and the answer is kept under `entry` until `expires`, Unix s.
 
     `query` is the number of what was asked before, 0 if nothing was. `body` is the response object, JSON; empty if
@@ -86,19 +86,19 @@ class Answered(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
     body: bytes
 
 
-class Retried(msgspec.Struct, frozen=True, array_like=True, tag="retried"):
+class RefreshRequested(msgspec.Struct, frozen=True, array_like=True, tag="retried"):
     """A note: the client wants a fresh answer to a request, whatever was served for it before."""
 
     key: str
 
 
-class Unused(msgspec.Struct, frozen=True, array_like=True, tag="unused"):
+class HitDiscarded(msgspec.Struct, frozen=True, array_like=True, tag="unused"):
     """A note: what was found for a request was not served after all."""
 
     key: str
 
 
-class Forget(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
+class EntryDeleted(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
     """A note: an entry is no longer kept; where `created` is not 0, only the one of that time."""
 
     entry: str
@@ -112,24 +112,24 @@ class Purged(msgspec.Struct, frozen=True, array_like=True, tag="purged"):
     name: str
 
 
-class Wrong(msgspec.Struct, frozen=True, array_like=True, tag="wrong"):
+class WrongAnswerReport(msgspec.Struct, frozen=True, array_like=True, tag="wrong"):
     """What was served from `entry` for other questions than its own was wrong: evict it, and learn."""
 
     entry: str
 
 
-class Evicted(msgspec.Struct, frozen=True, array_like=True, tag="evicted"):
+class WrongAnswerResult(msgspec.Struct, frozen=True, array_like=True, tag="evicted"):
     """Whether there was such an entry, and how many servings of it were taken for wrong."""
 
     was_there: bool
     labels: int
 
 
-class Describe(msgspec.Struct, frozen=True, array_like=True, tag="describe"):
+class StatsRequest(msgspec.Struct, frozen=True, array_like=True, tag="describe"):
     """What are the figures of the moment?"""
 
 
-class Description(msgspec.Struct, frozen=True, array_like=True, tag="description"):
+class Stats(msgspec.Struct, frozen=True, array_like=True, tag="description"):
     figures: dict[str, Any]
 
 
@@ -139,9 +139,9 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     reason: str
 
 
-Question = Ask | Wrong | Describe
-Note = Answered | Retried | Unused | Forget | Purged
-Reply = Found | NotFound | Evicted | Description | Refused
+Question = LookupRequest | WrongAnswerReport | StatsRequest
+Note = AnswerStored | RefreshRequested | HitDiscarded | EntryDeleted | Purged
+Reply = LookupHit | LookupMiss | WrongAnswerResult | Stats | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _of_gateway = msgspec.msgpack.Decoder(tuple[int, Question | Note])

@@ -1,4 +1,4 @@
-"""A deadline for every call to a tier, and no calls at all while the tier is known to be ill."""
+"""A deadline for every call to a tier, and no calls while the tier is known to be down."""
 
 import asyncio
 import logging
@@ -14,15 +14,15 @@ T = TypeVar("T")
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
-_EXCUSES = 2
-# A tier that comes and goes is spoken of as often as this, in seconds.
-_QUIET = 10.0
+_MAX_LATE_CALLS = 2
+# Seconds between log messages about an unstable tier.
+_LOG_INTERVAL = 10.0
 
 
 class Breaker:
-    """Opens at the first failure; closes when a probe, never a request, finds the tier well again.
+    """Opens at the first failure; closes when a probe, never a request, succeeds.
 
-    A frozen tier therefore costs the requests in flight one deadline, and those that follow nothing.
+    If a tier freezes, the requests in flight wait one deadline, and later ones do not wait.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Breaker:
         self._closed = asyncio.Event()
         self._closed.set()
         self.times_opened = 0
-        self._spoken = -_QUIET
+        self._spoken = -_LOG_INTERVAL
         self._is_silent = False
         self._reason = ""
         self._times_held_up = 0
@@ -62,22 +62,22 @@ class Breaker:
             async with asyncio.timeout_at(due):
                 result = await operation()
         except self._failures as error:
-            if not self._was_held_up(error, due, deadline):
+            if not self._loop_was_late(error, due, deadline):
                 self.trip(error)
             raise StoreUnavailable(f"{self._name}: {_reason(error)}") from error
         self._times_held_up = 0
         return result
 
-    def _was_held_up(self, error: Exception, due: float, deadline: float) -> bool:
-        """Whether this process, not the tier, is the likely reason: it noticed the end of the deadline very late.
+    def _loop_was_late(self, error: Exception, due: float, deadline: float) -> bool:
+        """Whether this process, not the tier, is the likely cause: it noticed the end of the deadline very late.
 
-        A few of these in a row count against the tier all the same.
+        The third of these in a row counts against the tier.
         """
         if isinstance(error, TimeoutError) and asyncio.get_running_loop().time() - due > deadline:
             self._times_held_up += 1
         else:
             self._times_held_up = 0
-        return 0 < self._times_held_up <= _EXCUSES
+        return 0 < self._times_held_up <= _MAX_LATE_CALLS
 
     def trip(self, error: Exception) -> None:
         if not self.is_open:
@@ -86,12 +86,12 @@ class Breaker:
             self._closed.clear()
             self._reason = _reason(error)
             self._is_silent = True
-            self._speak()
+            self._log_recovery()
 
-    def _speak(self) -> None:
-        """Say that it is open, unless that was said a moment ago."""
+    def _log_recovery(self) -> None:
+        """Logs that it is open, unless it did so recently."""
         now = time.monotonic()
-        if self._is_silent and now - self._spoken >= _QUIET:
+        if self._is_silent and now - self._spoken >= _LOG_INTERVAL:
             self._is_silent, self._spoken = False, now
             log.warning("%s is unavailable (%s); going on without it", self._name, self._reason)
 
@@ -107,12 +107,12 @@ class Breaker:
             await self._opened.wait()
             pause = _FIRST_PAUSE
             while not await self.try_again():
-                self._speak()
+                self._log_recovery()
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def try_again(self) -> bool:
-        """Probe once; True, and closed, when the tier is well."""
+        """Probes once; True, and closed, if that succeeds."""
         try:
             async with asyncio.timeout(self._probe_deadline):
                 await self._probe()

@@ -1,4 +1,4 @@
-"""The first tier: entries in this process, bounded by bytes, least recently used out first."""
+"""The first tier: entries in this process, bounded by bytes, with LRU eviction."""
 
 import sys
 import time
@@ -18,9 +18,9 @@ _ALIAS_BYTES = 200
 
 
 class Slot(msgspec.Struct, eq=False, gc=False):
-    """An entry in memory, with its ready-made answers and the raw requests known to lead to it; `size` in bytes.
+    """An entry in memory, with its encoded answers and digests of raw requests for it; `size` in bytes.
 
-    Nothing in it can lead back to it, so Python's cycle collector, which stops everything, need not visit every slot.
+    It is in no reference cycle, so Python's cycle collector, which stops the process, skips it.
     """
 
     entry: Entry

@@ -1,7 +1,7 @@
-"""Commands to Redis on redis-py's connections, without what its client and its pool do around each command.
+"""Commands to Redis on redis-py's connections, without the overhead of its client and its pool.
 
-That takes three times as long as a lookup itself (docs/decisions/009-what-a-miss-costs.md). The pool asks a connection
-whether it is still well before it hands it out; here one that turns out to have ended is replaced.
+That takes three times as long as a lookup itself (docs/decisions/009-what-a-miss-costs.md). The pool checks a
+connection before each use; here a connection that turns out to be closed is replaced.
 """
 
 from typing import Any
@@ -15,14 +15,14 @@ Command = tuple[str | bytes | int, ...]
 
 
 class RedisConnections:
-    """Connections that are kept; there are as many of them as there were ever callers at one time."""
+    """Persistent connections; as many as there were concurrent callers at most."""
 
     def __init__(self, pool: "redis.asyncio.ConnectionPool") -> None:
-        self._pool = pool  # knows how connections are made
+        self._pool = pool  # makes the connections
         self._idle: list[AbstractConnection] = []
 
     async def ask(self, *commands: Command) -> list[Any]:
-        """Redis' replies to commands that may be repeated, sent together; one it refuses gives a ResponseError.
+        """Redis' replies to repeatable commands, sent together; a refused one gives a ResponseError.
 
         Raises RedisError and OSError when there is no connection.
         """
@@ -30,7 +30,7 @@ class RedisConnections:
             try:
                 return await self._ask_on(self._idle.pop(), commands)
             except RedisConnectionError:
-                # The server has ended it, and the others like it; that says nothing about the server of now.
+                # The server has closed it, and probably the other idle ones; it may be available now.
                 await self.close()
         connection: AbstractConnection = self._pool.make_connection()  # type: ignore[no-untyped-call]
         return await self._ask_on(connection, commands)
@@ -56,7 +56,7 @@ class RedisConnections:
 async def _send(connection: AbstractConnection, commands: tuple[Command, ...]) -> None:
     try:
         await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-    except RuntimeError as error:  # how uvloop says that a transport has been closed
+    except RuntimeError as error:  # raised by uvloop for a closed transport
         raise RedisConnectionError("the connection is closed") from error
 
 

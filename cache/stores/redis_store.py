@@ -1,7 +1,7 @@
 """The second tier: entries in Redis or Valkey, shared by workers and hosts and kept over restarts.
 
-Nothing on a request's path waits here longer than one deadline, and only the first request does (see Breaker).
-Writes happen behind the answer, in order, from a bounded queue.
+No request waits here longer than one deadline, and only the first one waits so long (see Breaker). Writes are sent in
+the background, in order, from a bounded queue.
 """
 
 import asyncio
@@ -30,24 +30,24 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_PURGES = "keepgate:purges"  # a stream: a worker that was away reads on where it stopped
+_PURGES = "keepgate:purges"  # a stream: a worker resumes where it stopped
 _GENERATIONS = "keepgate:generations"  # a hash: scope -> token
 _PURGES_KEPT = 10_000
 _PURGE_POLL_MILLISECONDS = 2_000
 _BACKGROUND_DEADLINE = 2.0
 _PENDING_BYTES = 64 * 2**20
 _WRITE_OVERHEAD_BYTES = 1500
-_GATHER_SECONDS = 0.02
+_BATCH_DELAY = 0.02
 _WRITES_PER_BATCH = 64
 _BYTES_PER_BATCH = 8 * 2**20
-# What takes longer than a deadline to fetch would look like an outage: longer answers stay in memory alone.
-_LARGEST_BODY = 2**20
+# A fetch that takes longer than a deadline would look like an outage: larger answers are kept in memory only.
+_MAX_BODY_BYTES = 2**20
 _PAUSE_AFTER_FAILURE = 0.1
-# More lookups than this at once wait for each other: beyond it they only make each other late.
+# More lookups than this at once wait: they would only delay each other.
 _CONNECTIONS = 32
 # For the probe and the reader of purges, which must not wait for lookups.
 _OWN_CONNECTIONS = 4
-_LONGEST_SECONDS = 100 * 365 * 86_400.0
+_MAX_SECONDS = 100 * 365 * 86_400.0
 
 
 def _redis_key(entry_id: str) -> str:
@@ -55,7 +55,7 @@ def _redis_key(entry_id: str) -> str:
 
 
 class _Write(NamedTuple):
-    """What Redis has yet to be told: an entry until `expires` (monotonic seconds), or None for its removal."""
+    """A pending write: an entry until `expires` (monotonic seconds), or None for its removal."""
 
     entry: Entry | None
     expires: float
@@ -88,7 +88,7 @@ class RedisStore:
         try:
             (data,) = await self._call(lambda: self._connections.ask(("GET", _redis_key(entry_id))))
         except StoreUnavailable:
-            if self.breaker.is_open:  # what swallowed one connection may have swallowed those that wait beside it
+            if self.breaker.is_open:  # the idle connections may have failed for the same reason
                 await self._connections.close()
             raise
         if data is None:
@@ -109,7 +109,7 @@ class RedisStore:
     async def put(self, entry: Entry, keep_for: float) -> None:
         """Queue the write; raises StoreUnavailable when the queue is full of writes that Redis does not take."""
         self._forget_pending(entry.id)
-        kept = entry if keep_for > 0 and len(entry.body) <= _LARGEST_BODY else None
+        kept = entry if keep_for > 0 and len(entry.body) <= _MAX_BODY_BYTES else None
         size = _WRITE_OVERHEAD_BYTES + (len(entry.body) if kept else 0)
         if self._pending_bytes + size > _PENDING_BYTES:
             self.writes_dropped += 1
@@ -119,11 +119,11 @@ class RedisStore:
         self._has_pending.set()
 
     async def delete(self, entry_id: str) -> bool:
-        """Forget the entry here and, through the stream of purges, in the memory of every worker."""
+        """Removes the entry here and, by the stream of purges, from the memory of every worker."""
         was_pending = self._forget_pending(entry_id)
 
         async def delete() -> bool:
-            async with self._writing:  # a write under way would bring the entry back
+            async with self._writing:  # a concurrent write would restore the entry
                 pipeline = self._client.pipeline(transaction=True)
                 pipeline.unlink(_redis_key(entry_id))
                 self._announce(pipeline, "entry", entry_id, "")
@@ -133,7 +133,7 @@ class RedisStore:
         return await self._call(delete, _BACKGROUND_DEADLINE) or was_pending
 
     async def purge(self, purge: Purge) -> None:
-        """Make the purge known to all workers. Raises StoreUnavailable."""
+        """Publishes the purge to all workers. Raises StoreUnavailable."""
 
         async def publish() -> None:
             pipeline = self._client.pipeline(transaction=True)
@@ -144,7 +144,7 @@ class RedisStore:
         await self._call(publish, _BACKGROUND_DEADLINE)
 
     async def restore_generations(self, tokens: Mapping[str, str]) -> None:
-        """Give back the tokens of scopes that Redis has lost; one that it has stays. Raises StoreUnavailable."""
+        """Restores the tokens of scopes that Redis has lost; existing ones stay. Raises StoreUnavailable."""
 
         async def restore() -> None:
             pipeline = self._client.pipeline(transaction=False)
@@ -159,7 +159,7 @@ class RedisStore:
         tokens = await self._call(lambda: self._client.hgetall(_GENERATIONS), _BACKGROUND_DEADLINE)
         known: dict[str, str] = {}
         for scope, token in tokens.items():
-            with contextlib.suppress(UnicodeDecodeError):  # nothing that this version wrote
+            with contextlib.suppress(UnicodeDecodeError):  # not written by this version
                 known[_text(scope)] = _text(token)
         return known
 
@@ -207,8 +207,8 @@ class RedisStore:
             await self._has_pending.wait()
             try:
                 await self._write_batch()
-                # The first write goes at once; a moment's wait gathers those of a busy gateway into one round trip.
-                await asyncio.sleep(_GATHER_SECONDS)
+                # The first write is sent at once; the pause gathers those of a busy gateway into one round trip.
+                await asyncio.sleep(_BATCH_DELAY)
             except StoreUnavailable:
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE)
                 await self.breaker.wait_closed()
@@ -218,7 +218,7 @@ class RedisStore:
             async with self._writing:
                 batch = self._next_batch()
                 replies = await self._connections.ask(*(_command(entry_id, pending) for entry_id, pending in batch))
-                # Out of memory, read only: these writes are lost, not the queue.
+                # Out of memory or read only: these writes are lost, the others stay in the queue.
                 refusals = [reply for reply in replies if isinstance(reply, RedisError)]
                 if refusals:
                     self.writes_dropped += len(refusals)
@@ -230,7 +230,7 @@ class RedisStore:
         await self._call(write, _BACKGROUND_DEADLINE)
 
     def _next_batch(self) -> list[tuple[str, _Write]]:
-        """The oldest pending writes, at least one of them and no more than a slow link takes in time."""
+        """The oldest pending writes, at least one of them and no more than a slow link sends in time."""
         batch: list[tuple[str, _Write]] = []
         size = 0
         for entry_id, pending in self._pending.items():
@@ -281,24 +281,24 @@ class RedisStore:
     async def _guarded(self, operation: Callable[[], Awaitable[T]], deadline: float) -> T:
         try:
             return await self.breaker.call(operation, deadline)
-        except RedisError as error:  # Redis answered, and said no: the breaker stays closed
+        except RedisError as error:  # Redis answered with an error: the breaker stays closed
             raise StoreUnavailable(f"redis: {error}") from error
 
 
 def _command(entry_id: str, write: _Write) -> Command:
-    remaining = min(write.expires - time.monotonic(), _LONGEST_SECONDS)
+    remaining = min(write.expires - time.monotonic(), _MAX_SECONDS)
     if write.entry is None or remaining < 0.001:
         return "UNLINK", _redis_key(entry_id)
     return "SET", _redis_key(entry_id), encode_entry(write.entry), "PX", round(remaining * 1000)
 
 
 def _text(reply: Any) -> str:
-    """redis-py types every reply as text or bytes; this client asks for bytes."""
+    """redis-py types every reply as text or bytes; this client gets bytes."""
     return cast(bytes, reply).decode()
 
 
 def _event(fields: dict[bytes, bytes]) -> Purge | str | None:
-    """A purge, or the id of a deleted entry; None for what this version does not know."""
+    """A purge, or the id of a deleted entry; None if this version does not know it."""
     try:
         scope, name, token = (_text(fields[field]) for field in (b"scope", b"name", b"token"))
     except (KeyError, UnicodeDecodeError):
@@ -320,27 +320,27 @@ def _stream_items(read: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
 async def open_redis_store(url: str, deadline: float) -> AsyncIterator[RedisStore]:
     """A store over the Redis at `url` (redis://, rediss://, unix://), each request-path call within `deadline` s.
 
-    An unreachable Redis is no error: the store answers StoreUnavailable until it comes. A refused password is one:
+    An unreachable Redis is no error: the store raises StoreUnavailable until it is up. A refused password is one:
     raises StoreUnavailable at once.
     """
     client = redis.asyncio.from_url(
         url,
         socket_connect_timeout=_BACKGROUND_DEADLINE,
-        # With a timeout of its own the client sends through asyncio.wait_for, which in Python 3.11 can swallow a
-        # cancellation: deadlines would pass unnoticed and tasks would never end. Every call has a deadline here.
+        # With a timeout of its own the client uses asyncio.wait_for, which in Python 3.11 can swallow a cancellation:
+        # deadlines would pass unnoticed and tasks would never end. Every call has a deadline here.
         socket_timeout=None,
-        # Once more on a new connection: that one has been ended says nothing about the server of now.
+        # Once more on a new connection: a closed one does not mean that the server is down.
         retry=Retry(NoBackoff(), 1),
-        # Telling the server about the client library means reading the library's metadata for every new connection,
-        # which holds up the event loop for longer than some deadlines; and RESP2 needs no greeting before a lookup.
+        # Sending the client library's name means reading its metadata for every new connection, which blocks the event
+        # loop for longer than some deadlines; and RESP2 needs no HELLO before a lookup.
         driver_info=None,
         protocol=2,
         max_connections=_CONNECTIONS + _OWN_CONNECTIONS,
     )
     store = RedisStore(client, deadline)
     try:
-        await _greet(client, store)
-        # Not a TaskGroup: that would wrap what the caller raises, and end the caller over a fault of the cache.
+        await _check_credentials(client, store)
+        # Not a TaskGroup: that would wrap what the caller raises, and cancel the caller for a fault of the cache.
         background = [asyncio.create_task(work) for work in (store.breaker.watch(), store.write_behind())]
         for task in background:
             task.add_done_callback(_report_end)
@@ -350,7 +350,7 @@ async def open_redis_store(url: str, deadline: float) -> AsyncIterator[RedisStor
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
-            if store.breaker.is_open:  # it may have come back since it was last asked
+            if store.breaker.is_open:  # it may be available again since the last probe
                 await store.breaker.try_again()
             try:
                 await store.flush()
@@ -364,8 +364,8 @@ async def open_redis_store(url: str, deadline: float) -> AsyncIterator[RedisStor
             log.warning("a connection to redis did not end in time: %s", error)
 
 
-async def _greet(client: "redis.asyncio.Redis", store: RedisStore) -> None:
-    """Raises StoreUnavailable for refused credentials; anything else is for the breaker to watch."""
+async def _check_credentials(client: "redis.asyncio.Redis", store: RedisStore) -> None:
+    """Raises StoreUnavailable for refused credentials; any other failure trips the breaker."""
     try:
         async with asyncio.timeout(_BACKGROUND_DEADLINE):
             await client.ping()

@@ -1,4 +1,4 @@
-"""The contract of a tier."""
+"""A tier's interface."""
 
 from typing import Protocol
 
@@ -6,12 +6,12 @@ from cache.entries.entry import Entry
 
 
 class Store(Protocol):
-    """One place where entries live. Every implementation passes tests/cache/stores/test_store_contract.py."""
+    """A place for entries. Every implementation passes tests/cache/stores/test_store_contract.py."""
 
     async def get(self, entry_id: str) -> Entry | None:
-        """The entry, or None where this tier has none (expired ones count as none).
+        """The entry, or None if this tier has none (expired ones count as none).
 
-        Changes nothing but recency. Raises StoreUnavailable when the tier cannot say.
+        Changes nothing but recency. Raises StoreUnavailable if the tier fails.
         """
 
     async def put(self, entry: Entry, keep_for: float) -> None:
@@ -21,4 +21,4 @@ class Store(Protocol):
         """
 
     async def delete(self, entry_id: str) -> bool:
-        """Forget one entry; False when there was none. Raises StoreUnavailable when the tier cannot say."""
+        """Removes one entry; False if there was none. Raises StoreUnavailable if the tier fails."""

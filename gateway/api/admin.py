@@ -13,7 +13,7 @@ from cache.errors import StoreUnavailable
 from gateway.api import stats
 from gateway.api.access import require_operator
 from gateway.api.app_keys import CACHE, GAUGES, SEMANTIC, SETTINGS
-from gateway.errors import InvalidRequest, NotFound, StoreDown
+from gateway.errors import CacheUnavailable, InvalidRequest, NotFound
 from gateway.proxy.inference_request import credential
 
 _encode = msgspec.json.Encoder().encode
@@ -65,7 +65,7 @@ async def delete_entry(request: web.Request) -> web.Response:
         await request.app[CACHE].delete(entry.id)
         await request.app[SEMANTIC].forget(entry.id)
     except StoreUnavailable as error:
-        raise StoreDown(f"The entry is not gone from everywhere, and may be deleted again: {error}.") from error
+        raise CacheUnavailable(f"The entry is not gone from everywhere, and may be deleted again: {error}.") from error
     return _json(deleted)
 
 
@@ -86,7 +86,7 @@ async def purge(request: web.Request) -> web.Response:
         await request.app[SEMANTIC].purged(scope, name)
         await request.app[CACHE].purge(scope, name)
     except StoreUnavailable as error:
-        raise StoreDown(f"The purge holds in this worker, but not in the shared store: {error}.") from error
+        raise CacheUnavailable(f"The purge holds in this worker, but not in the shared store: {error}.") from error
     return _json({"purged": scope} if scope == "all" else {"purged": scope, scope: name})
 
 
@@ -115,7 +115,7 @@ async def _entry(request: web.Request) -> Entry:
     try:
         entry = await request.app[CACHE].entry(entry_id)
     except StoreUnavailable as error:
-        raise StoreDown(f"The shared store does not answer: {error}.") from error
+        raise CacheUnavailable(f"The shared store does not answer: {error}.") from error
     if entry is None:
         raise NotFound(f"There is no entry {entry_id!r}; it may have expired or been purged.", param="id")
     return entry

@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from cache.exact import ExactCache
-from gateway.api.stats import Gauges
+from gateway.api.stats import GaugeUpdater
 from gateway.pipeline import Pipeline
 from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.settings.settings import Settings
@@ -14,4 +14,4 @@ CACHE = web.AppKey("cache", ExactCache)
 SEMANTIC = web.AppKey("semantic", SemanticLookup)
 ROUTER = web.AppKey("router", Router)
 PIPELINE = web.AppKey("pipeline", Pipeline)
-GAUGES = web.AppKey("gauges", Gauges)
+GAUGES = web.AppKey("gauges", GaugeUpdater)

@@ -10,7 +10,7 @@ from multidict import CIMultiDictProxy
 
 from gateway import metrics
 from gateway.api.app_keys import GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
-from gateway.errors import NotFound, UpstreamCut, UpstreamError, UpstreamTimeout
+from gateway.errors import NotFound, UpstreamDisconnected, UpstreamError, UpstreamTimeout
 from gateway.http.body import read_body
 from gateway.http.response_writer import ResponseWriter
 from gateway.http.sse import event_json
@@ -76,7 +76,7 @@ async def _listed(
     except TimeoutError:
         return UpstreamTimeout(f"{upstream.name} did not list its models in {_LIST_DEADLINE:g} s.")
     except (ValueError, TypeError, KeyError):
-        return UpstreamCut(f"{upstream.name} lists its models in a form that OpenAI's API does not have.")
+        return UpstreamDisconnected(f"{upstream.name} lists its models in a form that OpenAI's API does not have.")
 
 
 async def forward(request: web.Request) -> web.StreamResponse:
@@ -114,7 +114,7 @@ def _is_inside_prefix_store(path: str) -> bool:
     return [part for part in path.split("/") if part not in ("", ".")][1:2] == ["prefix"]
 
 
-class _NamesModel(msgspec.Struct):
+class _ModelField(msgspec.Struct):
     """The one field of another endpoint's body that the gateway reads, to choose the upstream."""
 
     model: str | None = None
@@ -124,7 +124,7 @@ def _model_named_in(body: bytes | None) -> str | None:
     if body is None or len(body) > _LARGE_BODY:
         return None
     try:
-        return msgspec.json.decode(body, type=_NamesModel).model
+        return msgspec.json.decode(body, type=_ModelField).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 

@@ -10,7 +10,14 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.api.access import carries_admin_key, require_operator
 from gateway.api.app_keys import ROUTER, SETTINGS
-from gateway.errors import GatewayError, InvalidRequest, NoPrefixStore, UpstreamCut, UpstreamError, UpstreamTimeout
+from gateway.errors import (
+    GatewayError,
+    InvalidRequest,
+    NoPrefixStore,
+    UpstreamDisconnected,
+    UpstreamError,
+    UpstreamTimeout,
+)
 from gateway.http.body import read_body
 from gateway.http.sse import event_json
 from gateway.proxy.inference_request import decode_object, namespace_header
@@ -46,7 +53,7 @@ async def operate(request: web.Request) -> web.Response:
     return _done(await _ask_all(request, upstreams, "POST", path, body))
 
 
-async def empty(request: web.Request) -> web.Response:
+async def clear(request: web.Request) -> web.Response:
     """DELETE /v1/cache/prefix: the stores of all upstreams, or with `?model=` of those that have it."""
     require_operator(request)
     _refuse_parameters(request, "model")
@@ -115,7 +122,7 @@ def _read(upstream: Upstream, status: int, body: bytes) -> bytes:
     if status in (404, 405, 501) and refusal.get("param") != "model":
         raise NoPrefixStore(f"{upstream.name} has no prefix store.")
     if status == 200 or not refusal:
-        raise UpstreamCut(f"{upstream.name} answered with status {status} and no reply of a prefix store.")
+        raise UpstreamDisconnected(f"{upstream.name} answered with status {status} and no reply of a prefix store.")
     raise _refused(status, refusal)
 
 

@@ -55,7 +55,7 @@ async def collect(cache: ExactCache, semantic: SemanticLookup) -> dict[str, Any]
 
 def _prefill(totals: "_Totals") -> dict[str, Any]:
     """Of the prompts that were computed: how many tokens an upstream had computed before."""
-    upstreams = sorted(totals.labels("prompt_tokens", "upstream"))
+    upstreams = sorted(totals.labels("upstream_prompt_tokens", "upstream"))
     return {
         **_prefix_tokens(totals, {}),
         "upstreams": {upstream: _prefix_tokens(totals, {"upstream": upstream}) for upstream in upstreams},
@@ -63,7 +63,9 @@ def _prefill(totals: "_Totals") -> dict[str, Any]:
 
 
 def _prefix_tokens(totals: "_Totals", labels: Mapping[str, str]) -> dict[str, Any]:
-    prompt_tokens, prefix_tokens = (int(totals.sum(name, labels)) for name in ("prompt_tokens", "prefix_tokens"))
+    prompt_tokens, prefix_tokens = (
+        int(totals.sum(name, labels)) for name in ("upstream_prompt_tokens", "upstream_cached_prompt_tokens")
+    )
     return {
         "prompt_tokens": prompt_tokens,
         "prefix_tokens": prefix_tokens,
@@ -126,7 +128,7 @@ def _rate(hits: float, others: float) -> float:
     return round(hits / (hits + others), 6) if hits + others else 0.0
 
 
-class Gauges:
+class GaugeUpdater:
     """Copies the present state of the cache and the flights into the metrics."""
 
     def __init__(self, cache: ExactCache, flights: FlightTable, hits: metrics.HitCounter) -> None:

@@ -30,18 +30,18 @@ class BackgroundTasks:
 
     def start_isolated(self, work: Work) -> asyncio.Task[None]:
         """Work that nothing depends on: if it fails, that is logged."""
-        return self.start(_alone(work))
+        return self.start(_run_isolated(work))
 
     def keep(self, make_work: Callable[[], Work]) -> asyncio.Task[None]:
         """Work without end: if it fails, that is logged, and it is started again."""
-        return self.start(_kept(make_work))
+        return self.start(_restarting(make_work))
 
     def cancel(self) -> None:
         for task in self._running:
             task.cancel()
 
 
-async def _alone(work: Work) -> None:
+async def _run_isolated(work: Work) -> None:
     try:
         await work
     except Exception as fault:  # noqa: BLE001  # the last resort; it is logged
@@ -51,9 +51,9 @@ async def _alone(work: Work) -> None:
         )
 
 
-async def _kept(make_work: Callable[[], Work]) -> None:
+async def _restarting(make_work: Callable[[], Work]) -> None:
     while True:
-        await _alone(make_work())
+        await _run_isolated(make_work())
         await asyncio.sleep(_PAUSE)
 
 

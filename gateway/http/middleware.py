@@ -16,12 +16,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _STARTED = web.RequestKey("started", bool)
 
 
-async def note_start(request: web.Request, _: web.StreamResponse) -> None:
+async def mark_started(request: web.Request, _: web.StreamResponse) -> None:
     request[_STARTED] = True
 
 
 @web.middleware
-async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer errors. A response that has started is cut, so that no client takes it for complete."""
     try:
         return await handler(request)

@@ -5,7 +5,7 @@ import asyncio
 from aiohttp import web
 
 # Below this aiohttp's writer does not wait for the client.
-_UNWAITED_BYTES = 2**15
+_DRAIN_BYTES = 2**15
 
 
 class ResponseWriter:
@@ -19,7 +19,7 @@ class ResponseWriter:
     async def send(self, chunk: bytes) -> None:
         """Raises ConnectionError when the client is gone, or has been cut off because it does not read."""
         transport = self._request.transport
-        if transport is not None and transport.get_write_buffer_size() + len(chunk) < _UNWAITED_BYTES:
+        if transport is not None and transport.get_write_buffer_size() + len(chunk) < _DRAIN_BYTES:
             await self._response.write(chunk)
             return
         try:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 # Answered where they arose, or no client is left to answer: not logged.
-_CLIENTS_FAULT = (web.RequestPayloadError, http_exceptions.HttpProcessingError, ConnectionError)
+_CLIENT_ERRORS = (web.RequestPayloadError, http_exceptions.HttpProcessingError, ConnectionError)
 
 
 class HttpConnection(web.RequestHandler):
@@ -72,12 +72,12 @@ class HttpConnection(web.RequestHandler):
     def log_exception(self, *_: Any, **details: Any) -> None:
         """Log a failure by type and place: its message may quote a client. Faults of a client are not logged."""
         fault = details.get("exc_info")
-        if isinstance(fault, BaseException) and not isinstance(fault, _CLIENTS_FAULT):
+        if isinstance(fault, BaseException) and not isinstance(fault, _CLIENT_ERRORS):
             frames = "".join(traceback.format_tb(fault.__traceback__))
             log.error("a connection failed: %s\n%s", type(fault).__name__, frames)
 
 
-def _refusing_in_one_form(handle: Handler) -> Handler:
+def _with_error_body(handle: Handler) -> Handler:
     """Requests that aiohttp refuses before any middleware (for their Expect header) get the same error form."""
 
     async def handle_all(request: web.BaseRequest) -> web.StreamResponse:
@@ -104,7 +104,7 @@ class HttpServer(web.Server):
     """Serves an application on connections of this class."""
 
     def __init__(self, application: web.Server, timeout: float, **options: Any) -> None:
-        handler = _refusing_in_one_form(application.request_handler)
+        handler = _with_error_body(application.request_handler)
         super().__init__(handler, request_factory=application.request_factory, **options)
         self._timeout = timeout
         self._options = {name: value for name, value in options.items() if name != "handler_cancellation"}

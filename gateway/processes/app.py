@@ -21,9 +21,9 @@ from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import RedisStore, open_redis_store
 from gateway.api import admin, handlers, prefix_stores
 from gateway.api.app_keys import CACHE, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
-from gateway.api.stats import Gauges
+from gateway.api.stats import GaugeUpdater
 from gateway.http.background_tasks import background_tasks
-from gateway.http.middleware import answer_errors, note_start
+from gateway.http.middleware import error_middleware, mark_started
 from gateway.http.server import Handler, HttpServer
 from gateway.metrics import HitCounter
 from gateway.pipeline import Pipeline
@@ -37,7 +37,7 @@ from gateway.proxy.replay import Replay
 from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.proxy.single_flight import SingleFlight
 from gateway.settings.settings import Settings, SettingsError
-from gateway.upstreams.connection import Connections, open_connections
+from gateway.upstreams.connection import ConnectionPool, open_connections
 from gateway.upstreams.mock import MockUpstream, load_script
 from gateway.upstreams.router import Router
 from gateway.upstreams.upstream import Upstream
@@ -58,7 +58,7 @@ class Gateway:
     redis_url: str
     router: Router
     cache: ExactCache
-    connections: Connections
+    connections: ConnectionPool
 
 
 @asynccontextmanager
@@ -82,13 +82,13 @@ async def open_gateway(
     ):
         cache = ExactCache(MemoryStore(cache_settings.memory), redis, keep_stale)
         with contextlib.suppress(StoreUnavailable):  # follow_purges reads it later
-            await cache.learn_purges()
+            await cache.sync_purges()
         router = Router(*(Upstream(url, connections, settings.timeouts) for url in urls))
         flights = FlightTable(tasks)
         tasks.keep(cache.follow_purges)
         tasks.keep(router.refresh_forever)
         hits = HitCounter()
-        gauges = Gauges(cache, flights, hits)
+        gauges = GaugeUpdater(cache, flights, hits)
         tasks.keep(functools.partial(_keep_gauges, gauges))
         if semantic_client is not None:
             tasks.keep(semantic_client.watch)
@@ -108,16 +108,21 @@ async def open_gateway(
 
 
 def build_application(
-    settings: Settings, cache: ExactCache, semantic: SemanticLookup, router: Router, pipeline: Pipeline, gauges: Gauges
+    settings: Settings,
+    cache: ExactCache,
+    semantic: SemanticLookup,
+    router: Router,
+    pipeline: Pipeline,
+    gauges: GaugeUpdater,
 ) -> web.Application:
-    application = web.Application(middlewares=[answer_errors], client_max_size=settings.max_body)
+    application = web.Application(middlewares=[error_middleware], client_max_size=settings.max_body)
     application[SETTINGS] = settings
     application[CACHE] = cache
     application[SEMANTIC] = semantic
     application[ROUTER] = router
     application[PIPELINE] = pipeline
     application[GAUGES] = gauges
-    application.on_response_prepare.append(note_start)
+    application.on_response_prepare.append(mark_started)
     application.add_routes(
         [
             web.post("/v1/chat/completions", handlers.answer),
@@ -129,7 +134,7 @@ def build_application(
             web.delete("/v1/cache/entries/{id}", admin.delete_entry),
             web.delete("/v1/cache", admin.purge),
             web.get("/v1/cache/prefix", prefix_stores.describe),
-            web.delete("/v1/cache/prefix", prefix_stores.empty),
+            web.delete("/v1/cache/prefix", prefix_stores.clear),
             web.post("/v1/cache/prefix/{operation:lookup|pin|unpin}", prefix_stores.operate),
             web.route("*", "/v1/cache{rest:(/.*)?}", handlers.not_found),
             web.route("*", "/v1/{rest:.+}", handlers.forward),
@@ -229,7 +234,7 @@ def _listen_error(settings: Settings, error: OSError) -> str:
     return f"host: cannot listen on {settings.host}:{settings.port}: {error.strerror}"
 
 
-async def _keep_gauges(gauges: Gauges) -> None:
+async def _keep_gauges(gauges: GaugeUpdater) -> None:
     """Refresh the gauges: another worker may answer GET /metrics for this one."""
     while True:
         gauges.refresh()

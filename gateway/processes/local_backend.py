@@ -23,7 +23,7 @@ _INDEX_VARIABLE = "KEEPGATE_PREFIX_INDEX"
 _FIRST_PAUSE = 1.0
 _MAX_PAUSE = 30.0
 # Its exit statuses after it has printed what is wrong, with the model or with an option.
-_EXPLAINED = (1, 2)
+_EXIT_CONFIG_ERROR = (1, 2)
 
 
 class BackendFailed(Exception):
@@ -69,7 +69,7 @@ class LocalBackend:
         while True:
             ready, status = await self._run_once()
             if not self._was_ready:
-                reason = "" if status in _EXPLAINED else f"the backend could not start: it {_ended(status)}"
+                reason = "" if status in _EXIT_CONFIG_ERROR else f"the backend could not start: it {_ended(status)}"
                 raise BackendFailed(reason)
             pause = _FIRST_PAUSE if ready else min(pause * 2, _MAX_PAUSE)
             log.error("the backend %s; starting it again in %g s", _ended(status), pause)

@@ -24,7 +24,7 @@ _FIRST_PAUSE = 0.5
 _MAX_PAUSE = 30.0
 _STOP_DEADLINE = 5.0
 # Its exit status after it has printed what is wrong with a setting.
-_EXPLAINED = 2
+_EXIT_CONFIG_ERROR = 2
 
 
 @asynccontextmanager
@@ -85,7 +85,7 @@ async def _supervise(line: bytes) -> None:
         began = loop.time()
         try:
             status = await _run(line)
-            if status == _EXPLAINED and start == 0:
+            if status == _EXIT_CONFIG_ERROR and start == 0:
                 raise SettingsError  # it has printed which setting
             reason = f"ended with status {status}"
         except OSError as error:

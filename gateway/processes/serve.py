@@ -113,7 +113,7 @@ async def _serve_with_workers(settings: Settings) -> None:
         _print_banner(settings, gateway.url)
         workers = Workers(msgspec.structs.replace(shared, port=gateway.port), socket)
         for _ in range(settings.workers - 1):
-            worker_tasks.start(workers.keep_one())
+            worker_tasks.start(workers.supervise_one())
         if settings.upstreams:
             worker_tasks.start(_print_unreachable(gateway))
         else:

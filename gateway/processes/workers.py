@@ -48,7 +48,7 @@ class Workers:
         for stdin in self._inputs:
             _write_line(stdin, backend)
 
-    async def keep_one(self) -> None:
+    async def supervise_one(self) -> None:
         """Run a worker, and another when it ends."""
         command = (sys.executable, "-P", "-m", "gateway.processes.worker")
         deadline = self._settings.timeouts.shutdown + _STOP_MARGIN

@@ -24,13 +24,13 @@ from gateway.errors import GatewayError, InternalError, UpstreamError
 from gateway.http.background_tasks import BackgroundTasks
 from gateway.http.sse import EventSplitter
 from gateway.proxy.recorder import Recording, StreamRecorder, record_response
-from gateway.upstreams.upstream import USAGE_HEADER, UpstreamAnswer
+from gateway.upstreams.upstream import USAGE_HEADER, UpstreamResponse
 
 log = logging.getLogger(__name__)
 
 _LARGE_BODY = 2**18
 # For the end of a connection after the end of what it carried.
-_REST_SECONDS = 1.0
+_TRAILER_TIMEOUT = 1.0
 
 
 class Chunk(bytes):
@@ -91,7 +91,7 @@ class Flight:
     def joinable(self) -> bool:
         return not (self.finished or self.oversized or self.abandoned)
 
-    async def run(self, request: Awaitable[UpstreamAnswer]) -> None:
+    async def run(self, request: Awaitable[UpstreamResponse]) -> None:
         """Make the call and read its answer; every failure ends up in `error`."""
         try:
             with await request as answer:
@@ -115,7 +115,7 @@ class Flight:
             self._finished.set()
             self._wake_all()
 
-    def _start(self, answer: UpstreamAnswer) -> None:
+    def _start(self, answer: UpstreamResponse) -> None:
         self.first_byte_seconds = self.seconds
         self.upstream = answer.upstream.label
         self.status = answer.status
@@ -123,7 +123,7 @@ class Flight:
         self.is_event_stream = answer.is_event_stream
         self._started.set()
 
-    async def _take_events(self, answer: UpstreamAnswer) -> None:
+    async def _take_events(self, answer: UpstreamResponse) -> None:
         splitter = EventSplitter()
         recorder = StreamRecorder(self._choices)
         usage_was_added = self.headers.pop(USAGE_HEADER, None) == "added"
@@ -137,7 +137,7 @@ class Flight:
                         await self._add(Chunk(splitter.flush()))
                     if recorder.done and not self.complete:
                         self.complete = True
-                        rest.reschedule(asyncio.get_running_loop().time() + _REST_SECONDS)
+                        rest.reschedule(asyncio.get_running_loop().time() + _TRAILER_TIMEOUT)
         except (UpstreamError, TimeoutError):
             if not recorder.done:  # else the answer is complete, however the connection ends
                 raise
@@ -148,7 +148,7 @@ class Flight:
         elif not self.oversized:
             await self._record(recorder.finish)
 
-    async def _take_body(self, answer: UpstreamAnswer) -> None:
+    async def _take_body(self, answer: UpstreamResponse) -> None:
         async for data in answer.chunks():
             await self._add(Chunk(data))
         self.complete = True

@@ -128,7 +128,7 @@ def parse_request(
         priority=priority_of(fields) or 0,
         cache_control=parse_cache_control(", ".join(headers.getall("Cache-Control", ()))),
         question=question if question and len(question.text) <= MAX_TEXT and len(model) <= MAX_MODEL else None,
-        max_risk=_most_risk(headers),
+        max_risk=_max_risk(headers),
         reuse=_reuse(headers, family),
     )
 
@@ -181,7 +181,7 @@ def _choices(fields: Mapping[str, Any]) -> int:
     return each
 
 
-def _most_risk(headers: CIMultiDictProxy[str]) -> float:
+def _max_risk(headers: CIMultiDictProxy[str]) -> float:
     """The highest probability of a wrong answer that the client accepts; 1 if the header is absent."""
     given = headers.get(MAX_RISK_HEADER)
     if given is None:

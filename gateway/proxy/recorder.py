@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from cache.entries.answer import StreamAssembler, Usage, check_whole, usage_of
+from cache.entries.answer import StreamAssembler, Usage, check_complete, usage_of
 from cache.errors import UnstorableAnswer
 from gateway.http.sse import event_data, event_json
 
@@ -59,7 +59,7 @@ class StreamRecorder:
         if not self._done:
             raise UnstorableAnswer("the stream did not end with [DONE]")
         response = self._assembler.response()
-        check_whole(response, self._choices)
+        check_complete(response, self._choices)
         return _recording(_encode(response), response)
 
 
@@ -69,7 +69,7 @@ def record_response(body: bytes, choices: int) -> Recording:
         response: dict[str, Any] = event_json(body)
     except ValueError as error:
         raise UnstorableAnswer("the answer is not a JSON object") from error
-    check_whole(response, choices)
+    check_complete(response, choices)
     return _recording(body, response)
 
 

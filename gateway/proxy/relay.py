@@ -6,7 +6,7 @@ from multidict import CIMultiDict
 from cache.entries.key import Key
 from cache.entries.outcomes import Bypass, Failed, Outcome
 from gateway import metrics
-from gateway.errors import GatewayError, UpstreamCut, UpstreamUnreachable
+from gateway.errors import GatewayError, UpstreamDisconnected, UpstreamUnreachable
 from gateway.http.response_writer import ResponseWriter
 from gateway.proxy.flight import Subscriber
 from gateway.proxy.inference_request import InferenceRequest
@@ -75,7 +75,7 @@ class Relay:
         await subscriber.finished()
         flight = subscriber.flight
         if flight.recording is None:
-            raise UpstreamCut(f"The upstream's answer is not whole: {flight.unstorable}.")
+            raise UpstreamDisconnected(f"The upstream's answer is not whole: {flight.unstorable}.")
         headers["Content-Type"] = "text/event-stream" if inference.stream else "application/json"
         return web.Response(body=await render(flight.recording.body, inference.form), headers=headers)
 

@@ -9,7 +9,7 @@ from cache.entries.answer import stream_of
 from cache.entries.entry import Entry
 from cache.entries.outcomes import Hit
 from cache.exact import ExactCache
-from cache.semantic.messages import Found
+from cache.semantic.messages import LookupHit
 from gateway.metrics import HitCounter
 from gateway.proxy.fast_path import RAW_DIGEST
 from gateway.proxy.inference_request import InferenceRequest
@@ -37,7 +37,7 @@ class Replay:
         return whole_response(request, hit_headers(hit.entry, hit.age, inference.form, detail), body)
 
     async def answer_similar(
-        self, request: web.BaseRequest, inference: InferenceRequest, hit: Hit, found: Found
+        self, request: web.BaseRequest, inference: InferenceRequest, hit: Hit, found: LookupHit
     ) -> web.StreamResponse:
         """Serve the entry of a similar question. Nothing is kept: the next request is looked up again."""
         body = await self._form(hit.entry, inference.form)

@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 
 from cache.entries.entry import Entry
 from cache.entries.outcomes import Bypass, Failed, Hit, Outcome
-from cache.semantic.messages import LookupReply, NotFound
+from cache.semantic.messages import LookupMiss, LookupReply
 
 CONTENT_TYPES = {"json": "application/json", "stream": "text/event-stream", "stream+usage": "text/event-stream"}
 _SERVER = f"Server: {SERVER_SOFTWARE}"
@@ -89,7 +89,7 @@ def semantic_headers(reply: LookupReply | None) -> dict[str, str]:
     headers["x-keepgate-similarity"] = f"{reply.similarity:.4f}"
     if reply.risk is not None:
         headers["x-keepgate-risk"] = f"{reply.risk:.5f}"
-    if isinstance(reply, NotFound) and reply.guard:
+    if isinstance(reply, LookupMiss) and reply.guard:
         headers["x-keepgate-guard"] = reply.guard
     return headers
 

@@ -13,19 +13,19 @@ from cache.exact import ExactCache
 from cache.semantic.client import SemanticClient
 from cache.semantic.messages import (
     MAX_BODY,
-    Answered,
-    Ask,
-    Describe,
-    Description,
-    Evicted,
-    Forget,
-    Found,
+    AnswerStored,
+    EntryDeleted,
+    HitDiscarded,
+    LookupHit,
+    LookupMiss,
     LookupReply,
-    NotFound,
+    LookupRequest,
     Purged,
-    Retried,
-    Unused,
-    Wrong,
+    RefreshRequested,
+    Stats,
+    StatsRequest,
+    WrongAnswerReport,
+    WrongAnswerResult,
 )
 from gateway import metrics
 from gateway.http.background_tasks import BackgroundTasks
@@ -76,28 +76,28 @@ class SemanticLookup:
     async def find(self, inference: InferenceRequest, key: Key, outcome: Outcome) -> SemanticQuery:
         """The stored answer of a similar question that may be served, after an exact miss."""
         question = inference.question
-        query = self.untracked(inference)
+        query = self.unsent_query(inference)
         if self._client is None or question is None or not query.open:
             return NO_QUERY
         if isinstance(outcome, Bypass):
             if outcome.reason != "no-cache":
                 return NO_QUERY
-            await self._client.note(Retried(key.id))
+            await self._client.note(RefreshRequested(key.id))
             return query
         if isinstance(outcome, Hit):  # stale: the client wants a new answer to this same question
             return query
         serves = self._mode == "on"
-        ask = Ask(key.id, question.partition, question.text, inference.max_risk, serves)
+        ask = LookupRequest(key.id, question.partition, question.text, inference.max_risk, serves)
         query = self._join_or_ask(self._client, ask)
         if not serves:
             return query
         await query.settled()
         if query.hit is None or _accepts(inference, query.hit):
             return query
-        await self._client.note(Unused(key.id))
+        await self._client.note(HitDiscarded(key.id))
         return replace(query, hit=None)
 
-    def untracked(self, inference: InferenceRequest) -> SemanticQuery:
+    def unsent_query(self, inference: InferenceRequest) -> SemanticQuery:
         """A query that is not sent, for an answer that is computed although the cache has one."""
         return (
             NO_QUERY if inference.question is None or (self._draws and inference.sampled) else SemanticQuery(open=True)
@@ -114,24 +114,24 @@ class SemanticLookup:
         body = entry.body if len(entry.body) <= MAX_BODY else b""
         created = entry.created
         await self._client.note(
-            Answered(number, entry.id, partition, text, entry.model, entry.generation, created, expires, body)
+            AnswerStored(number, entry.id, partition, text, entry.model, entry.generation, created, expires, body)
         )
 
     async def forget(self, entry_id: str) -> None:
         """Report that an entry has been deleted."""
         if self._client is not None:
-            await self._client.note(Forget(entry_id))
+            await self._client.note(EntryDeleted(entry_id))
 
     async def purged(self, scope: Scope, name: str) -> None:
         """Report that every entry of a scope has been purged."""
         if self._client is not None:
             await self._client.note(Purged(scope, name))
 
-    async def wrong(self, entry_id: str) -> Evicted:
+    async def wrong(self, entry_id: str) -> WrongAnswerResult:
         """Report that the answer served from an entry was wrong. Raises StoreUnavailable."""
         if self._client is None:
-            return Evicted(False, 0)
-        return await self._client.ask(Wrong(entry_id), Evicted, _BACKGROUND_TIMEOUT)
+            return WrongAnswerResult(False, 0)
+        return await self._client.ask(WrongAnswerReport(entry_id), WrongAnswerResult, _BACKGROUND_TIMEOUT)
 
     async def describe(self) -> dict[str, Any]:
         """The figures of this host's semantic cache."""
@@ -139,7 +139,7 @@ class SemanticLookup:
         if self._client is None:
             return figures
         try:
-            description = await self._client.ask(Describe(), Description, _BACKGROUND_TIMEOUT)
+            description = await self._client.ask(StatsRequest(), Stats, _BACKGROUND_TIMEOUT)
         except StoreUnavailable as error:
             return {**figures, "available": False, "reason": str(error)}
         return {**figures, "available": True, **description.figures}
@@ -154,7 +154,7 @@ class SemanticLookup:
             metrics.semantic_entries.set(figures["entries"])
             metrics.show_policy(figures["policy"])
 
-    def _join_or_ask(self, client: SemanticClient, ask: Ask) -> SemanticQuery:
+    def _join_or_ask(self, client: SemanticClient, ask: LookupRequest) -> SemanticQuery:
         """The running query for the same question, or a new one. Its task is owned by no request."""
         name = (ask.key, ask.max_risk)
         if name not in self._in_flight:
@@ -163,37 +163,37 @@ class SemanticLookup:
             query.task.add_done_callback(lambda _: self._in_flight.pop(name))
         return self._in_flight[name]
 
-    async def _ask(self, client: SemanticClient, query: SemanticQuery, ask: Ask) -> None:
+    async def _ask(self, client: SemanticClient, query: SemanticQuery, ask: LookupRequest) -> None:
         try:
-            with metrics.semantic_seconds.time():
+            with metrics.semantic_lookup_seconds.time():
                 reply = await client.ask(ask, LookupReply, None if ask.serve else _BACKGROUND_TIMEOUT)
             self._check(ask, reply)
         except StoreUnavailable:
-            metrics.semantic_asked.labels("failed").inc()
-            await client.note(Unused(ask.key))  # it may have been found too late
+            metrics.semantic_lookups.labels("failed").inc()
+            await client.note(HitDiscarded(ask.key))  # it may have been found too late
             return
         query.reply = reply
-        metrics.semantic_asked.labels("found" if isinstance(reply, Found) else "not found").inc()
-        if isinstance(reply, NotFound) and reply.guard:
+        metrics.semantic_lookups.labels("found" if isinstance(reply, LookupHit) else "not found").inc()
+        if isinstance(reply, LookupMiss) and reply.guard:
             metrics.semantic_refusals.labels(reply.guard).inc()
-        if isinstance(reply, Found) and ask.serve:
+        if isinstance(reply, LookupHit) and ask.serve:
             query.hit = await self._fetch(client, reply)
             query.audit = reply.audit
             if query.hit is None:
-                await client.note(Unused(ask.key))
+                await client.note(HitDiscarded(ask.key))
 
-    def _check(self, ask: Ask, reply: LookupReply) -> None:
+    def _check(self, ask: LookupRequest, reply: LookupReply) -> None:
         """Raises StoreUnavailable for an entry of another tenant: the service has failed, and its reply is not used."""
-        if isinstance(reply, Found) and namespace_of(reply.entry) not in (namespace_of(ask.key), *self._published):
+        if isinstance(reply, LookupHit) and namespace_of(reply.entry) not in (namespace_of(ask.key), *self._published):
             raise StoreUnavailable("the semantic cache: an entry of another tenant")
 
-    async def _fetch(self, client: SemanticClient, found: Found) -> Hit | None:
+    async def _fetch(self, client: SemanticClient, found: LookupHit) -> Hit | None:
         """The entry as a hit, if it is still stored and unchanged since it was found."""
-        outcome = await self._cache.recall(found.entry)
+        outcome = await self._cache.lookup_by_id(found.entry)
         if isinstance(outcome, Hit) and outcome.entry.created == found.created:
             return outcome
         if isinstance(outcome, Hit | Miss):
-            await client.note(Forget(found.entry, found.created))
+            await client.note(EntryDeleted(found.entry, found.created))
         return None
 
 

@@ -35,7 +35,7 @@ class SingleFlight:
         """The running flight with the answer to this request, if the request may wait for one."""
         if isinstance(outcome, Bypass) or inference.cache_control.only_if_cached:
             return None
-        with_usage, without_usage = _names(inference, key)
+        with_usage, without_usage = _flight_keys(inference, key)
         return self._flights.find((with_usage,) if inference.needs_usage else (with_usage, without_usage))
 
     def join_or_start(
@@ -48,16 +48,16 @@ class SingleFlight:
         if flight := self.in_flight(inference, key, outcome):
             metrics.collapsed.inc()
             return flight, True
-        with_usage, without_usage = _names(inference, key)
+        with_usage, without_usage = _flight_keys(inference, key)
         # A stream without include_usage may carry no usage: it does not serve requests that ask for it.
         may_lack_usage = inference.stream and not inference.include_usage
         return self._start_flight(inference, key, without_usage if may_lack_usage else with_usage, query), False
 
     def revalidate(self, inference: InferenceRequest, key: Key) -> None:
         """Compute the answer again in the background, unless a flight is computing it."""
-        names = _names(inference, key)
+        names = _flight_keys(inference, key)
         if not self._flights.find(names):
-            self._start_flight(inference, key, names[1], self._semantic.untracked(inference)).background = True
+            self._start_flight(inference, key, names[1], self._semantic.unsent_query(inference)).background = True
 
     def audit(self, inference: InferenceRequest, key: Key, query: SemanticQuery) -> None:
         """Compute in the background the answer that a semantic hit replaced, to compare the two.
@@ -65,7 +65,7 @@ class SingleFlight:
         Once, however many requests share the query.
         """
         query.audit = False
-        names = _names(inference, key)
+        names = _flight_keys(inference, key)
         if not self._flights.find(names):
             metrics.semantic_audits.inc()
             self._start_flight(inference, key, names[1], query).background = True
@@ -128,7 +128,7 @@ class SingleFlight:
         )
 
 
-def _names(inference: InferenceRequest, key: Key) -> tuple[str, str]:
+def _flight_keys(inference: InferenceRequest, key: Key) -> tuple[str, str]:
     """The names of a flight for this request: of one that certainly carries usage, and of one that may not.
 
     The priority is part of the name: an urgent request does not wait for a flight of lower priority, and an upstream
@@ -147,7 +147,7 @@ def _count(flight: Flight) -> None:
         metrics.upstream_tokens.labels("prompt").inc(prompt_tokens)
         metrics.upstream_tokens.labels("completion").inc(completion_tokens)
         if flight.recording.prefix_tokens is not None:
-            metrics.prompt_tokens.labels(flight.upstream).inc(prompt_tokens)
-            metrics.prefix_tokens.labels(flight.upstream).inc(flight.recording.prefix_tokens)
+            metrics.upstream_prompt_tokens.labels(flight.upstream).inc(prompt_tokens)
+            metrics.upstream_cached_prompt_tokens.labels(flight.upstream).inc(flight.recording.prefix_tokens)
     elif flight.status == 200:
         metrics.not_stored.labels("not whole").inc()

@@ -27,7 +27,7 @@ class SettingsError(Exception):
     """An invalid setting; the message names its source, its key, and what would be right."""
 
 
-class Refused(ValueError):
+class InvalidValue(ValueError):
     """Why a value is invalid; raised by the checks of a type."""
 
 
@@ -78,9 +78,9 @@ def check_upstream(url: str) -> None:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0 or re.search(r"\s", url):
         raise ValueError
     if parts.username is not None:
-        raise Refused("expected a URL without credentials: each caller's own Authorization is what is sent on")
+        raise InvalidValue("expected a URL without credentials: each caller's own Authorization is what is sent on")
     if parts.query or parts.fragment:
-        raise Refused("expected a base URL, without anything from `?` or `#` on")
+        raise InvalidValue("expected a base URL, without anything from `?` or `#` on")
 
 
 def check_judge(url: str) -> None:
@@ -101,14 +101,14 @@ def check_store(url: str) -> None:
     elif parts.scheme not in ("redis", "rediss") or not parts.hostname or parts.port == 0:  # .port raises ValueError
         raise ValueError
     elif not re.fullmatch(r"(/\d*)?", parts.path):
-        raise Refused(f"expected the number of a database after the last slash, got {parts.path[1:]!r}")
+        raise InvalidValue(f"expected the number of a database after the last slash, got {parts.path[1:]!r}")
     for option, text in parse_qsl(parts.query, keep_blank_values=True):
         if option in ("username", "password"):
-            raise Refused(f"expected the {option} in front of the host: redis://USER:PASSWORD@HOST")
+            raise InvalidValue(f"expected the {option} in front of the host: redis://USER:PASSWORD@HOST")
         if option not in _STORE_OPTIONS and not option.startswith("ssl_"):
-            raise Refused(f"the option {option!r} of the URL is unknown")
+            raise InvalidValue(f"the option {option!r} of the URL is unknown")
         if option == "db" and not text.isdecimal():
-            raise Refused(f"expected the number of a database, got db={text!r}")
+            raise InvalidValue(f"expected the number of a database, got db={text!r}")
 
 
 def masked(url: str) -> str:
@@ -122,8 +122,8 @@ Count = Annotated[
 ]
 File = Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="the path of a file")]
 Codec = Annotated[Literal["plain", "int8", "fp8"] | None, Meta(description="one of plain, int8 and fp8")]
-AnySize = Annotated[Size, Meta(description="a size such as 256MiB")]
-SomeSize = Annotated[PositiveSize, Meta(description="a size such as 256MiB, at least 1KiB")]
+SizeField = Annotated[Size, Meta(description="a size such as 256MiB")]
+PositiveSizeField = Annotated[PositiveSize, Meta(description="a size such as 256MiB, at least 1KiB")]
 
 
 class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -133,11 +133,11 @@ class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Whether the cache is used at all."""
     ttl: Seconds = 86_400.0
     """How long an answer is fresh."""
-    memory: AnySize = Size(256 * 2**20)
+    memory: SizeField = Size(256 * 2**20)
     """Bytes that the memory tier of one process may hold."""
     redis_deadline: PositiveSeconds = 0.02
     """How long a request waits for Redis; then it goes on without it."""
-    embedded_memory: SomeSize = PositiveSize(512 * 2**20)
+    embedded_memory: PositiveSizeField = PositiveSize(512 * 2**20)
     """Bytes that the embedded Valkey may hold."""
     namespace: Annotated[
         str,
@@ -159,7 +159,7 @@ class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """How long after its lifetime an answer is served while it is computed again (RFC 5861)."""
     stale_if_error: Seconds = 0.0
     """How long after its lifetime an answer is served when the upstream fails (RFC 5861)."""
-    max_answer: SomeSize = PositiveSize(8 * 2**20)
+    max_answer: PositiveSizeField = PositiveSize(8 * 2**20)
     """The longest answer that is stored."""
 
 
@@ -326,7 +326,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The key of the inspection API; without one it answers on the loopback only."""
     state_dir: Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="the path of a folder")] = None
     """The folder of the embedded Valkey and the prefix store; `~/.local/state/keepgate` by default (XDG_STATE_HOME)."""
-    max_body: SomeSize = PositiveSize(32 * 2**20)
+    max_body: PositiveSizeField = PositiveSize(32 * 2**20)
     """The longest request body."""
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="one of debug, info, warning and error")

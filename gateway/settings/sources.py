@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from gateway.settings.prefix_defaults import SECRET_VARIABLE
 from gateway.settings.settings import (
-    Refused,
+    InvalidValue,
     Secret,
     SemanticSettings,
     Settings,
@@ -78,7 +78,7 @@ def _check(source: str, values: dict[str, Any]) -> Settings:
         try:
             check(url)
         except ValueError as error:
-            raise SettingsError(f"{source}: {_key(source, path)}: {_what_is_wrong(error, path, url)}") from error
+            raise SettingsError(f"{source}: {_key(source, path)}: {_error_message(error, path, url)}") from error
     _check_judge(source, settings.semantic)
     return settings
 
@@ -90,7 +90,7 @@ def _check_judge(source: str, semantic: SemanticSettings) -> None:
         if semantic.judge_url:
             check_judge(semantic.judge_url)
     except ValueError as error:
-        given = _what_is_wrong(error, path, semantic.judge_url)
+        given = _error_message(error, path, semantic.judge_url)
         raise SettingsError(f"{source}: {_key(source, path)}: {given}") from error
 
 
@@ -106,11 +106,11 @@ def _refusal(source: str, values: Any, error: msgspec.ValidationError) -> str:
         near = _nearest(path)
         hint = f"; did you mean {_key(source, near)}?" if near else ""
         return f"{source}: {_key(source, path)} is not a setting{hint}"
-    return f"{source}: {_key(source, path)}: {_what_is_wrong(error, path, _value(values, path))}"
+    return f"{source}: {_key(source, path)}: {_error_message(error, path, _value(values, path))}"
 
 
-def _what_is_wrong(error: Exception, path: Keys, value: Any) -> str:
-    if isinstance(error, Refused):
+def _error_message(error: Exception, path: Keys, value: Any) -> str:
+    if isinstance(error, InvalidValue):
         return str(error)
     kind, expected = _expectation(path)
     if kind is Secret:

@@ -17,9 +17,9 @@ from aiohttp.streams import StreamReader
 from multidict import CIMultiDictProxy
 from yarl import URL
 
-_KEPT_ALIVE_SECONDS = 30.0
+_KEEPALIVE_EXPIRY = 30.0
 _BUFFER_BYTES = 2**18
-_CONTINUE_AND_THE_LIKE = range(100, 200)
+_INFORMATIONAL = range(100, 200)
 _SWITCHING_PROTOCOLS = 101
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
@@ -32,7 +32,7 @@ class Origin:
         self.host = url.host_port_subcomponent or ""
 
 
-class Connections:
+class ConnectionPool:
     """Connections to all origins, kept alive between exchanges. `connect` seconds are given to open one."""
 
     def __init__(self, connector: aiohttp.BaseConnector, connect: float) -> None:
@@ -100,7 +100,7 @@ class Exchange:
         self._start_timer()
         while True:
             message, payload = await self._protocol.read()
-            if message.code not in _CONTINUE_AND_THE_LIKE or message.code == _SWITCHING_PROTOCOLS:
+            if message.code not in _INFORMATIONAL or message.code == _SWITCHING_PROTOCOLS:
                 break
         self._waiting_since = None
         self._message, self._payload = message, payload
@@ -177,7 +177,7 @@ def request_head(method: str, target: str, host: str, headers: Mapping[str, str]
 
 
 @asynccontextmanager
-async def open_connections(connect: float) -> AsyncIterator[Connections]:
+async def open_connections(connect: float) -> AsyncIterator[ConnectionPool]:
     """The pool that all upstreams share."""
-    async with aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_ALIVE_SECONDS) as connector:
-        yield Connections(connector, connect)
+    async with aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_EXPIRY) as connector:
+        yield ConnectionPool(connector, connect)

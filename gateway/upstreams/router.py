@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gateway.errors import NotFound, NoUpstream, UpstreamError, UpstreamUnreachable
 from gateway.http.sse import event_json
-from gateway.upstreams.upstream import NO_HEADERS, Upstream, UpstreamAnswer
+from gateway.upstreams.upstream import NO_HEADERS, Upstream, UpstreamResponse
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +72,9 @@ class Router:
         body: bytes | None,
         model: str | None,
         own: Mapping[str, str] = NO_HEADERS,
-    ) -> UpstreamAnswer:
-        """The answer of the first reachable candidate, once it has begun. Raises UpstreamError; if none can be reached it
-        names each of them.
+    ) -> UpstreamResponse:
+        """The answer of the first reachable candidate, once it has begun. Raises UpstreamError; if no candidate can be
+        reached, it names all of them.
 
         `headers` and `own` are as for `Upstream.request`.
         """
@@ -98,11 +98,11 @@ class Router:
     async def refresh(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             for upstream in self._upstreams:
-                tasks.create_task(_learn_models(upstream))
+                tasks.create_task(_fetch_models(upstream))
         self.refreshed.set()
 
 
-async def _learn_models(upstream: Upstream) -> None:
+async def _fetch_models(upstream: Upstream) -> None:
     try:
         async with asyncio.timeout(_REFRESH_DEADLINE):
             with await upstream.request("GET", "/v1/models", {}, None) as answer:

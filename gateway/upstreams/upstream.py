@@ -9,9 +9,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.errors import UpstreamCut, UpstreamTimeout, UpstreamUnreachable
+from gateway.errors import UpstreamDisconnected, UpstreamTimeout, UpstreamUnreachable
 from gateway.settings.settings import TimeoutSettings
-from gateway.upstreams.connection import Connections, Exchange, Origin, request_head
+from gateway.upstreams.connection import ConnectionPool, Exchange, Origin, request_head
 
 # RFC 9110, section 7.6.1, and what this hop decides for itself.
 HOP_BY_HOP = frozenset(
@@ -34,7 +34,7 @@ NAMESPACE_HEADER = "x-keepgate-namespace"
 REUSE_HEADER = "x-keepgate-reuse"
 
 # A body arrives here decompressed, so its content encoding no longer applies.
-_NOT_SENT_UPSTREAM = HOP_BY_HOP | {
+_DROPPED_REQUEST_HEADERS = HOP_BY_HOP | {
     "host",
     "content-length",
     "content-encoding",
@@ -44,7 +44,7 @@ _NOT_SENT_UPSTREAM = HOP_BY_HOP | {
     # Set by the gateway alone: a client that set it could read another tenant's KV blocks.
     NAMESPACE_HEADER,
 }
-_NOT_SENT_DOWN = HOP_BY_HOP | {"content-length", "content-encoding", "date", "server"}
+_DROPPED_RESPONSE_HEADERS = HOP_BY_HOP | {"content-length", "content-encoding", "date", "server"}
 
 # A server that was closing a kept-alive connection resets it within a round trip. A later reset means that it failed on
 # the request, and would fail again.
@@ -63,7 +63,7 @@ def end_to_end(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDi
     return kept
 
 
-class UpstreamAnswer:
+class UpstreamResponse:
     """An answer whose status and headers have arrived; the body follows. Use as a context manager."""
 
     def __init__(self, upstream: "Upstream", exchange: Exchange, idle: float) -> None:
@@ -71,9 +71,9 @@ class UpstreamAnswer:
         self._exchange = exchange
         self._idle = idle
         self.status = exchange.status
-        self.headers = end_to_end(exchange.headers, _NOT_SENT_DOWN)
+        self.headers = end_to_end(exchange.headers, _DROPPED_RESPONSE_HEADERS)
 
-    def __enter__(self) -> "UpstreamAnswer":
+    def __enter__(self) -> "UpstreamResponse":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,7 +85,7 @@ class UpstreamAnswer:
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "text/event-stream"
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises UpstreamCut when it breaks, UpstreamTimeout when nothing comes."""
+        """The body as it arrives. Raises UpstreamDisconnected when it breaks, UpstreamTimeout when nothing comes."""
         name = self.upstream.name
         try:
             while chunk := await self._exchange.chunk(self._idle):
@@ -93,15 +93,15 @@ class UpstreamAnswer:
         except TimeoutError as error:
             raise UpstreamTimeout(f"{name} sent nothing for {self._idle:g} s within its answer.") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamCut(f"{name} broke the connection within its answer.") from error
+            raise UpstreamDisconnected(f"{name} broke the connection within its answer.") from error
 
     async def body(self, limit: int) -> bytes:
-        """The whole body. Raises what `chunks` raises, and UpstreamCut when it is longer than `limit` bytes."""
+        """The whole body. Raises what `chunks` raises, and UpstreamDisconnected if it is over `limit` bytes."""
         body = bytearray()
         async for chunk in self.chunks():
             body += chunk
             if len(body) > limit:
-                raise UpstreamCut(f"{self.upstream.name} sent more than {limit} bytes.")
+                raise UpstreamDisconnected(f"{self.upstream.name} sent more than {limit} bytes.")
         return bytes(body)
 
 
@@ -111,7 +111,7 @@ class Upstream:
     `label` names it in metrics.
     """
 
-    def __init__(self, url: str, connections: Connections, timeouts: TimeoutSettings, label: str = "") -> None:
+    def __init__(self, url: str, connections: ConnectionPool, timeouts: TimeoutSettings, label: str = "") -> None:
         base = URL(url)
         # "http://host:8000" and "http://host:8000/v1" are both what people paste.
         path = "/v1" if base.path in ("", "/") else base.raw_path.rstrip("/")
@@ -133,15 +133,15 @@ class Upstream:
         headers: Mapping[str, str],
         body: bytes | None,
         own: Mapping[str, str] = NO_HEADERS,
-    ) -> UpstreamAnswer:
+    ) -> UpstreamResponse:
         """The answer to a request, once it has begun; `path` begins with /v1 and may carry a query.
 
         `headers` are the client's; those in `own` replace them.
 
-        Raises UpstreamUnreachable when there is no connection, UpstreamCut when it ends before an answer begins,
-        UpstreamTimeout when none begins in time.
+        Raises UpstreamUnreachable if there is no connection, UpstreamDisconnected if it ends before an answer begins,
+        and UpstreamTimeout if none begins in time.
         """
-        sent = end_to_end(headers, _NOT_SENT_UPSTREAM)
+        sent = end_to_end(headers, _DROPPED_REQUEST_HEADERS)
         sent.update(own)
         head = request_head(method, self._path + path.removeprefix("/v1"), self._origin.host, sent, body)
         self.in_flight += 1
@@ -152,11 +152,13 @@ class Upstream:
             raise
         self.reachable = True
         if 200 <= exchange.status <= 599:
-            return UpstreamAnswer(self, exchange, self._timeouts.idle)
+            return UpstreamResponse(self, exchange, self._timeouts.idle)
         status = exchange.status
         exchange.end()
         self.in_flight -= 1
-        raise UpstreamCut(f"{self.name} answered with status {status}, which is no final HTTP status (200 to 599).")
+        raise UpstreamDisconnected(
+            f"{self.name} answered with status {status}, which is no final HTTP status (200 to 599)."
+        )
 
     async def _begin(self, head: bytes, body: bytes | None, *, without_body: bool) -> Exchange:
         try:
@@ -174,7 +176,7 @@ class Upstream:
             raise UpstreamUnreachable(f"{self.name} cannot be reached: {_reason(error)}.") from error
         except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
             # It has the request and may be computing: no other upstream is asked.
-            raise UpstreamCut(f"{self.name} gave no answer: {_reason(error)}.") from error
+            raise UpstreamDisconnected(f"{self.name} gave no answer: {_reason(error)}.") from error
 
     async def _exchange(self, head: bytes, body: bytes | None, without_body: bool, *, new: bool = False) -> Exchange:
         connection, reused = await self._connections.connection(self._origin, new=new)

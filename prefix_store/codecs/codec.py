@@ -1,4 +1,4 @@
-"""What all codecs can do, and how their blocks are kept apart."""
+"""The interface of codecs, and the keys of their blocks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Codec(Protocol):
 
     @property
     def name(self) -> str:
-        """By which settings and the index know it."""
+        """Its name in settings."""
 
     @property
     def number(self) -> int:
-        """By which frames know it, 0 to 255; never given to another codec."""
+        """Its number in frames, 0 to 255; never given to another codec."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether decoding gives back every bit."""
+        """Whether decoding restores every bit."""
 
     def payload_bytes(self, layout: BlockLayout) -> int:
         """Bytes that a block of this layout needs. Raises ValueError where the codec cannot read the layout."""
@@ -38,11 +38,11 @@ class Codec(Protocol):
 
 
 def stored_key(codec: Codec, key: bytes) -> bytes:
-    """The key, 16 bytes, under which a codec's form of a block is kept in tiers and in the index.
+    """The key, 16 bytes, of a codec's form of a block in tiers and in the index.
 
-    Exact forms have the block's own key. A lossy form has one that is derived from it and from the codec's name, so
-    that nothing which asks for the block itself can find it, whatever tier, peer or version of this code is asked.
-    Parents are derived in the same way: the forms of a codec are chains of their own.
+    An exact form has the block's own key. The key of a lossy form is derived from that and from the codec's name, so
+    that no request for the exact block finds it, in any tier, at any peer and with any version of this code. Parent
+    keys are derived in the same way: each lossy codec has its own chains.
     """
     if codec.is_exact:
         return key
@@ -50,4 +50,4 @@ def stored_key(codec: Codec, key: bytes) -> bytes:
 
 
 class CannotEncode(Exception):
-    """These numbers cannot be written in this way; they are not stored."""
+    """The codec cannot encode these numbers; they are not stored."""

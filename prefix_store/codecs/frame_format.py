@@ -17,7 +17,7 @@ _NO_BLOCK = BlockId(*(bytes(ID_BYTES) for _ in range(4)))
 
 @dataclass(frozen=True)
 class FrameFormat:
-    """Turns blocks into frames and back. Changes nothing but what it is given to fill; any thread may use it.
+    """Converts blocks to frames and back. Has no state; any thread may use it.
 
     Raises:
         ValueError: the codec cannot write blocks of this layout.
@@ -27,7 +27,7 @@ class FrameFormat:
     codec: Codec
 
     def __post_init__(self) -> None:
-        # Asked for often, and found out once.
+        # Both are used often, and computed once.
         payload_bytes = self.codec.payload_bytes(self.layout)
         template = HeaderTemplate(FrameHeader.of(_NO_BLOCK, self.codec.number, self.layout, payload_bytes, 0))
         object.__setattr__(self, "_payload_bytes", payload_bytes)
@@ -45,22 +45,22 @@ class FrameFormat:
         return HEADER_BYTES + self.payload_bytes
 
     def stored_key(self, key: bytes) -> bytes:
-        """The key under which this form of a block is kept: its own, or for a lossy form another (see `stored_key`)."""
+        """The key of a block's frame in this format; see `stored_key` in codec.py."""
         return stored_key(self.codec, key)
 
     def seal(self, block: BlockId, segments: Segments, frame: Bytes) -> None:
-        """Fills a frame [frame_bytes] with a block. Raises CannotEncode; the frame is then none."""
+        """Fills a frame [frame_bytes] with a block. Raises CannotEncode; the frame is invalid."""
         payload = frame[HEADER_BYTES:]
         self.codec.encode(segments, self.layout, payload)
         frame[:HEADER_BYTES] = np.frombuffer(self._header(block, checksum_of(payload.data)), np.uint8)
 
     def verify(self, block: BlockId, frame: Bytes) -> None:
-        """Raises BadFrame unless this is the whole frame of this block in this format, every bit as it was written."""
+        """Raises BadFrame unless this is the complete, undamaged frame of this block in this format."""
         payload = frame[HEADER_BYTES:].data
         is_whole = len(payload) == self.payload_bytes
         if is_whole and frame[:HEADER_BYTES].tobytes() == self._header(block, checksum_of(payload)):
             return
-        # A frame that is right is one sequence of bytes; of one that is not, the wrong field is looked for.
+        # The frame is wrong: find the field, for the message.
         header = FrameHeader.unpack(frame[:HEADER_BYTES].data)
         header.check(FrameHeader.unpack(self._header(block, 0)))
         if len(frame) != self.frame_bytes:

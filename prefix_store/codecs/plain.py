@@ -1,4 +1,4 @@
-"""Blocks as they are."""
+"""Unchanged blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from prefix_store.frames.segments import Bytes, Segments, gather, scatter
 
 
 class Plain:
-    """Every bit of a block, in the order of its layout; any layout will do."""
+    """Every bit of a block, in the order of its layout, for any layout."""
 
     name = "plain"
     number = 0

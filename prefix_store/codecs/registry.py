@@ -1,4 +1,4 @@
-"""The codecs that there are, by name."""
+"""All codecs, by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CODECS: dict[str, Codec] = {codec.name: codec for codec in (PLAIN, INT8, FP8)}
 
 
 def codec_named(name: str) -> Codec:
-    """Raises ValueError for a name that no codec has."""
+    """Raises ValueError for an unknown name."""
     if name not in CODECS:
         raise ValueError(f"codec is {name!r}, expected one of {', '.join(CODECS)}")
     return CODECS[name]

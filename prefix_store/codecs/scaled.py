@@ -1,7 +1,7 @@
-"""One byte an element, with a scale for each group of elements: int8 and fp8.
+"""One byte per element and a scale per group of elements: int8 and fp8.
 
-int8 follows KIVI (arXiv 2402.02750): outliers of keys sit in a few channels, so keys share a scale along the tokens of
-a block, values along the dimensions of a token. fp8 is e4m3, which has range enough for a scale per token and head.
+int8 follows KIVI (arXiv 2402.02750): outliers of keys are in a few channels, so keys share a scale along the tokens of
+a block, values along the dimensions of a token. fp8 is e4m3, whose range suffices for a scale per token and head.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 _SCALE_BYTES = 2
 _SOURCES = ("float16", "bfloat16", "float32")
 _TOKENS, _DIMENSIONS = 2, 3
-# torch computes up to 32,768 elements in the thread that asks; above, it would take cores from the engine's step.
+# torch computes up to 32,768 elements in the calling thread; for more it would use cores of the engine's step.
 _MAX_ELEMENTS = 32_768
 _SMALLEST_SCALE = 2.0**-133  # of bfloat16
-# 2^120: the eight bits of an e4m3 number, put where float32 has them, are a number that much too small.
+# e4m3 bits shifted to their positions in a float32 give a number that is too small by this factor.
 _E4M3_BIAS = 2.0**120
 _E4M3_MASK = -0x7810_0000  # sign, four bits of exponent, three of mantissa
 
 
 class _Piece(NamedTuple):
-    """Some layers of the keys or of the values [L, H, T, D], what is stored of them, and their scales."""
+    """Some layers of the keys or of the values [L, H, T, D], their stored bytes, and their scales."""
 
     numbers: Tensor
     stored: Tensor
@@ -44,7 +44,7 @@ class Scaled:
     """A symmetric codec: an element is a byte times the bfloat16 scale of its group.
 
     With s the scale of the group and m the largest magnitude in it, s is at most 1.008 · m / largest (or 2⁻¹³³ where
-    that is more), and an element x comes back as y with |x - y| at most
+    that is more), and an element x is decoded as y with |x - y| at most
 
         int8: s / 2
         fp8:  the larger of |x| / 16 and s / 1024
@@ -56,7 +56,7 @@ class Scaled:
 
     Args:
         largest: magnitude that the byte can hold.
-        is_float: the byte is an e4m3 number; else a whole one.
+        is_float: the byte is an e4m3 number; else an integer.
         keys_along: the axis (2 tokens, 3 dimensions) along which keys share a scale; values share along dimensions.
     """
 
@@ -72,7 +72,7 @@ class Scaled:
         return False
 
     def payload_bytes(self, layout: BlockLayout) -> int:
-        """With 16 tokens and 64 dimensions .54 of float16 for int8, .52 for fp8. Raises ValueError."""
+        """With 16 tokens and 64 dimensions .54 (int8) or .52 (fp8) of float16. Raises ValueError."""
         if layout.dtype not in _SOURCES or not layout.axes:
             raise ValueError(
                 f"{self.name} cannot store a block of dtype {layout.dtype} and axes {layout.axes!r}, "
@@ -81,7 +81,7 @@ class Scaled:
         return sum(self._sizes(layout))
 
     def encode(self, segments: Segments, layout: BlockLayout, payload: Bytes) -> None:
-        """Raises CannotEncode where an element is infinite or no number: one of those would spoil its whole group."""
+        """Raises CannotEncode if an element is infinite or NaN: its group would have no usable scale."""
         block = np.empty(layout.nbytes, np.uint8)
         gather(segments, block)
         for piece in self._pieces(block, payload, layout):
@@ -101,7 +101,7 @@ class Scaled:
         most = numbers.abs().amax(piece.shared_along, keepdim=True)
         if not bool(torch.isfinite(most).all()):
             raise CannotEncode(f"{self.name} holds no infinite numbers, and this block has some")
-        # Rounded up to the sixteen bits that are kept, so that no element is larger than what its byte can hold.
+        # Rounded up to bfloat16, so that no element exceeds the largest magnitude of its byte.
         scales = ((most / self.largest).view(torch.int32) + 0xFFFF).bitwise_and_(-0x1_0000).view(torch.float32)
         scales.clamp_(min=_SMALLEST_SCALE)
         quotients = (numbers / scales).clamp_(-self.largest, self.largest)
@@ -120,7 +120,7 @@ class Scaled:
         else:
             numbers = piece.stored.float()
         numbers.mul_(piece.scales)
-        most = torch.finfo(piece.numbers.dtype).max  # a scale that was rounded up may lead a little beyond it
+        most = torch.finfo(piece.numbers.dtype).max  # a scale that was rounded up may exceed it slightly
         piece.numbers.copy_(numbers.clamp_(-most, most))
 
     def _sizes(self, layout: BlockLayout) -> tuple[int, int, int, int]:
@@ -132,7 +132,7 @@ class Scaled:
         return elements, elements, elements // shared * _SCALE_BYTES, vectors * _SCALE_BYTES
 
     def _pieces(self, block: Bytes, payload: Bytes, layout: BlockLayout) -> Iterator[_Piece]:
-        """All of a block, in pieces that one thread computes."""
+        """A block, in pieces that one thread computes."""
         import torch
 
         parts = torch.split(torch.from_numpy(payload.view(np.int8)), list(self._sizes(layout)))
@@ -159,11 +159,11 @@ if TYPE_CHECKING:
 def keys_and_values(block: Bytes, layout: BlockLayout) -> tuple[Tensor, Tensor]:
     """Views [layers, kv heads, tokens, dimensions] of a block's bytes, in the layout's dtype.
 
-    The layout must say its axes.
+    The layout must have axes.
     """
     import torch
 
-    # NumPy has no bfloat16, so the bytes become numbers on torch's side.
+    # NumPy has no bfloat16, so torch reinterprets the bytes.
     numbers = torch.from_numpy(block).view(getattr(torch, layout.dtype)).view(layout.shape)
     part = layout.axes.index("p")
     keys, values = numbers.select(part, 0), numbers.select(part, 1)

@@ -1,4 +1,4 @@
-"""One request's use of a chain of blocks, as eviction sees it."""
+"""A request's use of a chain of blocks, for eviction."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -11,22 +11,22 @@ class _Watcher(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Access:
-    """A request. The same object goes with each use that it makes: however often it uses a block, it counts once.
+    """A request. All its uses have the same object, so that they count as one use of a block.
 
-    A live engine knows how long an answer is only when it is complete, and says it with `end`. A trace knows it at
-    arrival; what a replay gains by that is in docs/decisions/016-eviction.md.
+    A live engine sets the output length with `end` when the answer is complete. A trace has it at arrival; the effect
+    on a replay is in docs/decisions/016-eviction.md.
     """
 
     time: float
-    """When the request came: seconds of any clock that does not go back. Many may have the same."""
+    """Arrival of the request: seconds of a monotonic clock. Several may be equal."""
     one_shot: bool = False
-    """No conversation will follow: its new blocks are kept only when they are used a second time."""
+    """No conversation follows: its new blocks are stored only at their second use."""
     output_length: int | None = None
     """Tokens of the answer; None while it is not complete."""
     _watchers: dict[_Watcher, Hashable] = field(default_factory=dict)
 
     def end(self, output_length: int) -> None:
-        """Say how many tokens the answer had; what was said first counts. Raises ValueError for a negative number."""
+        """Sets the output length once; later calls do nothing. Raises ValueError for a negative number."""
         if output_length < 0:
             raise ValueError(f"output_length is {output_length}, expected at least 0")
         if self.output_length is not None:
@@ -37,6 +37,6 @@ class Access:
             watcher.ended(self, last)
 
     def watch(self, watcher: _Watcher, last: Hashable) -> None:
-        """Have ``watcher.ended(self, last)`` called when the answer is complete; `last` is what it said last."""
+        """Calls ``watcher.ended(self, last)`` when the answer is complete, with the latest `last`."""
         if self.output_length is None:
             self._watchers[watcher] = last

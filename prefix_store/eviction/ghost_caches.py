@@ -1,9 +1,8 @@
-"""What other capacities would have hit, from a sample of the keys.
+"""Hit ratios of other capacities, from a sample of the keys.
 
 Spatially hashed sampling (SHARDS: Waldspurger et al., "Efficient MRC Construction with SHARDS", FAST '15): blocks are
-in the sample by the hash of their key, and a cache that has a share of the blocks and the same share of the capacity
-hits about as often as the whole one. What is sampled of a chain is a chain, so the miniature runs the code of the real
-tier.
+sampled by the hash of their key, and a cache with a share of the blocks and the same share of the capacity has about
+the same hit ratio. The sampled blocks of a chain are a chain, so the sample runs the code of the real tier.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,17 +17,17 @@ from prefix_store.eviction.tree import BlockTree
 K = TypeVar("K", bound=bytes | int)
 
 _RANGE = 1 << 32
-# 2**64 over the golden ratio: numbers that follow each other land far apart.
+# 2**64 over the golden ratio: it spreads consecutive numbers.
 _SCATTER = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
 
 
 class GhostCaches(Generic[K]):
-    """Caches without bytes at several capacities; keys are hashes of 16 bytes, or numbers that are not negative.
+    """Simulated caches of several capacities; keys are hashes of 16 bytes, or non-negative numbers.
 
-    A cache of n blocks costs what the books of `rate` · n blocks cost. With a few thousand blocks in the sample the
-    ratios are right to about a point; below some hundred they say little. Where the sample saw fewer uses than its
-    share, or more, the difference is taken to be of the few blocks that all use, hence hits (the paper's SHARDS-adj).
+    A cache of n blocks costs a tree of `rate` · n blocks. With a few thousand sampled blocks the ratios are accurate to
+    about one point; below a few hundred they are unreliable. A difference between the sampled uses and the expected
+    share is attributed to the few blocks that all requests use, hence to hits (the paper's SHARDS-adj).
     """
 
     def __init__(self, capacities: Sequence[int], rate: float, policy: Callable[[], Policy]) -> None:
@@ -45,7 +44,7 @@ class GhostCaches(Generic[K]):
         self._sampled = 0
 
     def use(self, keys: Sequence[K], access: Access, size: int = 1) -> None:
-        """Count what each cache has of a request's whole chain, then use it there. Once for each request."""
+        """Counts each cache's hits of a request's whole chain, then uses it. Once for each request."""
         sample = self._sample(keys)
         self._blocks += len(keys)
         self._sampled += len(sample)
@@ -54,7 +53,7 @@ class GhostCaches(Generic[K]):
             tree.use(sample, access, size)
 
     def ratios(self) -> dict[int, float]:
-        """The share of the blocks that each capacity would have had, smallest first; 0 before anything was sampled."""
+        """Block hit ratio by capacity, the smallest capacity first; 0 before the first use."""
         expected = self.rate * self._blocks
         missed = expected - self._sampled
         return {
@@ -63,7 +62,7 @@ class GhostCaches(Generic[K]):
         }
 
     def _sample(self, keys: Sequence[K]) -> list[K]:
-        """The keys whose place in the range of all hashes is below the rate, the same ones in every process."""
+        """The keys whose hash is below this share of the hash range; the same in every process."""
         if not keys:
             return []
         if isinstance(keys[0], bytes):

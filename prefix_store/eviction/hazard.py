@@ -1,9 +1,8 @@
-"""The learned policy: what is least likely to be worth its place goes first.
+"""The learned policy: evicts the blocks with the lowest expected reuse.
 
-A block's class is how often it was used and how long the answer of the request that used it last was: a chat's answers
-and an agent's tool calls differ in it. Of each class is learned after what time its blocks are used again (ReuseTable),
-from those that are stored and from those that have gone and are remembered: without them only what the policy kept
-would be seen.
+A block's class is its number of uses and the answer length of the request that used it last: chats and an agent's tool
+calls differ in it. ReuseTable learns for each class after what time blocks are used again, from stored blocks and from
+evicted ones that are remembered: else it would learn only from what the policy kept.
 """
 
 import math
@@ -27,8 +26,8 @@ _ACCESSES_PER_TABLE = 40
 _HALF_LIFE_TABLES = 1000.0
 
 
-class HazardIndex:
-    """Of 64 chains drawn by chance, the one with the lowest index of its tail loses it. The same for the same seed."""
+class HazardPolicy:
+    """Evicts the tail with the lowest index among those of 64 random chains. Deterministic for a seed."""
 
     def __init__(self, seed: int = 0) -> None:
         self._leaves = Leaves(seed)
@@ -40,7 +39,7 @@ class HazardIndex:
         self._index = self._compute()
 
     def used(self, path: Sequence[Run[Any]], access: Access) -> None:
-        # Requests come in one order, and what they computed is offered in another: an age is never negative.
+        # Requests may offer blocks in another order than they arrived; ages must not be negative.
         self._now = now = max(self._now, access.time)
         for run in path:
             if run.access is access:
@@ -63,7 +62,7 @@ class HazardIndex:
     def ended(self, run: Run[Any]) -> None:
         label, since, blocks = _class(run.uses, run.access), run.access.time, len(run.keys)
         self._waiting.move(run.mark, label, since, blocks)
-        # Until now they were watched in one class, from now on in the other.
+        # Time until now counts for the old class, time from now on for the new one.
         self._table.change(run.mark, label, self._now - since, blocks)
         run.mark = label
 
@@ -79,7 +78,7 @@ class HazardIndex:
         self._leaves.discard(run)
 
     def victim(self) -> Run[Any] | None:
-        # This is where the time of a full cache goes, so `bucket` is written out, and its bound is in the rows.
+        # The hot path of a full cache: `bucket` is inlined, and padded rows replace its upper bound.
         index, now, log = self._index, self._now, math.log
         lowest, found = 0.0, None
         for run in self._leaves.sample(_SAMPLES):
@@ -90,7 +89,7 @@ class HazardIndex:
         return found
 
     def _compute(self) -> list[list[float]]:
-        """The index by class and age; of ages beyond the last bucket it is that of the last one."""
+        """The index by class and age; ages beyond the last bucket have its index."""
         return [row + row[-1:] * (MAX_STEPS - BUCKETS) for row in self._table.compute(self._waiting, self._now)]
 
 
@@ -100,7 +99,7 @@ def _class(uses: int, access: Access) -> int:
 
 
 class Leaves:
-    """A set in which a run's `place` is its place in a list, so that a sample costs nothing."""
+    """A set of runs in a list; `place` is a run's position in it, so that sampling is fast."""
 
     def __init__(self, seed: int) -> None:
         self._runs: list[Run[Any]] = []
@@ -118,7 +117,7 @@ class Leaves:
         run.place = -1
 
     def sample(self, count: int) -> Sequence[Run[Any]]:
-        """So many of them by chance, with repetitions; all, in an order of their own, if there are not more."""
+        """`count` random runs, with repetitions; all of them, in no order, if there are no more."""
         runs, random = self._runs, self._random
         number = len(runs)
         return runs if number <= count else [runs[int(random() * number)] for _ in range(count)]

@@ -1,4 +1,4 @@
-"""The reference policy: of the chains, the one that was used least recently loses its tail."""
+"""The reference policy: evicts the tail of the least recently used chain."""
 
 import heapq
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _SPARE = 64
 
 
 class LeastRecentlyUsed:
-    """A heap by the number of the last use. An entry that is no longer right is dropped when it comes to the top."""
+    """A heap ordered by the number of the last use. An outdated entry is dropped when it reaches the top."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Run[Any]]] = []
@@ -19,16 +19,16 @@ class LeastRecentlyUsed:
         self._live = 0
 
     def used(self, path: Sequence[Run[Any]], access: Access) -> None:
-        """Learns nothing: the order of uses is all it needs."""
+        """Does nothing: runs have the order of uses."""
 
     def met(self, run: Run[Any], blocks: int) -> None:
-        """Learns nothing."""
+        """Does nothing."""
 
     def ended(self, run: Run[Any]) -> None:
-        """Learns nothing."""
+        """Does nothing."""
 
     def forgot(self, run: Run[Any], blocks: int) -> None:
-        """Learns nothing."""
+        """Does nothing."""
 
     def add(self, run: Run[Any]) -> None:
         self._places += 1

@@ -1,4 +1,4 @@
-"""Chains that stay in a tree, within bounds."""
+"""Pinned chains of a tree, up to a limit."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
@@ -9,14 +9,14 @@ from prefix_store.eviction.tree import BlockTree
 
 
 class Pins(Generic[K]):
-    """Keeps the beginnings of chains in a tree until they are unpinned, at most `most` of its capacity in all.
+    """Pins leading blocks of chains in a tree; together they have at most `most` of its capacity.
 
-    A pin at a block keeps all that it follows, too. There is one at a block or there is none: pins do not count.
+    A pin of a block also keeps its ancestors. A block has at most one pin: pins are not counted.
     """
 
     def __init__(self, tree: BlockTree[K], most: int) -> None:
         self.size = 0
-        """What is kept, in the unit of the tree's capacity."""
+        """Of all pinned blocks, in the capacity's unit."""
         self._tree = tree
         self._most = most
         # By the block of each pin: the chain that ends with it, and the size of its blocks.
@@ -30,7 +30,7 @@ class Pins(Generic[K]):
         return self._chains.keys()
 
     def pin(self, keys: Sequence[K], size: int = 1) -> int:
-        """Keeps a stored chain, or as much of its beginning as may be kept; returns how many blocks.
+        """Pins a stored chain, or its leading blocks up to the limit; returns how many blocks.
 
         Raises KeyError if it is not stored.
         """
@@ -45,11 +45,11 @@ class Pins(Generic[K]):
         return count
 
     def unpin(self, keys: Iterable[K]) -> int:
-        """Takes back the pins at any of these blocks; returns how many blocks the longest chain of them had."""
+        """Removes the pins of any of these blocks; returns the number of blocks of the longest chain."""
         return max((self._unpin(key) for key in keys if key in self._chains), default=0)
 
     def forget(self, gone: Iterable[K]) -> None:
-        """Blocks have been removed from the tree, and the pins at them with them."""
+        """Forgets the pins of blocks that were removed from the tree."""
         for key in gone:
             if key in self._chains:
                 self._take_back(key)
@@ -63,7 +63,7 @@ class Pins(Generic[K]):
         self._counts.subtract(chain)
         for key in reversed(chain):
             if self._counts[key]:
-                break  # what is kept of a chain is a beginning of it
+                break  # another pin keeps this block and its ancestors
             del self._counts[key]
             self.size -= size
         return len(chain)

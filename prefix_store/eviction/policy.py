@@ -1,4 +1,4 @@
-"""What a policy is told, and what it is asked."""
+"""The interface of an eviction policy."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -8,25 +8,25 @@ from prefix_store.eviction.run import Run
 
 
 class Policy(Protocol):
-    """Chooses which chain loses its tail. It belongs to one tree and is used by that tree alone."""
+    """Chooses the chain whose tail is evicted. One tree uses it."""
 
     def used(self, path: Sequence[Run[Any]], access: Access) -> None:
-        """These runs are used. Comes before they say so themselves: their `access` and `uses` are those before."""
+        """These runs are used. Called before they are updated: `access` and `uses` are the old ones."""
 
     def met(self, run: Run[Any], blocks: int) -> None:
-        """The last so many blocks of this run are new; their first use is `run.access`."""
+        """The last `blocks` of this run are new; their first use is `run.access`."""
 
     def ended(self, run: Run[Any]) -> None:
-        """`run.access`, its last use, has learned its output length."""
+        """`run.access`, its last use, has an output length now."""
 
     def forgot(self, run: Run[Any], blocks: int) -> None:
-        """So many blocks of this run are not known any more."""
+        """`blocks` blocks of this run are no longer known."""
 
     def add(self, run: Run[Any]) -> None:
-        """This run may lose blocks; sets `run.place` to something that is not negative."""
+        """This run may lose blocks; sets `run.place` to a number of at least 0."""
 
     def discard(self, run: Run[Any]) -> None:
-        """It may not any more, or will be added again after a use; sets `run.place` to -1."""
+        """It may no longer, or will be added again after a use; sets `run.place` to -1."""
 
     def victim(self) -> Run[Any] | None:
-        """The run that should lose its last stored block now, one of those that were added; None if there is none."""
+        """Of the added runs, the one whose last stored block is evicted next; None if there is none."""

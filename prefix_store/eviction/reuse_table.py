@@ -1,4 +1,4 @@
-"""How likely a next use is, learned from those that came and those that did not."""
+"""The likelihood of reuse, learned from observed reuses and their absence."""
 
 from array import array
 
@@ -15,18 +15,18 @@ _PRIOR_SECONDS = 20.0
 
 
 class ReuseTable:
-    """Reuses and exposure by class and age, and the index that follows from them.
+    """Reuses and exposure by class and age, and the index computed from them.
 
     A class is one of `groups` (how often a block was used) times `kinds` (what used it last). The hazard of a cell is
-    reuses / exposure, exposure being the seconds that blocks of the class spent at that age. Where little was seen it
-    is drawn towards that of the group, and that towards the one of all, as by 30 reuses.
+    reuses / exposure: the seconds that blocks of the class spent at that age. With few data it is shrunk towards that
+    of the group, and that towards the overall one, with the weight of 30 reuses.
     """
 
     def __init__(self, groups: int, kinds: int, half_life: float, undecided: int | None = None) -> None:
-        """`half_life` is how many calls of `compute` halve the weight of what was seen.
+        """`half_life`: calls of `compute` that halve the weight of an observation.
 
-        `undecided` is a kind that blocks are of until it is known what they are. The hazard of its group stands for
-        it: its own would say what happens to those that stay undecided, which most do not.
+        `undecided`: the kind of blocks whose kind is not known yet. They have the hazard of their group: that of their
+        own class would describe only blocks that stay undecided, which most do not.
         """
         self._shape = (groups, kinds, BUCKETS)
         self.classes = groups * kinds
@@ -42,19 +42,19 @@ class ReuseTable:
         self._new_reused[label * BUCKETS + bucket(age)] += blocks
 
     def lose(self, label: int, age: float, blocks: int) -> None:
-        """Blocks of a class were watched for `age` seconds, and are not any longer."""
+        """Blocks of a class were observed for `age` seconds, without a reuse."""
         self._new_lost[label * BUCKETS + bucket(age)] += blocks
 
     def change(self, label: int, other: int, age: float, blocks: int) -> None:
-        """Blocks of a class are of another one from `age` seconds on: they leave the one, and enter the other there."""
+        """Blocks change their class at `age` seconds: they leave one and enter the other at that age."""
         self._new_lost[label * BUCKETS + bucket(age)] += blocks
         self._new_lost[other * BUCKETS + bucket(age)] -= blocks
 
     def compute(self, waiting: Waiting, now: float) -> list[list[float]]:
-        """The index of each class and age bucket: expected reuses per second of being kept.
+        """The index of each class and age bucket: expected reuses per second in the cache.
 
         It is the largest of P(reuse within T) / E[seconds until reuse, at most T] over all T, the Gittins index of a
-        block that is worth one reuse: a class that will be used only after a quiet time is not given up in it.
+        block that is worth one reuse: a class that is reused only after a pause is not evicted in it.
         """
         self._reused = self._fade * self._reused + self._seen(self._new_reused)
         self._lost = self._fade * self._lost + self._seen(self._new_lost)
@@ -64,12 +64,12 @@ class ReuseTable:
     def _hazards(self, censored: Floats) -> Floats:
         """Reuses per second, float64 [classes, BUCKETS].
 
-        Those censored left at an age without having been reused, less those that entered the class at that age.
+        `censored`: blocks that left at an age without a reuse, less those that entered at that age.
         """
         reused = self._reused.reshape(self._shape)
         left = (self._reused + censored).reshape(self._shape)
         later = left[..., ::-1].cumsum(-1)[..., ::-1] - left
-        # What entered long ago weighs less than what leaves now, which is never less than nothing.
+        # An entry has faded more than the later exit, so the sums are not exact; exposure is at least 0.
         exposure = WIDTHS * np.maximum(later + left / 2, 0.0)
         prior = _PRIOR_SHARE / (MIDDLES + _PRIOR_SECONDS)
         pool = _drawn(reused.sum((0, 1)), exposure.sum((0, 1)), prior, _POOL_PSEUDO_REUSES)
@@ -91,16 +91,16 @@ def _drawn(reused: Floats, exposure: Floats, towards: Floats, weight: float) -> 
 
 
 def _index(hazards: Floats) -> Floats:
-    """Of constant hazards within buckets, float64 [classes, BUCKETS] to the same."""
+    """Of hazards constant within buckets; both are float64 [classes, BUCKETS]."""
     spent = (hazards * WIDTHS).T
     survives = np.exp(-spent)
-    # [bucket, (reused, held), class]: expected of who is there at the beginning of the bucket, by the end of it.
+    # [bucket, (reused, held), class]: expected within the bucket, for a block that reaches its beginning.
     within = np.empty((BUCKETS, 2, len(hazards)))
     np.negative(np.expm1(-spent), out=within[:, 0])
     np.divide(within[:, 0], hazards.T, out=within[:, 1])
-    # [last bucket, ...]: the same from the beginning of an age's bucket to the end of a later one. Ages are gone
-    # through from the last one down, each from what follows it: this is done in an event loop, and takes a fifth of
-    # the time of all pairs at once.
+    # [last bucket, ...]: the same from the beginning of an age's bucket to the end of a later one. The loop goes from
+    # the last age down and reuses the result of the next age: it runs in an event loop, and takes a fifth of the time
+    # of all pairs at once.
     until = np.zeros_like(within)
     found = np.empty((BUCKETS, len(hazards)))
     for age in reversed(range(BUCKETS)):

@@ -15,12 +15,12 @@ NO_ACCESS = Access(0.0)
 
 @dataclass(slots=True, eq=False)
 class Run(Generic[K]):
-    """A stretch of a chain. Every block of it has the same history, so what is known of one is known of all.
+    """A part of a chain whose blocks all have the same history, which is recorded once for all of them.
 
         keys:  k0 k1 k2 k3 │ k4 k5
-               └─ stored ──┘ └ remembered: their bytes have gone, what is known of them has not
+               └─ stored ──┘ └ remembered: evicted, but with their history
 
-    `depth` is how many blocks come before k0. Blocks of other requests may follow the last key (`children`).
+    `depth` is the number of blocks before k0. `children` are the runs after the last key.
     """
 
     keys: list[K]
@@ -29,30 +29,30 @@ class Run(Generic[K]):
     size: int = 1
     """Bytes of each block that is stored."""
     stored: int = 0
-    """How many keys, from the first on, have their bytes here."""
+    """How many leading keys have their bytes here."""
     children: set[Run[K]] = field(default_factory=set)
     pins: int = 0
     """Of the last key."""
     followers: int = 0
-    """Why the last stored block must stay: children with something stored, and pins."""
+    """Stored children and pins; while there are any the last stored block stays."""
     access: Access = NO_ACCESS
     """The last use."""
     turn: int = 0
-    """Number of the last use, in the order in which the tree saw them."""
+    """Number of the last use, in the order of the tree's uses."""
     uses: int = 0
     volume: float = 0.0
-    """How often the capacity had been written over at the last use."""
+    """What was written before the last use, in capacities."""
     mark: int = 0
-    """The policy's, of every block in it."""
+    """The policy's, for all its blocks."""
     place: int = -1
-    """The policy's: where it has this run among those that may lose blocks; negative if it has not."""
+    """The policy's: position among the runs that may lose blocks; negative if it is not one."""
 
     @property
     def end(self) -> int:
-        """How many blocks a chain has that ends with the last key."""
+        """Blocks of the chain that ends with the last key."""
         return self.depth + len(self.keys)
 
     @property
     def may_shrink(self) -> bool:
-        """Whether nothing that is stored, and no pin, keeps the last stored block."""
+        """Whether the last stored block may be evicted."""
         return self.stored > 0 and self.followers == 0

@@ -1,4 +1,4 @@
-"""The books of a bounded tier: which blocks it has, what follows what, and what goes when it is full."""
+"""The state of a bounded tier: which blocks it has, their chains, and what it evicts when full."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ REMEMBERED_TURNOVERS = 8.0
 
 
 class BlockTree(Generic[K]):
-    """Chains of blocks that begin alike share what they share. Holds keys, never bytes.
+    """Chains of blocks; those with a common prefix share it. Holds keys, never bytes.
 
-    A key stands for a block and for all that comes before it, as a hash over (parent, tokens) does; chains are given
-    from their first block on. A block goes only when nothing that is stored follows it, so what is stored of a chain
-    is always its beginning: `lookup` and `use` need a handful of look-ups for a chain of thousands of blocks. The nodes
-    are runs of blocks with one history (as in a radix tree), so a use costs as much as the chain has branchings, not
-    blocks.
+    A key identifies a block and its whole prefix, as a hash over (parent, tokens) does; chains are given from their
+    first block on. A block is evicted only when no stored block follows it, so the stored blocks of a chain are its
+    leading ones: `lookup` and `use` need a handful of look-ups for a chain of thousands of blocks. The nodes are runs
+    of blocks with one history (as in a radix tree), so a use costs as much as the chain has branches, not blocks.
 
-    Blocks that have gone stay known until the capacity has been written over `remembered` times: policies learn from
-    those that come back, and a one-shot's blocks are stored when they do. That is at most (1 + `remembered`)
-    capacities of blocks that are known but not stored, at about 140 bytes each.
+    Evicted blocks stay known until the capacity has been written `remembered` times: policies learn from those that
+    return, and a one-shot's blocks are stored when they do. At most (1 + `remembered`) capacities of blocks are known
+    but not stored, at about 140 bytes each.
 
     One thread uses it.
     """
@@ -57,7 +56,7 @@ class BlockTree(Generic[K]):
         return run is not None and (run.stored == len(run.keys) or key in run.keys[: run.stored])
 
     def __iter__(self) -> Iterator[K]:
-        """The stored keys, each after the one it follows."""
+        """The stored keys, parents before children."""
         for run in self._below(self._root):
             yield from run.keys[: run.stored]
 
@@ -79,22 +78,22 @@ class BlockTree(Generic[K]):
         return run.depth + run.stored
 
     def runs(self, keys: Sequence[K]) -> list[Run[K]]:
-        """What is known of a chain, as the runs it is in, for inspection; the chain may end within the last one."""
+        """The runs of a chain's known blocks, for inspection; the chain may end within the last one."""
         known = self._known(keys)
         run = self._runs[keys[known - 1]] if known else self._root
         return self._up_to(run)
 
     def use(self, keys: Sequence[K], access: Access, size: int = 1) -> list[K]:
-        """Note that a chain is used, and store what is missing of it (of a one-shot: what was used before).
+        """Records a use of a chain, and stores its missing blocks (of a one-shot: those used before).
 
         Args:
             keys: the chain, from its first block on.
-            access: who uses it.
-            size: of each block that is stored by this, in bytes.
+            access: the request.
+            size: of each newly stored block, in bytes.
 
         Returns:
-            The keys that have to go, each before those it follows. Some may be of this chain itself, where the policy
-            thinks less of them than of the others or it is larger than all that may go: they are not to be stored.
+            The evicted keys, children before parents. Some may be of this chain, if the policy ranks them lowest or the
+            chain is larger than all that may be evicted: they must not be stored.
 
         Raises:
             ValueError: the keys are not a chain, or the size is not positive.
@@ -135,9 +134,9 @@ class BlockTree(Generic[K]):
         return gone
 
     def pin(self, key: K) -> None:
-        """Keep a stored block, and with it all that it follows, until `unpin`. Raises KeyError if it is not stored.
+        """Keeps a stored block and its ancestors until `unpin`. Raises KeyError if it is not stored.
 
-        Pins count: it stays until each has been taken back.
+        Pins are counted: each needs an `unpin`.
         """
         if key not in self:
             raise KeyError(key)
@@ -148,7 +147,7 @@ class BlockTree(Generic[K]):
         run.followers += 1
 
     def unpin(self, key: K) -> None:
-        """Take back one `pin`. Raises KeyError if there is none, as after `remove`."""
+        """Removes one `pin`. Raises KeyError if there is none, as after `remove`."""
         run = self._runs.get(key)
         if run is None or not run.pins or run.keys[-1] != key:
             raise KeyError(key)
@@ -158,10 +157,10 @@ class BlockTree(Generic[K]):
             self._policy.add(run)
 
     def remove(self, key: K) -> list[K]:
-        """Forget a block and all that follows it, pinned or not: one of them is not what it says.
+        """Forgets a block and its descendants, pinned or not.
 
         Returns:
-            The keys that were stored, each before those it follows; empty if it was not known.
+            The keys that were stored, children before parents; empty if it was not known.
         """
         if key not in self._runs:
             return []
@@ -179,14 +178,14 @@ class BlockTree(Generic[K]):
         return gone
 
     def ended(self, access: Access, last: Any) -> None:
-        """An access whose chain ended with the key `last` has learned its output length."""
+        """An access whose chain ended with the key `last` has its output length now."""
         run = self._runs.get(last)
         while run is not None and run.access is access:
             self._policy.ended(run)
             run = run.parent
 
     def problems(self) -> list[str]:
-        """What is wrong with the books, in sentences; empty if all is well."""
+        """Violated invariants, as sentences; empty if there are none."""
         found = []
         stored = size = known = 0
         for run in self._below(self._root):
@@ -219,7 +218,7 @@ class BlockTree(Generic[K]):
         return found
 
     def _known(self, keys: Sequence[K]) -> int:
-        """How many of a chain's first blocks are known. What is known of a chain is a beginning, so it is bisected."""
+        """How many leading blocks of a chain are known. Bisection: a known block has a known parent."""
         runs = self._runs
         low, high = 0, len(keys)
         if high and keys[-1] in runs:
@@ -233,7 +232,7 @@ class BlockTree(Generic[K]):
         return low
 
     def _path(self, keys: Sequence[K]) -> list[Run[K]]:
-        """The runs of what is known of a chain, from the first on; the last one is cut where the chain leaves it."""
+        """The runs of a chain's known blocks, in order; splits the last one where the chain leaves it."""
         known = self._known(keys)
         if not known:
             return []
@@ -255,7 +254,7 @@ class BlockTree(Generic[K]):
         return path
 
     def _missing(self, keys: Sequence[K], path: list[Run[K]]) -> list[K]:
-        """What is not known of a chain, checked to be new."""
+        """The unknown keys of a chain, checked to be new."""
         missing = list(keys[path[-1].end if path else 0 :])
         fresh = set(missing)
         if len(fresh) < len(missing) or not self._runs.keys().isdisjoint(fresh):
@@ -263,7 +262,7 @@ class BlockTree(Generic[K]):
         return missing
 
     def _split(self, run: Run[K], offset: int) -> tuple[Run[K], Run[K]]:
-        """Cuts a run before its key number `offset`; the smaller part becomes the new object."""
+        """Splits a run before key number `offset`; the smaller part becomes the new object."""
         offered = run.place >= 0
         if offered:
             self._policy.discard(run)
@@ -309,7 +308,7 @@ class BlockTree(Generic[K]):
         return (run,)
 
     def _grow(self, tail: Run[K], keys: list[K], access: Access, size: int, store: bool) -> Run[K]:
-        """Makes new blocks known after the end of a chain, and stores them. Returns the run they are in."""
+        """Appends new blocks to a chain, and stores them if `store`. Returns their run."""
         blocks = len(keys)
         continues = tail.access is access and tail.uses == 1 and tail.size == size and not tail.children
         if tail is not self._root and continues and not tail.pins and (tail.stored == len(tail.keys)) == store:
@@ -339,7 +338,7 @@ class BlockTree(Generic[K]):
                 self._policy.discard(run)
 
     def _make_room(self, path: list[Run[K]]) -> list[K]:
-        """Drops tails until the rest fits. The chain in use, offered first, may lose blocks as any other."""
+        """Evicts tails until the rest fits. Offers the chain in use first; it may lose blocks, too."""
         own = next((run for run in reversed(path) if run.stored), None)
         if own is not None and own.may_shrink:
             self._policy.add(own)
@@ -354,7 +353,7 @@ class BlockTree(Generic[K]):
         return gone
 
     def _drop_blocks(self, run: Run[K], blocks: int) -> None:
-        """Gives up the last stored blocks of a run; they stay known."""
+        """Drops the last stored blocks of a run; they stay known."""
         if not blocks:
             return
         run.stored -= blocks
@@ -391,7 +390,7 @@ class BlockTree(Generic[K]):
                 run = None if stored else parent
 
     def _forget(self, run: Run[K], kept: int) -> None:
-        """Makes the keys of a run unknown but the first ones; nothing known may follow it, nor those be stored."""
+        """Forgets the keys of a run after the first `kept`; none is stored, and no run follows."""
         lost = run.keys[kept:]
         deque(map(self._runs.__delitem__, lost), maxlen=0)
         self._policy.forgot(run, len(lost))
@@ -410,7 +409,7 @@ class BlockTree(Generic[K]):
         return self._split(run, offset)[0] if offset < len(run.keys) else run
 
     def _below(self, run: Run[K]) -> Iterator[Run[K]]:
-        """A run and what follows it, each after what it follows; not the root."""
+        """A run and its descendants, parents first; not the root."""
         waiting = [run]
         while waiting:
             run = waiting.pop()

@@ -1,4 +1,4 @@
-"""Blocks that wait for their next use, by class and by how long they have."""
+"""Counts of blocks that wait for their next use, by class and age."""
 
 import operator
 from array import array
@@ -11,14 +11,14 @@ import numpy as np
 from prefix_store.eviction.ages import BUCKETS, Floats, buckets
 
 Counts: TypeAlias = "array[int]"
-"""Of blocks. They are added up one by one, which lists are made for, and become arrays of NumPy's without a copy."""
+"""Of blocks. Counting one element is as fast as in a list, and NumPy reads it without a copy."""
 
 _FINEST_SECONDS = 0.5
 _COARSENESS = 1 / 16
 
 
 class Waiting:
-    """A histogram over the time of the last use. Bins grow with age, so there are some hundreds however long it runs.
+    """A histogram over the time of the last use. Bins grow with age, so there are a few hundred at most.
 
     Bin i begins at `_starts[i]` and ends where the next one begins.
     """
@@ -33,18 +33,18 @@ class Waiting:
         return len(self._starts)
 
     def add(self, label: int, since: float, blocks: int) -> None:
-        """Blocks of a class were used at `since`, in seconds, and wait from then on."""
+        """Adds blocks of a class that were last used at `since`, in seconds."""
         if not self._starts or since - self._starts[-1] >= _FINEST_SECONDS:
             self._starts.append(since)
             self._counts.append(array("q", bytes(8 * self._classes)))
         self._bin(since)[label] += blocks
 
     def remove(self, label: int, since: float, blocks: int) -> None:
-        """Take back what was added at `since`."""
+        """Removes what was added at `since`."""
         self._bin(since)[label] -= blocks
 
     def move(self, label: int, other: int, since: float, blocks: int) -> None:
-        """Give another class to what was added at `since`."""
+        """Changes the class of what was added at `since`."""
         counts = self._bin(since)
         counts[label] -= blocks
         counts[other] += blocks
@@ -64,7 +64,7 @@ class Waiting:
         return self._counts[max(0, bisect_right(self._starts, since) - 1)]
 
     def _thin(self, now: float) -> None:
-        """Joins neighbours that are narrow for their age."""
+        """Merges bins that are narrow for their age."""
         starts: list[float] = []
         counts: list[Counts] = []
         for (start, end), count in zip(pairwise([*self._starts, now]), self._counts, strict=True):

@@ -1,4 +1,4 @@
-"""Which KV block it is."""
+"""KV block identities."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ ID_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class BlockId:
-    """The keys and values of some tokens after those of the blocks before them, by one model. 16 bytes each.
+    """Identifies the keys and values of one model for a block of tokens after a prefix. 16 bytes each.
 
     Args:
-        namespace: fingerprint of all that decides the numbers: weights, quantisation, tokenizer, RoPE, dtype, layout.
+        namespace: fingerprint of what determines the numbers: weights, quantisation, tokenizer, RoPE, dtype, layout.
         key: of the block, from its parent's key and its tokens.
-        parent: key of the block before it; of a first block, the seed.
+        parent: key of the previous block, or the root key.
         tokens: xxh3-128 digest of the block's own token ids.
 
     Raises:

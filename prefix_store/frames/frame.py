@@ -1,4 +1,4 @@
-"""Frames: a block's payload behind 128 bytes that say what it is, so that nothing else is ever taken for it.
+"""Frames: a block's payload after a header of 128 bytes that identifies and verifies it.
 
 offset  bytes  little endian
 0       4      magic "KGKV"
@@ -10,7 +10,7 @@ offset  bytes  little endian
 74      1      number of axes
 75      1      flags: 1 = keys are transposed
 76      20     sizes of up to five axes, 0 where there is none
-96      5      letters of the axes, NUL where they are not said
+96      5      letters of the axes, NUL if they are unknown
 101     3      NUL
 104     8      bytes of the payload, which follows the header
 112     8      xxh3-64 of the payload
@@ -39,7 +39,7 @@ _NAMES = slice(8, 72)
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """What a frame says of itself. ``checksum`` is the xxh3-64 of its payload, ``payload_bytes`` its size."""
+    """The header of a frame. ``checksum`` is the xxh3-64 of its payload, ``payload_bytes`` its size."""
 
     namespace: bytes
     key: bytes
@@ -55,7 +55,7 @@ class FrameHeader:
 
     @classmethod
     def of(cls, block: BlockId, codec: int, layout: BlockLayout, payload_bytes: int, checksum: int) -> FrameHeader:
-        """The header of a block's frame; ``codec`` is the number that the codec has in frames."""
+        """The header of a block's frame; ``codec`` is the codec's number."""
         return cls(
             block.namespace,
             block.key,
@@ -82,7 +82,7 @@ class FrameHeader:
 
     @classmethod
     def unpack(cls, header: bytes | memoryview) -> FrameHeader:
-        """What the first 128 bytes of a frame say. Raises BadFrame where they are no whole header of this version."""
+        """Parses the first 128 bytes of a frame. Raises BadFrame if they are not a header of this version."""
         if len(header) != HEADER_BYTES:
             raise BadFrame("header size", HEADER_BYTES, len(header))
         said = header[: _FIELDS.size]
@@ -102,14 +102,14 @@ class FrameHeader:
         )
 
     def check(self, expected: FrameHeader) -> None:
-        """Raises BadFrame, which names the field, where anything but the checksum of the payload is not as expected."""
+        """Raises BadFrame, which names the field, if a field except the payload's checksum differs."""
         for field in fields(self):
             if field.name != "checksum":
                 name = field.name.replace("_", " ")
                 _agree(name, getattr(expected, field.name), getattr(self, field.name))
 
     def check_payload(self, payload: memoryview) -> None:
-        """Raises BadFrame where these are not all the bytes that the frame was written with."""
+        """Raises BadFrame if these are not the bytes that the frame was written with."""
         _agree("payload bytes", self.payload_bytes, len(payload))
         _agree("checksum", self.checksum, checksum_of(payload))
 
@@ -128,7 +128,7 @@ class HeaderTemplate:
 
 
 def check_frame(frame: memoryview, key: bytes, parent: bytes) -> None:
-    """Raises BadFrame unless these bytes are a whole and sound frame with these keys, in whatever format."""
+    """Raises BadFrame unless this is a complete, undamaged frame with these keys, of any format."""
     header = FrameHeader.unpack(frame[:HEADER_BYTES])
     _agree("key", key, header.key)
     _agree("parent", parent, header.parent)
@@ -136,7 +136,7 @@ def check_frame(frame: memoryview, key: bytes, parent: bytes) -> None:
 
 
 def checksum_of(data: bytes | memoryview) -> int:
-    """xxh3-64 of contiguous bytes; above 100 KB or so the interpreter's lock is free meanwhile."""
+    """xxh3-64 of contiguous bytes; releases the GIL above about 100 KB."""
     return xxhash.xxh3_64_intdigest(data)
 
 
@@ -146,9 +146,9 @@ def _agree(field: str, expected: object, found: object) -> None:
 
 
 class BadFrame(Exception):
-    """Bytes that are not the frame that was asked for. ``field`` is what gave them away.
+    """Bytes that are not the expected frame. ``field`` is the first that differs.
 
-    The message goes into logs, so it has no hashes: from a digest of a few tokens the tokens can be guessed.
+    The message is logged, so it has no hashes: from a digest of a few tokens the tokens can be guessed.
     """
 
     def __init__(self, field: str, expected: object, found: object) -> None:

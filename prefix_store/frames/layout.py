@@ -1,4 +1,4 @@
-"""How the numbers of one KV block lie in memory."""
+"""The order of a KV block's numbers in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AXES = frozenset("plhtd")
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """The C-contiguous order of a block's numbers, whatever segments of an engine's memory they lie in.
+    """The C-contiguous order of a block's numbers, independent of an engine's memory segments.
 
     Args:
         dtype: one of `DTYPES`.
@@ -24,7 +24,7 @@ class BlockLayout:
         keys_transposed: within a key vector's head, dimensions come before tokens; the last two axes are then "td".
 
     Raises:
-        ValueError: that is no layout.
+        ValueError: it is not valid.
     """
 
     dtype: str
@@ -54,5 +54,5 @@ class BlockLayout:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     def size(self, axis: str) -> int:
-        """How many there are along an axis, by its letter."""
+        """The size of an axis, by its letter."""
         return self.shape[self.axes.index(axis)]

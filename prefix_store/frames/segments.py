@@ -1,4 +1,4 @@
-"""A block's numbers where an engine has them: in some pieces of memory, of which each may be strided."""
+"""A block's numbers in an engine's memory: several buffers, each of which may be strided."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 Segments: TypeAlias = Sequence[memoryview | npt.NDArray[np.generic]]
 """Buffers that hold a block's bytes one after the other. A buffer may be an n-dimensional view with gaps, such as
-``kv[:, :, block]``: one of those per block is copied in a single call, which many small ones are not."""
+``kv[:, :, block]``: one such view per block is copied in a single call, many small buffers are not."""
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -33,7 +33,7 @@ _Pair: TypeAlias = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
 def _pairs(segments: Segments, data: Bytes) -> list[_Pair]:
     """Each segment with its part of the data, in the segment's dtype and shape."""
     if len(segments) == 1 and isinstance(only := segments[0], np.ndarray) and only.nbytes == data.nbytes:
-        return [(only, data.view(only.dtype).reshape(only.shape))]  # the usual case, without a detour
+        return [(only, data.view(only.dtype).reshape(only.shape))]  # the usual case, on a short path
     arrays = [np.asarray(segment) for segment in segments]
     total = sum(array.nbytes for array in arrays)
     if total != data.nbytes:
@@ -50,10 +50,10 @@ _LINE_BYTES = 64
 
 
 def buffer(size: int) -> Bytes:
-    """So many bytes, from the beginning of a cache line on.
+    """`size` bytes that begin at a cache line.
 
-    NumPy's large arrays begin 16 bytes into a page, and there some processors' string moves, with which the system
-    copies files and sockets, are eight to twelve times slower: 2 GB/s in place of 18 to 24 (AMD EPYC, Linux 6.18).
+    NumPy's large arrays begin 16 bytes into a page. There some processors' string moves, with which the kernel copies
+    files and sockets, are eight to twelve times slower: 2 GB/s instead of 18 to 24 (AMD EPYC, Linux 6.18).
     """
     memory = np.empty(size + _LINE_BYTES, np.uint8)
     start = -memory.ctypes.data % _LINE_BYTES

@@ -8,11 +8,11 @@ Value = None | bool | int | float | str | bytes | Sequence["Value"] | Mapping[st
 
 
 def encoded(value: Value) -> bytes:
-    """`value` so that two values have one encoding exactly if they are of one type and equal.
+    """Encodes `value`; two encodings are equal exactly if type and value are.
 
-    A letter for the type, eight bytes for the length, then the content; what is nested is encoded the same way, so
-    nothing can be moved over a border. 1, 1.0, True and "1" are four values; a list and a tuple are one; the order of
-    a mapping's keys is nothing. Raises ValueError for NaN, TypeError for a type that is not in `Value`.
+    A letter for the type, eight bytes for the length, then the content; nested values are encoded the same way, so
+    boundaries are unambiguous. 1, 1.0, True and "1" are four values; a list and a tuple are one; the order of a
+    mapping's keys does not count. Raises ValueError for NaN, TypeError for a type that is not in `Value`.
     """
     kind = type(value)
     if value is None:
@@ -26,7 +26,7 @@ def encoded(value: Value) -> bytes:
             raise ValueError("nan has no encoding: it does not equal itself; expected a number")
         return _delimited(b"f", struct.pack(">d", value))
     if isinstance(value, str):
-        # Lone surrogates are what a file name that is no UTF-8 becomes.
+        # A file name that is not UTF-8 has lone surrogates in Python.
         return _delimited(b"s", value.encode("utf-8", "surrogatepass"))
     if isinstance(value, bytes | bytearray | memoryview):
         return _delimited(b"b", bytes(value))

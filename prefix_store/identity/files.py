@@ -1,4 +1,4 @@
-"""Which weights, which tokenizer: a digest of files by what is in them."""
+"""Digests of weight and tokenizer files, by their contents."""
 
 import asyncio
 import itertools
@@ -21,16 +21,16 @@ _LARGEST_HEADER = 100 * 2**20  # what safetensors itself accepts
 async def digest_of_files(paths: Sequence[Path], whole_up_to: int = _WHOLE_UP_TO) -> bytes:
     """16 bytes (XXH3-128) that change with the files' names or contents. Reads in a thread.
 
-    Folders and times count for nothing, and nothing is remembered from an earlier start: a file that was replaced
-    under its name, with its size and its time, is another file. All bytes of all files are read where they are
-    `whole_up_to` bytes together or less (4 GiB: about a second when the system has them in memory).
+    Folders and times do not count, and nothing is cached between starts: a file that was replaced by another of the
+    same name, size and time has another digest. All bytes are read if the files have at most `whole_up_to` bytes
+    together (4 GiB: about a second from the page cache).
 
-    Of larger models, which cannot be read whole at every start, a sample is: of every file its size, its first MiB and
-    a page of 4 KiB every 4 MiB up to its last; of a safetensors file also the header and of every tensor its first,
-    middle and last page. That tells apart whatever training, merging, converting or quantising makes, because those
-    change every page of a tensor. It misses a change of single bytes between the pages: a damaged or an edited file.
+    Larger models, which cannot be read completely at every start, are sampled: of every file the size, the first MiB
+    and a page of 4 KiB every 4 MiB up to its last; of a safetensors file also the header and of every tensor its first,
+    middle and last page. That detects training, merging, converting and quantising, which change every page of a
+    tensor. It misses changes of single bytes between the pages, in a damaged or edited file.
 
-    Raises OSError where a file cannot be read, ValueError when there are none or two of one name.
+    Raises OSError if a file cannot be read, ValueError if there are none or two of one name.
     """
     return await asyncio.to_thread(_digest, paths, whole_up_to)
 
@@ -53,7 +53,7 @@ def _digest(paths: Sequence[Path], whole_up_to: int) -> bytes:
                 for piece in _pieces(file.fileno(), offset, length):
                     digest.update(piece)
                     read += len(piece)
-            # A file that shrinks while it is read ends in another digest than any that stands still.
+            # A file that shrinks while it is read gets a digest that no unchanged file has.
             digest.update(encoded(read))
     return digest.digest()
 
@@ -75,7 +75,7 @@ def _sample(descriptor: int, size: int) -> Iterable[tuple[int, int]]:
 
 
 def _tensors(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """The header of a safetensors file and three pages of each tensor; nothing of a file that is none."""
+    """The header of a safetensors file and three pages of each tensor; nothing of other files."""
     header_length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     if not 2 <= header_length <= min(size - 8, _LARGEST_HEADER):
         return
@@ -89,7 +89,7 @@ def _tensors(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
         if tensor.data_offsets is None:  # __metadata__
             continue
         first, end = (start + offset for offset in tensor.data_offsets)
-        if not start <= first <= end <= size:  # a damaged file: its header has been read, and so has its size
+        if not start <= first <= end <= size:  # a damaged file; the digest has its header and size
             continue
         for offset in (first, (first + end) // 2, max(first, end - _PAGE)):
             yield offset, min(_PAGE, max(0, end - offset))

@@ -1,4 +1,4 @@
-"""Whose KV blocks are alike: a digest of everything that a block's bytes depend on beside its tokens."""
+"""A digest of everything that a block's bytes depend on, except its tokens."""
 
 import hashlib
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ DIGEST_BYTES = 16
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """What engines must have in common to share blocks. Derived by code; no namespace is named by hand.
+    """What engines must have in common to share blocks. Derived by code; no namespace is set by hand.
 
-    Two engines with one model name and other weights, another quantisation or another layout have no key in common.
-    Raises ValueError at once for a part that is missing.
+    Engines with one model name but other weights, quantisation or layout have no key in common. Raises ValueError at
+    once for a part that is missing.
     """
 
     weights: bytes
@@ -29,7 +29,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     """Layers, KV heads, head dimension, windows, and what else changes keys and values of a layer."""
     numerics: str
     """Precision and kernels that compute the blocks, such as "bfloat16 fused". Engines that round differently
-    compute blocks that are not bitwise the same; those that say the same here accept each other's."""
+    compute different bits; engines with the same value here accept each other's blocks."""
     kv_dtype: str
     """Of the stored keys and values: "bfloat16", "int8", …"""
     layout: int

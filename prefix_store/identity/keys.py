@@ -1,4 +1,4 @@
-"""Keys of KV blocks: a chain, each key a hash of the one before it and of its block's tokens.
+"""Keys of KV blocks: each is a hash of the previous key and of its block's tokens.
 
 namespace ─ adapter ─► root ─► block 0 ─► block 1 ─►│─► block 2 ─► block 3
                                └ in a published prefix ┘  └ the tenant's salt, mixed in once ┘
@@ -21,7 +21,7 @@ TokenIds = Sequence[int] | npt.NDArray[np.int32]
 
 
 def root_key(namespace: bytes, adapter: Salt | None = None) -> bytes:
-    """The parent of first blocks, 16 bytes: `namespace` is a `Fingerprint.digest`, `adapter` where one computes."""
+    """The parent of first blocks, 16 bytes: `namespace` is a `Fingerprint.digest`, `adapter` an adapter's salt."""
     if len(namespace) != DIGEST_BYTES:
         raise ValueError(f"the namespace has {len(namespace)} bytes, expected the 16 of a fingerprint")
     if adapter is None:
@@ -34,9 +34,9 @@ def root_key(namespace: bytes, adapter: Salt | None = None) -> bytes:
 def chain_key(parent: bytes, token_ids: TokenIds) -> bytes:
     """The key of the block with these tokens after the block with key `parent`: XXH3-128, 16 bytes.
 
-    Over the parent's 16 bytes and the token ids as int32, little endian: fixed widths, so nothing can be moved over a
-    border, and blocks of unlike sizes have unlike keys. XXH3 is no cryptographic hash. What a stranger could gain by
-    forging a collision is taken away by the tenant's salt, and frames carry a digest of their tokens.
+    Over the parent's 16 bytes and the token ids as int32, little endian: fixed widths, so boundaries are unambiguous,
+    and blocks of other sizes have other keys. XXH3 is not a cryptographic hash. The tenant's salt makes forged
+    collisions useless to other tenants, and frames have a digest of their tokens.
     """
     return xxhash.xxh3_128_digest(parent + _int32_bytes(token_ids))
 
@@ -44,7 +44,7 @@ def chain_key(parent: bytes, token_ids: TokenIds) -> bytes:
 class Published:
     """Blocks of prefixes that an operator has published: the same for all tenants.
 
-    Of a published prefix those blocks count that lie wholly inside it.
+    Of a published prefix only full blocks count.
     """
 
     def __init__(self, root: bytes, block_size: int) -> None:
@@ -62,8 +62,8 @@ class Published:
 class KeyChain:
     """The keys of all sequences of one tenant, or of all tenants where `tenant` is None.
 
-    A tenant's blocks have the public keys as long as they are published, then keys that only this tenant has. Whether
-    a parent is public is seen from its key, so the next key needs no history.
+    A tenant's blocks have public keys within a published prefix, then keys of this tenant only. A parent's key shows
+    whether it is public, so the next key needs no history.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class KeyChain:
         return self._next_key(parent, _int32_bytes(token_ids))
 
     def keys_of(self, token_ids: TokenIds) -> list[bytes]:
-        """The keys of all full blocks of a prompt; what does not fill its last block has none.
+        """The keys of all full blocks of a prompt; a partial last block has none.
 
-        `token_ids` is best an int32 array. Raises ValueError for ids that are no int32.
+        `token_ids` is best an int32 array. Raises ValueError for ids that are not int32.
         """
         data = memoryview(_int32_bytes(token_ids))
         width = self.block_size * 4
@@ -104,7 +104,7 @@ class KeyChain:
         return keys
 
     def _may_leave(self, parent: bytes) -> bool:
-        """Whether `parent` is public and its followers may not be."""
+        """Whether `parent` is public and its children may not be."""
         return self._tenant is not None and (parent == self.root or self._is_published(parent))
 
     def _next_key(self, parent: bytes, tokens: bytes) -> bytes:

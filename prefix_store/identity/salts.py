@@ -1,4 +1,4 @@
-"""What keeps apart blocks of equal tokens: a tenant's secret, an adapter's weights."""
+"""Salts that separate blocks of equal tokens, by tenant and by adapter weights."""
 
 import hashlib
 import hmac
@@ -19,14 +19,14 @@ class Salt(msgspec.Struct, frozen=True):
     value: bytes
 
     def __repr__(self) -> str:
-        return f"Salt({self.kind})"  # who knows a tenant's value can compute the tenant's keys
+        return f"Salt({self.kind})"  # a tenant's keys can be computed from its value
 
 
 def tenant_salt(secret: bytes, tenant: str) -> Salt:
     """The salt of a tenant: HMAC-SHA-256 (RFC 2104) of its name under a secret of the server.
 
-    Nobody without the secret can compute a key of another tenant, whatever name a client gives itself; all engines
-    that share a store must have one secret. Raises ValueError for a secret of fewer than 16 bytes.
+    Without the secret no client can compute another tenant's keys, under any name; all engines that share a store must
+    have the same secret. Raises ValueError for a secret of fewer than 16 bytes.
     """
     if len(secret) < _SHORTEST_SECRET:
         raise ValueError(f"the secret has {len(secret)} bytes, expected 16 random ones at least")
@@ -37,7 +37,7 @@ def adapter_salt(weights: bytes) -> Salt:
     """The salt of an adapter (LoRA, arXiv 2106.09685) by the digest of its weights.
 
     Not by its name: two adapters of one name, or one that was trained further, compute different blocks. Raises
-    ValueError for what is too short to be a digest.
+    ValueError if it is too short to be a digest.
     """
     if len(weights) < _SHORTEST_SECRET:
         raise ValueError(f"weights has {len(weights)} bytes, expected a digest of 16 or more")
@@ -45,9 +45,9 @@ def adapter_salt(weights: bytes) -> Salt:
 
 
 def salted(parent: bytes, salt: Salt) -> bytes:
-    """What takes the place of a parent key from which on `salt` counts. 16 bytes.
+    """The salted parent key, which replaces it for later blocks. 16 bytes.
 
-    BLAKE2b with a personalisation of its own: no block's key, which is an XXH3, is computed this way.
+    BLAKE2b with its own personalisation: block keys, which are XXH3, are not computed this way.
     """
     content = encoded([parent, salt.kind, salt.value])
     return hashlib.blake2b(content, digest_size=16, person=b"kg-salt").digest()

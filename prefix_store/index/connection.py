@@ -18,11 +18,11 @@ _AT_ONCE = 32
 
 
 class IndexConnection:
-    """A namespace's scripts on the node that has it.
+    """Runs a namespace's scripts on its node.
 
     After a failure every call fails at once, except the heartbeat's, whose first success makes the connection available
-    again. A frozen Redis costs the requests in flight one deadline, and those after them nothing. If this process was
-    late, and not Redis, the next heartbeat finds out in one round trip.
+    again. If Redis freezes, the requests in flight wait one deadline, and later ones do not wait. If this process was
+    late, not Redis, the next heartbeat corrects that in one round trip.
     """
 
     def __init__(self, node: RedisNode, namespace: bytes) -> None:
@@ -50,13 +50,13 @@ class IndexConnection:
         await self._unavailable.wait()
 
     async def ask(self, name: ScriptName, *args: Word, deadline: float) -> Any:
-        """A script's reply within `deadline` seconds. Raises IndexUnavailable, at once where Redis is ill."""
+        """A script's reply within `deadline` seconds. Raises IndexUnavailable, at once in an outage."""
         if not self.is_available:
             raise IndexUnavailable("redis is unavailable")
         return await self._within(deadline, name, args)
 
     async def probe(self, name: ScriptName, *args: Word, deadline: float) -> Any:
-        """As `ask`, whether or not Redis is known to be ill; well again where it is not. Raises IndexUnavailable."""
+        """As `ask`, also during an outage, which a reply ends. Raises IndexUnavailable."""
         if not self.is_available:
             await self._node.disconnect()
         reply = await self._within(deadline, name, args)
@@ -75,7 +75,7 @@ class IndexConnection:
             raise IndexUnavailable(f"redis: {_reason(error)}") from error
 
     async def learn_nodes(self, deadline: float) -> None:
-        """Whom to ask when this node is gone. Raises IndexUnavailable."""
+        """Lists the cluster's nodes. Raises IndexUnavailable."""
         try:
             async with asyncio.timeout(deadline):
                 await self._node.learn_nodes()
@@ -89,7 +89,7 @@ class IndexConnection:
                 asked = True
                 return await self._node.run(script(name), self._keys, *args)
         except (RedisError, OSError, TimeoutError) as error:
-            # Too many calls of this process are no outage, nor is a refusal of this one command.
+            # A call that did not get a slot is no outage, nor is the refusal of one command.
             if asked and _is_outage(error):
                 self._mark_unavailable(error)
             raise IndexUnavailable(f"redis: {name}: {_reason(error)}") from error

@@ -1,7 +1,7 @@
 """The index of one namespace, as one process uses it.
 
-match ─► (lease ─► read ─► release) ─► what a holder turned out not to have: deny
-own ─► publish, touch, withdraw, behind everything else, in order
+match ─► (lease ─► read ─► release) ─► deny, for what a holder does not have
+own ─► publish, touch, withdraw, in the background, in order
 """
 
 import asyncio
@@ -36,10 +36,10 @@ _NODES_EVERY = 30
 
 
 class RedisIndex:
-    """What is where. Make one with `open_index`.
+    """The index; made by `open_index`.
 
-    Nothing here raises because of Redis: what cannot be asked is not known, and what cannot be said in time waits, or
-    is lost and counted (`dropped`).
+    No method raises because of Redis: a failed read finds nothing, and writes that Redis does not take wait, or are
+    dropped and counted (`dropped`).
     """
 
     def __init__(
@@ -60,20 +60,19 @@ class RedisIndex:
 
     @property
     def dropped(self) -> int:
-        """Blocks about which Redis was never told something."""
+        """Blocks whose writes were dropped."""
         return self._writes.dropped
 
     @property
     def owners(self) -> Mapping[int, Owner]:
-        """Who is alive, by epoch, as the last heartbeat found it."""
+        """The live owners by epoch, as of the last heartbeat."""
         return self._owners
 
     async def match(self, keys: Sequence[bytes]) -> Match:
-        """The longest prefix of these blocks that live owners hold, and which; nothing when Redis is away.
+        """The longest prefix of these blocks that live owners hold, and which; empty in an outage.
 
         `keys` are those of a prompt, in order. One round trip for up to 4,096 blocks, and another for as many more if
-        all of them are there; so Redis is never busy with one prompt for long, and what it said before it fell ill
-        counts.
+        all were found; so one prompt never occupies Redis for long, and replies before an outage count.
         """
         runs: list[int | bytes] = []
         due = asyncio.get_running_loop().time() + self._deadline
@@ -91,22 +90,22 @@ class RedisIndex:
         return match_of(runs, self._owners)
 
     async def lease(self, owner: Owner, keys: Sequence[bytes], seconds: float) -> Lease:
-        """Keep an owner from giving up these blocks, parents first, for so many seconds (60 at most).
+        """Keeps an owner from removing these blocks, parents first, for `seconds` (60 at most).
 
-        See `Lease.blocks` for how many it has promised to keep.
+        `Lease.blocks` is the number of leased blocks.
         """
         lease = Lease(self.connection, owner, keys)
         await lease.renew(seconds)
         return lease
 
     def deny(self, owner: Owner, keys: Sequence[bytes]) -> None:
-        """An owner does not have blocks that it claims: they are not looked for there again."""
+        """An owner does not have blocks that it claims: withdraws these claims."""
         check_keys(keys)
         for start in range(0, len(keys), BLOCKS_AT_ONCE):
             self._writes.add(Write("withdraw", owner, tuple(keys[start : start + BLOCKS_AT_ONCE])))
 
     def confirm(self, owner: Owner, keys: Sequence[bytes]) -> None:
-        """An owner had what it is said to have, and it was used."""
+        """An owner's blocks were used: extends the claims."""
         check_keys(keys)
         for start in range(0, len(keys), BLOCKS_AT_ONCE):
             self._writes.add(Write("touch", owner, tuple(keys[start : start + BLOCKS_AT_ONCE])))
@@ -119,7 +118,7 @@ class RedisIndex:
         details: Callable[[], Details] = Details,
         lasting: bool = False,
     ) -> LocalOwner:
-        """Announce an owner that this process speaks for; see `LocalOwner`. Raises ValueError without a name."""
+        """Announces an owner of this process; see `LocalOwner`. Raises ValueError for an empty name."""
         owner = LocalOwner(name, tier, inventory, details, lasting, self.connection, self._writes, self._wake.set)
         claiming = asyncio.create_task(owner.claim_inventory(self._claim_seconds / 2))
         claiming.add_done_callback(_report_end)
@@ -128,7 +127,7 @@ class RedisIndex:
         return owner
 
     async def disown(self, owner: LocalOwner) -> None:
-        """Speak for it no longer. What does not last is believed no longer either."""
+        """Stops announcing an owner. Unless it is `lasting`, its claims end."""
         task = self._owned.pop(owner, None)
         if task is not None:
             task.cancel()
@@ -136,13 +135,13 @@ class RedisIndex:
             await owner.retire(_BACKGROUND_DEADLINE)
 
     async def flush(self) -> None:
-        """Return when everything that was said has reached Redis, or is lost."""
+        """Returns when all queued writes have reached Redis, or are lost."""
         await self._writes.flush()
 
     async def next_heartbeat(self) -> None:
-        """Return after a whole heartbeat from now on: every owner here has an epoch, and the others are known.
+        """Returns after a complete heartbeat: every local owner has an epoch, and the others are known.
 
-        For a start that wants to wait for the index; it waits for as long as Redis is away.
+        For a start that waits for the index; waits while Redis is unavailable.
         """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._heartbeat_waiters.append(waiter)
@@ -150,7 +149,7 @@ class RedisIndex:
         await waiter
 
     async def heartbeat(self) -> None:
-        """Give signs of life and read those of others; runs for as long as the index is used."""
+        """Announces the local owners and reads the others; runs while the index is used."""
         for number in itertools.count():
             self._wake.clear()
             waiters = tuple(self._heartbeat_waiters)
@@ -163,7 +162,7 @@ class RedisIndex:
             self._complaint = ""
             for waiter in waiters:
                 self._heartbeat_waiters.remove(waiter)
-                if not waiter.done():  # else the waiter has given up
+                if not waiter.done():  # else the waiter was cancelled
                     waiter.set_result(None)
             await self._pause(self._heartbeat_seconds)
 
@@ -176,11 +175,11 @@ class RedisIndex:
             await self.connection.learn_nodes(_BACKGROUND_DEADLINE)
 
     async def write_behind(self) -> None:
-        """Tell Redis what waits; runs for as long as the index is used."""
+        """Sends queued writes; runs while the index is used."""
         await self._writes.write_behind()
 
     async def close(self) -> None:
-        """Say what still waits, in so far as Redis takes it within seconds, and leave."""
+        """Sends queued writes, for two seconds at most, and disowns the owners."""
         try:
             async with asyncio.timeout(_FLUSH_SECONDS):
                 if self.connection.is_available:
@@ -228,9 +227,9 @@ async def open_index(
     """The index of the namespace with this fingerprint (16 bytes) in the Redis at `url`.
 
     `url` is redis://, rediss:// or unix://, of a single server or of any node of a Redis Cluster; it need not be
-    reachable. A match takes at most `deadline` seconds. Owners give a sign of life every `heartbeat` seconds and count
-    as dead `lifetime` seconds after the last one. A claim that is neither repeated nor used is forgotten after
-    `claim_seconds`. Raises ValueError for what cannot be.
+    reachable. A match takes at most `deadline` seconds. Owners announce themselves every `heartbeat` seconds and count
+    as dead `lifetime` seconds after that. A claim that is neither repeated nor used expires after `claim_seconds`.
+    Raises ValueError for invalid arguments.
     """
     if len(namespace) != DIGEST_BYTES:
         raise ValueError(f"the namespace has {len(namespace)} bytes, expected the 16 of a fingerprint")

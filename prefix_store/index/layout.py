@@ -1,4 +1,4 @@
-"""Names and numbers as they lie in Redis; claims.lua is the other side of this."""
+"""Names and values in Redis; claims.lua is the counterpart."""
 
 import base64
 from collections.abc import Iterable, Sequence
@@ -14,10 +14,10 @@ _WRONG_KEY = "a block key has 16 bytes, as prefix_store.identity makes it"
 
 
 def key_names(namespace: bytes) -> tuple[bytes, bytes, bytes, bytes]:
-    """KEYS of every script: live, owners, and the beginnings of blocks' and of leases' names.
+    """KEYS of every script: live, owners, and the prefixes of blocks' and of leases' names.
 
-    All carry one hash tag, made of the first 9 bytes of the namespace's fingerprint, so all of them lie in one slot of
-    a Redis Cluster. Braces and glob signs cannot be in it.
+    All have one hash tag, made of the first 9 bytes of the namespace's fingerprint, so they are in one slot of a Redis
+    Cluster. It has no braces and no glob characters.
     """
     tag = base64.urlsafe_b64encode(namespace[:_TAG_BYTES])
     live, owners, block, lease = (b"keepgate:%s:{%s}" % (kind, tag) for kind in (b"live", b"owners", b"kv", b"lease"))
@@ -25,16 +25,16 @@ def key_names(namespace: bytes) -> tuple[bytes, bytes, bytes, bytes]:
 
 
 def joined(keys: Sequence[bytes]) -> bytes:
-    """Block keys one after the other. Raises ValueError unless each has 16 bytes."""
+    """Concatenated block keys. Raises ValueError unless each has 16 bytes."""
     check_keys(keys)
     return b"".join(keys)
 
 
 def packed_names(prefix: bytes, keys: Sequence[bytes]) -> bytes:
-    """The names of up to 65,535 blocks as an array in MessagePack: what comes before each name is always the same.
+    """The names of up to 65,535 blocks as an array in MessagePack: all have the same prefix.
 
-    Raises ValueError unless the keys have 16 bytes, on average: this is on the way of every request, and among keys of
-    unlike lengths nothing would be found anyway.
+    Raises ValueError unless the keys have 16 bytes on average: a cheap check, for every request calls this, and keys of
+    other lengths would not be found.
     """
     before = bytes([_STR8, len(prefix) + KEY_BYTES]) + prefix
     names = before.join((b"", *keys))
@@ -64,7 +64,7 @@ def held(claims: bytes) -> Iterable[tuple[int, int, int]]:
 
 
 def claimed(block: bytes) -> Iterable[tuple[int, int, int, int]]:
-    """(epoch, tier, codec, seconds since 1970 until when) of a block's value; nothing where it is not one."""
+    """(epoch, tier, codec, seconds since 1970 until when) of a block's value; nothing if it is not one."""
     if len(block) % CLAIM_BYTES == 0:
         for start in range(0, len(block), CLAIM_BYTES):
             yield *_held(block, start), int.from_bytes(block[start + _HELD_BYTES : start + CLAIM_BYTES], "big")

@@ -19,8 +19,8 @@ class Lease:
     """A reader's hold on leading blocks of an owner, until it is released or its time is over.
 
     It ends at its deadline without a release, so a killed reader holds no blocks.
-    It is a courtesy, not a proof: an owner that has lost touch with Redis gives up blocks all the same. What was read
-    has to be verified, and what was read after the deadline most of all.
+    It is no guarantee: an owner that cannot reach Redis removes leased blocks. All blocks that were read must be
+    verified, above all those read after the deadline.
 
         async with await index.lease(holder.owner, keys, seconds=5) as lease:
             ... read keys[: lease.blocks] ...
@@ -33,15 +33,15 @@ class Lease:
         self._id = secrets.token_bytes(_ID_BYTES)
         self._deadline = 0.0
         self.blocks = 0
-        """How many of the leading keys are leased; 0 where Redis is away or the owner has none of them."""
+        """How many leading keys are leased; 0 if Redis is unavailable or the owner has none of them."""
 
     @property
     def seconds_left(self) -> float:
-        """0 when it is over. Measured from before it was asked for, so the owner never gives up earlier."""
+        """0 when it is over. Measured from before the request, so the owner never ends it earlier."""
         return max(0.0, self._deadline - asyncio.get_running_loop().time()) if self.blocks else 0.0
 
     async def renew(self, seconds: float, deadline: float = _DEADLINE) -> int:
-        """Hold the blocks for so many seconds from now on; returns for how many that worked. Never raises."""
+        """Leases the blocks for `seconds` from now on; returns how many. Raises only ValueError."""
         if not 0 < seconds <= LONGEST_SECONDS:
             raise ValueError(f"seconds is {seconds:g}, expected more than 0 and at most {LONGEST_SECONDS:g}")
         begun = asyncio.get_running_loop().time()
@@ -56,7 +56,7 @@ class Lease:
         return self.blocks
 
     async def release(self, deadline: float = _DEADLINE) -> None:
-        """The blocks may go. After the deadline this changes nothing. Never raises."""
+        """Ends the lease. After the deadline this does nothing. Never raises."""
         leased, self.blocks = self.blocks, 0
         if not leased:
             return

@@ -1,4 +1,4 @@
-"""An owner of this process: what it says about its blocks, and the epoch under which it is believed."""
+"""An owner of this process: its claims of blocks, and the epoch under which they are valid."""
 
 import asyncio
 import itertools
@@ -29,15 +29,15 @@ class Held(NamedTuple):
 
 
 class LocalOwner:
-    """Says which blocks this process, or a disk that it looks after, holds. Make one with `RedisIndex.own`.
+    """Claims the blocks that this process, or its disk, holds. Made by `RedisIndex.own`.
 
-    It has an epoch once Redis has heard of it. Until then, and whenever the index has lost what it said, nothing
-    needs to be repeated by hand: with every new epoch, and again before claims expire, `inventory` is asked for
-    everything and all of it is claimed. It is called on the event loop and must not wait for anything.
+    It has an epoch after its first announcement. With every new epoch, also after the index has lost its claims, and
+    again before claims expire, it claims everything that `inventory` returns; callers repeat nothing. `inventory` is
+    called on the event loop and must not block.
 
-    `lasting` is for what outlives processes, such as a host's disk under the name of its identity: it keeps its epoch
-    over restarts, and the processes of a host announce it together. What does not last gets a new epoch with every
-    start, so that what a process said before it died is not believed of the one that has taken its name.
+    `lasting` is for owners that outlive processes, such as a host's disk under its identity: such an owner keeps its
+    epoch over restarts, and the processes of a host announce it together. Any other owner gets a new epoch with every
+    start, so that claims of an ended process are not valid for its successor of the same name.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LocalOwner:
         self._writes = writes
         self._wake = wake
         self._instance = secrets.token_bytes(_INSTANCE_BYTES)
-        # How often everything that was said has been in doubt, and how much of that has been settled by a new epoch.
+        # How often all claims became doubtful, and up to which of these times a new epoch has replaced them.
         self._doubts = self._settled = 0
         self._was_unknown = False
         self._is_silent = False
@@ -73,7 +73,7 @@ class LocalOwner:
         self._must_claim = asyncio.Event()
 
     def publish(self, keys: Sequence[bytes], codec: int = 0) -> None:
-        """These blocks can be had from here from now on; parents before children."""
+        """Claims these blocks; parents before children."""
         if not 0 <= codec <= 15:
             raise ValueError(f"codec is {codec}, expected a number from 0 to 15")
         self._withdrawn.difference_update(keys)
@@ -84,10 +84,10 @@ class LocalOwner:
         self._say("touch", keys)
 
     async def withdraw(self, keys: Sequence[bytes], deadline: float = _WITHDRAW_SECONDS) -> frozenset[bytes]:
-        """Give up blocks, children before parents; returns those that must stay because they are leased.
+        """Withdraws blocks, children before parents; returns those that are leased, which must stay.
 
-        Call it before their bytes go. Where Redis does not say so within `deadline` seconds, all may go: a reader
-        finds out, for it verifies what it gets.
+        Call it before their bytes are removed. If Redis does not reply within `deadline` seconds, all may be removed:
+        readers verify what they get.
         """
         if self.epoch is None or not self._connection.is_available:
             self.forget(keys)
@@ -108,23 +108,23 @@ class LocalOwner:
         return kept
 
     def forget(self, keys: Sequence[bytes]) -> None:
-        """These blocks are gone already, leased or not."""
+        """These blocks are removed, leased or not."""
         self._note_withdrawn(keys)
         self._say("withdraw", keys)
 
     def distrust(self) -> None:
-        """Take back everything that was ever said, under a new epoch, and claim what is there now."""
+        """Invalidates all claims by a new epoch, and claims the present inventory."""
         self._doubts += 1
         self._wake()
 
     async def announce(self, lifetime: float, deadline: float) -> None:
-        """Give a sign of life; raises IndexUnavailable."""
+        """Announces the owner; raises IndexUnavailable."""
         async with self._announcing:
             if not self._is_silent:
                 await self._announce(lifetime, deadline)
 
     async def claim_inventory(self, every: float) -> None:
-        """Claim everything with each new epoch and every so many seconds; runs for as long as the owner does."""
+        """Claims everything with each new epoch and every `every` seconds; runs while the owner exists."""
         while True:
             try:
                 async with asyncio.timeout(every):
@@ -136,13 +136,13 @@ class LocalOwner:
             await self.claim_now()
 
     async def claim_now(self) -> None:
-        """Queue a claim of everything that `inventory` says is held."""
+        """Queues a claim of everything in `inventory`."""
         async with self._claiming:
             self._withdrawn.clear()
             for codec, keys in self._inventory():
                 for piece in _pieces(tuple(keys)):
                     await self._writes.has_room()
-                    # What was given up since the inventory was made must not come back.
+                    # Blocks that were withdrawn since the inventory was made must not be claimed.
                     if still := tuple(key for key in piece if key not in self._withdrawn):
                         self._say("publish", still, codec)
                     await asyncio.sleep(0)
@@ -153,8 +153,8 @@ class LocalOwner:
         return [key for key in keys if key not in held]
 
     async def retire(self, deadline: float) -> None:
-        """Leave: from now on nothing is believed of it. What lasts stays, until its time is over."""
-        async with self._announcing:  # a sign of life on its way would bring it back
+        """Ends the owner and its claims. Those of a lasting one stay until they expire."""
+        async with self._announcing:  # a concurrent announcement would restore it
             self._is_silent = True
             epoch, self.epoch = self.epoch, None
             if epoch is None or self._lasting:
@@ -180,7 +180,7 @@ class LocalOwner:
             self.epoch = None
             log.error("another process announces itself as %r: give each engine a name of its own", self.name)
             return
-        if given == _NEW:  # a doubt that came while this was on its way is for the next
+        if given == _NEW:  # a `distrust` during the call is for the next one
             self._settled = doubts
         epoch = int.from_bytes(reply, "big")
         if epoch != self.epoch or self._was_unknown:
@@ -189,7 +189,7 @@ class LocalOwner:
             self._must_claim.set()
 
     def _say(self, kind: WriteKind, keys: Sequence[bytes], codec: int = 0) -> None:
-        if self.epoch is None:  # nothing said so far counts, and the first claim will be of what is there then
+        if self.epoch is None:  # no claim is valid yet, and the first one covers the whole inventory
             return
         for piece in _pieces(keys):
             self._writes.add(Write(kind, self, piece, self.tier, codec, unknown=self._is_unknown))
@@ -199,7 +199,7 @@ class LocalOwner:
             self._withdrawn.update(keys)
 
     def _is_unknown(self, epoch: int) -> None:
-        if epoch == self.epoch:  # Redis has lost it, and with it who knows what
+        if epoch == self.epoch:  # Redis has lost the owner, and maybe claims
             self._was_unknown = True
             self._wake()
 

@@ -1,4 +1,4 @@
-"""The answer to: how much of this prompt is there, and who has it?"""
+"""The result of a look-up: which blocks are held by which owners."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from prefix_store.index.owner import Owner
 
 
 class Holder(NamedTuple):
-    """Who has the blocks of a run, in which tier (`Tier`, as a number) and codec (0 to 15, as codecs number them)."""
+    """An owner of the blocks of a run, with their tier (`TierKind`) and the codec's number (0 to 15)."""
 
     owner: Owner
     tier: int
@@ -16,7 +16,7 @@ class Holder(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Blocks one after the other that the same holders have, each of them all; at least one."""
+    """Consecutive blocks, at least one, all of which each of the holders has."""
 
     blocks: int
     holders: tuple[Holder, ...]
@@ -36,10 +36,10 @@ NOTHING_KNOWN = Match()
 
 
 def match_of(reply: Sequence[int | bytes], owners: Mapping[int, Owner]) -> Match:
-    """The match that a reply of match.lua means to one who knows these owners.
+    """The match in a reply of match.lua, for these known owners.
 
-    An owner that came up a moment ago is not known yet, and nobody could be asked for its blocks: the match ends at
-    the first block that only such owners have.
+    An owner that has just started is not known yet, so its blocks cannot be fetched: the match ends at the first block
+    that only such owners have.
     """
     runs: list[Run] = []
     for blocks, claims in zip(reply[::2], reply[1::2], strict=True):

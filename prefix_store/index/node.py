@@ -1,7 +1,7 @@
 """The Redis that has a namespace: a single server, or the node of a cluster that serves the namespace's slot.
 
-A namespace lies in one slot, so one node has all of it, and no client for clusters is needed: a cluster's node says
-who has the slot (MOVED), and this turns to that one.
+A namespace is in one slot, so one node has all of it, and no client for clusters is needed: another node replies with
+the slot's node (MOVED), which is then used.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _CONNECT_SECONDS = 2.0
 
 
 class RedisNode:
-    """Asks the node that has the namespace, wherever that is. No deadline of its own."""
+    """Calls the node that has the namespace. Has no deadline of its own."""
 
     def __init__(self, url: str) -> None:
         """`url` is redis://, rediss:// or unix://, of a single server or of any node of a cluster."""
@@ -36,10 +36,10 @@ class RedisNode:
         self._client = self._connected_to(self._seed)
 
     async def run(self, script: Script, keys: tuple[bytes, ...], *args: Word) -> Any:
-        """The script's reply, whether or not Redis has it already. Raises RedisError, OSError."""
+        """The script's reply; loads it if Redis lacks it. Raises RedisError, OSError."""
         try:
             return await self.command("EVALSHA", script.sha, len(keys), *keys, *args)
-        except NoScriptError:  # started anew, flushed, or another node
+        except NoScriptError:  # restarted, flushed, or another node
             return await self.command("EVAL", script.source, len(keys), *keys, *args)
 
     async def command(self, *words: Word) -> Any:
@@ -48,16 +48,16 @@ class RedisNode:
             try:
                 return await self._ask(*words)
             except MovedError as moved:
-                # No host is the one that was asked, under another port.
+                # No host: the same host, on another port.
                 host = moved.host or (self._address[0] if self._address else "127.0.0.1")
                 await self._turn_to((host, int(moved.port)))
         raise RedisError("the cluster's nodes send each other's clients round in a circle")
 
     async def learn_nodes(self) -> None:
-        """Whom to turn to when this node is gone. Raises OSError, RedisError; a single server has no others."""
+        """Lists the cluster's nodes, in case this one fails. Raises OSError, RedisError."""
         try:
             slots: list[list[Any]] = await self._ask("CLUSTER", "SLOTS")
-        except redis.exceptions.ResponseError:  # not a cluster, or nothing that this user may ask
+        except redis.exceptions.ResponseError:  # not a cluster, or this user may not call it
             self._others = []
             return
         # Each is [first slot, last slot, [host, port, …] of the primary, of its replicas …].
@@ -65,20 +65,20 @@ class RedisNode:
         self._others = [(_text(host), int(port)) for host, port, *_ in nodes if host]
 
     async def disconnect(self) -> None:
-        """Drop the connections, whose peer does not answer or no longer may; ask another node where there is one."""
+        """Drops the connections to a node that failed; uses the next node, if there is one."""
         known = list(dict.fromkeys((self._seed, *self._others)))
         place = known.index(self._address) if self._address in known else -1
         await self._turn_to(known[(place + 1) % len(known)])
 
     async def close(self) -> None:
-        # Connections that are being closed may still complain about their peer.
+        # Closing a connection may still raise an error of its peer.
         with contextlib.suppress(RedisError, OSError):
             await self._client.aclose()
 
     async def _ask(self, *words: Word) -> Any:
         try:
             return await self._client.execute_command(*words)  # type: ignore[no-untyped-call]
-        except RuntimeError as error:  # how uvloop says that a transport has been closed
+        except RuntimeError as error:  # raised by uvloop for a closed transport
             raise RedisConnectionError("the connection is closed") from error
 
     async def _turn_to(self, address: Address | None) -> None:
@@ -98,12 +98,12 @@ class RedisNode:
         pool = redis.asyncio.ConnectionPool(
             connection_class=kind,
             socket_connect_timeout=_CONNECT_SECONDS,
-            # A timeout of the client's own goes through asyncio.wait_for, which in Python 3.11 can swallow a
-            # cancellation; who asks has a deadline.
+            # The client's own timeout uses asyncio.wait_for, which in Python 3.11 can swallow a cancellation; callers
+            # have a deadline.
             socket_timeout=None,
-            # Once more on a new connection: that an old one was ended says nothing about the server of now.
+            # Once more on a new connection: an old one that was closed does not mean that the server is down.
             retry=Retry(NoBackoff(), 1),
-            # No reading of the library's metadata for each connection, and no greeting before the first question.
+            # Saves reading the library's metadata for each connection, and RESP2 needs no HELLO.
             driver_info=None,
             protocol=2,
             **options,

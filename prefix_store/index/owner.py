@@ -1,4 +1,4 @@
-"""Who holds blocks: an engine process with its memory, or a host's disk."""
+"""Owners of blocks: an engine process with its memory, or a host's disk."""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -9,33 +9,33 @@ from prefix_store.index.layout import EPOCH_BYTES
 
 
 class TierKind(IntEnum):
-    """Where an owner keeps a block. Part of what lies in Redis: a number is never used again for something else."""
+    """Where an owner keeps a block. The numbers are stored in Redis: none is ever reused."""
 
     MEMORY = 1
     DISK = 2
 
 
 class Details(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an owner says of itself with every sign of life."""
+    """What an owner reports with each announcement."""
 
     address: str = ""
-    """URL under which other hosts can fetch its blocks; empty where they cannot."""
+    """URL under which other hosts can fetch its blocks; empty if they cannot."""
     instance: str = ""
-    """As what the server at this address answers: one that has restarted there answers as another. Not the owner's
-    epoch, which also changes when Redis has lost the owner and the server has not restarted."""
+    """Identifies the server process at this address; a restarted one has another. Not the owner's epoch, which also
+    changes when Redis has lost the owner and the server has not restarted."""
     blocks: int = 0
     size: int = 0
     """Bytes of these blocks."""
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """An owner that is alive. One that restarts is another owner of the same name, with a higher epoch."""
+    """A live owner. After a restart it is another owner of the same name, with a higher epoch."""
 
     name: str
     epoch: int
     details: Details
     seconds_left: float
-    """For so long it counts as alive without another sign of life, when it was asked for."""
+    """Until it counts as dead without another announcement, as of the query."""
 
 
 _decode = msgspec.msgpack.Decoder(Details).decode
@@ -43,7 +43,7 @@ packed_details = msgspec.msgpack.Encoder().encode
 
 
 def owners_of(reply: Sequence[bytes]) -> Mapping[int, Owner]:
-    """Those of a reply of owners.lua, by epoch. One whose details this version cannot read is left out."""
+    """The owners in a reply of owners.lua, by epoch, except those with unreadable details."""
     now = int(reply[0])
     found: dict[int, Owner] = {}
     for name, value in zip(reply[1::2], reply[2::2], strict=True):

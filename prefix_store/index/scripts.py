@@ -1,4 +1,4 @@
-"""The scripts that Redis runs: read from their files once, known to Redis by their digests."""
+"""The scripts that Redis runs: read from their files once, called by their digests."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ ScriptName = Literal["announce", "lease", "match", "owners", "publish", "release
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Lua for Redis 7 or Valkey, and its SHA-1 as EVALSHA wants it."""
+    """Lua for Redis 7 or Valkey, and its SHA-1 for EVALSHA."""
 
     name: ScriptName
     source: bytes
@@ -20,7 +20,7 @@ class Script:
 
 @cache
 def script(name: ScriptName) -> Script:
-    """The script of this name, with what all of them share in front of it."""
+    """The script of this name, after the code that all share."""
     folder = Path(__file__).parent
     source = b"\n".join((folder / f"{part}.lua").read_bytes() for part in ("claims", name))
     return Script(name, source, hashlib.sha1(source, usedforsecurity=False).hexdigest())

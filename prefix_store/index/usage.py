@@ -36,7 +36,7 @@ async def measure_usage(index: RedisIndex) -> IndexUsage:
     found: set[bytes] = set()
     claims: Counter[OwnerUsage] = Counter()
     async for key, value in _blocks(index):
-        if key in found:  # SCAN may come by twice
+        if key in found:  # SCAN may return a key twice
             continue
         found.add(key)
         for epoch, tier, codec, _ in claimed(value):
@@ -46,10 +46,9 @@ async def measure_usage(index: RedisIndex) -> IndexUsage:
 
 
 async def repair(index: RedisIndex, owner: LocalOwner) -> int:
-    """Withdraw what the index believes an owner to hold and it does not, and claim what it holds.
+    """Withdraws an owner's wrong claims in the index, and claims what it holds.
 
-    Returns how many blocks were withdrawn. Without it the index becomes right too, when the claims end. Raises
-    IndexUnavailable.
+    Returns how many blocks were withdrawn. Without a repair wrong claims end when they expire. Raises IndexUnavailable.
     """
     await owner.claim_now()
     await index.flush()

@@ -1,4 +1,4 @@
-"""What Redis has yet to be told: in order, behind everything else, and bounded."""
+"""The queue of writes to Redis: ordered, in the background, and bounded."""
 
 import asyncio
 import logging
@@ -21,16 +21,16 @@ _MAX_BLOCKS = 65_536
 
 
 class ClaimOwner(Protocol):
-    """For whom something is said."""
+    """The owner of a write."""
 
     @property
     def epoch(self) -> int | None:
-        """Its epoch when the write is made; None where there is nothing to be said for it any more."""
+        """Its epoch when the write is sent; None if it has none, and the write is skipped."""
 
 
 @dataclass(eq=False, slots=True)
 class Write:
-    """One thing to say about some blocks of one epoch's owner."""
+    """A write about some blocks of one owner."""
 
     kind: WriteKind
     owner: ClaimOwner
@@ -45,16 +45,16 @@ class Write:
     """Of a publication: called with the epoch when the registry knows no such owner."""
 
     def joins(self, other: "Write") -> bool:
-        """Whether the two can be said in one."""
+        """Whether both can be sent as one."""
         ours, theirs = ((w.kind, w.owner, w.tier, w.codec, w.forced) for w in (self, other))
         return ours == theirs and self.kept is None and other.kept is None
 
 
 class WriteQueue:
-    """Writes wait here while Redis is ill, and are lost, counted, when too many do.
+    """Writes wait here during an outage; too many are dropped and counted.
 
-    An owner whose writes were lost no longer knows what the index says of it: `lost` is called once for each loss, so
-    that it takes a new epoch, and with it back everything it said.
+    After a loss the index may have wrong claims: `lost` is called once for each loss, so that the owners take a new
+    epoch, which invalidates their earlier claims.
     """
 
     def __init__(self, connection: IndexConnection, claim_seconds: int, lost: Callable[[], None]) -> None:
@@ -69,7 +69,7 @@ class WriteQueue:
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self.dropped = 0
-        """Blocks about which something was never said."""
+        """Blocks whose writes were dropped."""
 
     def add(self, write: Write) -> None:
         """Queue a write of at most BLOCKS_AT_ONCE blocks."""
@@ -84,15 +84,15 @@ class WriteQueue:
             self._has_room.clear()
 
     async def has_room(self) -> None:
-        """Return when the queue is less than half full: for who has much to say that can wait."""
+        """Returns when the queue is at most half full: for large writes that can wait."""
         await self._has_room.wait()
 
     async def flush(self) -> None:
-        """Return when everything has been said, or was lost."""
+        """Returns when all writes were sent or lost."""
         await self._is_empty.wait()
 
     async def write_behind(self) -> None:
-        """Say what waits; runs for as long as the index is used."""
+        """Sends queued writes; runs while the index is used."""
         while True:
             await self._has_waiting.wait()
             await self._connection.wait_available()
@@ -110,7 +110,7 @@ class WriteQueue:
                 self._is_empty.set()
 
     def _next(self) -> Write:
-        """The oldest write, with those after it that can be said along with it."""
+        """The oldest write, joined with those after it that can be."""
         write = self._waiting.popleft()
         keys = [*write.keys]
         while (
@@ -153,7 +153,7 @@ class WriteQueue:
                     "withdraw", epoch_bytes, b"1" if forced else b"0", keys, deadline=_DEADLINE
                 )
                 kept = frozenset(write.keys[number] for number in numbers)
-                if kept and write.forced:  # who waited gave up meanwhile, and the bytes are gone
+                if kept and write.forced:  # the waiter timed out meanwhile, and the bytes are removed
                     self.add(Write("withdraw", write.owner, tuple(kept)))
                 _answer(write, kept)
 

@@ -1,4 +1,4 @@
-"""KV blocks between engines over HTTP: server.py sends frames that are asked for by key, client.py reads them.
+"""KV blocks between engines over HTTP: server.py sends frames by key, client.py reads them.
 
 protocol.py is the request, exchange.py one request and its response, health.py decides when a failing peer is skipped.
 May use tiers, codecs and frames. Read protocol.py first.

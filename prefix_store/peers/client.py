@@ -1,4 +1,4 @@
-"""The side that asks."""
+"""The client side."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_PEERS = 1_024
 
 @dataclass(frozen=True, slots=True)
 class PeerDeadlines:
-    """Seconds. The last one is for all of an answer."""
+    """Seconds. `whole` is for a complete response."""
 
     connect: float = 0.25
     first_byte: float = 0.5
@@ -44,8 +44,8 @@ class PeerDeadlines:
 class PeerClient:
     """Restores blocks from other engines. One event loop uses it; four threads receive, verify and copy.
 
-    A peer is not believed: each frame is checked against what was asked for before a byte of it is copied. One that
-    fails, dawdles, lies or has restarted is left alone for a while (see `PeerHealth`).
+    Peers are not trusted: each frame is verified against the request before it is copied. A peer that fails, is slow,
+    sends a wrong frame or has restarted is skipped for a while (see `PeerHealth`).
 
     Args:
         secret: shared by all engines.
@@ -62,12 +62,12 @@ class PeerClient:
         self._deadlines = deadlines or PeerDeadlines()
         self._healths: OrderedDict[Address, PeerHealth] = OrderedDict()
         self._worker = Worker("kv-peers", _THREADS)
-        # The one that was used longest ago first.
+        # Least recently used first.
         self._idle: list[tuple[str, http.client.HTTPConnection]] = []
         self._idle_lock = threading.Lock()
 
     def may_ask(self, peer: Address) -> bool:
-        """Whether a peer is worth a question now."""
+        """Whether a peer is not skipped now."""
         health = self._healths.get(peer)
         return health is None or health.is_available()
 
@@ -80,16 +80,16 @@ class PeerClient:
         within: float | None = None,
         cancel: CancelToken | None = None,
     ) -> int:
-        """Restores blocks of a chain, in order, up to the first that the peer does not give.
+        """Restores blocks of a chain, in order, up to the first that the peer does not send.
 
         Args:
-            frame_format: in which the peer has them; the index knows its codec.
-            within: seconds, where there are fewer than `PeerDeadlines.whole`.
+            frame_format: of the peer's blocks; the index has its codec.
+            within: seconds, if less than `PeerDeadlines.whole`.
             cancel: see `Tier.read`. A cancellation does not count against the peer.
 
         Returns:
-            How many were restored; the segments of the others are as they were. 0 at once for a peer that is left
-            alone. Who cancels this may use the memory again at once.
+            How many were restored; the other segments are unchanged. 0 at once for a peer that is skipped. After a
+            cancellation the memory may be used again at once.
         """
         if not self.may_ask(peer) or not wanted:
             self.counts.misses += len(wanted)
@@ -104,7 +104,7 @@ class PeerClient:
                 )
             self._health(peer).succeeded()
         except Cancelled:
-            pass  # the progress says how far it came
+            pass  # progress.done is the number of restored blocks
         except TimeoutError:
             self._note_failure(peer, PeerFailed(f"{peer.url} took too long"))
         except PeerFailed as error:
@@ -138,7 +138,7 @@ class PeerClient:
             with self._ask(question, cancel) as answer:
                 self._receive(answer, wanted, into, frame_format, progress, cancel)
         except PeerFailed:
-            with cancel:  # what was ended from outside is no fault of the peer
+            with cancel:  # a cancelled request is no fault of the peer
                 raise
         cancel.set_interrupt(None)
         if answer.is_whole:
@@ -182,7 +182,7 @@ class PeerClient:
         return question.ask(question.address.connection(), cancel)
 
     def _take(self, url: str) -> http.client.HTTPConnection | None:
-        """A connection that has been used and may still be open."""
+        """An idle connection, which may still be open."""
         with self._idle_lock:
             place = next((n for n, (of, _) in enumerate(self._idle) if of == url), None)
             return None if place is None else self._idle.pop(place)[1]
@@ -201,6 +201,6 @@ class PeerClient:
         return self._healths[peer]
 
     def _note_failure(self, peer: Address, error: PeerFailed) -> None:
-        self.counts.faults[type(error).__name__] += 1
+        self.counts.io_errors[type(error).__name__] += 1
         log.warning("leaving a peer alone for a while: %s", error)
         self._health(peer).failed(error)

@@ -1,25 +1,25 @@
-"""Why a peer gave no blocks.
+"""Errors of peer requests.
 
 PeerFailed
-├── PeerRefused     it answered, and said no
-├── PeerRestarted   it is not the one any more that was meant
-└── PeerInvalid        what it sent is not what it was asked for
+├── PeerRefused     it refused the request
+├── PeerRestarted   it has another epoch
+└── PeerInvalid     its response is not what was requested
 
-None of them leaves `PeerClient.read`: what a peer does not give is computed.
+`PeerClient.read` raises none of them: blocks that a peer lacks are computed.
 """
 
 
 class PeerFailed(Exception):
-    """It could not be reached, or took too long, or broke off."""
+    """It could not be reached, was too slow, or broke off."""
 
 
 class PeerRefused(PeerFailed):
-    """It does not know the token, is busy, or understood nothing."""
+    """It rejects the token or the request, or is busy."""
 
 
 class PeerRestarted(PeerFailed):
-    """Its epoch is another one."""
+    """It has another epoch."""
 
 
 class PeerInvalid(PeerFailed):
-    """A frame was not that of the block, or more came than was asked for."""
+    """A frame is not the block's, or more was sent than requested."""

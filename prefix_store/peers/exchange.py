@@ -1,4 +1,4 @@
-"""One question to a peer and its answer, by calls that block: for a thread."""
+"""One request to a peer and its response, by blocking calls in a thread."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LAST_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a peer listens, and which epoch of it is meant."""
+    """The URL of a peer, and the epoch that it must have."""
 
     url: str
     epoch: str
 
     def connection(self) -> http.client.HTTPConnection:
-        """Not yet connected. Raises PeerFailed for what is no URL of a server: it is what the peer said of itself."""
+        """Not yet connected. Raises PeerFailed for an invalid URL: peers report their own URLs."""
         try:
             parts = urllib.parse.urlsplit(self.url)
             host, port = parts.hostname, parts.port
@@ -39,7 +39,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, with what, and how long anybody waits for it to be heard, in seconds."""
+    """A request, its secret, and its timeouts in seconds."""
 
     address: Address
     secret: str = field(repr=False)
@@ -48,7 +48,7 @@ class Question:
     first_byte: float
 
     def ask(self, connection: http.client.HTTPConnection, cancel: CancelToken) -> Answer:
-        """The answer, of which the head has been read. Raises PeerFailed; the connection is closed then."""
+        """The answer after its headers. Raises PeerFailed; the connection is closed then."""
         try:
             with _translated(self.address):
                 return self._ask(connection, cancel)
@@ -60,9 +60,9 @@ class Question:
         if connection.sock is None:
             connection.timeout = self.connect
             connection.connect()
-        # http.client forgets the socket where the peer wants to close it, and reads on from it all the same.
+        # http.client drops its reference to the socket on "Connection: close", and still reads from it.
         connected: socket.socket = connection.sock
-        # A peer that sends a byte now and then passes every other deadline; the caller's ends it here.
+        # A peer that sends single bytes slowly passes the socket timeouts; the caller's deadline ends it here.
         cancel.set_interrupt(lambda: _shut_down(connected))
         connected.settimeout(self.first_byte)
         headers = {"authorization": f"Bearer {self.secret}", "content-type": REQUEST_TYPE}
@@ -81,14 +81,14 @@ class Question:
 
 @dataclass(slots=True)
 class Answer:
-    """Frames as they come. Leaving it closes the connection, unless it has been read to its end."""
+    """The frames of a response. Leaving it closes the connection, unless it was read to its end."""
 
     address: Address
     connection: http.client.HTTPConnection
     response: http.client.HTTPResponse
     connected: socket.socket
     is_whole: bool = False
-    """Whether it has been read to its end, so that the connection may be asked again."""
+    """Whether it has been read to its end, so that the connection can be reused."""
 
     def read(self, frame: Bytes) -> int:
         """Fills a frame; returns how many bytes came before the answer ended. Raises PeerFailed."""
@@ -100,12 +100,12 @@ class Answer:
         return done
 
     def end(self) -> None:
-        """Reads the end of an answer of which every frame was read. Raises PeerInvalid where it goes on."""
+        """Reads the end of an answer after its last frame. Raises PeerInvalid if more follows."""
         try:
             self.connected.settimeout(_LAST_SECONDS)
             rest = self.response.read(1)
         except (OSError, http.client.HTTPException):
-            return  # everything is here; only the connection is not as it should be
+            return  # all frames are here; the connection is not reused
         if rest:
             raise PeerInvalid(f"{self.address.url} sends more than it was asked for")
         self.is_whole = True

@@ -1,8 +1,8 @@
-"""What engines say to each other.
+"""The protocol of engines.
 
 A request is POST /v1/prefix/blocks with a bearer token and a `BlocksRequest` in MessagePack. The answer is the frames
 of the first of these blocks, one after the other, up to the first that is not there. Both carry the epoch of the
-answering engine, so that one which has restarted under its name is not taken for the one that the index spoke of.
+answering engine, so that an engine that has restarted is not taken for the one in the index.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Key = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
 class BlocksRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Blocks of a chain by stored key and stored parent: hashes, which say nothing to who does not have the blocks."""
+    """Blocks of a chain by stored key and stored parent: hashes, which reveal nothing without the blocks."""
 
     epoch: Annotated[str, msgspec.Meta(max_length=128)]
     blocks: Annotated[list[tuple[_Key, _Key]], msgspec.Meta(min_length=1, max_length=MAX_BLOCKS)]

@@ -1,4 +1,4 @@
-"""The side that gives."""
+"""The server side."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _BEARER = "Bearer "
 
 
 class FrameSource(Protocol):
-    """Where frames are; a tier is one."""
+    """A store of frames: a tier."""
 
     async def frame(self, key: bytes, parent: bytes) -> bytes | None:
-        """A verified frame, by its stored keys; None where there is none."""
+        """A verified frame, by its stored keys; None if there is none."""
 
 
 class BlockServer:
-    """Routes that give frames to who knows the secret and the keys. There is no way to ask which keys there are.
+    """Routes that send frames to clients that have the secret and the keys. They never list keys.
 
-    At most four answers are given at a time, each of at most 1 GiB and 60 s, and of each answer about two frames are in
-    memory; who comes beyond that is told to compute.
+    At most four answers are sent at a time, each of at most 1 GiB and 60 s, with about two frames in memory; further
+    requests get status 503.
 
     Args:
-        sources: asked in this order.
+        sources: in search order.
         secret: shared by all engines.
         epoch: of this process; another one after each restart.
 
@@ -88,7 +88,7 @@ class BlockServer:
         except TimeoutError:
             return self._refusal(408, "The request took too long.")
         except ConnectionError:
-            return self._refusal(400, "The request broke off.")  # the client is gone
+            return self._refusal(400, "The request broke off.")  # the client has disconnected
         except msgspec.DecodeError as error:
             return self._refusal(400, f"The request is no list of blocks: {error}.")
         if asked.epoch != self._epoch:
@@ -100,7 +100,7 @@ class BlockServer:
                 await response.prepare(request)
                 await self._send(asked, response)
         except (TimeoutError, ConnectionError):
-            # Too late to say so: a connection that breaks off is what tells a cut answer from a whole one.
+            # The status is sent already: only a broken connection shows that the answer is incomplete.
             if request.transport is not None:
                 request.transport.abort()
         return response

@@ -31,7 +31,7 @@ _PROGRESS_SECONDS = 10.0
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong, and where the options are listed."""
+    """Prints an error in one line, with a reference to --help."""
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
@@ -39,7 +39,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main() -> int:
-    """Run the command; returns the exit status: 2 where an argument or the trace is wrong."""
+    """Run the command; returns the exit status: 2 if an argument or the trace is wrong."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     parsed = _parser().parse_args()
     try:

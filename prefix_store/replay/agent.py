@@ -1,13 +1,13 @@
-"""Traces of coding agents: one conversation a line, each request written as what it adds to the one before.
+"""Traces of coding agents: one conversation per line, each request as its difference to the one before.
 
     {"block_size": 64, "requests": [{"t": 0.0, "in": 71175, "out": 169, "keep": 0, "new": [[1, 1112]]},
                                     {"t": 19.0, "in": 72762, "out": 296, "keep": 1112, "new": [[1113, 24]]}, ...]}
 
-`keep` blocks are those of the request before, `new` are runs [first number, count]; numbers mean something within their
-conversation only. A member with `requests` is a sub-agent with a list and a clock of its own, which begin there.
+`keep` counts leading blocks of the previous request, `new` are runs [first number, count]; numbers are local to their
+conversation. A member with `requests` is a sub-agent with its own list and clock, which begin there.
 
-The file says when requests come within a conversation, not how conversations lie to each other. Here eleven of them
-follow each other at each of as many users as that makes, all of whom begin at the same time.
+The file has times within a conversation, not between conversations. Here every user has eleven conversations, one after
+the other, and all users begin at the same time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Conversation(msgspec.Struct):
 
 
 class _Step(NamedTuple):
-    """A request as it is kept: what it adds to the one before it of its list."""
+    """A request, stored as its difference to the previous one of its list."""
 
     time: float
     input_length: int
@@ -56,7 +56,7 @@ class _Step(NamedTuple):
 
 
 class _Reader:
-    """Parses conversations, and gives each list of requests a number and each conversation numbers of its own."""
+    """Parses conversations; gives each list of requests a number, and each conversation its own block numbers."""
 
     def __init__(self) -> None:
         self._decode = msgspec.json.Decoder(_Conversation).decode

@@ -1,4 +1,4 @@
-"""Traces as Azure publishes them: CSV with arrival time and lengths, and nothing about what prompts share.
+"""Azure's traces: CSV with arrival time and lengths, without shared prefixes.
 
 Patel et al., "Splitwise: Efficient Generative LLM Inference Using Phase Splitting", ISCA '24.
 """
@@ -35,7 +35,7 @@ class _Reader:
 
 
 def _seconds(text: str) -> float:
-    # Seven digits of a second are published, where Python reads six.
+    # The files have seven decimals of a second, Python reads six.
     try:
         found = datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", text))
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""The most that any cache could have hit, for comparison: it knows the future.
+"""The most hits that any cache could have, with knowledge of the future.
 
-Belady's rule (IBM Systems Journal 5(2), 1966) with bypass: what is used again last goes first, be it what has just
-come. For chains it is exact: a block is used again no later than what follows it, so the block that is used again last
-is always one that nothing stored follows.
+Belady's rule (IBM Systems Journal 5(2), 1966) with bypass: evicts the block that is used again last, even a new one.
+For chains it is exact: a block is used again no later than its descendants, so the block that is used again last is
+always a stored leaf.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Belady:
     """A trace, prepared in two passes. Holds each request's path through the runs of the tree of all its blocks."""
 
     def __init__(self, trace: Trace, everything: BlockTree[int]) -> None:
-        """`everything` has been used by all requests and has lost nothing."""
+        """`everything` has seen all requests and evicted nothing."""
         self._trace = trace
         numbers: dict[int, int] = {}
         self._lengths: list[int] = []
@@ -55,7 +55,7 @@ class Belady:
         return found
 
     def hits(self, capacity: int) -> Hits:
-        """What a cache of so many blocks would have had."""
+        """The hits of a cache of `capacity` blocks."""
         hits = Hits(self._trace.block_tokens)
         lengths, parents = self._lengths, self._parents
         stored = [0] * len(lengths)

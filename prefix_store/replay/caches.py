@@ -1,4 +1,4 @@
-"""Caches that a trace passes: the books of a tier, whose blocks have one size and no bytes."""
+"""Simulated caches: the tree of a tier, whose blocks have one size and no bytes."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,7 +12,7 @@ from prefix_store.replay.trace import TraceRequest
 
 @dataclass(slots=True)
 class Hits:
-    """Counts of a replay. A hit is a leading block of a prompt that is there with all that comes before it."""
+    """Counts of a replay. A hit is a leading block of a prompt that is stored with its ancestors."""
 
     block_tokens: int
     blocks: int = 0
@@ -21,7 +21,7 @@ class Hits:
     hit_tokens: int = 0
 
     def count(self, request: TraceRequest, leading: int) -> None:
-        """A request came, and so many of its first blocks were there."""
+        """Counts a request of which `leading` blocks were stored."""
         self.blocks += len(request.keys)
         self.hit_blocks += leading
         self.tokens += request.input_length
@@ -37,16 +37,16 @@ class Hits:
 
 
 class Cache(Protocol):
-    """Something that requests pass."""
+    """A simulated cache."""
 
     hits: Hits
 
     def see(self, request: TraceRequest, access: Access) -> None:
-        """Count what is there of a request, then use it."""
+        """Counts the hits of a request, then uses it."""
 
 
 class SingleCache:
-    """One tier of so many blocks. Everything enters when its request arrives; answers take no time."""
+    """One tier. All blocks of a request enter when it arrives; answers take no time."""
 
     def __init__(
         self, capacity: int, policy: Policy, block_tokens: int, remembered: float = REMEMBERED_TURNOVERS
@@ -60,7 +60,7 @@ class SingleCache:
 
 
 class RoundRobin:
-    """Engines with caches of their own that share the capacity; requests go to one after the other."""
+    """Engines with private caches that divide the capacity; requests go to each in turn."""
 
     def __init__(self, capacity: int, engines: int, block_tokens: int) -> None:
         self._trees = _private_trees(capacity, engines)
@@ -75,10 +75,10 @@ class RoundRobin:
 
 
 class PrefixAware:
-    """The same engines; a request goes to the one that has the longest beginning of its prompt.
+    """The same engines; a request goes to the one that has the longest prefix of its prompt.
 
-    Where that is no more than a tenth of it, as of a system prompt that all share, it goes to the engine that was given
-    the least to compute lately: a trace has no service times, so half of what was given is forgotten every 64 requests.
+    If that is at most a tenth of it, such as a shared system prompt, the request goes to the engine with the least
+    recent work: a trace has no service times, so the weight of work halves every 64 requests.
     """
 
     _MIN_SHARE = 0.1
@@ -101,5 +101,5 @@ class PrefixAware:
 
 
 def _private_trees(capacity: int, engines: int) -> list[BlockTree[int]]:
-    """The caches of engines evict the least recently used, and remember nothing."""
+    """A tree per engine, with LRU eviction and without remembered blocks."""
     return [BlockTree(max(1, capacity // engines), LeastRecentlyUsed(), remembered=0.0) for _ in range(engines)]

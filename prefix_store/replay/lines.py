@@ -1,4 +1,4 @@
-"""The lines of a trace, and what is wrong with them."""
+"""The lines of a trace, and their errors."""
 
 import gzip
 import zlib
@@ -15,7 +15,7 @@ _MAX_FAULTS = 20
 
 
 class BadLine(Exception):
-    """A line that is not what it should be; the message says what would be right."""
+    """An invalid line; the message says what is expected."""
 
 
 def read_lines(file: Path) -> Iterator[tuple[int, str]]:
@@ -28,7 +28,7 @@ def read_lines(file: Path) -> Iterator[tuple[int, str]]:
         with file.open("rb") as raw:
             packed = raw.read(2) == _GZIP
         with gzip.open(file, "rb") if packed else file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):  # the number is for what may go wrong below
+            for number, line in enumerate(lines, 1):  # the number is for the messages below
                 text = line.decode("utf-8").strip()
                 if text:
                     yield number, text
@@ -41,9 +41,9 @@ def read_lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def parse_lines(file: Path, lines: Iterator[tuple[int, str]], parse: Callable[[str], T]) -> Iterator[tuple[int, T]]:
-    """What `parse` makes of each line, with its number.
+    """The parsed lines, with their numbers.
 
-    Raises TraceError at the end, if `parse` raised BadLine for any; after 20 bad lines no more are looked for.
+    Raises TraceError at the end, if `parse` raised BadLine for any; stops after 20 bad lines.
     """
     faults: list[str] = []
     for number, line in lines:

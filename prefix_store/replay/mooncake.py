@@ -1,4 +1,4 @@
-"""Traces as Mooncake publishes them: one JSON object a line, with a number for each prefix of 512 tokens.
+"""Mooncake's traces: one JSON object per line, with a number for each block of 512 tokens.
 
 Qin et al., "Mooncake: Trading More Storage for Less Computation", FAST '25.
 """
@@ -23,7 +23,7 @@ class _Line(msgspec.Struct):
 
 
 class _Reader:
-    """Parses lines, and sees to it that a number always stands for the same prefix."""
+    """Parses lines, and checks that a number always means the same prefix."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens

@@ -1,4 +1,4 @@
-"""A file as a trace, whatever its form."""
+"""Reads a trace of any format."""
 
 import itertools
 from pathlib import Path
@@ -16,10 +16,10 @@ _STYLES = f"""\
 
 
 def read_trace(file: Path, block_tokens: int | None = None) -> Trace:
-    """Reads a trace, plain or gzip; what style it has is seen from its first line.
+    """Reads a trace, plain or gzip; the first line determines its style.
 
     Args:
-        block_tokens: how long a block is, where the file does not say it: 512 for Mooncake's, 16 for Azure's.
+        block_tokens: tokens of a block, if the file does not say it: 512 for Mooncake's, 16 for Azure's.
 
     Raises:
         TraceError: the file cannot be read or is no trace, with a message for each bad line.

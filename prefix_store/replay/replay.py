@@ -1,4 +1,4 @@
-"""A trace through the store's eviction code, at several capacities and under several policies."""
+"""Replays a trace with the store's eviction code, for several capacities and policies."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil, exp2, log2
@@ -6,17 +6,14 @@ from typing import Any
 
 from prefix_store.eviction.access import Access
 from prefix_store.eviction.ghost_caches import GhostCaches
-from prefix_store.eviction.hazard import HazardIndex
 from prefix_store.eviction.lru import LeastRecentlyUsed
-from prefix_store.eviction.policy import Policy
+from prefix_store.eviction.policies import DEFAULT_POLICY, POLICIES
 from prefix_store.replay.belady import Belady
 from prefix_store.replay.caches import Cache, PrefixAware, RoundRobin, SingleCache
 from prefix_store.replay.trace import Trace, TraceRequest
 
-POLICIES: Mapping[str, Callable[[], Policy]] = {"hazard": HazardIndex, "lru": LeastRecentlyUsed}
-DEFAULT_POLICY = "hazard"
 ENOUGH = 0.9
-"""The share of what an endless cache hits that a capacity is recommended for."""
+"""The recommended capacity has this share of an endless cache's hits."""
 
 _EVERYTHING = 2**62
 _SAMPLED_BLOCKS = 16_384
@@ -27,12 +24,12 @@ Report = dict[str, Any]
 
 
 def replay(trace: Trace, capacities: Sequence[int], engines: int, progress: Callable[[float], None]) -> Report:
-    """Runs a trace and says what was found.
+    """Runs a trace and returns the report.
 
     Args:
         capacities: in blocks; each is simulated exactly.
-        engines: among how many a capacity is divided, to see what routing would bring.
-        progress: called now and then with the share of the work that is done.
+        engines: among how many a capacity is divided, to compare routing.
+        progress: called with the share of the work that is done.
 
     Returns:
         `trace` (what it is), `infinite` and each capacity as a string: `block_hit_ratio` and `token_hit_ratio` of the
@@ -95,7 +92,7 @@ def replay(trace: Trace, capacities: Sequence[int], engines: int, progress: Call
 
 
 class _Steps:
-    """Passes over a trace, and how far they have come."""
+    """Passes over a trace, and their progress."""
 
     def __init__(self, trace: Trace, progress: Callable[[float], None], passes: int) -> None:
         self._trace, self._progress = trace, progress
@@ -110,7 +107,7 @@ class _Steps:
 
 
 def _access_of(request: TraceRequest) -> Access:
-    """The output length is known when the request comes: a trace has it beside the arrival."""
+    """The output length is known from the arrival on: a trace has it."""
     return Access(request.time, output_length=request.output_length)
 
 
@@ -120,7 +117,7 @@ def _curve_capacities(different: int) -> list[int]:
 
 
 def _smallest(curve: Mapping[int, float], wanted: float) -> int | None:
-    """The smallest capacity with such a hit ratio, between two of the curve by the logarithm; to two digits."""
+    """The smallest capacity with this hit ratio, interpolated by the logarithm; to two digits."""
     below, ratio_below = 0, 0.0
     for capacity, ratio in curve.items():
         if ratio >= wanted:
@@ -137,7 +134,7 @@ def _smallest(curve: Mapping[int, float], wanted: float) -> int | None:
 
 
 def _without_prefixes(trace: Trace, capacities: Sequence[int]) -> Report:
-    """What can be told where a trace says nothing about what prompts share: how long blocks would stay."""
+    """The report of a trace without shared prefixes: how long blocks would stay."""
     blocks = 0
     seconds = 0.0
     for request in trace.requests():

@@ -1,4 +1,4 @@
-"""A replay's report for a person at a terminal."""
+"""A replay's report as text."""
 
 from prefix_store.replay.replay import Report
 

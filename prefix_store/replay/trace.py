@@ -1,4 +1,4 @@
-"""What a trace says, whatever its form."""
+"""A trace, of any format."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class TraceRequest(NamedTuple):
-    """One request: `keys` are numbers, one for each block of its prompt; equal numbers mean equal beginnings."""
+    """One request: `keys` are numbers, one for each block of its prompt; equal numbers mean equal prefixes."""
 
     time: float
     """Seconds since the first request."""
@@ -19,7 +19,7 @@ class TraceRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace that was found right. `requests` begins anew with each call; their keys may be made as they are read."""
+    """A valid trace. `requests` starts again with each call; keys may be made while they are read."""
 
     style: str
     block_tokens: int
@@ -27,7 +27,7 @@ class Trace:
     """How many requests there are."""
     requests: Callable[[], Iterator[TraceRequest]]
     has_prefixes: bool = True
-    """Whether anything is said about what prompts share; without it the keys are empty."""
+    """Whether the prompts' shared prefixes are known; if not, the keys are empty."""
 
 
 class TraceError(Exception):

@@ -2,5 +2,5 @@
 
 store.py locates, restores and stores blocks; fetch_plan.py decides between fetching and computing; peer_reader.py reads
 from other engines; owners.py publishes to the index what the tiers hold; open_store.py builds it all from config.py.
-May use every other room but replay. Read store.py first.
+May use every other part but replay. Read store.py first.
 """

@@ -27,7 +27,7 @@ class Chain:
         self._block_size = block_size
 
     def copy(self) -> Chain:
-        """For a sequence that begins alike."""
+        """For one with the same prefix."""
         copied = Chain(self._namespace, self._root, self._block_size)
         copied.blocks = list(self.blocks)
         return copied

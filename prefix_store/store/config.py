@@ -1,4 +1,4 @@
-"""What a prefix store is made of."""
+"""Prefix store configuration."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PEERS = b"keepgate prefix store: what engines show each other"
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """Which places there are, and how much they hold; sizes in bytes.
+    """The tiers, the index and the peers of a store; sizes in bytes.
 
     Raises:
-        ValueError: a number is negative, the address is no URL of a server, or there are two lossy codecs, whose blocks
-            one engine could not keep apart.
+        ValueError: a number is negative, the address is no URL of a server, or there are two lossy codecs, which one
+            engine could not distinguish.
     """
 
     memory_bytes: int = 0
@@ -33,13 +33,13 @@ class StoreConfig:
     """Mooncake's configuration file; None: nothing is kept there."""
     mooncake_codec: Codec = PLAIN
     index: str = ""
-    """URL of the Redis that knows what other engines have; empty: they are not asked."""
+    """URL of the Redis that has the engines' index; empty: no blocks of peers."""
     name: str = ""
     """Of this engine, in the index."""
     address: str = ""
     """URL under which other engines reach this one; empty: they cannot."""
     secret: str = field(default="", repr=False)
-    """Known to all engines that share blocks."""
+    """One for all engines that share blocks."""
     audit_every: int = 1000
     """One in so many restored prefixes is computed again and compared; 0: none is."""
 
@@ -63,7 +63,7 @@ class StoreConfig:
 
     @property
     def codecs(self) -> dict[str, Codec]:
-        """Of the tiers that there are, by the name of the field."""
+        """Of the configured tiers, by the name of the field."""
         is_there = {
             "memory": self.memory_bytes > 0,
             "disk": self.disk is not None,
@@ -73,7 +73,7 @@ class StoreConfig:
 
     @property
     def lossy_codec(self) -> Codec | None:
-        """The one that does not give back every bit; None: all do."""
+        """The one that is not exact; None: all are."""
         return next((codec for codec in self.codecs.values() if not codec.is_exact), None)
 
 

@@ -10,8 +10,7 @@ from prefix_store.index.owner import Owner
 
 @dataclass(frozen=True, slots=True)
 class PeerRun:
-    """Blocks of a chain that other engines have in one format, each of them all: those from number ``first`` on and
-    before ``until``."""
+    """Blocks ``first`` to ``until`` (exclusive) of a chain, all of which each of the owners has, in one format."""
 
     owners: tuple[Owner, ...]
     format: FrameFormat
@@ -21,7 +20,7 @@ class PeerRun:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """What each place said when it was asked; by the time it is read less may be there."""
+    """The replies of all places to a look-up; at the read they may have fewer blocks."""
 
     leading: dict[str, int]
     """Leading blocks in each tier of this process, by the tier's name, the fastest first."""
@@ -30,7 +29,7 @@ class Location:
 
     @property
     def blocks(self) -> int:
-        """Leading blocks that are anywhere."""
+        """Leading blocks in any place."""
         return max([0, *self.leading.values(), *(run.until for run in self.peers)])
 
     @property

@@ -1,4 +1,4 @@
-"""Opens the places that a configuration names, and closes them in order."""
+"""Opens the parts of a configured store, and closes them in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.codecs.registry import PLAIN
-from prefix_store.eviction.hazard import HazardIndex
+from prefix_store.eviction.policies import DEFAULT_POLICY, POLICIES
 from prefix_store.frames.layout import BlockLayout
 from prefix_store.index.index import RedisIndex, open_index
 from prefix_store.peers.client import PeerClient
@@ -28,7 +28,7 @@ _INSTANCE_BYTES = 16
 
 @dataclass(slots=True)
 class OpenStore:
-    """A store, and what stands around it."""
+    """A store, its server and index."""
 
     config: StoreConfig
     namespace: bytes
@@ -42,7 +42,7 @@ class OpenStore:
 
 @dataclass(slots=True)
 class _Removals:
-    """Passes on what tiers have removed, from before there are owners to tell."""
+    """Forwards the tiers' removals to the owners, once these exist."""
 
     owners: Owners | None = field(default=None)
 
@@ -60,8 +60,8 @@ async def open_store(config: StoreConfig, namespace: bytes, layout: BlockLayout)
         layout: of a block.
 
     Raises:
-        ValueError: a size holds no frame, a codec cannot write blocks of this layout, the index's URL is none, or it
-            is to know an engine without a name, or Mooncake cannot be used. The message begins with the field of the
+        ValueError: a size is less than a frame, a codec cannot write blocks of this layout, the index's URL is invalid,
+            the engine has no name in it, or Mooncake cannot be used. The message begins with the field of the
             configuration.
         OSError: the folder cannot be used.
     """
@@ -73,7 +73,10 @@ async def open_store(config: StoreConfig, namespace: bytes, layout: BlockLayout)
                 memory_format = FrameFormat(layout, config.memory_codec)
             with _named("memory_bytes"):
                 memory = HostMemory(
-                    memory_format, config.memory_bytes, HazardIndex(), lambda keys: removals.of(MEMORY, keys)
+                    memory_format,
+                    config.memory_bytes,
+                    POLICIES[DEFAULT_POLICY](),
+                    lambda keys: removals.of(MEMORY, keys),
                 )
             tiers[MEMORY] = memory
             stack.push_async_callback(memory.close)
@@ -83,7 +86,11 @@ async def open_store(config: StoreConfig, namespace: bytes, layout: BlockLayout)
                 disk_format = FrameFormat(layout, config.disk_codec)
             with _named("disk_bytes"):
                 disk = DiskTier(
-                    config.disk, disk_format, config.disk_bytes, HazardIndex, lambda keys: removals.of(DISK, keys)
+                    config.disk,
+                    disk_format,
+                    config.disk_bytes,
+                    POLICIES[DEFAULT_POLICY],
+                    lambda keys: removals.of(DISK, keys),
                 )
             tiers[DISK] = disk
             stack.push_async_callback(disk.close)
@@ -112,7 +119,7 @@ async def open_store(config: StoreConfig, namespace: bytes, layout: BlockLayout)
             client = PeerClient(config.peers_secret)
             peers = PeerReader(index, client, _formats(layout, config), owners.is_own)
             stack.push_async_callback(peers.close)
-            # What is in Mooncake, others have from there.
+            # Peers read Mooncake's blocks from Mooncake.
             own = [tier for name, tier in tiers.items() if name != MOONCAKE]
             server = BlockServer(own, config.peers_secret, instance)
         store = PrefixStore(tiers, owners, peers)
@@ -121,7 +128,7 @@ async def open_store(config: StoreConfig, namespace: bytes, layout: BlockLayout)
 
 @contextmanager
 def _named(field: str) -> Iterator[None]:
-    """Says of which field of the configuration an error is."""
+    """Adds the field of the configuration to an error."""
     try:
         yield
     except ValueError as error:
@@ -129,6 +136,6 @@ def _named(field: str) -> Iterator[None]:
 
 
 def _formats(layout: BlockLayout, config: StoreConfig) -> list[FrameFormat]:
-    """What this engine can read from others: every bit, and its own lossy form."""
+    """The formats that this engine reads from peers: exact and its own lossy."""
     lossy = config.lossy_codec
     return [FrameFormat(layout, codec) for codec in (PLAIN, *([lossy] if lossy else []))]

@@ -1,4 +1,4 @@
-"""What this process tells the index: which tiers it speaks for, and what comes and goes in them."""
+"""Publishes to the index what the tiers of this process have and remove."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MEMORY, DISK, MOONCAKE = "memory", "disk", "mooncake"
 
 
 class Owners:
-    """Speaks for the host memory of this process, and together with the host's other processes for their disk.
+    """Announces this process's host memory, and together with the host's other processes their disk.
 
     Args:
         name: of this engine.
         address: URL under which other engines reach it; empty: they cannot.
-        instance: as what it answers there; another one after each start.
+        instance: identifies its server; another one after each start.
     """
 
     def __init__(self, index: RedisIndex, name: str, address: str, instance: str) -> None:
@@ -34,7 +34,7 @@ class Owners:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def is_own(self, name: str) -> bool:
-        """Whether an owner is this process, or what it reads by itself."""
+        """Whether an owner is a tier of this process."""
         return any(owner.name == name for owner in self._owners.values())
 
     def register_memory(self, tier: Tier) -> None:
@@ -45,12 +45,12 @@ class Owners:
         )
 
     async def register_disk(self, tier: DiskTier) -> None:
-        """Announces what is on disk, under the identity of the folder; again where that has become another one."""
+        """Announces what is on disk, under the identity of the folder; again if that has changed."""
         self._tiers[DISK] = tier
         owner, identity = self._owners.get(DISK), tier.identity
         if owner is not None and owner.name == identity:
             return
-        # All of this before anything is waited for: who comes meanwhile finds it done.
+        # All of this before the first await: a concurrent call finds it done.
         self._owners.pop(DISK, None)
         if identity is not None:
             self._owners[DISK] = announced = self.index.own(
@@ -61,7 +61,7 @@ class Owners:
             await self.index.disown(owner)
 
     async def publish(self, tier_name: str, keys: Sequence[bytes]) -> None:
-        """These blocks, by their stored keys, are in a tier now; parents before children."""
+        """Publishes blocks of a tier by their stored keys; parents before children."""
         tier = self._tiers.get(tier_name)
         if isinstance(tier, DiskTier):
             await self.register_disk(tier)
@@ -70,13 +70,13 @@ class Owners:
             owner.publish(keys, tier.format.codec.number)
 
     def forget(self, tier_name: str, keys: Sequence[bytes]) -> None:
-        """These are not there any more."""
+        """Withdraws removed blocks."""
         owner = self._owners.get(tier_name)
         if owner is not None:
             owner.forget(keys)
 
     async def repair(self, tier_name: str) -> int:
-        """Makes the index say of a tier what it holds; returns of how many blocks it said so wrongly.
+        """Makes the index agree with a tier; returns how many wrong claims it had.
 
         Raises IndexUnavailable.
         """
@@ -84,7 +84,7 @@ class Owners:
         return 0 if owner is None else await repair(self.index, owner)
 
     async def close(self) -> None:
-        """Ends what goes on behind; the index is told nothing more."""
+        """Ends the background tasks; nothing more is published."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -100,7 +100,7 @@ class Owners:
 
 
 async def _claim_when_listed(tier: DiskTier, owner: LocalOwner) -> None:
-    """An owner's first claim comes too early for what was on disk before: the folder has yet to be looked through."""
+    """Claims older blocks on disk after the first listing, which comes after an owner's first claim."""
     await tier.listed()
     await owner.claim_now()
 

@@ -1,7 +1,7 @@
-"""The places beyond one engine's memory: asked together, read in the order that pays, written behind.
+"""The places beyond one engine's memory: searched together, read by plan, written in the background.
 
-locate ─► route ─► restore: memory ─► disk ─► peers ─► what is left is computed
-keep ─► memory ─► disk ─► the index hears of it
+locate ─► plan_fetch ─► restore: memory ─► disk ─► peers ─► the rest is computed
+keep ─► memory ─► disk ─► index
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SHORTEST_RESTORE, _LONGEST_RESTORE = 0.25, 5.0
-_LONGEST_KEEP, _REST_SECONDS = 10.0, 60.0
+_LONGEST_KEEP, _TRAILER_TIMEOUT = 10.0, 60.0
 _LONGEST_TOUCH = 1.0
 _ASK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """How far a restore came."""
+    """A restore's result."""
 
     blocks: int
     lossy_from: int | None = None
-    """The first block of the chain that did not come back with every bit; None: all did."""
+    """The first block of the chain that was restored from a lossy form; None: none was."""
 
 
 class PrefixStore:
-    """Keeps blocks in tiers, the fastest first, and finds them there and at other engines. One event loop uses it.
+    """Stores blocks in tiers, the fastest first, and finds them there and at peers. One event loop uses it.
 
-    Nothing here raises for a fault of a place: what cannot be had in time is computed.
+    No method raises for a fault of a place: blocks that come too late are computed.
 
     Args:
         tiers: of this process, by name.
-        owners: what the index is told about them; None: there is no index.
+        owners: publishes them to the index; None: there is no index.
         peers: other engines; None if there are none.
     """
 
@@ -64,18 +64,18 @@ class PrefixStore:
         self.peers = peers
         self.figures = StoreFigures()
         self._resting: dict[str, float] = {}
-        """Until when a tier that hung is offered nothing."""
+        """Until when writes skip a tier that hung."""
         self._unanswered: dict[str, asyncio.Task[int]] = {}
-        """What tiers have been asked that did not answer in time."""
+        """Look-ups that tiers did not answer in time."""
         self.times = {name: TransferTime() for name in (*tiers, PEERS)}
 
     async def locate(self, chain: Sequence[BlockId], everywhere: bool = True, within: float = _ASK_SECONDS) -> Location:
-        """Where the first blocks of a chain are: every place is asked once, all at the same time.
+        """Where the first blocks of a chain are; searches every place once, all at the same time.
 
         Args:
-            everywhere: whether other engines are asked too.
-            within: seconds. A place that has not answered by then has nothing, and is not asked again before it has
-                answered: one that hangs makes one request wait, and no other.
+            everywhere: whether to search peers, too.
+            within: seconds. A place that has not answered by then counts as empty, and is skipped until it has
+                answered: one that hangs delays one request, and no other.
         """
         if not chain:
             return Location(dict.fromkeys(self.tiers, 0))
@@ -91,7 +91,7 @@ class PrefixStore:
         return Location(leading, _given(peers, ()) if peers is not None else ())
 
     def _lookup(self, name: str, asked: asyncio.Task[int] | None) -> int:
-        """What a tier has answered by now."""
+        """A tier's answer, if it is there."""
         if asked is None:
             return 0
         if asked.done():
@@ -101,7 +101,7 @@ class PrefixStore:
         return 0
 
     def plan_fetch(self, first: int, location: Location, block_seconds: float | None) -> FetchPlan:
-        """Which blocks from number ``first`` on are fetched, and from where; see `route.route`."""
+        """Plans the fetches from block ``first`` on; see `fetch_plan.plan_fetch`."""
         return plan_fetch(first, location, self.times, block_seconds, time.monotonic())
 
     async def restore(
@@ -113,12 +113,12 @@ class PrefixStore:
         access: Access,
         cancel: CancelToken,
     ) -> Restored:
-        """Fills the last ``len(into)`` blocks of a chain, in order, up to the first that cannot be had.
+        """Restores the last ``len(into)`` blocks of a chain, in order, up to the first that fails.
 
-        It takes at most twice as long as computing them would, where that is known, and 5 s at all events.
+        Takes at most twice the time of computing them (0.25 s to 5 s; 5 s if that is unknown).
 
         Args:
-            block_seconds: what computing one of them takes; None: not known.
+            block_seconds: time to compute one of them; None: unknown.
             cancel: frees the memory, see `Tier.read`.
         """
         first = len(chain) - len(into)
@@ -145,12 +145,12 @@ class PrefixStore:
     async def keep(
         self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, exact: bool, cancel: CancelToken
     ) -> None:
-        """Keeps the last ``len(sources)`` blocks of a chain in every tier that takes them, and says so to the index.
+        """Stores the last ``len(sources)`` blocks of a chain in the tiers, and publishes them to the index.
 
-        A tier that takes more than 10 s for that is offered nothing for a minute.
+        A tier that takes more than 10 s for that is skipped for a minute.
 
         Args:
-            exact: whether they are what the model computes; else they go only where nothing is exact.
+            exact: whether the model computed them; if not, only lossy tiers store them.
         """
         self.figures.offered += len(sources)
         for name, tier in self.tiers.items():
@@ -161,7 +161,7 @@ class PrefixStore:
             with _ended_after(_LONGEST_KEEP, cancel) as end:
                 kept = await tier.write(chain, sources, access, end.cancel)
             if end.is_late:
-                self._resting[name] = time.monotonic() + _REST_SECONDS
+                self._resting[name] = time.monotonic() + _TRAILER_TIMEOUT
                 log.warning("keeping %d blocks in %s was ended after %g s", len(sources), name, _LONGEST_KEEP)
             self.figures.kept[name] += kept
             if kept and self.owners is not None:
@@ -170,9 +170,9 @@ class PrefixStore:
                 await self.owners.publish(name, keys)
 
     async def touch(self, chain: Sequence[BlockId], location: Location, access: Access) -> None:
-        """Tells the tiers that what they have of a chain is used, so that they keep it though others serve it.
+        """Records a use of a chain in the tiers, so that they keep blocks that another tier serves.
 
-        One that hangs is not told: this ends after a second.
+        Skips tiers that hang; ends after a second.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(_LONGEST_TOUCH):
@@ -181,25 +181,25 @@ class PrefixStore:
                         await tier.touch(chain[:leading], access)
 
     async def pin(self, chain: Sequence[BlockId]) -> dict[str, int]:
-        """Keeps a chain from being evicted until it is unpinned; how many leading blocks, by tier."""
+        """Pins a chain until it is unpinned; returns the pinned leading blocks, by tier."""
         return {name: await tier.pin(chain) for name, tier in self.tiers.items()}
 
     async def unpin(self, chain: Sequence[BlockId]) -> dict[str, int]:
-        """Takes pins of a chain back; how many leading blocks they kept, by tier."""
+        """Removes a chain's pins; returns the leading blocks they kept, by tier."""
         return {name: await tier.unpin(chain) for name, tier in self.tiers.items()}
 
     async def discard(self, chain: Sequence[BlockId]) -> int:
-        """Removes a chain, and what follows on it, from every tier; returns how many blocks went."""
+        """Removes a chain and its descendants from every tier; returns the number of blocks."""
         return sum([await tier.discard(chain, 0) for tier in self.tiers.values()])
 
     async def clear(self) -> int:
-        """Empties every tier of this process; returns how many blocks went."""
+        """Empties every tier of this process; returns the number of blocks."""
         return sum([await tier.clear() for tier in self.tiers.values()])
 
     async def _read(
         self, step: FetchStep, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, end: _End
     ) -> int:
-        """Restores one leg of a route; returns how many blocks of it."""
+        """Runs one step of a plan; returns the restored blocks."""
         began = time.monotonic()
         if step.run is None:
             got = await self.tiers[step.place].read(chain, into, access, end.cancel)
@@ -212,7 +212,7 @@ class PrefixStore:
         if got < len(into) and end.is_late:
             self.figures.late += 1
             log.warning("restoring %d blocks from %s was ended after %.2f s", len(into), step.place, now - began)
-            # One that has given nothing is believed to need as long for a single block.
+            # A place that gave nothing is assumed to need that time for one block.
             self.times[step.place].note_late(max(1, got), now - began, now)
         elif got:
             self.times[step.place].note(got, now - began, now)
@@ -225,7 +225,7 @@ class PrefixStore:
 
 @dataclass(slots=True)
 class _End:
-    """When a restore is over: at its deadline, or when its caller takes the memory back."""
+    """The end of a restore: its deadline, or the caller's cancellation."""
 
     deadline: float
     cancel: CancelToken = field(default_factory=CancelToken)
@@ -233,14 +233,14 @@ class _End:
     """Whether the deadline came first."""
 
     def run_out(self) -> None:
-        """There is no more time."""
+        """The deadline passed."""
         self.is_late = not self.cancel.is_set
         self.cancel.set()
 
 
 @contextmanager
 def _ended_after(seconds: float, cancel: CancelToken) -> Iterator[_End]:
-    """What tiers and peers give until then counts, which it would not if they were cancelled."""
+    """Sets a token after `seconds`: unlike a cancelled task, the work returns its result."""
     end = _End(time.monotonic() + seconds)
     timer = asyncio.get_running_loop().call_later(seconds, end.run_out)
     try:
@@ -266,13 +266,13 @@ class StoreFigures:
     fetched: Counter[str] = field(default_factory=Counter)
     """Decided to be fetched, whether or not that worked."""
     computed: Counter[str] = field(default_factory=Counter)
-    """Were there, and computing them was expected to be sooner."""
+    """Found, but computing them was expected to be faster."""
     late: int = 0
     """Fetches that were ended by their deadline."""
     offered: int = 0
     kept: Counter[str] = field(default_factory=Counter)
 
     def note(self, choices: tuple[FetchDecision, ...]) -> None:
-        """Adds what was decided."""
+        """Counts decisions."""
         for choice in choices:
             (self.fetched if choice.fetched else self.computed)[choice.place] += choice.blocks

@@ -1,4 +1,4 @@
-"""How long a place takes to give blocks, learned from what it gave."""
+"""The transfer time of a place, learned from its transfers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _ENOUGH = 3
 
 
 class TransferTime:
-    """Seconds for n blocks, as a fixed part and a part for each: least squares over what was measured lately.
+    """Seconds for n blocks, as a fixed part and a part per block: least squares over recent transfers.
 
     Each measurement counts .9 as much as the one after it, so ten are enough to learn that a place has become slow.
     """
@@ -20,16 +20,16 @@ class TransferTime:
 
     @property
     def is_known(self) -> bool:
-        """Whether it has been measured often enough to be judged: the first time connects, imports and reserves."""
+        """Whether there are enough measurements: the first one includes connecting, imports and allocation."""
         return self._measurements >= _ENOUGH
 
     def note_late(self, blocks: int, seconds: float, now: float) -> None:
-        """As ``note``, of a transfer that was ended because it took too long: that is enough to judge by."""
+        """As ``note``, of a transfer that was ended as too slow; it suffices for ``is_known``."""
         self.note(blocks, seconds, now)
         self._measurements = max(self._measurements, _ENOUGH)
 
     def note(self, blocks: int, seconds: float, now: float) -> None:
-        """So many blocks (at least one) took so long; ``now`` in seconds of a clock that does not go back."""
+        """Adds a transfer of at least one block; ``now`` in seconds of a monotonic clock."""
         self._measurements += 1
         self._weight = self._weight * _DECAY + 1.0
         self._blocks = self._blocks * _DECAY + blocks
@@ -39,14 +39,14 @@ class TransferTime:
         self._measured_at = now
 
     def estimate(self, blocks: int) -> float | None:
-        """Seconds for so many blocks; None: nothing is known."""
+        """Seconds for this many blocks; None: unknown."""
         if not self._weight:
             return None
         spread = self._squares - self._blocks * self._blocks / self._weight
         each = self._seconds / self._blocks
         if spread > 1e-3 * self._squares:
             slope = (self._products - self._blocks * self._seconds / self._weight) / spread
-            # Neither part is ever negative, whatever the noise: what is measured lies between all fixed and none.
+            # Neither part is negative, despite noise: the slope is limited to 0 and the mean.
             each = min(max(slope, 0.0), each)
         fixed = (self._seconds - each * self._blocks) / self._weight
         return fixed + each * blocks

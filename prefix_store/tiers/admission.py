@@ -24,7 +24,7 @@ class SecondUseAdmission:
         if not access.one_shot:
             return len(keys)
         admitted = self._lead(keys)
-        self._counts.dropped["not admitted"] += len(keys) - admitted
+        self._counts.rejected["not admitted"] += len(keys) - admitted
         return admitted
 
     def _lead(self, keys: Sequence[bytes]) -> int:

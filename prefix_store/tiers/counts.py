@@ -25,12 +25,12 @@ class TierCounts:
     """Spent on them: bytes / seconds is the live bandwidth."""
     writes: int = 0
     bytes_written: int = 0
-    evicted: int = 0
+    evictions: int = 0
     bad_frames: Counter[str] = field(default_factory=Counter)
     """Damaged and removed, by the header field that failed."""
-    dropped: Counter[str] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=Counter)
     """Offered and not stored, by reason."""
-    faults: Counter[str] = field(default_factory=Counter)
+    io_errors: Counter[str] = field(default_factory=Counter)
     """Failed calls to the system or a peer, by error name."""
 
 

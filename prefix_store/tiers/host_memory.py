@@ -29,21 +29,21 @@ _CLEARED_AT_ONCE = 500
 
 @dataclass(slots=True)
 class _Outcome(Progress):
-    """How far a thread came, and what it met there."""
+    """A thread's progress, and its error."""
 
     seconds: float = 0.0
     error: BadFrame | None = None
 
 
 class HostMemory:
-    """A `Tier` in memory. What is in it ends with the process.
+    """A `Tier` in memory. Its contents end with the process.
 
-    The books are kept by the event loop; threads, one each for reading, writing and serving, copy and compute checksums
-    with the interpreter's lock released. While a slot is read or filled its memory is not reused, evicted or not.
+    The event loop keeps the state; threads, one each for reading, writing and serving, copy and compute checksums
+    without the GIL. While a slot is read or filled its memory is not reused, even after an eviction.
 
     Args:
         policy: which blocks stay; for this tier alone.
-        on_removed: told the stored keys of what is no longer here, for the index.
+        on_removed: called with the stored keys of removed blocks, for the index.
 
     Raises:
         ValueError: there is not room for one frame.
@@ -85,7 +85,7 @@ class HostMemory:
 
     def inventory(self) -> Sequence[bytes]:
         """See `Tier.inventory`. As of now."""
-        # A block becomes readable after its parent, and goes before it, so this is the order of the dictionary.
+        # A block is added after its parent and removed before it, so the dictionary has this order.
         return tuple(self._slots)
 
     @property
@@ -112,7 +112,7 @@ class HostMemory:
             try:
                 await self._reader.run(lambda cancel: self._restore(wanted, slots, into, outcome, cancel), cancel)
             except Cancelled:
-                pass  # the outcome says how far it came
+                pass  # outcome.done is the number of restored blocks
             finally:
                 self._release(slots)
         self.counts.hits += outcome.done
@@ -130,14 +130,14 @@ class HostMemory:
         keys = self._keys(chain)
         first = len(keys) - len(sources)
         if self._tree.lookup(keys[:first]) < first:
-            self.counts.dropped["what comes before it is not here"] += len(sources)
+            self.counts.rejected["what comes before it is not here"] += len(sources)
             return 0
         self._use(keys, access)
         slots = self._slots_for(keys[first:])
         reason = await self._fill(chain[first:], sources, slots, cancel) if slots else ""
         kept = self._lead_of(keys[first:])
         if kept < len(sources):
-            self.counts.dropped[reason or "not admitted"] += len(sources) - kept
+            self.counts.rejected[reason or "not admitted"] += len(sources) - kept
         return kept
 
     async def frame(self, key: bytes, parent: bytes) -> bytes | None:
@@ -154,7 +154,7 @@ class HostMemory:
         try:
             return await self._server.run(copy)
         except BadFrame as error:
-            if error.field != "parent":  # that is a wrong question
+            if error.field != "parent":  # the request was wrong, not the frame
                 self._quarantine(key, error)
             return None
         finally:
@@ -221,7 +221,7 @@ class HostMemory:
     async def _fill(
         self, chain: Sequence[BlockId], sources: Sequence[Segments], slots: dict[int, Slot], cancel: CancelToken | None
     ) -> str:
-        """Seals the blocks at these places of a chain into their slots; returns why not all of them, if so."""
+        """Seals the blocks at these places of a chain into their slots; returns the reason if not all."""
         done: list[int] = []
 
         def seal(cancel: CancelToken) -> None:
@@ -242,7 +242,7 @@ class HostMemory:
         return ""
 
     def _slots_for(self, keys: Sequence[bytes]) -> dict[int, Slot]:
-        """Slots for those that have been admitted and are neither here nor on their way, by their place."""
+        """Slots, by place, for admitted blocks that are neither stored nor being filled."""
         slots: dict[int, Slot] = {}
         for place, key in enumerate(keys):
             if key not in self._tree:
@@ -250,7 +250,7 @@ class HostMemory:
             if key in self._slots or key in self._filling:
                 continue
             slot = self._slabs.take()
-            if slot is None:  # evicted ones are still being read
+            if slot is None:  # evicted slots are still being read
                 self._drop(self._tree.remove(key))
                 break
             self._filling.add(key)
@@ -258,7 +258,7 @@ class HostMemory:
         return slots
 
     def _settle(self, key: bytes, slot: Slot, is_sealed: bool) -> None:
-        """Makes a slot that has been filled readable, unless the block has had to go meanwhile."""
+        """Makes a filled slot readable, unless the block was evicted meanwhile."""
         self._filling.discard(key)
         if is_sealed and key in self._tree:
             self._slots[key] = slot
@@ -270,7 +270,7 @@ class HostMemory:
 
     def _use(self, keys: Sequence[bytes], access: Access) -> None:
         victims = self._tree.use(keys, access)
-        self.counts.evicted += len(victims)
+        self.counts.evictions += len(victims)
         self._drop(victims)
 
     def _quarantine(self, key: bytes, error: BadFrame) -> None:
@@ -279,7 +279,7 @@ class HostMemory:
         self._drop(self._tree.remove(key))
 
     def _drop(self, keys: Sequence[bytes]) -> None:
-        """Frees what has had to go. What is being filled is freed when that has ended."""
+        """Frees removed blocks; those that are being filled are freed afterwards."""
         self._pins.forget(keys)
         gone = [key for key in keys if key in self._slots]
         for key in gone:

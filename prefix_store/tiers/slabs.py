@@ -1,4 +1,4 @@
-"""Memory for frames of one size, in slabs that come and go with what is kept."""
+"""Memory for frames of one size, in slabs allocated and freed as needed."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Slot:
 
 
 class Slabs:
-    """Rooms for frames, at most as many as fit into a number of bytes.
+    """Slots for frames, at most as many as fit into a number of bytes.
 
-    One thread uses it; what a slot holds may be read and filled by others while they are counted as its users. Of all
-    slabs the first ones are filled first, so that the last ones empty when fewer frames are kept.
+    One thread uses it; other threads may read and fill a slot while they are counted as its users. The first slabs are
+    filled first, so that the last ones empty when fewer frames are stored.
     """
 
     def __init__(self, frame_bytes: int, capacity_bytes: int) -> None:
@@ -69,7 +69,7 @@ class Slabs:
         size = min(self._per_slab, self.capacity - number * self._per_slab)
         if size <= 0:
             return None
-        # Anonymous memory of its own, and not the heap, where one frame in use keeps all below it.
+        # A mapping of its own: in the heap, one used frame would keep all memory below it.
         memory = np.frombuffer(mmap.mmap(-1, size * self._slot_bytes), np.uint8)
         slab = self._slabs[number] = _Slab(memory, list(range(size))[::-1], size)
         heapq.heappush(self._with_room, number)
@@ -85,7 +85,7 @@ class Slabs:
         slot.users += 1
 
     def unuse(self, slot: Slot) -> None:
-        """Counts one less."""
+        """One user fewer."""
         slot.users -= 1
         self._free_if_idle(slot)
 
@@ -97,7 +97,7 @@ class Slabs:
         if not slab.blank:
             heapq.heappush(self._with_room, slot.number)
         slab.blank.append(slot.place)
-        # One empty slab stays, or a frame that comes and goes would bring and take 16 MiB each time.
+        # One empty slab stays: otherwise single frames could allocate and free 16 MiB each time.
         if len(slab.blank) == slab.capacity and sum(len(s.blank) == s.capacity for s in self._slabs.values()) > 1:
             del self._slabs[slot.number]
 

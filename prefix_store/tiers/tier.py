@@ -45,7 +45,7 @@ class Tier(Protocol):
         """Restores the last ``len(into)`` blocks of a chain, in order, up to the first that is missing or damaged.
 
         Args:
-            X
+            cancel: frees the segments: once `CancelToken.set` has returned none of them is written.
 
         Returns:
             How many of them were restored; the other segments are unchanged. After a cancellation the memory may be

@@ -1,4 +1,4 @@
-"""A thread that works for an event loop, and never touches what its caller has taken back."""
+"""Threads for an event loop's blocking work, which can be cancelled."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _CLOSE_SECONDS = 5.0
 
 
 class Worker:
-    """Runs blocking work, in order where it has one thread.
+    """Runs blocking work, in order if it has one thread.
 
-    Its threads are daemons, unlike an executor's: one that a dead disk holds must not hold a process that ends.
+    Its threads are daemons, unlike an executor's: one that a dead disk blocks must not block the process's end.
     """
 
     def __init__(self, name: str, threads: int = 1) -> None:
@@ -34,7 +34,7 @@ class Worker:
             threading.Thread(target=self._work, args=(end,), name=f"{name}-{number}", daemon=True).start()
 
     async def run(self, work: Callable[[CancelToken], T], cancel: CancelToken | None = None) -> T:
-        """What the work returns; raises what it raises. Who cancels this has halted the work (see `CancelToken`).
+        """The work's result; raises what it raises. A cancellation cancels the work (see `CancelToken`).
 
         Args:
             cancel: the caller's token; it is not set when only this piece of work is cancelled.
@@ -53,7 +53,7 @@ class Worker:
 
         def begin() -> T:
             with own:
-                pass  # what was given up while it waited for the thread is not begun
+                pass  # work that was cancelled in the queue is not started
             return work(own)
 
         with cancel.on_cancel(give_up) if cancel is not None else contextlib.nullcontext():
@@ -70,7 +70,7 @@ class Worker:
         raise Cancelled
 
     async def close(self) -> None:
-        """Takes no more work, cancels what has not begun, and waits for what is under way, unless that hangs."""
+        """Takes no more work, cancels what has not begun, and waits for running work, unless it hangs."""
         self._is_closed = True
         with contextlib.suppress(queue.Empty):
             while (job := self._jobs.get_nowait()) is not None:
@@ -95,7 +95,7 @@ class Worker:
                 future.set_result(work())
             except BaseException as error:  # noqa: BLE001 - it is raised to the caller
                 future.set_exception(error)
-            del job, future, work  # what the work holds is not held until the next one comes
+            del job, future, work  # releases the work's objects before the wait
         end.set_result(None)
 
 
@@ -106,5 +106,5 @@ def _settle(given_up: asyncio.Future[None]) -> None:
 
 def _forget(future: asyncio.Future[T]) -> None:
     if not future.cancelled() and (error := future.exception()) is not None and not isinstance(error, Cancelled):
-        # It may be any that who waited would have handled, as when a peer fails in the moment in which it is given up.
+        # Any error that the caller would have handled, such as a peer's failure at the moment of the cancellation.
         log.warning("abandoned work has failed: %s: %s", type(error).__name__, error)

@@ -38,7 +38,7 @@ async def worker(url: str, deadline: float = PATIENT) -> AsyncIterator[ExactCach
     async with open_redis_store(url, deadline) as store:
         cache = ExactCache(MemoryStore(2**24), store, keep_stale=60)
         with suppress(StoreUnavailable):
-            await cache.learn_purges()
+            await cache.sync_purges()
         following = asyncio.create_task(cache.follow_purges())
         try:
             yield cache

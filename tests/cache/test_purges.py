@@ -102,7 +102,7 @@ async def test_nothing_comes_back_after_redis_was_flushed(valkey: Valkey) -> Non
         await until(lambda: is_gone(other, key), within=1)
         await raw.flushall()
         for cache in (one, other):
-            await cache.learn_purges()
+            await cache.sync_purges()
         assert not one.counts(early)
         await written(one, early)
         assert await is_gone(one, key)
@@ -165,7 +165,7 @@ async def test_after_an_outage_redis_is_believed_only_when_the_purges_were_read(
     key = key_of(1)
     async with worker(valkey.url) as one, open_redis_store(valkey.url, PATIENT) as store:
         other = ExactCache(MemoryStore(2**20), store, keep_stale=60)  # nothing follows the purges for it
-        await other.learn_purges()
+        await other.sync_purges()
         await written(one, answer_to(one, key))
         store.breaker.trip(ConnectionError("cut"))
         await one.purge("all")
@@ -174,7 +174,7 @@ async def test_after_an_outage_redis_is_believed_only_when_the_purges_were_read(
         assert isinstance(await other.lookup(key), Failed)
         with pytest.raises(StoreUnavailable):
             await other.entry(key.id)
-        await other.learn_purges()
+        await other.sync_purges()
         assert isinstance(await other.lookup(key), Miss)
 
 
@@ -208,7 +208,7 @@ async def test_two_purges_at_once_end_in_one_view(valkey: Valkey) -> None:
     async with worker(valkey.url) as one, worker(valkey.url) as other:
         before = [answer_to(cache, key_of(1)) for cache in (one, other)]
         for _ in range(20):
-            await asyncio.gather(one.purge("all"), other.purge("all"), one.learn_purges(), other.learn_purges())
+            await asyncio.gather(one.purge("all"), other.purge("all"), one.sync_purges(), other.sync_purges())
 
         async def agreed() -> bool:
             return one.generation(A, "m") == other.generation(A, "m")
@@ -232,7 +232,7 @@ async def test_a_state_read_before_a_purge_does_not_undo_it(valkey: Valkey, monk
             return reply
 
         monkeypatch.setattr(RedisStore, "generations", slow)
-        learning = asyncio.create_task(cache.learn_purges())
+        learning = asyncio.create_task(cache.sync_purges())
         await replied.wait()
         before = answer_to(cache, key_of(1))
         await cache.purge("all")

@@ -1,4 +1,4 @@
-"""Blocks of weights as GGUF files have them, made into the layout that is multiplied with."""
+"""Converts quantised blocks of GGUF files to the layout of `IntLinear`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from backend.quantized_weights.int_scheme import IntLinear, IntScheme, pack_nibb
 _BLOCK = 32
 _SUPER_BLOCK = 256
 _K_SCALES = 12
-"""Bytes in which a super-block of Q4_K has eight scales and eight minima of six bits."""
+"""Bytes of the eight scales and eight minima, six bits each, of a Q4_K super-block."""
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -28,38 +28,38 @@ def blocks_linear(kind: str, blocks: Bytes) -> IntLinear:
 
 
 def _q4_0(rows: torch.Tensor) -> IntLinear:
-    """Of each block: a half float, which may be negative, and 32 codes: ``scale * (code - 8)``."""
+    """Each block: a half float, which may be negative, and 32 codes: ``scale * (code - 8)``."""
     blocks = rows.view(len(rows), -1, 2 + _BLOCK // 2)
     return IntLinear(IntScheme(4, _BLOCK), _codes(blocks[:, :, 2:]), _halves(blocks, 0))
 
 
 def _q4_1(rows: torch.Tensor) -> IntLinear:
-    """Of each block: two half floats and 32 codes: ``scale * code + minimum``."""
+    """Each block: two half floats and 32 codes: ``scale * code + minimum``."""
     blocks = rows.view(len(rows), -1, 4 + _BLOCK // 2)
     codes, scales, minima = _codes(blocks[:, :, 4:]), _halves(blocks, 0), _halves(blocks, 2)
     return IntLinear(IntScheme(4, _BLOCK, "minimum"), codes, scales, minima=minima)
 
 
 def _q8_0(rows: torch.Tensor) -> IntLinear:
-    """Of each block: a half float and 32 signed numbers: ``scale * number``."""
+    """Each block: a half float and 32 signed numbers: ``scale * number``."""
     blocks = rows.view(len(rows), -1, 2 + _BLOCK)
-    # Adding 128 to a signed byte is turning its highest bit.
+    # Flipping the highest bit adds 128 to a signed byte.
     return IntLinear(IntScheme(8, _BLOCK), (blocks[:, :, 2:] ^ 128).flatten(1), _halves(blocks, 0))
 
 
 def _q4_k(rows: torch.Tensor) -> IntLinear:
-    """Of each super-block of eight blocks: two half floats, which multiply scales and minima of six bits, and codes.
+    """Each super-block of eight blocks: two half floats, which multiply scales and minima of six bits, and codes.
 
-    ``scale * code - minimum``. The products become half floats here, which changes them by one in 2,048 at most.
+    ``scale * code - minimum``. The products are rounded to half floats: a relative error of at most 1 / 2,048.
     """
     blocks = rows.view(len(rows), -1, 4 + _K_SCALES + _SUPER_BLOCK // 2)
     of_scales, of_minima = (_halves(blocks, at).float().unsqueeze(-1) for at in (0, 2))
     # The first four scales and minima are the low six bits of a byte each; the high two of those bytes belong to the
-    # last four, whose low four bits are the halves of the last bytes.
+    # last four, whose low four bits are nibbles of the last bytes.
     first, second, low = blocks[:, :, 4 : 4 + _K_SCALES].chunk(3, dim=-1)
     scales = torch.cat((first & 63, low & 15 | first >> 6 << 4), dim=-1)
     minima = torch.cat((second & 63, low >> 4 | second >> 6 << 4), dim=-1)
-    # Two blocks share 32 bytes, the first in their low halves.
+    # Two blocks share 32 bytes, the first in the low nibbles.
     pairs = blocks[:, :, 4 + _K_SCALES :].unflatten(-1, (-1, _BLOCK))  # type: ignore[no-untyped-call] # see torch
     codes = torch.stack((pairs & 15, pairs >> 4), dim=-2).flatten(1)
     return IntLinear(
@@ -71,7 +71,7 @@ def _q4_k(rows: torch.Tensor) -> IntLinear:
 
 
 def _codes(nibbles: torch.Tensor) -> torch.Tensor:
-    """From blocks whose first half is in the low halves of the bytes, and whose second in the high ones."""
+    """Repacks blocks with their first half in the low nibbles and their second half in the high ones."""
     return pack_nibbles(torch.cat((nibbles & 15, nibbles >> 4), dim=-1).flatten(1))
 
 
@@ -88,4 +88,4 @@ _READERS: Mapping[str, Callable[[torch.Tensor], IntLinear]] = {
     "Q4_K": _q4_k,
 }
 KINDS = frozenset(_READERS)
-"""Names of the types whose blocks a scheme holds; the other K-quants have two, three, five or six bits."""
+"""Names of the types that `IntScheme` supports; the other K-quants have two, three, five or six bits."""

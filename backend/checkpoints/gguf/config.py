@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata says about the model, as a Hugging Face ``config.json``."""
+"""Converts a GGUF file's metadata to a Hugging Face ``config.json``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backend.errors import ModelError
 from backend.models.config import Llama3RopeScaling
 from backend.models.hf_config import ATTENTION_BIAS_FIELD
 
-# GGUF's architectures, and what Hugging Face calls the model and its class.
+# GGUF's architectures, with Hugging Face's model type and class.
 _ARCHITECTURES = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
@@ -27,18 +27,18 @@ _ARCHITECTURES = {
 }
 _MIXTRAL = ("mixtral", "MixtralForCausalLM")
 
-# Gemma 2 and 3 of 27 billion parameters scale attention by the share of a head in the hidden size, all others by the
-# size of a head. GGUF does not say which, so the number of layers tells, as it does in llama.cpp.
+# Gemma 2 and 3 of 27 billion parameters scale attention by hidden size / heads, all others by the size of a head.
+# GGUF does not store which, so the number of layers decides, as in llama.cpp.
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 
-# Every Llama 3.1 to 3.3 has these; GGUF keeps only what comes of them, a divisor for each frequency.
+# Of all Llama 3.1 to 3.3 models; GGUF stores only the resulting divisor of each frequency.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
 # Model types whose config has a field for biases of the MLP.
 _MLP_BIAS_FIELD = ("llama", "smollm3")
 
 _MAX = 2**31 - 1
-"""Of whatever is counted; far more than any model has."""
+"""Limit of counts; far more than any model has."""
 
 
 class GgufMetadata:
@@ -65,7 +65,7 @@ class GgufMetadata:
         self.architecture = architecture
 
     def error(self, key: str, expected: str) -> ModelError:
-        """For a field that is not what it should be."""
+        """The error for an invalid field."""
         if key not in self.fields:
             return ModelError(f"{self.source}: metadata {key} is missing, expected {expected}")
         return ModelError(f"{self.source}: metadata {key} is {shown(self.fields[key])}, expected {expected}")
@@ -79,10 +79,10 @@ class GgufMetadata:
         return self.key(name) in self.fields
 
     def count(self, name: str, default: int | None = None) -> int:
-        """A positive number of something.
+        """A positive integer.
 
         Raises:
-            ModelError: the field is something else, or missing without a default. So in the methods below.
+            ModelError: the field is invalid, or missing without a default. So in the methods below.
         """
         value = self.fields.get(self.key(name), default)
         if not _is_whole(value) or not 0 < value <= _MAX:
@@ -105,7 +105,7 @@ class GgufMetadata:
 
     @property
     def experts(self) -> int:
-        """How many a layer has; 0 where it has one ordinary MLP."""
+        """Experts of a layer; 0 if it has one ordinary MLP."""
         key = self.key("expert_count")
         return 0 if self.fields.get(key) == 0 or key not in self.fields else self.count("expert_count")
 
@@ -129,17 +129,17 @@ class GgufMetadata:
 
     @property
     def is_gemma(self) -> bool:
-        """Whether norms are stored with the one added that Hugging Face's files leave out, and lie on outputs too."""
+        """Whether norm weights include the 1 that Hugging Face adds at run time, and outputs are normed too."""
         return self.architecture.startswith("gemma")
 
     @property
     def is_mixtral(self) -> bool:
-        """Mixtral goes by the name of llama and is known by its experts."""
+        """GGUF stores Mixtral as llama, distinguished by its experts."""
         return self.architecture == "llama" and self.experts > 0
 
     @property
     def rotates_neighbours(self) -> bool:
-        """Whether rows of queries and keys are ordered for rotating elements 2i and 2i + 1 together."""
+        """Whether rows of queries and keys are ordered to rotate elements 2i and 2i + 1 together."""
         return self.architecture in ("llama", "smollm3")
 
 
@@ -150,7 +150,7 @@ def hf_config(metadata: GgufMetadata, rope_divisors: npt.NDArray[np.float32] | N
         rope_divisors: the tensor ``rope_freqs``, if there is one.
 
     Raises:
-        ModelError: a field is missing, is not what it should be, or asks for something that is not supported.
+        ModelError: a field is missing, invalid or not supported.
     """
     model_type, class_name = _MIXTRAL if metadata.is_mixtral else _ARCHITECTURES[metadata.architecture]
     heads, hidden = metadata.count("attention.head_count"), metadata.count("embedding_length")
@@ -159,7 +159,7 @@ def hf_config(metadata: GgufMetadata, rope_divisors: npt.NDArray[np.float32] | N
         raise metadata.error(metadata.key("attention.head_count_kv"), f"a divisor of the {heads} heads of queries")
     head_dim = metadata.count("attention.key_length", hidden // heads)
     layers = metadata.count("block_count")
-    if layers > len(metadata.tensors):  # before anything is made for each of them
+    if layers > len(metadata.tensors):  # before allocations for each layer
         raise metadata.error(
             metadata.key("block_count"), f"fewer layers than there are tensors, {len(metadata.tensors)}"
         )
@@ -192,7 +192,7 @@ def hf_config(metadata: GgufMetadata, rope_divisors: npt.NDArray[np.float32] | N
 
 
 def _biases(metadata: GgufMetadata, model_type: str) -> dict[str, bool]:
-    """GGUF says by its tensors alone whether there are biases; what Hugging Face has no word for is found there."""
+    """Whether layers have biases, by the names of the tensors: GGUF has no metadata for it."""
     parts = [name.split(".") for name in metadata.tensors]
     kinds = {kind for block, _, kind, end in (of for of in parts if len(of) == 4) if (block, end) == ("blk", "bias")}
     fields = {}
@@ -204,7 +204,7 @@ def _biases(metadata: GgufMetadata, model_type: str) -> dict[str, bool]:
 
 
 def _end_tokens(metadata: GgufMetadata) -> int | list[int] | None:
-    """A chat's turn may end otherwise than a text does."""
+    """Tokens that end a text or a turn of a chat."""
     named = (metadata.token_id(name) for name in ("eos_token_id", "eot_token_id", "eom_token_id"))
     ids = list(dict.fromkeys(token for token in named if token is not None))
     return ids[0] if len(ids) == 1 else ids or None
@@ -262,7 +262,7 @@ def _rope_scaling(
 def _llama3_scaling(
     metadata: GgufMetadata, theta: float, head_dim: int, divisors: npt.NDArray[np.float32]
 ) -> dict[str, Any]:
-    """Llama 3.1's scaling that gives these divisors, checked by giving them again."""
+    """Llama 3.1's scaling with these divisors, checked by recomputing them."""
     import torch
 
     from backend.models.rope import scaled_frequencies
@@ -275,7 +275,7 @@ def _llama3_scaling(
         expected = (frequencies / scaled_frequencies(scaling, frequencies)).numpy()
         return np.allclose(divisors, expected, rtol=1e-3)
 
-    # Only of a shape that the file has bytes for is anything made.
+    # Nothing is allocated before the shape is checked.
     if divisors.shape != (-(-head_dim // 2),) or not divisors.min() > 0 or not explained():
         raise ModelError(
             f"{metadata.source}: tensor rope_freqs.weight does not scale frequencies as Llama 3.1 does; "
@@ -291,7 +291,7 @@ def _llama3_scaling(
 
 
 def _short_float(value: float) -> float:
-    """GGUF stores 1e-5 as a float32; give back the decimal that was meant."""
+    """GGUF stores 1e-5 as a float32; returns the original decimal."""
     return float(f"{value:.6g}")
 
 

@@ -1,9 +1,8 @@
 """Turns a GGUF file into a Hugging Face directory.
 
-GGUF is llama.cpp's file format. Its quantised tensors are expanded to float32: every value of a quantised block is
-a short product and sum of half floats that float32 holds, so the conversion adds no error of its own and each runner
-chooses its serving precision from the same numbers. Or they stay in the bits that they have, where a scheme holds their
-blocks.
+GGUF is llama.cpp's file format. Its quantised tensors are expanded to float32: every value of a quantised block is a
+short product and sum of half floats and integers, so that the conversion adds no error beyond float32 rounding, and
+runners choose their precision from the same numbers. Or they keep their bits, if a scheme supports their blocks.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
     from backend.checkpoints.quantized.writer import QuantizedModules
 
 _NOT_LINEAR = ("token_embd", "ffn_gate_inp")
-"""Matrices that are wanted as floats: the embedding, and what chooses experts."""
+"""Matrices that become floats: the embedding, and the router of experts."""
 _ROPE_DIVISORS = "rope_freqs.weight"
 _SHARD_BYTES = 2**30
-"""Weights that are held in memory before they are written out."""
+"""Most bytes of weights in memory before they are written."""
 
 Progress = Callable[[str], None]
 Array = npt.NDArray[np.float32]
@@ -46,11 +45,11 @@ def convert_gguf(source: Path, target: Path, progress: Progress, packed: bool = 
         source: the ``.gguf`` file.
         target: an existing, empty directory.
         progress: gets one short sentence for each step.
-        packed: whether linear layers in Q4_0, Q4_1, Q8_0 and Q4_K stay in these bits; all else is float32.
+        packed: whether linear layers in Q4_0, Q4_1, Q8_0 and Q4_K keep their bits; all else is float32.
 
     Raises:
-        ModelError: the file is not GGUF, says or lacks something so that it cannot be served, or holds an architecture
-            or a tokenizer that is not supported; or the directory cannot be written. The message names the file.
+        ModelError: the file is not GGUF, is invalid or incomplete, or has an architecture or a tokenizer that is not
+            supported; or the directory cannot be written. The message names the file.
     """
     progress(f"reading {source.name}")
     file = read_gguf(source)
@@ -78,7 +77,7 @@ def _write_weights(
     progress: Progress,
     packed: bool,
 ) -> dict[str, Any]:
-    """Gives back what config.json is to say of them."""
+    """Returns their part of config.json."""
     from backend.checkpoints.quantized.writer import QuantizedModules
     from backend.checkpoints.shards import Shards
 
@@ -97,7 +96,7 @@ def _expanded(tensor: GgufTensor, metadata: GgufMetadata) -> Array:
     from gguf.quants import dequantize
 
     try:
-        with np.errstate(all="ignore"):  # what comes of it is looked at below
+        with np.errstate(all="ignore"):  # the values are checked below
             values = np.asarray(dequantize(tensor.data, tensor.type), dtype=np.float32)
     except NotImplementedError as error:
         raise ModelError(
@@ -117,10 +116,10 @@ def _finite(values: Array, tensor: GgufTensor, metadata: GgufMetadata) -> Array:
 def _hf_tensors(
     tensor: GgufTensor, place: Place, metadata: GgufMetadata, config: dict[str, Any], kept: QuantizedModules | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """What Hugging Face's files hold for one tensor: names there and values; of experts, each its own.
+    """Hugging Face's names and values for one tensor; one pair for each expert.
 
     Args:
-        kept: takes linear layers that stay as they are; None: there are none.
+        kept: collects linear layers that keep their bits; None: none do.
     """
     import torch
 
@@ -136,7 +135,7 @@ def _hf_tensors(
         heads = config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"]
         values = values[_rotate_half_order(np.arange(place.shape[0]), heads)]
     for number, part in enumerate(values if "{}" in place.name else [values]):
-        # Not str.format, to which more than "{}" would mean something.
+        # Not str.format, which would interpret other braces too.
         full_name = place.name.replace("{}", str(number))
         module = full_name.removesuffix(".weight")
         if kept is not None and stay:

@@ -1,4 +1,4 @@
-"""Reads a GGUF file's metadata and where its tensors lie, and believes none of the numbers in it.
+"""Reads a GGUF file's metadata and the places of its tensors, and checks all numbers in it.
 
 All is little-endian (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md); a string is its length and UTF-8:
 
@@ -7,8 +7,8 @@ All is little-endian (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)
     each tensor:  name | count of sizes u32 | sizes u64, the fastest first | type u32 | offset u64
     padding to general.alignment | data
 
-Files come from anywhere: a count is held against the bytes that are left before anything is made of it, so that what
-reading costs is bounded by the size of the file, and every tensor has bytes of its own.
+Files are untrusted: a count is compared with the remaining bytes before memory is allocated for it, so that the cost of
+reading is bounded by the size of the file. Tensors must not overlap.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_HEADER = 2**26
-"""Bytes; the largest vocabularies with their merges have a third of it."""
+"""Bytes; the largest vocabularies with their merges need a third of it."""
 _MAX_SIZES = 4
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """GGUF's types of one number, as the letters of `struct`."""
@@ -42,7 +42,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor as it lies in the file."""
+    """A tensor in the file."""
 
     name: str
     type: GGMLQuantizationType
@@ -64,7 +64,7 @@ def read_gguf(path: Path) -> GgufFile:
     """Reads a file's header and maps its tensors.
 
     Raises:
-        ModelError: it is not GGUF, or says something that cannot be; names the key or the tensor.
+        ModelError: it is not GGUF, or is invalid; names the key or the tensor.
     """
     try:
         data: Bytes = np.memmap(path, dtype=np.uint8, mode="r")
@@ -84,7 +84,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def shown(value: object) -> str:
-    """A value out of a file for an error message: control characters escaped, and cut where it is long."""
+    """A value of a file for an error message: control characters escaped, and cut if it is long."""
     if isinstance(value, str):
         return repr(value) if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]!r}…"
     text = repr(value[:_MAX_SHOWN_ITEMS] if isinstance(value, list) else value)
@@ -92,7 +92,7 @@ def shown(value: object) -> str:
 
 
 class _Header:
-    """Walks over the bytes of a header. Each method raises ValueError where they are not what it needs."""
+    """Reads the bytes of a header in order. Each method raises ValueError if they are invalid."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -113,12 +113,12 @@ class _Header:
         return list(struct.unpack(form, self.take(struct.calcsize(form))))
 
     def text(self) -> str:
-        """Raises UnicodeDecodeError, a ValueError, where it is not UTF-8."""
+        """Raises UnicodeDecodeError, a ValueError, if it is not UTF-8."""
         return str(self.take(self.number("Q")), "utf-8")
 
     def fields(self, count: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for _ in range(count):  # a count that is too high ends where the bytes do
+        for _ in range(count):  # a count that is too high ends with the bytes
             key = self.text()
             if key in found:
                 raise ValueError(f"metadata {shown(key)} is there twice")

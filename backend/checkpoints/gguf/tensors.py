@@ -1,4 +1,4 @@
-"""Which tensors a GGUF file of a decoder has, with what shapes, and what Hugging Face's files call them."""
+"""The tensors of a decoder in a GGUF file: their names, shapes and names in Hugging Face's files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backend.models.config import Experts, ModelConfig
 
 Shape = tuple[int, ...]
 Modules = dict[str, tuple[str, Shape]]
-"""Of a layer, by GGUF's name: Hugging Face's, and the shape of the weight."""
+"""Of a layer, by GGUF name: Hugging Face name and the shape of the weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,12 @@ class Place:
     kind: str
     """GGUF's name of the module, such as attn_q, without its layer."""
     name: str
-    """In Hugging Face's files. All experts of a layer are one tensor in GGUF; "{}" is where an expert's number goes."""
+    """In Hugging Face's files. All experts of a layer are one tensor in GGUF; "{}" stands for an expert's number."""
     shape: Shape
 
 
 def tensor_places(config: ModelConfig) -> dict[str, Place]:
-    """All tensors that a decoder consists of, by their names in GGUF."""
+    """All tensors of a decoder, by their names in GGUF."""
     matrix = (config.vocab_size, config.hidden_size)
     places = {
         "token_embd.weight": Place("token_embd", "model.embed_tokens.weight", matrix),

@@ -12,7 +12,7 @@ from backend.checkpoints.gguf.config import GgufMetadata
 from backend.checkpoints.gguf.header import shown
 from backend.errors import ModelError
 
-# Pre-tokenizers by GGUF's name for them; each is what the models under that name were trained with.
+# Pre-tokenizers by GGUF name, as used in the training of the models of that name.
 _QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -21,18 +21,17 @@ _BYTE_LEVEL_PRE = ("smollm", "gpt-2", "qwen2", "llama-bpe")
 _ORDINARY_TOKEN, _CONTROL_TOKEN, _USER_TOKEN = 1, 3, 4
 _SPACE = "▁"
 _MAX_CUT = 512
-"""Characters of a token that is put together from others: many times what any has, and few enough to try all cuts."""
+"""Most characters of a merged token: many times those of real tokens, and few enough to try all cuts."""
 
 
 def write_tokenizer(metadata: GgufMetadata, target: Path) -> None:
     """Writes the tokenizer that the metadata describe into the directory ``target``.
 
-    Two kinds are known by GGUF: "gpt2" is BPE over bytes, "llama" is SentencePiece's BPE over characters, with tokens
-    for single bytes where a character is not in the vocabulary.
+    Two kinds are supported: "gpt2" is BPE over bytes, "llama" is SentencePiece's BPE over characters, with tokens for
+    single bytes if a character is not in the vocabulary.
 
     Raises:
-        ModelError: a field is missing or is not what it should be; another kind, or one that splits text in a way that
-            is not known here.
+        ModelError: a field is missing or invalid; the kind or its pre-tokenizer is not supported.
         OSError: the directory cannot be written.
     """
     kind, pre = metadata.text("tokenizer.ggml.model", "none"), metadata.text("tokenizer.ggml.pre", "default")
@@ -47,7 +46,7 @@ def write_tokenizer(metadata: GgufMetadata, target: Path) -> None:
             f"(supported: 'llama', and 'gpt2' with {', '.join(_BYTE_LEVEL_PRE)}); use the model's safetensors directory"
         )
     _add_tokens(tokenizer, tokens, types)
-    # SentencePiece's models begin with the token unless the file says otherwise; those over bytes only if it says so.
+    # Defaults without the field: SentencePiece's models begin with the token, those over bytes do not.
     bos = metadata.token_id("bos_token_id")
     if metadata.fields.get("tokenizer.ggml.add_bos_token", kind == "llama") and bos is not None:
         _prepend_bos(tokenizer, metadata, tokens[bos])
@@ -70,7 +69,7 @@ def _token_types(metadata: GgufMetadata) -> list[int]:
 
 
 def _of_each_token(metadata: GgufMetadata, key: str, kind: type) -> list[Any]:
-    """A list with a number for each token. Raises ModelError where it is not that."""
+    """A list with a number for each token. Raises ModelError if it is invalid."""
     values: Any = metadata.fields.get(key)
     count = len(metadata.vocabulary)
     is_list = isinstance(values, list) and len(values) == count
@@ -80,7 +79,7 @@ def _of_each_token(metadata: GgufMetadata, key: str, kind: type) -> list[Any]:
 
 
 def _add_tokens(tokenizer: Any, tokens: list[str], types: list[int]) -> None:
-    """Those that are found in a text before it is split."""
+    """Adds tokens that match before text is split."""
     from tokenizers import AddedToken
 
     def of(wanted: int, special: bool) -> list[Any]:
@@ -109,7 +108,7 @@ def _byte_level(metadata: GgufMetadata, pre: str) -> Any:
 
 
 def _merges(metadata: GgufMetadata, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Pairs of tokens. Raises ModelError where one is not, for which the tokenizers library would panic."""
+    """Pairs of tokens. Raises ModelError if one is not, as the tokenizers library would panic."""
     key = "tokenizer.ggml.merges"
     merges = metadata.fields.get(key)
     if not isinstance(merges, list) or not all(isinstance(merge, str) for merge in merges):
@@ -152,10 +151,10 @@ def _sentencepiece(metadata: GgufMetadata, types: list[int]) -> Any:
 
 
 def _merges_by_score(vocab: Mapping[str, int], scores: list[float], types: list[int]) -> list[tuple[str, str]]:
-    """SentencePiece merges the neighbours whose whole has the best score; here that is an order of pairs.
+    """Converts SentencePiece's scores of merged tokens to an order of pairs.
 
-    Every way to cut a token into two tokens is a pair; all pairs of one whole are as good as each other. Only ordinary
-    tokens are wholes: text must not grow into a control token.
+    Every way to cut a token into two tokens is a pair; all pairs of one token have its score. Only ordinary tokens are
+    cut: text must not merge into a control token.
     """
     ranked = []
     for token, index in vocab.items():

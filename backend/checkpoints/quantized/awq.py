@@ -1,4 +1,4 @@
-"""Reads what AWQ's tools write (arXiv 2306.00978): AutoAWQ's layout ``gemm``."""
+"""Reads AWQ checkpoints (arXiv 2306.00978) in AutoAWQ's layout ``gemm``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from backend.models.json_fields import Fields
 from backend.quantized_weights.int_scheme import IntLinear, IntScheme
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word the code of each of eight outputs is: an order that suits a GPU's instructions."""
+"""Position in a word of the code of each of eight outputs: the order that GPU kernels unpack."""
 
 
 class AwqReader:

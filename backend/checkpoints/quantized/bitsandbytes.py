@@ -68,7 +68,7 @@ def _nf4(module: ModuleTensors) -> Nf4Linear:
 
 
 def _state(module: ModuleTensors) -> Fields:
-    """The object in JSON that tells how a weight is kept."""
+    """The JSON object that describes a weight's format."""
     tensor = module.raw(STATE)
     if tensor.dtype != torch.uint8 or tensor.ndim != 1:
         raise module.error(STATE, f"is {tensor.dtype} {list(tensor.shape)}, expected bytes")
@@ -102,13 +102,13 @@ STATE = "weight.quant_state.bitsandbytes__nf4"
 
 
 def nf4_tensors(linear: Nf4Linear, dtype: str) -> dict[str, torch.Tensor]:
-    """A weight bit for bit, by the end of the tensors' names.
+    """A weight, bit for bit, by the suffix of tensor names.
 
-    weight uint8 [out * in / 2, 1], weight.absmax [blocks] (uint8 where scales have scales), weight.quant_map [16],
+    weight uint8 [out * in / 2, 1], weight.absmax [blocks] (uint8 if scales have scales), weight.quant_map [16],
     weight.nested_absmax [blocks / 256], weight.nested_quant_map [256], and the state: JSON in uint8.
 
     Args:
-        dtype: what the weight is widened to, such as ``bfloat16``.
+        dtype: of the dequantised weight, such as ``bfloat16``.
     """
     scales = linear.scales
     tensors = {
@@ -134,7 +134,7 @@ def nf4_config(double: bool, dtype: str, left_alone: Sequence[str]) -> dict[str,
     """``quantization_config``.
 
     Args:
-        double: whether the scales of any weight are in eight bits themselves.
+        double: whether the scales of any weight are in eight bits.
         dtype: of the activations, such as ``bfloat16``.
         left_alone: names of modules that are plain.
     """
@@ -151,5 +151,5 @@ def nf4_config(double: bool, dtype: str, left_alone: Sequence[str]) -> dict[str,
 
 
 def swap_nibbles(codes: torch.Tensor) -> torch.Tensor:
-    """Between the order of `nibbles` and bitsandbytes', which has the first of two in the high half."""
+    """Swaps `pack_nibbles`' order and bitsandbytes', which has the first code in the high nibble."""
     return codes >> 4 | codes << 4

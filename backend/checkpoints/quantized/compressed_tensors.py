@@ -31,7 +31,7 @@ _OF_INTEGERS = (PACKED, INTEGERS, "naive-quantized")
 _OF_FLOATS = (FLOATS, "naive-quantized")
 _ZERO_POINT, _GROUP_INDEX = "weight_zero_point", "weight_g_idx"
 _IN_OTHER_ORDER = ("group", "dynamic")
-"""Values of ``actorder`` with which groups of inputs are not side by side in the file."""
+"""Values of ``actorder`` with which groups of inputs are not contiguous in the file."""
 
 
 class CompressedTensorsReader:
@@ -53,7 +53,7 @@ class CompressedTensorsReader:
         self._groups = [
             WeightGroup(Fields(of, f"{source}: config_groups.{name}"), values.get("format"))
             for name, of in groups.items()
-            if of.get("weights") is not None  # else of rows alone, or of keys and values
+            if of.get("weights") is not None  # else of activations only, or of the KV cache
         ]
         self._ignored = Targets(fields, "ignore")
 
@@ -70,7 +70,7 @@ class CompressedTensorsReader:
         return group.read(module)
 
     def _group(self, name: str) -> WeightGroup | None:
-        """The one that names the module most closely: by its name, by a pattern, by its class."""
+        """The most specific group for a module: by its name, by a pattern, by its class."""
         ranks = {group: group.targets.match(name) for group in self._groups}
         return max((group for group in self._groups if ranks[group]), key=lambda group: ranks[group], default=None)
 
@@ -79,10 +79,10 @@ class WeightGroup:
     """An entry of ``config_groups``.
 
     Args:
-        form: what the config says of all groups; a group may say otherwise.
+        form: the config's format for all groups; a group may override it.
 
     Raises:
-        ModelError: a field asks for what is not read here; names it.
+        ModelError: the value of a field is not supported; names it.
     """
 
     def __init__(self, fields: Fields, form: object) -> None:
@@ -106,7 +106,7 @@ class WeightGroup:
             )
 
     def read(self, module: ModuleTensors) -> QuantizedLinear:
-        """A weight as this group has them. Raises ModelError as `CheckpointReader.linear`."""
+        """Reads a weight of this group. Raises ModelError as `CheckpointReader.linear`."""
         return self._how.read(module)
 
 
@@ -145,8 +145,8 @@ class _Integers:
     def read(self, module: ModuleTensors) -> IntLinear:
         """weight_packed int32 [out, in in words] or weight int8 [out, in]; weight_scale.
 
-        Perhaps weight_zero_point, or weight_minimum (see `compressed`). Groups are not side
-        by side where there is weight_g_idx int32 [in], the group of each input, and the config says actorder.
+        Optionally weight_zero_point, or weight_minimum (see `compressed`). Groups are not contiguous if there is
+        weight_g_idx int32 [in], the group of each input, and the config has actorder.
         """
         check_shape(module, self._scheme)
         rows, groups = module.out_features, self._scheme.groups(module.in_features)
@@ -169,8 +169,8 @@ class _Integers:
         )
 
     def _order(self, module: ModuleTensors) -> torch.Tensor | None:
-        """The inputs by their groups; None where these are side by side."""
-        # Minus ones are what the package begins with: no order has been found.
+        """The inputs sorted by group; None if they are already."""
+        # The package initialises it with -1: no order has been found.
         if not module.has(_GROUP_INDEX) or bool((module.raw(_GROUP_INDEX) == -1).all()):
             return None
         order = group_order(module, _GROUP_INDEX, self._scheme)
@@ -193,14 +193,14 @@ class _Integers:
         return unpack_words(packed, self._scheme.bits, module.in_features)
 
     def _codes(self, module: ModuleTensors, part: str, *shapes: tuple[int, ...]) -> torch.Tensor:
-        """Signed numbers, moved to where the lowest is 0."""
+        """Signed codes, shifted so that the lowest is 0."""
         codes = module.take(part, (torch.int8,), *shapes).to(torch.int16) + self._scheme.middle
         if codes.numel() and (int(codes.min()) < 0 or int(codes.max()) > self._scheme.levels):
             raise module.error(part, f"holds numbers that {self._scheme.bits} bits do not")
         return codes.to(torch.uint8)
 
     def _zeros(self, module: ModuleTensors, shapes: tuple[tuple[int, ...], ...]) -> torch.Tensor | None:
-        """None where all are in the middle by the config, which older files also say one by one."""
+        """None if the config says symmetric; older files may store the zero points nevertheless."""
         if not self._symmetric:
             return self._kept_zeros(module, shapes)
         if module.has(_ZERO_POINT):
@@ -220,7 +220,7 @@ class _Integers:
 
 
 def _check_symmetric(module: ModuleTensors) -> None:
-    """Raises ModelError where a zero point, a number of whatever dtype, is not 0."""
+    """Raises ModelError if a zero point, of any dtype, is not 0."""
     if bool(module.raw(_ZERO_POINT).float().any()):
         raise _not_symmetric(module)
 
@@ -237,7 +237,7 @@ def _strategy(weights: Fields, *known: str) -> str:
 
 
 def _activation_bits(fields: Fields) -> Literal[8, 16]:
-    """8 where each row is rounded to integers with a scale of its own; else activations are left as they are."""
+    """8 if each row is rounded to integers with a scale of its own; else 16, activations are not rounded."""
     rows: Any = fields.values.get("input_activations")
     if rows is not None and not isinstance(rows, dict):
         raise fields.error("input_activations", "an object, or null")
@@ -250,7 +250,7 @@ class Compressed:
     """One weight as it is written.
 
     Args:
-        tensors: by the end of their names, such as ``weight_scale``.
+        tensors: by the suffix of names, such as ``weight_scale``.
         group: the entry of ``config_groups``, without its targets.
     """
 
@@ -259,10 +259,10 @@ class Compressed:
 
 
 def compressed(linear: QuantizedLinear) -> Compressed:
-    """A weight in integers or eight-bit floats as the format keeps it, bit for bit.
+    """Converts a weight in integers or eight-bit floats to the format, bit for bit.
 
-    What code 0 stands for, where a scheme keeps that, has no place in the format: it is in ``weight_minimum`` [out,
-    groups], with ``minimum`` true in the group, and is read here only.
+    The format has no field for a scheme's minima: they are in ``weight_minimum`` [out, groups], with ``minimum`` true
+    in the group. No other reader supports this.
 
     Raises:
         CannotQuantize: the format cannot hold its scheme.
@@ -281,10 +281,10 @@ def compressed_config(
     """``quantization_config``.
 
     Args:
-        groups: what weights have in common, see `Compressed.group`, and the modules that have it.
+        groups: entries of ``config_groups``, see `Compressed.group`, and the modules of each.
         left_alone: names of modules that are plain.
     """
-    # One group is all linear layers but those that are ignored, as other tools write it.
+    # As in other tools, a single group targets all linear layers that are not ignored.
     forms = {group["format"] for group, _ in groups}
     return {
         "quant_method": "compressed-tensors",
@@ -301,7 +301,7 @@ def compressed_config(
 
 
 def _compressed_words(linear: IntLinear) -> Compressed:
-    """weight_packed int32 [out, in in words], weight_zero_point int32 [out in words, groups], scales as they are."""
+    """weight_packed int32 [out, in in words], weight_zero_point int32 [out in words, groups], unchanged scales."""
     bits, order = linear.scheme.bits, linear.order
     codes = linear.plain_codes()
     if order is not None:

@@ -15,7 +15,7 @@ from backend.quantized_weights.fp8_scheme import Fp8Linear, Fp8Scheme
 
 
 class Fp8Reader:
-    """E4M3 times a scale for the weight, each row or each block. Scales of activations are left aside."""
+    """E4M3 times a scale for the weight, each row or each block. Scales of activations are ignored."""
 
     def __init__(self, values: Mapping[str, Any], store: TensorStore, source: str) -> None:
         self._store = store
@@ -30,7 +30,7 @@ class Fp8Reader:
         module = ModuleTensors(self._store, name, out_features, in_features)
         if module.is_plain:
             return None
-        # The name with "inv" means the same: what a weight is multiplied with, the inverse of what it was.
+        # "inv" names the same scale: the inverse of the one that the weight was quantised with.
         scale = "weight_scale_inv" if module.has("weight_scale_inv") else "weight_scale"
         return fp8_linear(module, scale, self._block)
 
@@ -41,17 +41,17 @@ def fp8_linear(
     block: tuple[int, int] | None = None,
     scaled: Literal["row", "tensor"] | None = None,
 ) -> Fp8Linear | FloatLinear:
-    """weight float8_e4m3fn [out, in] times its scales, which are of one of the shapes that say what shares them.
+    """weight float8_e4m3fn [out, in] times its scales.
 
     A weight with a scale for each block of rows and columns is widened to bfloat16, and so rounded once.
 
     Args:
-        scale: the tensor that the weight is multiplied with.
+        scale: name of the scales.
         block: rows and columns that share a scale; None: a row or the whole weight does.
-        scaled: which of these does; None: the shape of the scales tells.
+        scaled: which of these does; None: the shape of the scales decides.
 
     Raises:
-        ModelError: a tensor is missing, of another shape or dtype, or holds what is not a number.
+        ModelError: a tensor is missing, of another shape or dtype, or holds NaN.
     """
     codes = module.take("weight", (torch.float8_e4m3fn,), module.shape)
     if bool((codes.view(torch.uint8) & 127 == 127).any()):
@@ -70,7 +70,7 @@ def fp8_linear(
 
 
 def block_shape(block: object) -> tuple[int, int] | None:
-    """Rows and columns from what a config has; None where it is no pair of positive integers."""
+    """Rows and columns from a config's value; None if it is no pair of positive integers."""
     if not isinstance(block, list | tuple) or len(block) != 2:
         return None
     rows, columns = block

@@ -1,4 +1,4 @@
-"""Reads what GPTQ's tools write (arXiv 2210.17323): AutoGPTQ's format ``gptq`` and GPTQModel's ``gptq_v2``."""
+"""Reads GPTQ checkpoints (arXiv 2210.17323): AutoGPTQ's format ``gptq`` and GPTQModel's ``gptq_v2``."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from backend.checkpoints.tensor_store import TensorStore
 from backend.models.json_fields import Fields
 from backend.quantized_weights.int_scheme import IntLinear, IntScheme
 
-# The first format keeps the code of zero less one. The one was taken off whole words, borrows included.
+# ``gptq`` stores the code of zero minus one. The one was subtracted from whole words, borrows included.
 _ONES: Mapping[Literal[4, 8], int] = {4: 0x11111111, 8: 0x01010101}
 
 
 class GptqReader:
-    """``scale * (code - zero)``, four or eight bits, inputs perhaps in another order (act-order)."""
+    """``scale * (code - zero)``, four or eight bits, inputs optionally reordered (act-order)."""
 
     def __init__(self, values: Mapping[str, Any], store: TensorStore, source: str) -> None:
         fields = Fields(values, source)
@@ -36,7 +36,7 @@ class GptqReader:
         self._settings = _Settings(fields)
         if values.get("rotation"):
             raise fields.error("rotation", "absent: rows must be multiplied as they are")
-        # Settings of some modules, by pattern; a pattern that begins with "-:" names those that are left alone.
+        # Settings of some modules, by pattern; a pattern that begins with "-:" names modules that are plain.
         dynamic = values.get("dynamic") or {}
         if not isinstance(dynamic, dict) or not all(isinstance(of, dict) for of in dynamic.values()):
             raise fields.error("dynamic", "an object of objects, by pattern")
@@ -63,7 +63,7 @@ class GptqReader:
 
 
 class _Settings:
-    """What ``quantization_config`` says of a module."""
+    """A module's ``quantization_config``."""
 
     def __init__(self, fields: Fields) -> None:
         self._bits = packed_bits(fields, "bits")

@@ -1,4 +1,4 @@
-"""What the formats of integer codes share: words of 32 bits, group sizes, act-order, and the layout served."""
+"""Shared by the formats of integer codes: words of 32 bits, group sizes, act-order, and the layout served."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def int_linear(
     minima: torch.Tensor | None = None,
     order: torch.Tensor | None = None,
 ) -> IntLinear:
-    """Packs codes; scales become what `IntLinear` keeps, zeros that are all in the middle are left out.
+    """Packs codes and converts scales to `IntLinear`'s dtype; drops zeros that are all in the middle.
 
     Args:
-        scheme: its ``zero`` is not looked at.
-        codes: uint8 [out, in], groups side by side.
+        scheme: its ``zero`` is ignored.
+        codes: uint8 [out, in], groups contiguous.
         scales: [out, groups], finite.
         zeros: the codes of zero, uint8 [out, groups]; None: they are in the middle, or there are minima.
-        minima: as ``scales``, what code 0 stands for.
+        minima: as ``scales``, the values of code 0.
         order: int32 [in], see `IntLinear`.
 
     Raises:
-        ModelError: the shape does not fit the scheme, or a scale is or minimum beyond half floats where those are kept.
+        ModelError: the shape does not fit the scheme, or a scale or minimum is beyond half floats if it becomes one.
     """
     if zeros is not None and bool((zeros == scheme.middle).all()):
         zeros = None
@@ -51,7 +51,7 @@ def int_linear(
 
 
 def _kept(module: ModuleTensors, scheme: IntScheme, numbers: torch.Tensor) -> torch.Tensor:
-    """Scales or minima in the dtype that `IntLinear` has them in."""
+    """Scales or minima in the dtype of `IntLinear`."""
     kept = numbers.to(scheme.scale_dtype).contiguous()
     place = f"{module.store.directory}: {module.name}"
     if not bool(torch.isfinite(kept).all()):
@@ -62,7 +62,7 @@ def _kept(module: ModuleTensors, scheme: IntScheme, numbers: torch.Tensor) -> to
 
 
 def check_shape(module: ModuleTensors, scheme: IntScheme) -> None:
-    """Raises ModelError where the groups of a scheme do not fit a layer; names it."""
+    """Raises ModelError if the groups of a scheme do not fit a layer; names it."""
     try:
         scheme.check(*module.shape)
     except CannotQuantize as error:
@@ -70,10 +70,10 @@ def check_shape(module: ModuleTensors, scheme: IntScheme) -> None:
 
 
 def group_order(module: ModuleTensors, part: str, scheme: IntScheme) -> torch.Tensor | None:
-    """The inputs, sorted by the group that a tensor int32 [in] says they are in; None where they are sorted.
+    """The inputs, sorted by the group that a tensor int32 [in] gives for each; None if they are sorted.
 
     Raises:
-        ModelError: a group is not there, or has more or fewer inputs than the others.
+        ModelError: a group does not exist, or has more or fewer inputs than the others.
     """
     check_shape(module, scheme)
     of_inputs = module.take(part, (torch.int32,), (module.in_features,))
@@ -92,12 +92,12 @@ def group_order(module: ModuleTensors, part: str, scheme: IntScheme) -> torch.Te
 
 
 def words_of(count: int, bits: int) -> int:
-    """Words that so many codes take."""
+    """Words of ``count`` codes."""
     return -(-count * bits // 32)
 
 
 def pack_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """uint8 [..., n] to int32 [..., words], filled up with zeros.
+    """uint8 [..., n] to int32 [..., words], padded with zeros.
 
     Args:
         bits: 4 or 8.
@@ -108,25 +108,25 @@ def pack_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     """The inverse of `pack_words`: the first ``count`` codes of each row, uint8 [..., count]."""
-    # The bytes of a word lie lowest first on every machine that this runs on.
+    # All supported machines are little-endian.
     packed = _rows(words).view(torch.uint8)
     return (unpack_nibbles(packed) if bits == 4 else packed)[..., :count]
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """In memory row after row. What has one column counts as contiguous whatever its strides, so it is copied."""
+    """A row-major copy. One column counts as contiguous with any strides, so ``contiguous`` does not suffice."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def packed_bits(fields: Fields, name: str) -> Literal[4, 8]:
-    """Bits of a code. Raises ModelError where they are neither 4 nor 8."""
+    """Bits of a code. Raises ModelError if they are neither 4 nor 8."""
     if (bits := fields.count(name)) not in (4, 8):
         raise fields.error(name, "4 or 8")
     return cast(Literal[4, 8], bits)
 
 
 def packed_group_size(fields: Fields, name: str) -> int | None:
-    """Inputs that share a scale; None where all do, which is written as -1. Raises ModelError for other numbers."""
+    """Inputs that share a scale; None if all do, which is written as -1. Raises ModelError for other numbers."""
     size = fields.values.get(name)
     if isinstance(size, bool) or not isinstance(size, int) or (size != -1 and size < 1):
         raise fields.error(name, "a positive integer, or -1")

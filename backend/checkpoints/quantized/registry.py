@@ -1,4 +1,4 @@
-"""The registry of checkpoint formats: which reader belongs to a `quant_method`, and what a reader must do."""
+"""The registry of checkpoint formats: the reader of each `quant_method`, and the contract of readers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from backend.quantized_weights.quantized_linear import QuantizedLinear
 
 
 class CheckpointReader(Protocol):
-    """Reads linear layers by their names. Immutable; it keeps the files open, and no weights."""
+    """Reads linear layers by their names. Immutable; keeps the files open, but no weights."""
 
     def linear(self, name: str, out_features: int, in_features: int) -> QuantizedLinear | None:
-        """A layer's weight; None where the checkpoint has it as plain floats, or has no such layer.
+        """A layer's weight; None if the checkpoint has it as plain floats.
 
         Args:
             name: of the module, such as ``model.layers.0.self_attn.q_proj``.
 
         Raises:
-            ModelError: a tensor is missing, of the wrong shape or dtype, or says what cannot be; names it and its file.
+            ModelError: a tensor is missing, of the wrong shape or dtype, or invalid; names it and its file.
         """
 
 
@@ -37,16 +37,16 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], TensorStore, str], Checkpoin
     "fbgemm_fp8": Fp8Reader,
     "bitsandbytes": BitsAndBytesReader,
 }
-"""By ``quant_method``. A reader takes the ``quantization_config``, the tensors, and where the config is from, for
-messages; it raises ModelError, which names the field, for what it does not read."""
+"""By ``quant_method``. A reader takes the ``quantization_config``, the tensors, and the config's source, for messages;
+it raises ModelError, which names the field, for unsupported values."""
 _FIELDS = ("quantization_config", "compression_config")
-"""The second is what compressed-tensors called the first."""
+"""The second is compressed-tensors' former name."""
 
 
 def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What ``config.json`` says of quantised weights, at its top or in the part of a model that reads text.
+    """The quantisation field of ``config.json``, at its top or in ``text_config``.
 
-    None where it says nothing.
+    None if there is none.
 
     Raises:
         ModelError: it is not an object.
@@ -62,17 +62,17 @@ def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def checkpoint_reader(values: Mapping[str, Any], store: TensorStore, source: str) -> CheckpointReader:
-    """What reads the quantised weights of a directory.
+    """The reader for the quantised weights of a directory.
 
     Args:
         values: ``quantization_config``.
         store: of the directory.
-        source: where ``values`` are from, for messages.
+        source: of ``values``, for messages.
 
     Raises:
-        ModelError: weights in this form, or with these settings, are not read here; names the field.
+        ModelError: the format or a setting is not supported; names the field.
     """
-    # Old files of bitsandbytes do not say by whom they were made.
+    # Old files of bitsandbytes have no ``quant_method``.
     method = values.get("quant_method", "bitsandbytes" if "load_in_4bit" in values else None)
     if not isinstance(method, str) or method not in _READERS:
         raise Fields(values, source).error("quant_method", f"one of {', '.join(_READERS)}")

@@ -1,16 +1,15 @@
-"""Which modules a field of ``quantization_config`` names: by name, by class, or by a regular expression.
+"""Matches modules with a field of ``quantization_config``: by name, by class, or by a regular expression.
 
-``re`` backtracks: ``(.+)+X`` takes it longer than anyone waits for a name of fifty letters, and no look at a pattern
-tells which ones do that. `Pattern` follows all ways through a pattern at the same time, as Thompson described
-(Communications of the ACM 11:6, 1968), and counts its steps. The positions where a match may end are the bits of one
-integer.
+``re`` backtracks: ``(.+)+X`` takes time exponential in the length of the name, and no check of a pattern detects all
+such cases. `Pattern` follows all ways through a pattern at the same time, as Thompson described (Communications of the
+ACM 11:6, 1968), and counts its steps. The positions where a match may end are the bits of one integer.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from re import _constants as codes  # type: ignore[attr-defined] # what re's own compiler goes by; nothing public has it
+from re import _constants as codes  # type: ignore[attr-defined] # re's own compiler uses it; nothing public has it
 from re import _parser  # type: ignore[attr-defined] # as above
 from typing import Any
 
@@ -18,7 +17,7 @@ from backend.checkpoints.tensor_store import decoder_name
 from backend.models.json_fields import Fields
 
 _CLASS = "Linear"
-"""Of all modules that can be asked for."""
+"""Class of all modules looked up."""
 
 
 class Targets:
@@ -36,7 +35,7 @@ class Targets:
         self._patterns = [Pattern(target[3:], fields, field) for target in targets if target.startswith("re:")]
 
     def match(self, name: str) -> int:
-        """How closely a linear layer is meant: 3 by name, 2 by a pattern, 1 by its class, 0 not at all.
+        """The rank of a linear layer's match: 3 by name, 2 by a pattern, 1 by its class, 0 none.
 
         Raises:
             ModelError: a pattern takes too long.
@@ -81,11 +80,11 @@ class Pattern:
 
     Args:
         text: the expression, in Python's syntax.
-        fields: where it is from, for messages.
+        fields: its source, for messages.
         field: of these.
 
     Raises:
-        ModelError: it is none, or has what is not read here.
+        ModelError: it is invalid, or has unsupported parts.
     """
 
     def __init__(self, text: str, fields: Fields, field: str) -> None:
@@ -101,7 +100,7 @@ class Pattern:
         self._check(self._tree, re.compile(text).flags & ~re.UNICODE, 0)
 
     def match(self, name: str) -> bool:
-        """Whether the name begins with what the expression describes, as ``re.match`` finds it.
+        """Whether the expression matches at the start of the name, as ``re.match``.
 
         Raises:
             ModelError: it takes too many steps.
@@ -112,7 +111,7 @@ class Pattern:
             raise self._fields.error(self._field, "regular expressions with fewer repeats in repeats") from error
 
     def _check(self, tree: list[Any], flags: int, depth: int) -> None:
-        """Refuses what `_Match` does not follow."""
+        """Rejects what `_Match` cannot match."""
         if flags:
             raise self._fields.error(self._field, "regular expressions without flags")
         if depth > _DEEPEST:
@@ -137,7 +136,7 @@ class _TooManySteps(Exception):
 
 
 class _Match:
-    """One name's. Sets of positions are integers: bit p is the place before letter p."""
+    """For a name. Sets of positions are integers: bit p is the place before letter p."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -149,7 +148,7 @@ class _Match:
         self._found: dict[str, int] = {}
 
     def follow(self, tree: Any, places: int) -> int:
-        """Where the elements of a tree, one after the other, may end if they begin at any of some places."""
+        """Places where a tree's elements, one after the other, may end if they begin at ``places``."""
         for code, value in tree:
             self._steps += 1
             if self._steps > _MAX_STEPS:
@@ -175,7 +174,7 @@ class _Match:
         return places
 
     def _letters_of(self, code: Any, value: Any) -> int:
-        """Places before a letter that is meant."""
+        """Places before a letter that matches."""
         if code == codes.LITERAL:
             return self._letters[value]
         if code == codes.NOT_LITERAL:
@@ -202,7 +201,7 @@ class _Match:
         return self._found[simple]
 
     def _repeat(self, least: int, most: int, tree: Any, places: int) -> int:
-        """Rounds go on until one changes nothing: no place is ever gone back to, so that there are few of them."""
+        """Repeats until a round changes nothing; without backtracking, there are few rounds."""
         ends = 0 if least else places
         rounds = 0
         while places and rounds < most:

@@ -23,7 +23,7 @@ from backend.quantized_weights.int_scheme import IntLinear
 from backend.quantized_weights.nf4_scheme import Nf4Linear
 from backend.quantized_weights.quantized_linear import CannotQuantize, QuantizedLinear
 
-# Of a model's directory, what is neither weights nor what is written anew.
+# Files of a model's directory that are neither weights nor rewritten.
 _COPIED_FILES = ("*.jinja", "*.model", "*.txt", "LICENSE*", "*.json")
 _REPLACED_FILES = ("config.json", "model.safetensors.index.json")
 _HEAD, _EMBEDDING = "lm_head", "model.embed_tokens"
@@ -41,19 +41,19 @@ def write_checkpoint(
     Integers and eight-bit floats are written in the format of compressed-tensors, NF4 in that of bitsandbytes, sixteen
     bits as they are; all of them bit for bit. The directory appears when it is complete, by a rename.
 
-    A kept act-order (`IntLinear.order`) is what compressed-tensors reads up to its version 0.18, and refuses since.
+    compressed-tensors reads a stored act-order (`IntLinear.order`) up to its version 0.18, and refuses it since.
 
     Args:
-        directory: where to; it may exist if it is empty.
-        source: the directory of the model that was quantised, its weights plain.
-        layers: by module name, such as ``model.layers.0.self_attn.q_proj``; ``lm_head`` too, which ends the tie with
-            the embedding. Each is asked for once, in the order of the source's tensors.
-        tensors: what replaces other tensors of the source, by full name such as ``model.norm.weight``.
-        shard_bytes: of tensors in a file, about.
+        directory: the target; it may exist if it is empty.
+        source: the directory of the unquantised model.
+        layers: by module name, such as ``model.layers.0.self_attn.q_proj``; ``lm_head`` too, which unties it from
+            the embedding. Each is read once, in the order of the source's tensors.
+        tensors: replacements of other tensors of the source, by full name such as ``model.norm.weight``.
+        shard_bytes: approximate size of a file.
 
     Raises:
-        ModelError: the source has no such module, or one of another shape; two formats would be needed, or none holds
-            a scheme; the directory is not empty or cannot be written.
+        ModelError: the source has no such module, or one of another shape; two formats would be needed, or none
+            supports a scheme; the directory is not empty or cannot be written.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ModelError(f"{directory}: is there already, expected a new or an empty directory")
@@ -84,7 +84,7 @@ def _check(
     layers: Mapping[str, QuantizedLinear],
     tensors: Mapping[str, torch.Tensor],
 ) -> None:
-    """Raises ModelError where names do not fit the source."""
+    """Raises ModelError if names do not fit the source."""
     if config.get("quantization_config"):
         raise ModelError(f"{source}: is quantised already, expected plain weights")
     for name in layers:
@@ -124,13 +124,13 @@ def _write(
                 shards.add(f"{_HEAD}.{part}", tensor)
             config = {**config, "tie_word_embeddings": False}
         else:
-            written.left_alone.append(_HEAD)  # a module of its own, whatever its weight is
+            written.left_alone.append(_HEAD)  # a module of its own, even if it is tied
     shards.close()
     (work / "config.json").write_text(json.dumps({**config, **written.config()}, indent=2) + "\n", encoding="utf-8")
 
 
 def _fitting(module: str, linear: QuantizedLinear, shape: tuple[int, ...]) -> QuantizedLinear:
-    """A weight that can be written in the place of one of this shape. Raises CannotQuantize where it cannot."""
+    """The weight, if it can replace one of this shape. Raises CannotQuantize otherwise."""
     if linear.shape != shape:
         raise CannotQuantize(f"{module} is {list(linear.shape)}, and {list(shape)} in the source")
     if isinstance(linear, IntLinear) and linear.minima is not None:
@@ -146,7 +146,7 @@ def _take_over(source: Path, work: Path) -> None:
 
 
 class QuantizedModules:
-    """Takes weights one after the other, each in the format that holds its scheme.
+    """Collects weights, each in the format that supports its scheme.
 
     Args:
         dtype: of the model's activations, as its config names it.
@@ -160,7 +160,7 @@ class QuantizedModules:
         self._nf4: list[bool] = []  # of weights in NF4: whether their scales have scales
 
     def parts(self, module: str, linear: QuantizedLinear) -> dict[str, torch.Tensor]:
-        """The tensors of a module, by the end of their names. Raises CannotQuantize, which names it."""
+        """The tensors of a module, by the suffix of names. Raises CannotQuantize, which names it."""
         if isinstance(linear, FloatLinear):
             self.left_alone.append(module)
             return {"weight": linear.weight}
@@ -179,7 +179,7 @@ class QuantizedModules:
         return parts
 
     def config(self) -> dict[str, Any]:
-        """The field of config.json; nothing where all is plain."""
+        """The field of config.json; empty if all is plain."""
         if self._nf4:
             return {"quantization_config": nf4_config(any(self._nf4), self._dtype, self.left_alone)}
         if self._groups:

@@ -1,7 +1,7 @@
-"""Calibration: windows of text, run through one decoder layer at a time, and statistics of what its matrices get.
+"""Calibration: runs windows of text through one decoder layer at a time and sums up its matrices' inputs.
 
 `stages.py` stops before each group of matrices; read it first. `decoder_layer.py` computes the layer in float32,
 `input_statistics.py` has Hessian and mean magnitude, `divergence.py` compares predictions, `text.py` cuts windows.
 
-Uses `backend.model_loader`, `backend.models` and `backend.text`; the layers above choose codes.
+Uses `backend.model_loader`, `backend.models` and `backend.text`; the callers choose codes.
 """

@@ -1,4 +1,4 @@
-"""One decoder layer over whole sequences, part by part, so that what its linear layers see can be looked at between.
+"""Computes one decoder layer over whole sequences in parts, so that callers can read its linear layers' inputs.
 
 `backend.runners.torch.runner` is the same decoder over paged memory.
 """
@@ -18,7 +18,7 @@ from backend.models.config import ModelConfig
 from backend.models.rope import rotations
 
 Group = Literal["qkv", "o", "gate_up", "down"]
-"""Linear layers with one input, which runners compute as one."""
+"""Linear layers with one input, which runners fuse."""
 GROUPS: tuple[Group, ...] = ("qkv", "o", "gate_up", "down")
 
 Q, K, V, O = (f"self_attn.{part}_proj" for part in "qkvo")  # noqa: E741 - the names that the field gives them
@@ -38,7 +38,7 @@ class DenseLinear:
 
 @dataclass(frozen=True, slots=True)
 class MlpNames:
-    """What the three linear layers of an MLP are called within their layer."""
+    """Names of an MLP's three linear layers within their decoder layer."""
 
     gate: str
     up: str
@@ -47,16 +47,16 @@ class MlpNames:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What one MLP of a layer gets: of all rows, or of those that chose it."""
+    """Input rows of one MLP: all rows, or those routed to this expert."""
 
     names: MlpNames
     which: torch.Tensor | None
     """int64 [n], indices of rows; None: all."""
     shares: torch.Tensor | None
-    """float32 [n, 1], of this MLP in a row's sum; None: all of it."""
+    """float32 [n, 1], routing weights; None: all are 1."""
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        """The rows out of [T, hidden]."""
+        """Its rows of x [T, hidden]."""
         return x if self.which is None else x[self.which]
 
 
@@ -64,7 +64,7 @@ class DecoderLayer:
     """Computes in float32; sequences are [B, T, hidden], all of one length and each from its first token.
 
     Attributes:
-        linears: by the names that Hugging Face gives them within a layer, such as ``mlp.down_proj``.
+        linears: by Hugging Face's names within a layer, such as ``mlp.down_proj``.
         norms: float32 vectors by ``input`` (before attention) and ``mlp`` (before the MLP).
         router: float32 [experts, hidden], or None.
         mlps: names of the MLP, or of each expert's.
@@ -86,7 +86,7 @@ class DecoderLayer:
 
     @property
     def shares_heads(self) -> bool:
-        """Whether several query heads read one value head."""
+        """Whether query heads share value heads (GQA)."""
         return self._config.num_heads != self._config.num_kv_heads
 
     def group(self, group: Group) -> list[tuple[str, ...]]:
@@ -108,11 +108,11 @@ class DecoderLayer:
         return self.add_mlp(hidden, normed, self.routed(normed))
 
     def attention_input(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What query, key and value are made of: [B, T, hidden]."""
+        """Input of the QKV projections: [B, T, hidden]."""
         return self._norm(hidden, self.norms["input"])
 
     def attend(self, normed: torch.Tensor) -> torch.Tensor:
-        """What the output projection gets: [B, T, heads * head_dim]."""
+        """Input of the output projection: [B, T, heads * head_dim]."""
         c, (batch, length, _) = self._config, normed.shape
         query, key, value = (self.linears[name](normed).view(batch, length, -1, c.head_dim) for name in (Q, K, V))
         if self._weights.query_norm is not None and self._weights.key_norm is not None:
@@ -124,11 +124,11 @@ class DecoderLayer:
         return mixed.transpose(1, 2).flatten(2)
 
     def add_attention(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """The residual stream with the projected attention in it."""
+        """The residual stream plus the projected attention."""
         return hidden + self._output_norm(self.linears[O](mixed), self._weights.attention_output_norm)
 
     def mlp_input(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the MLP or the router and its experts get, as rows: [B * T, hidden]."""
+        """Input rows of the MLP, or of router and experts: [B * T, hidden]."""
         return self._norm(hidden, self.norms["mlp"]).flatten(0, 1)
 
     def routed(self, normed: torch.Tensor) -> list[Rows]:
@@ -145,14 +145,14 @@ class DecoderLayer:
         return rows
 
     def activated(self, names: MlpNames, rows: torch.Tensor) -> torch.Tensor:
-        """What the last of an MLP's linear layers gets: [n, intermediate]."""
+        """Input of an MLP's down projection: [n, intermediate]."""
         gate, up = self.linears[names.gate](rows), self.linears[names.up](rows)
         if self._config.activation == "silu":
             return functional.silu(gate) * up
         return functional.gelu(gate, approximate="tanh") * up
 
     def add_mlp(self, hidden: torch.Tensor, normed: torch.Tensor, routed: list[Rows]) -> torch.Tensor:
-        """The residual stream with the MLP, or the mixture of experts, in it."""
+        """The residual stream plus the output of the MLP or the experts."""
         added = torch.zeros_like(normed)
         for rows in routed:
             computed = self.linears[rows.names.down](self.activated(rows.names, rows.of(normed)))
@@ -190,13 +190,13 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """How a model's files call their experts: as Mixtral's did at first, or as all others do."""
+    """Names of experts in a model's files: Mixtral's first names, or those of all others."""
 
     mixtral: bool = False
 
     @classmethod
     def of(cls, store: TensorStore) -> ExpertNames:
-        """Of a directory's files."""
+        """From tensor names."""
         return cls(any(".block_sparse_moe." in name for name in store.names()))
 
     def of_layer(self, weights: LayerWeights) -> tuple[MlpNames, ...]:
@@ -210,7 +210,7 @@ class ExpertNames:
 
     @property
     def router(self) -> str:
-        """Of the router, within its layer."""
+        """The router's name in its layer."""
         return "block_sparse_moe.gate" if self.mixtral else "mlp.gate"
 
 

@@ -1,4 +1,4 @@
-"""How far a model's predictions are from another's, from what their last layers give."""
+"""Divergence between models' predictions, from the outputs of their last layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backend.model_loader.weights import ModelWeights, dense
 from backend.models.config import ModelConfig
 
 _TOKENS = 256
-"""Whose logits are in memory at once."""
+"""Tokens per batch of logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Predictions:
     weights: ModelWeights
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities float32 [n, vocabulary] of what follows rows [n, hidden] of the last layer."""
+        """Next-token log-probabilities float32 [n, vocabulary] for rows [n, hidden] of the last layer."""
         c = self.config
         normed = functional.rms_norm(hidden, (c.hidden_size,), self.weights.norm.float(), c.rms_norm_eps)
         logits = functional.linear(normed, dense(self.weights.head).float())
@@ -32,10 +32,10 @@ class Predictions:
         return logits.log_softmax(-1)
 
     def divergences(self, expected: torch.Tensor, got: Sequence[torch.Tensor]) -> list[tuple[float, float]]:
-        """Of what models' last layers gave for the same tokens, float32 [..., hidden] each, from what one gave.
+        """Compares models' last-layer outputs for the same tokens, float32 [..., hidden] each, with one model's.
 
         Returns:
-            For each the mean of KL(expected ‖ got) in nats, and the share of tokens with the same most likely next one.
+            For each the mean of KL(expected ‖ got) in nats, and the share of tokens with the same top-1 prediction.
         """
         count = expected.shape[:-1].numel()
         sums = [[0.0, 0] for _ in got]

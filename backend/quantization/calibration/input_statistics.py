@@ -1,4 +1,4 @@
-"""What a linear layer has seen of the calibration data, in a size that does not grow with the data."""
+"""Statistics of a linear layer's calibration inputs, in a size that does not grow with the data."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 
 class InputStatistics:
-    """Sums over the rows that a linear layer was given.
+    """Sums over a linear layer's input rows.
 
     Args:
-        size: of a row.
+        size: length of a row.
     """
 
     def __init__(self, size: int) -> None:
@@ -18,14 +18,14 @@ class InputStatistics:
         self._magnitudes = torch.zeros(size, dtype=torch.float64)
 
     def add(self, x: torch.Tensor) -> None:
-        """Rows float32 [n, size]."""
+        """Adds float32 [n, size]."""
         self.rows += len(x)
         self._products += x.T @ x
         self._magnitudes += x.abs().sum(0)
 
     @property
     def hessian(self) -> torch.Tensor:
-        """``2 / n · XᵀX``, float64 [size, size]: of the squared error of an output, by the weights of that output."""
+        """``2 / n · XᵀX``, float64 [size, size]: Hessian of an output's squared error in that output's weights."""
         return self._products * (2 / max(self.rows, 1))
 
     @property
@@ -35,11 +35,11 @@ class InputStatistics:
 
 
 def output_loss(difference: torch.Tensor, hessian: torch.Tensor) -> torch.Tensor:
-    """Twice the mean squared error of each output of a weight that is off by so much: [out], of [out, in]."""
+    """Twice the mean squared error of each output, [out], for a weight error ``difference`` [out, in]."""
     return ((difference @ hessian.to(difference.dtype)) * difference).sum(1)
 
 
 def relative_output_error(weight: torch.Tensor, kept: torch.Tensor, hessian: torch.Tensor) -> float:
-    """``‖X(W - Q)ᵀ‖ / ‖XWᵀ‖`` of the rows that the Hessian is of; 0 where they give nothing."""
+    """``‖X(W - Q)ᵀ‖ / ‖XWᵀ‖`` over the rows of the Hessian; 0 if ``XWᵀ`` is zero."""
     whole = float(output_loss(weight, hessian).sum())
     return (max(float(output_loss(weight - kept, hessian).sum()), 0.0) / whole) ** 0.5 if whole > 0 else 0.0

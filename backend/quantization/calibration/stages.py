@@ -1,4 +1,4 @@
-"""Calibration windows on their way through a layer, with a stop before each group of linear layers."""
+"""Runs calibration windows through a layer, with a stop before each group of linear layers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from backend.quantization.calibration.decoder_layer import DecoderLayer, Group
 from backend.quantization.calibration.input_statistics import InputStatistics
 
 InputStatisticsByGroup = dict[tuple[str, ...], InputStatistics]
-"""What linear layers with one input were given, by their names within the layer."""
+"""Input statistics, by the names of the linear layers that share the input."""
 
 _TOKENS = 4096
-"""Computed at once: enough for fast products, and little beside the windows."""
+"""Tokens per batch: enough for fast products, few beside all windows."""
 
 
 def stages(layer: DecoderLayer, hidden: torch.Tensor) -> Iterator[tuple[Group, InputStatisticsByGroup]]:
-    """Runs windows through a layer; ``hidden`` float32 [windows, T, hidden] is overwritten with what comes out.
+    """Runs windows through a layer; ``hidden`` float32 [windows, T, hidden] is overwritten with the output.
 
-    At each stop the caller may change the weights of the group: what follows, the next groups' statistics and the
-    output, is computed with them.
+    After each yield the caller may change the group's weights; the next groups' statistics and the output are
+    computed with them.
 
     Yields:
-        A group and what its layers are given, of every expert where there is a mixture.
+        A group and its layers' input statistics, of every expert in a mixture.
     """
     batches = torch.split(hidden, max(1, _TOKENS // hidden.shape[1]))  # views of it
     of_hidden = InputStatistics(hidden.shape[2])

@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 def token_windows(
     tokenizer: Tokenizer, path: Path, windows: int, tokens: int, seed: int = 0, rows: int | None = None
 ) -> torch.Tensor:
-    """Stretches of a text, evenly spread over all of it; none overlaps another.
+    """Windows of a text, evenly spread and without overlap.
 
     Args:
-        path: of the text, see `read_text`.
-        windows: how many.
-        tokens: of a window. Where the tokenizer begins a text with a token of its own, each window begins with it.
-        seed: of where in its share of the text a window begins.
-        rows: of the embedding that the ids are for; None: ids are not compared with it.
+        path: text file, see `read_text`.
+        windows: number of windows.
+        tokens: length of a window. If the tokenizer begins a text with a token of its own, each window begins with it.
+        seed: of each window's random offset in its share of the text.
+        rows: of the embedding, to check the ids; None: no check.
 
     Returns:
         Token ids int64 [windows, tokens].
 
     Raises:
-        ModelError: the file is no text, or too short for so many windows; says how many it has tokens for. Or the
-            tokenizer makes a token of it that has no row.
+        ModelError: the file is no text, or too short for the windows; says how many tokens it has. Or a token has
+            no row in the embedding.
     """
     text = read_text(path)
     begin = tokenizer.encode("").ids[:1]

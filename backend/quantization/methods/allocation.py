@@ -1,4 +1,4 @@
-"""Gives each of many parts one of several forms, within a budget: the multiple-choice knapsack problem, exactly."""
+"""Chooses one form for each part within a budget: multiple-choice knapsack by dynamic programming."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from backend.quantized_weights.quantized_linear import CannotQuantize
 
 _MAX_UNITS = 100_000
-"""Of a budget. Sizes that have no common measure that large are rounded up to one, and a budget is still held."""
+"""Units in a budget. Finer sizes are rounded up to this resolution, so that the budget still holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,12 @@ class Choice:
     """A form that a part may have."""
 
     size: int
-    """In bits, or whatever the budget is in; not negative."""
+    """In bits, or the unit of the budget; not negative."""
     loss: float
 
 
 def least_loss(parts: Sequence[Sequence[Choice]], budget: int) -> list[int]:
-    """The choices with the least sum of losses whose sizes add up to the budget at most: an index for each part.
+    """The choices with the least total loss whose total size is within the budget: an index for each part.
 
     Raises:
         CannotQuantize: the smallest choices are over the budget.
@@ -37,10 +37,10 @@ def least_loss(parts: Sequence[Sequence[Choice]], budget: int) -> list[int]:
 
 
 def least_size(parts: Sequence[Sequence[Choice]], budget: float) -> list[int]:
-    """The choices with the least sum of sizes whose losses add up to the budget at most: an index for each part.
+    """The choices with the least total size whose total loss is within the budget: an index for each part.
 
     Raises:
-        CannotQuantize: the choices that lose least are over the budget.
+        CannotQuantize: the choices with the least loss are over the budget.
     """
     table = _Table(parts, sum(max(c.size for c in choices) - min(c.size for c in choices) for choices in parts))
     enough = np.flatnonzero(table.least <= budget)
@@ -53,10 +53,10 @@ def least_size(parts: Sequence[Sequence[Choice]], budget: float) -> list[int]:
 
 
 class _Table:
-    """Least losses for every budget up to a largest one, beyond what the smallest choices take.
+    """Least losses for every budget in excess of the smallest choices' total size.
 
     Args:
-        spare: the largest budget beyond.
+        spare: the largest excess.
     """
 
     def __init__(self, parts: Sequence[Sequence[Choice]], spare: int) -> None:
@@ -78,7 +78,7 @@ class _Table:
             self.least = losses.min(axis=0)
 
     def choices(self, units: int) -> list[int]:
-        """Of the least loss within so many units."""
+        """Choices of least loss within ``units``."""
         indices = []
         for chosen, sizes in zip(reversed(self._chosen), reversed(self._sizes), strict=True):
             indices.append(int(chosen[units]))

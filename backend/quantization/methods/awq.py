@@ -1,8 +1,8 @@
-"""AWQ (arXiv 2306.00978): inputs that see much get finer weights, by a scale that the layer before takes back.
+"""AWQ (arXiv 2306.00978): scales weights by the magnitude of their inputs, inputs by the inverse.
 
 ``(W · diag(s)) · (diag(s)⁻¹ · x)`` is ``W · x``; rounding ``W · diag(s)`` instead of ``W`` moves error from inputs with
-a large ``s`` to those with a small one. ``s = mean|x| ** alpha``, alpha searched. ``diag(s)⁻¹`` goes into what makes x:
-a norm's weight, the rows of the value projection, the rows of ``up``.
+a large ``s`` to those with a small one. ``s = mean|x| ** alpha``, alpha searched. ``diag(s)⁻¹`` is folded into the
+producer of x: a norm's weight, the rows of the value projection, the rows of ``up``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from backend.quantized_weights.quantized_linear import Scheme
 
 _ALPHAS = [step / 20 for step in range(20)]
 _SMALLEST = 1e-4
-"""Of a mean magnitude: an input that sees nothing gets no weights without bounds."""
+"""Least mean magnitude: an input that is always zero gets a finite scale."""
 
 
 def round_clipped(weights: Sequence[torch.Tensor], seen: InputStatistics, scheme: Scheme) -> list[Rounded]:
-    """Rounds to nearest with the range of each group shrunk as far as the outputs gain by it; see `Rounding`.
+    """Rounds to nearest, with the range of each group shrunk to minimise its output loss; see `Rounding`.
 
-    The loss of a group is that of its inputs alone, by its part of the Hessian. Schemes other than `IntScheme` have
-    ranges of their own: they round to nearest.
+    The loss of a group uses its block of the Hessian alone. Schemes other than `IntScheme` have no range to search:
+    they round to nearest.
     """
     if not isinstance(scheme, IntScheme):
         return round_to_nearest(weights, seen, scheme)
@@ -46,12 +46,12 @@ def round_clipped(weights: Sequence[torch.Tensor], seen: InputStatistics, scheme
 
 @dataclass(frozen=True, slots=True)
 class ActivationScaling:
-    """Scales the inputs of a layer's matrices, and what makes these inputs the other way.
+    """Scales a layer's matrices by input, and folds the inverse into the producer of the inputs.
 
     Args:
-        scheme: that the matrices will be in.
+        scheme: of the quantised matrices.
         names: of experts.
-        dtype: of the tensors in the model's files.
+        dtype: of the model's files.
     """
 
     config: ModelConfig
@@ -60,19 +60,19 @@ class ActivationScaling:
     dtype: torch.dtype
 
     def __call__(self, layer: DecoderLayer, seen: InputStatisticsByGroup) -> dict[str, torch.Tensor]:
-        """Changes a layer into one that computes the same and loses less when its matrices are rounded.
+        """Rescales a layer so that it computes the same and loses less by rounding.
 
         Args:
-            seen: what each group of the layer, as it is, was given.
+            seen: input statistics of each group of the unchanged layer.
 
         Returns:
-            What has changed beside the matrices: tensors by their names within the layer, as they are to be written.
+            The other changed tensors, by their names within the layer, in ``dtype``.
         """
-        # All scales are searched on the layer as it was, and only then applied.
+        # All scales are searched on the unchanged layer, and only then applied.
         found = {names: self._scales(layer, [names], seen) for names in layer.group("qkv") + layer.group("down")}
         before_mlp = self._scales(layer, layer.group("gate_up"), seen)
         changed: dict[str, torch.Tensor] = {}
-        if not layer.shares_heads:  # else one value would have to be scaled for several outputs
+        if not layer.shares_heads:  # with GQA, one value feeds several inputs of ``o_proj``
             changed |= self._into_rows(layer, V, [O], self._scales(layer, [(O,)], seen))
         for mlp in layer.mlps:
             changed |= self._into_rows(layer, mlp.up, [mlp.down], found[(mlp.down,)])
@@ -84,7 +84,7 @@ class ActivationScaling:
     def _scales(
         self, layer: DecoderLayer, groups: Sequence[tuple[str, ...]], seen: InputStatisticsByGroup
     ) -> torch.Tensor:
-        """float32 [in], for matrices that all get their inputs from one place."""
+        """float32 [in], for matrices whose inputs have one producer."""
         magnitude = sum((seen[names].mean_magnitude * seen[names].rows for names in groups), torch.zeros(()))
         magnitude = (magnitude / max(sum(seen[names].rows for names in groups), 1)).float().clamp(min=_SMALLEST)
         pairs = [
@@ -108,7 +108,7 @@ class ActivationScaling:
     def _into_norm(
         self, layer: DecoderLayer, norm: str, names: Sequence[str], scales: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """The scales are adjusted so that the rounded norm weight cancels them exactly."""
+        """Adjusts the scales so that the rounded norm weight cancels them exactly."""
         weight, offset = layer.norms[norm], self.config.norm_offset
         written = (weight / scales - offset).to(self.dtype)
         taken = written.float() + offset

@@ -1,4 +1,4 @@
-"""The scheme that a weight of some shape gets where the one that was asked for does not fit."""
+"""Finds a scheme that fits a weight's shape if the requested one does not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backend.quantized_weights.int_scheme import IntScheme
 from backend.quantized_weights.quantized_linear import CannotQuantize, Scheme
 
 Schemes = Callable[[int, Group, int, int], tuple[Scheme, str | None]]
-"""(layer, group, outputs, inputs) to the scheme of a matrix, and in words why it is not the one that was asked for."""
+"""(layer, group, outputs, inputs) to a matrix's scheme, and the reason in words if it is not the requested one."""
 
 _GROUP_SIZES = (128, 64, 32)
 
@@ -22,10 +22,10 @@ def fitting(scheme: Scheme, out_features: int, in_features: int, left: FloatSche
     Groups that do not divide the inputs become the next smaller of 128, 64 and 32 that do, or one for each output.
 
     Args:
-        left: how a weight is left that cannot be quantised at all.
+        left: scheme of a weight that cannot be quantised.
 
     Returns:
-        The scheme, and in words why it is another one; None: it is not.
+        The scheme, and in words why it is another one, else None.
     """
     asked = scheme
     if isinstance(scheme, IntScheme) and scheme.group_size is not None and in_features % scheme.group_size:

@@ -1,10 +1,9 @@
-"""GPTQ (arXiv 2210.17323): columns are rounded one after the other, and each one's error is made up for by the columns
-that are still to come.
+"""GPTQ (arXiv 2210.17323): rounds columns one after the other; later columns compensate for each column's error.
 
 The rows of a weight share one Hessian of the squared error of their outputs, ``H = 2/n XᵀX``. When column i has been
 rounded, the best change of the columns after it is ``-(w_i - q_i) / U_ii * U_i,i+1..`` with ``H⁻¹ = UᵀU``, U upper
 triangular. Changes are applied at once within a block of columns, and to all later blocks in one product at its end.
-Codes and scales are then refined by turns (``refinement.py``), which the paper does not.
+``refinement.py`` then refines codes and scales alternately, which the paper does not.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ from backend.quantized_weights.int_scheme import IntLinear, IntScheme
 from backend.quantized_weights.quantized_linear import Scheme
 
 ActOrder = Literal["none", "weight", "order"]
-"""Whether inputs that see much are rounded first, while many columns are left to make up for them. ``weight``: yes,
-each in the group that it is in anyway, whose scale is fixed beforehand (static groups). ``order``: yes, and groups are
-those of inputs that follow each other in the new order, which is kept with the weight (``IntLinear.order``)."""
+"""Whether columns are rounded by decreasing diagonal of the Hessian. ``weight``: yes, in their original groups, whose
+scales are fixed beforehand (static groups). ``order``: yes, in groups of consecutive inputs in the new order, which is
+stored with the weight (``IntLinear.order``)."""
 ACT_ORDERS: tuple[ActOrder, ...] = ("none", "weight", "order")
 
 _DAMPING = (0.01, 0.1, 1.0)
 _BLOCK = 128
 _FEWEST_ROWS = 0.25
-"""Rows for each input, below which a Hessian says more about chance than about the inputs."""
+"""Rows for each input; a Hessian of fewer rows is mostly sampling noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
-    """See `Rounding`. Schemes other than `IntScheme` have no columns that share a grid: they round to nearest."""
+    """See `Rounding`. Schemes other than `IntScheme` have no grid: they round to nearest."""
 
     act_order: ActOrder = "weight"
 
     def __call__(self, weights: Sequence[torch.Tensor], seen: InputStatistics, scheme: Scheme) -> list[Rounded]:
-        """All weights as one: their rows have nothing to do with each other, and the Hessian is the same."""
+        """Rounds all weights as one: rows are independent of each other and share the Hessian."""
         if not isinstance(scheme, IntScheme):
             return round_to_nearest(weights, seen, scheme)
         if seen.rows < _FEWEST_ROWS * weights[0].shape[1]:
@@ -70,7 +69,7 @@ class Gptq:
 
 @dataclass(frozen=True, slots=True)
 class InverseFactor:
-    """What GPTQ needs of a Hessian.
+    """Factor of an inverse Hessian.
 
     Args:
         upper: float64 [in, in], upper triangular U with ``H⁻¹ = UᵀU``, inputs in ``order``.
@@ -84,17 +83,17 @@ class InverseFactor:
 def inverse_factor(hessian: torch.Tensor, act_order: ActOrder) -> tuple[InverseFactor | None, float]:
     """The factor of a Hessian float64 [in, in], and the damping with which it is positive definite.
 
-    An input that was always zero tells nothing about its column, which is rounded to the nearest.
+    The column of an input that was always zero is rounded to nearest.
 
     Returns:
-        None in place of the factor where no damping helps.
+        None in place of the factor if no damping suffices.
     """
     diagonal = hessian.diagonal()
     size = len(diagonal)
     order = torch.arange(size) if act_order == "none" else diagonal.argsort(descending=True, stable=True)
     ordered = hessian[order][:, order].double()
     for damping in _DAMPING:
-        # Cholesky's from the other end: H = R·Rᵀ with R upper triangular, so U = R⁻¹, and H⁻¹ is never formed.
+        # Cholesky of the flipped matrix: H = R·Rᵀ with R upper triangular, so U = R⁻¹ without forming H⁻¹.
         lower, failed = torch.linalg.cholesky_ex(damped(ordered, damping).flip(0, 1))
         if int(failed) == 0 and bool(torch.isfinite(lower).all()):
             inverse = torch.linalg.solve_triangular(lower.flip(0, 1), torch.eye(size, dtype=lower.dtype), upper=True)
@@ -104,9 +103,9 @@ def inverse_factor(hessian: torch.Tensor, act_order: ActOrder) -> tuple[InverseF
 
 
 def damped(hessian: torch.Tensor, damping: float) -> torch.Tensor:
-    """A Hessian with so much of its mean diagonal added, and the unit matrix in place of one that is nothing.
+    """A Hessian plus ``damping`` times its mean diagonal; the unit matrix in place of a zero Hessian.
 
-    What an input that was always zero counts for is then in proportion to the others, which it may share a scale with.
+    An input that was always zero then counts in proportion to the others, with which it may share a scale.
     """
     added = damping * float(hessian.diagonal().mean())
     return hessian + torch.eye(len(hessian), dtype=hessian.dtype) * (added or 1.0)
@@ -122,10 +121,9 @@ def rounded_codes(
     """Rounds a weight float32 [out, in].
 
     Args:
-        static_groups: the grid of a group is that of the weight as it was, and codes come back in the inputs' own
-            order; else a grid is made when its group is reached, and codes are in the factor's order.
-        importance: float32 [in]: the range of a group is the one that loses least of its weights, weighed by it;
-            None: the range of its weights.
+        static_groups: grids are computed from the unchanged weight, and codes are returned in the inputs' order;
+            else a grid is computed when its group is reached, and codes are in the factor's order.
+        importance: float32 [in], weights the loss that a group's range minimises; None: the range of its weights.
 
     Raises:
         CannotQuantize: the weight does not fit the scheme.
@@ -164,14 +162,12 @@ def rounded_codes(
 
 
 def _columns_at_once(width: int, size: int) -> int:
-    """A block holds whole groups, so that a grid sees all that was made up for in its columns. A single group has its
-    grid before the first column is rounded: blocks need not hold it.
-    """
+    """Block width: whole groups, as a grid must include all compensation; a single group's grid is computed first."""
     return _BLOCK if width == size else width * max(_BLOCK // width, 1)
 
 
 def _importance(seen: InputStatistics) -> torch.Tensor:
-    """Of inputs, float32 [in]; one of which nothing is known counts as much as others do."""
+    """Importance of inputs, float32 [in]; an input that was always zero gets the mean."""
     diagonal = seen.hessian.diagonal().float()
     return torch.where(diagonal > 0, diagonal, diagonal.mean())
 

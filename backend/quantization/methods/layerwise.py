@@ -1,4 +1,4 @@
-"""Quantises a decoder one layer after the other, each on what the quantised layers before it give."""
+"""Quantises a decoder layer by layer, each on the output of the quantised layers before it."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from backend.quantization.methods.rounding import Rounded, Rounding
 from backend.quantized_weights.quantized_linear import CannotQuantize, QuantizedLinear
 
 LayerRewrite = Callable[[DecoderLayer, InputStatisticsByGroup], dict[str, torch.Tensor]]
-"""Changes a layer, by what its groups were given, into one that computes the same; see `ActivationScaling`."""
+"""Rescales a layer by its groups' input statistics, so that it computes the same; see `ActivationScaling`."""
 
 
 @dataclass(slots=True)
 class Windows:
-    """Calibration windows in front of a layer: float32 [windows, T, hidden]."""
+    """Calibration inputs of a layer: float32 [windows, T, hidden]."""
 
     hidden: torch.Tensor
-    """As the quantised layers before it give them."""
+    """Output of the quantised layers before it."""
     reference: torch.Tensor
-    """The first few as the unquantised layers do."""
+    """The first few, of the unquantised layers."""
 
     @property
     def drift(self) -> float:
-        """How far the two are apart, relative to the second."""
+        """Distance of the two, relative to the second."""
         apart = self.hidden[: len(self.reference)] - self.reference
         return float(apart.norm() / self.reference.norm())
 
 
 @dataclass(slots=True)
 class QuantizedLayer:
-    """What is kept of a layer."""
+    """A quantised layer."""
 
     report: LayerReport
     linears: dict[str, QuantizedLinear]
     """By names within the layer."""
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What else has changed, by names within the layer, as it is to be written."""
+    """Other changed tensors, by names within the layer, in the file's dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class LayerQuantizer:
 
     Args:
         rounding: chooses the codes.
-        schemes: says what each matrix is kept in.
-        fold: done to each layer first; None: nothing is.
+        schemes: gives the scheme of each matrix.
+        fold: applied to each layer first; None: none.
     """
 
     rounding: Rounding
@@ -62,7 +62,7 @@ class LayerQuantizer:
     fold: LayerRewrite | None = None
 
     def calibrated(self, layer: DecoderLayer, windows: Windows) -> QuantizedLayer:
-        """Quantises a layer, and takes the windows through it.
+        """Quantises a layer and runs the windows through it.
 
         Raises:
             CannotQuantize: a weight cannot be kept in its scheme; names it.
@@ -86,7 +86,7 @@ class LayerQuantizer:
         return QuantizedLayer(LayerReport(layer.index, seconds, windows.drift, tuple(reports)), linears, tensors)
 
     def uncalibrated(self, layer: DecoderLayer) -> QuantizedLayer:
-        """Quantises a layer with a rounding that looks at nothing but the weights. Raises as `calibrated`."""
+        """Quantises a layer with a rounding that uses only the weights. Raises as `calibrated`."""
         started, linears, reports = time.monotonic(), {}, []
         for group in GROUPS:
             for names in layer.group(group):

@@ -1,4 +1,4 @@
-"""For what is done one column after the other."""
+"""Limits torch to one thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A column is too little work for several threads, which would spend their time on waiting for each other."""
+    """For work on single columns, which is too little for several threads: synchronisation would dominate."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

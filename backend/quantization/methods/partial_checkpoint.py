@@ -1,11 +1,11 @@
-"""The folder of a quantisation that is not finished: one killed half way goes on from the last whole layer.
+"""The folder of an unfinished quantisation: a killed run resumes after the last complete layer.
 
-    made-of.json          model, method and options; another set of them may not go on here
-    layer-00007.pt        what is kept of a layer
-    windows-00008.pt      calibration windows in front of the next layer, where there are any
-    sensitivities.json    what mixed precision chooses by
+    made-of.json          model, method and options; a run with others may not resume here
+    layer-00007.pt        a quantised layer
+    windows-00008.pt      calibration inputs of the next layer, if any
+    sensitivities.json    sensitivities for mixed precision
 
-Each file is written beside and renamed: it is whole, or not there.
+Each file is written under another name and renamed: it is complete or absent.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ _CLASSES: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
 _Kept = TypeVar("_Kept")
 _MADE_OF, _MEASURED = "made-of.json", "sensitivities.json"
 _BUDGET = ("average_bits", "max_kl")
-"""What no sensitivity depends on, so that it may be another one as long as there is no layer."""
+"""Options that sensitivities do not depend on: they may differ until a layer is saved."""
 _NOTHING_YET = ("lock", f".{_MADE_OF}")
-"""What a folder may hold that was killed before it said what it is of."""
+"""Files of a run that was killed before it wrote ``made-of.json``."""
 
 
 class PartialCheckpoint:
-    """What has been finished of a quantisation.
+    """The finished part of a quantisation.
 
     Args:
-        path: of the folder; it is made if it is not there.
-        made_of: JSON values by name; of what is made here, and how.
+        path: of the folder; created if missing.
+        made_of: JSON values by name: model, method and options.
 
     Raises:
-        ModelError: the folder is of something else, or cannot be used; the message says what differs.
+        ModelError: the folder is of another run, or cannot be used; the message says what differs.
     """
 
     def __init__(self, path: Path, made_of: Mapping[str, Any]) -> None:
@@ -78,7 +78,7 @@ class PartialCheckpoint:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes from working here. Raises ModelError where one does already."""
+        """Locks the folder. Raises ModelError if another process holds the lock."""
         with (self.path / "lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,11 +88,11 @@ class PartialCheckpoint:
             yield
 
     def delete(self) -> None:
-        """Removes the folder: nothing is left to go on from."""
+        """Removes the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def finished_layers(self, calibrated: bool) -> int:
-        """How many layers are there to go on from."""
+        """Number of finished layers."""
         if calibrated:
             places = [int(path.stem.removeprefix("windows-")) for path in self.path.glob("windows-*.pt")]
             return max(places, default=0)
@@ -102,22 +102,22 @@ class PartialCheckpoint:
         return count
 
     def keep(self, index: int, layer: QuantizedLayer, windows: Windows | None) -> None:
-        """A layer that is finished, and the windows behind it."""
+        """Saves a finished layer and its output windows."""
         self._write(_layer_file(index), layer)
         if windows is not None:
             self._write(_windows_file(index + 1), windows)
             (self.path / _windows_file(index)).unlink(missing_ok=True)
 
     def layer(self, index: int) -> QuantizedLayer:
-        """A layer that was kept. Raises ModelError where its file is damaged or gone."""
+        """A saved layer. Raises ModelError if its file is damaged or missing."""
         return self._read(_layer_file(index), QuantizedLayer)
 
     def windows(self, before: int) -> Windows:
-        """The windows in front of a layer. Raises ModelError where their file is damaged or gone."""
+        """The input windows of a layer. Raises ModelError if their file is damaged or missing."""
         return self._read(_windows_file(before), Windows)
 
     def measured(self) -> list[Sensitivity] | None:
-        """What `keep_measured` was given; None: nothing yet. Raises ModelError where its file is damaged."""
+        """The saved sensitivities; None: none yet. Raises ModelError if their file is damaged."""
         path = self.path / _MEASURED
         if not path.is_file():
             return None
@@ -127,7 +127,7 @@ class PartialCheckpoint:
             raise ModelError(f"{path}: holds no sensitivities; expected {self.path} to be deleted") from error
 
     def keep_measured(self, sensitivities: Sequence[Sensitivity]) -> None:
-        """What mixed precision chooses by."""
+        """Saves sensitivities."""
         groups = [dataclasses.asdict(sensitivity) for sensitivity in sensitivities]
         self._write_text(_MEASURED, json.dumps({"groups": groups}))
 
@@ -151,7 +151,7 @@ class PartialCheckpoint:
     def _read(self, name: str, kind: type[_Kept]) -> _Kept:
         path = self.path / name
         try:
-            # Nothing but these classes and tensors: a file from elsewhere cannot run code.
+            # Loads only these classes and tensors: a foreign file cannot run code.
             with torch.serialization.safe_globals(_CLASSES):
                 read = torch.load(path, weights_only=True)
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
@@ -168,7 +168,7 @@ class SavedLinears(Mapping[str, QuantizedLinear]):
         self._folder = folder
         self._places: dict[str, tuple[int, str]] = {}
         self.tensors: dict[str, torch.Tensor] = {}
-        """What else has changed, by full name."""
+        """Other changed tensors, by full name."""
         self.reports: list[LayerReport] = []
         for index in range(layers):
             kept = folder.layer(index)
@@ -200,7 +200,7 @@ def _windows_file(index: int) -> str:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Names of what is not the same, with its two values; within an object, of its own entries."""
+    """Names of differing entries, with both values; objects are compared entry by entry."""
     for name in {**now, **before}:
         one, other = before.get(name), now.get(name)
         if isinstance(one, dict) and isinstance(other, dict):

@@ -35,22 +35,22 @@ from backend.quantized_weights.quantized_linear import CannotQuantize
 Progress = Callable[[str], None]
 
 _SENSITIVITY_WINDOWS = 32
-"""Of the calibration windows, for the choice of mixed precision."""
+"""Calibration windows that measure sensitivities."""
 _PROBED_WINDOWS = 2
-"""Of these, taken on to the predictions once for every group of matrices."""
+"""Of these, those that run to the predictions for each group of matrices."""
 _REFERENCE_WINDOWS = 4
-"""Windows that are also taken through the unquantised model, to say how far the quantised one is from it."""
+"""Windows that also run through the unquantised model, to measure drift and divergence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """A model on its way into fewer bits.
+    """The quantisation of one model.
 
     Args:
-        source: a directory with the model, its weights plain.
-        out: the directory to be made.
-        recipe: what is done.
-        tokens: calibration windows int64 [windows, T]; None: nothing is run, which is enough to round to nearest.
+        source: directory of the unquantised model.
+        out: the directory to create.
+        recipe: method and options.
+        tokens: calibration windows int64 [windows, T]; None: no calibration, enough to round to nearest.
     """
 
     source: Path
@@ -60,13 +60,12 @@ class Quantization:
 
     @torch.inference_mode()
     def run(self, progress: Progress) -> QuantizationReport:
-        """Makes the directory, with a report in it. It appears when it is complete.
+        """Writes the directory, with a report in it. It appears when it is complete.
 
-        Killed half way and run again with the same arguments, it goes on from the last layer that was finished, which
-        is kept in ``OUT.partial`` until then.
+        If it is killed and run again with the same arguments, it resumes after the last layer in ``OUT.partial``.
 
         Raises:
-            ModelError: the model cannot be read or quantised, or something cannot be written; one line.
+            ModelError: the model cannot be read or quantised, or a file cannot be written; one line.
         """
         check_new(self.out)
         config = read_config(self.source)
@@ -85,14 +84,14 @@ class Quantization:
             try:
                 windows = self._layers(model, folder, bits, progress)
                 return self._written(model, folder, windows, sensitivities, progress)
-            except CannotQuantize:  # as it will be next time, however far it goes
+            except CannotQuantize:  # a resumed run would fail the same way
                 folder.delete()
                 raise
 
     def _chosen(
         self, model: _Model, folder: PartialCheckpoint, progress: Progress
     ) -> tuple[Bits | None, tuple[Sensitivity, ...]]:
-        """What mixed precision gives each group, and from what it chose; None for other methods."""
+        """Bits of each group, and the sensitivities; None and () for other methods than mixed."""
         if self.recipe.method != "mixed" or self.tokens is None:
             return None, ()
         measured = folder.measured()
@@ -107,7 +106,7 @@ class Quantization:
     def _layers(
         self, model: _Model, folder: PartialCheckpoint, bits: Bits | None, progress: Progress
     ) -> Windows | None:
-        """Every layer that is not finished yet; gives the windows behind the last one."""
+        """Quantises the unfinished layers; returns the last one's output windows."""
         first, count = folder.finished_layers(self.tokens is not None), model.config.num_layers
         windows = None
         if self.tokens is not None:
@@ -142,7 +141,7 @@ class Quantization:
         progress(f"writing {self.out}")
         checkpoint = folder.path / "checkpoint"
         for unfinished in (checkpoint, *folder.path.glob(f".{checkpoint.name}-*")):
-            shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed while it wrote
+            shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed while writing
         write_checkpoint(checkpoint, self.source, kept, kept.tensors)
         try:
             (checkpoint / REPORT_FILE).write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
@@ -163,7 +162,7 @@ class Quantization:
 
 
 def check_new(out: Path) -> None:
-    """Raises ModelError unless there is nothing at ``out``, or an empty directory that another may replace."""
+    """Raises ModelError unless ``out`` is absent, or an empty directory that can be replaced."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ModelError(f"{out}: is there already; expected a new directory")
     if out.resolve().is_mount():
@@ -196,7 +195,7 @@ class _Model:
         return Windows(hidden, hidden[:_REFERENCE_WINDOWS].clone())
 
     def divergence(self, windows: Windows) -> Divergence:
-        """Of what came out of the last layer."""
+        """Between outputs of the last layer."""
         expected, got = windows.reference, windows.hidden[: len(windows.reference)]
         ((kl, top1),) = Predictions(self.config, self.weights).divergences(expected, [got])
         return Divergence(expected.shape[:2].numel(), kl, top1)

@@ -1,4 +1,4 @@
-"""The range of each group's grid: not to be as wide as the group's weights makes the steps smaller for most of them."""
+"""Searches the range of each group's grid: clipping the largest weights gives the others smaller steps."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from backend.quantized_weights.grid import Grid
 from backend.quantized_weights.int_scheme import IntScheme
 
 GroupLoss = Callable[[torch.Tensor], torch.Tensor]
-"""What weights that are off by [out, groups, width] lose: [out, groups]."""
+"""Loss [out, groups] of weight errors [out, groups, width]."""
 
 _SHRINKS = [1 - step / 20 for step in range(11)]
 
 
 def searched_grid(weight: torch.Tensor, scheme: IntScheme, loss: GroupLoss) -> Grid:
-    """The grid of a weight float32 [out, in] with the range of each group that loses least; its full one among them.
+    """The grid of a weight float32 [out, in] with the range of least loss for each group, at most the full range.
 
     Raises:
         CannotQuantize: the weight does not fit the scheme.
@@ -36,7 +36,7 @@ def searched_grid(weight: torch.Tensor, scheme: IntScheme, loss: GroupLoss) -> G
 
 
 def by_inputs(importance: torch.Tensor) -> GroupLoss:
-    """The loss of weights each by itself: squares, times the importance of their inputs, [groups * width]."""
+    """The sum of squared errors times the importance of their inputs, [groups * width]."""
 
     def loss(off: torch.Tensor) -> torch.Tensor:
         return (off.square() * importance.view(off.shape[1:])).sum(-1)
@@ -45,7 +45,7 @@ def by_inputs(importance: torch.Tensor) -> GroupLoss:
 
 
 def by_hessian(hessian: torch.Tensor, groups: int) -> GroupLoss:
-    """The loss of a group's outputs, by its inputs' part of the Hessian float32 [in, in]."""
+    """The output loss of a group, by its block of the Hessian float32 [in, in]."""
     places = torch.arange(len(hessian)).view(groups, -1)
     of_groups = hessian[places.unsqueeze(2), places.unsqueeze(1)]  # [groups, width, width]
 

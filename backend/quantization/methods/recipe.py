@@ -1,4 +1,4 @@
-"""What is to be done to a model: how codes are chosen, and what each matrix is kept in."""
+"""A quantisation recipe: how codes are chosen, and the scheme of each matrix."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Method = Literal["rtn", "gptq", "awq", "mixed"]
 METHODS: tuple[Method, ...] = ("rtn", "gptq", "awq", "mixed")
 
 REVISION = 2
-"""Of what the methods compute: raised when the same recipe makes something else."""
+"""Of the methods: raised when the result of a recipe changes."""
 
 Bits = dict[tuple[int, Group], int]
-"""Of a layer's group."""
+"""By layer and group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class Recipe:
     Args:
         method: rtn rounds to nearest; gptq; awq; mixed gives each group of matrices 4 bits (in ``scheme``), 8 or 16,
             and rounds by GPTQ.
-        scheme: of every matrix that it fits, and that mixed gives 4 bits.
+        scheme: of every matrix that it fits; with mixed, of those with 4 bits.
         act_order: of GPTQ.
-        average_bits: mixed: of a weight, scales included, at most.
-        max_kl: mixed: of the predictions, nats a token, as the groups' own add up, at most. One of the two is given.
-        left: what becomes of matrices that cannot be quantised.
+        average_bits: mixed: most bits per weight, scales included.
+        max_kl: mixed: most KL of the predictions, nats per token, as the sum over groups. One of the two is given.
+        left: scheme of matrices that cannot be quantised.
     """
 
     method: Method
@@ -65,10 +65,10 @@ class Recipe:
         return {4: self._all_in(self.scheme), 8: self._all_in(IntScheme(8)), 16: self._all_in(self.left)}
 
     def schemes(self, bits: Bits | None) -> Schemes:
-        """Of every matrix.
+        """The scheme of every matrix.
 
         Args:
-            bits: what mixed precision chose; None: all have the one scheme.
+            bits: of mixed precision; None: all have one scheme.
         """
         if bits is None:
             return self._all_in(self.scheme)
@@ -80,14 +80,14 @@ class Recipe:
         return chosen
 
     def choose(self, sensitivities: list[Sensitivity], weights: int) -> Bits:
-        """Bits for every group, by what it loses and takes.
+        """Chooses each group's bits by loss and size.
 
         Args:
             sensitivities: of every group in every form.
-            weights: how many the matrices have together.
+            weights: number of weights in all matrices.
 
         Raises:
-            CannotQuantize: nothing is within the budget.
+            CannotQuantize: no choice is within the budget.
         """
         parts: dict[tuple[int, Group], list[Sensitivity]] = {}
         for sensitivity in sensitivities:
@@ -100,7 +100,7 @@ class Recipe:
         return {place: forms[index].bits for (place, forms), index in zip(parts.items(), indices, strict=True)}
 
     def check_budget(self, shapes: Sequence[tuple[int, int]]) -> None:
-        """Raises CannotQuantize where matrices of these shapes [out, in] take more than ``average_bits`` at least."""
+        """Raises CannotQuantize if matrices of these shapes [out, in] need more than ``average_bits``."""
         if self.average_bits is None:
             return
         smallest = [fitting(self.scheme, out, size, self.left)[0].bits_per_weight(out, size) for out, size in shapes]
@@ -113,7 +113,7 @@ class Recipe:
             )
 
     def made_of(self) -> dict[str, Any]:
-        """As JSON values, for a report and to tell one from another."""
+        """As JSON values, for reports and for comparison."""
         return {
             "method": self.method,
             "revision": REVISION,

@@ -1,9 +1,9 @@
-"""What is still to be had once a weight is rounded: codes and scales by turns, each the best for the others.
+"""Refines a rounded weight: optimises codes and scales alternately, each with the others fixed.
 
-GPTQ decides every column once, by what is known when it is reached. Coordinate descent (QuantEase, arXiv 2309.01885)
-goes over the columns again: with ``G = (W - Q)H``, the slope of the loss, the best value of column i while all others
-stay is ``q_i + G_i / H_ii``, and its code the nearest to that. Scales of a row, its codes given, solve a linear system
-with as many unknowns as the row has groups. No step makes a row lose more, by the Hessian given.
+GPTQ rounds every column once. Coordinate descent (QuantEase, arXiv 2309.01885) repeats the rounding: with
+``G = (W - Q)H``, proportional to the loss's gradient, the best value of column i with all others fixed is
+``q_i + G_i / H_ii``, and its code is the nearest. The best scales of a row for fixed codes solve a linear system with
+one unknown per group. No step increases the loss of a row by the given Hessian.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from backend.quantized_weights.grid import Codes, Grid
 from backend.quantized_weights.int_scheme import IntScheme
 
 _TURNS = 4
-"""Twice as many would win another .1 to 2 % of the loss."""
+"""Twice as many would reduce the loss by .1 to 2 %."""
 _BLOCK = 128
 _NUMBERS_AT_ONCE = 2**24
 _RIDGE = 1e-4
-"""Added to the diagonal of the system for scales, as a share of it: two groups may be all but the same to the Hessian,
-and would get scales of no sense that cancel out."""
+"""Added to the diagonal of the system for scales, as a share of it: two nearly collinear groups would otherwise get
+meaningless scales that cancel out."""
 
 
 def refined(weight: torch.Tensor, codes: Codes, scheme: IntScheme, hessian: torch.Tensor) -> Codes:
-    """Codes that lose no more of the outputs.
+    """Codes with no more output loss.
 
     Args:
         weight: float32 [out, in], columns in the order of the codes.
@@ -40,12 +40,12 @@ def refined(weight: torch.Tensor, codes: Codes, scheme: IntScheme, hessian: torc
 
 
 def _descended(weight: torch.Tensor, codes: Codes, hessian: torch.Tensor) -> Codes:
-    """Each column once, the one with the largest curvature first.
+    """Updates each column once, by decreasing curvature.
 
-    Everything is kept transposed, [in, out], so that a column of the weight lies together.
+    All tensors are transposed, [in, out], so that a column of the weight is contiguous.
     """
     grid, width = codes.grid, weight.shape[1] // codes.grid.scales.shape[1]
-    kept = codes.codes.T.clone(memory_format=torch.contiguous_format)  # what came in stays as it is, a single row too
+    kept = codes.codes.T.clone(memory_format=torch.contiguous_format)  # a copy, even of a single row
     values = grid.decode(codes.codes).T.contiguous()
     slopes = hessian @ (weight.T - values)
     for block in torch.split(hessian.diagonal().argsort(descending=True, stable=True), _BLOCK):
@@ -64,7 +64,7 @@ def _descended(weight: torch.Tensor, codes: Codes, hessian: torch.Tensor) -> Cod
 
 
 def _with_best_scales(weight: torch.Tensor, codes: Codes, scheme: IntScheme, hessian: torch.Tensor) -> Codes:
-    """The scales that lose least with these codes, and with the zeros or minima that there are."""
+    """The scales of least loss for these codes and the present zeros or minima."""
     grid = codes.grid
     shape = (*grid.scales.shape, -1)
     if scheme.zero == "minimum":
@@ -86,12 +86,12 @@ def _with_best_scales(weight: torch.Tensor, codes: Codes, scheme: IntScheme, hes
 
 
 def _least_squares(steps: torch.Tensor, target: torch.Tensor, hessian: torch.Tensor) -> torch.Tensor:
-    """Scales float32 [rows, groups] with which steps [rows, groups, width] come closest to weights.
+    """Least-squares scales float32 [rows, groups] for steps [rows, groups, width].
 
-    Where a row's system has no solution, they may be anything: the caller compares them with the previous ones.
+    A row without a solution gets arbitrary scales: the caller compares them with the previous ones.
 
     Args:
-        target: the weights, less what does not scale, times the Hessian: as ``steps``.
+        target: the weights minus their fixed offsets, times the Hessian: as ``steps``.
     """
     rows, groups, width = steps.shape
     products = torch.empty(rows, groups, groups)

@@ -1,4 +1,4 @@
-"""What was made of a model, matrix by matrix, and what it lost."""
+"""The report of a quantisation: schemes and losses by matrix."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from backend.quantization.methods.sensitivity import Sensitivity
 
 @dataclass(frozen=True, slots=True)
 class MatrixReport:
-    """One linear layer. Errors are norms of the difference in units of the norm of what it should be."""
+    """One linear layer. Errors are norms of the difference, relative to the norm of the exact values."""
 
     name: str
     scheme: str
     weights: int
     nbytes: int
-    """Of what is kept, scales included."""
+    """Scales included."""
     weight_error: float
     output_error: float | None
-    """On the calibration data, inputs as the quantised layers before it give them; None: nothing was run."""
+    """On the calibration data, with inputs from the quantised layers before it; None: no calibration."""
     damping: float | None = None
     """Of GPTQ's Hessian; None: none was inverted."""
     notes: tuple[str, ...] = ()
-    """What did not go as asked."""
+    """Deviations, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +34,31 @@ class LayerReport:
     layer: int
     seconds: float
     drift: float | None
-    """How far the residual stream after it is from the unquantised model's, relative; None: nothing was run."""
+    """Relative distance of its output from that of the unquantised model; None: no calibration."""
     matrices: tuple[MatrixReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Of the quantised model from the one it was made of, on some of the calibration windows."""
+    """Of the quantised from the original model, on some of the calibration windows."""
 
     tokens: int
     kl: float
     """KL(unquantised ‖ quantised), nats a token."""
     top1: float
-    """Share of tokens for which both find the same token most likely."""
+    """Share of tokens with the same top-1 prediction."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationReport:
-    """All of a model."""
+    """A whole model."""
 
     made_of: dict[str, Any]
     """Model, method and options."""
     layers: tuple[LayerReport, ...]
     divergence: Divergence | None
     sensitivities: tuple[Sensitivity, ...] = ()
-    """What mixed precision chose by."""
+    """Of mixed precision."""
 
     @property
     def bits_per_weight(self) -> float:
@@ -67,11 +67,11 @@ class QuantizationReport:
         return 8 * sum(matrix.nbytes for matrix in matrices) / sum(matrix.weights for matrix in matrices)
 
     def as_json(self) -> dict[str, Any]:
-        """As it is written beside the weights."""
+        """As written beside the weights."""
         return {**dataclasses.asdict(self), "bits_per_weight": round(self.bits_per_weight, 4)}
 
     def as_table(self) -> str:
-        """A line for each layer, then what did not go as asked, then the whole."""
+        """A line for each layer, then the notes, then the totals."""
         lines = ["layer  seconds  weight error  output error   drift  schemes"]
         for layer in self.layers:
             outputs = [matrix.output_error for matrix in layer.matrices if matrix.output_error is not None]

@@ -1,4 +1,4 @@
-"""What a method makes of one weight, and the contract of methods that round weights."""
+"""The contract of methods that round weights, and the result for one weight."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from backend.quantized_weights.quantized_linear import QuantizedLinear, Scheme
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """A weight as it will be kept, and what is worth knowing of how it came about."""
+    """A rounded weight, and how it was rounded."""
 
     linear: QuantizedLinear
     damping: float | None = None
     """Share of the Hessian's mean diagonal that was added to it; None: no Hessian was inverted."""
     notes: tuple[str, ...] = ()
-    """What did not go as asked, in words for people."""
+    """Deviations from the request, in words."""
 
 
 class Rounding(Protocol):
     """Chooses the codes of weights that have one input."""
 
     def __call__(self, weights: Sequence[torch.Tensor], seen: InputStatistics, scheme: Scheme) -> list[Rounded]:
-        """Weights float32 [out, in], each with its own outputs, to what is kept of them, in their order.
+        """Rounds weights float32 [out, in], each with its own outputs; results are in their order.
 
         Raises:
             CannotQuantize: a weight does not fit the scheme.
@@ -35,5 +35,5 @@ class Rounding(Protocol):
 
 
 def round_to_nearest(weights: Sequence[torch.Tensor], seen: InputStatistics, scheme: Scheme) -> list[Rounded]:
-    """The rounding that looks at nothing but the weights."""
+    """The rounding that uses only the weights."""
     return [Rounded(scheme.pack(weight)) for weight in weights]

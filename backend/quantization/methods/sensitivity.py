@@ -1,4 +1,4 @@
-"""What each group of matrices loses at how many bits, while everything else is left as it is."""
+"""Measures the loss of each group of matrices by bits, with everything else unquantised."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ class Sensitivity:
     group: Group
     bits: int
     size: int
-    """Bits of all that is kept, scales included."""
+    """In bits, scales included."""
     output_error: float
-    """Of the group's outputs, relative, on the calibration data."""
+    """Relative, of the group's outputs on the calibration data."""
     kl: float
-    """KL(unquantised ‖ with this group quantised) of the predictions, nats a token. Measured at the fewest bits, and
-    scaled from there as the squared error of the outputs is: for small errors the KL is proportional to it."""
+    """KL(unquantised ‖ with this group quantised) of the predictions, nats per token. Measured at the fewest bits and
+    scaled by the squared error of the outputs: the KL of small errors is proportional to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Measures one group after the other in a single sweep over the layers.
+    """Measures all groups in a single pass over the layers.
 
-    Behind each layer the probe windows go on in one more copy for each group that it has, quantised in the fewest
-    bits; the copies of earlier layers go through it as it is. So a layer is in memory once, and each copy shows in the
-    end what its group alone does to the predictions.
+    Each layer adds one copy of the probe windows for each of its groups, computed with that group in the fewest
+    bits; the copies of earlier layers run through the unquantised layer. So a layer is loaded once, and each final
+    copy gives the effect of one group on the predictions.
 
     Args:
-        rounding: as it will be used.
-        forms: the schemes to try, by bits, fewest first. The last one is what a matrix loses nothing in.
+        rounding: of the recipe.
+        forms: the schemes to try, by bits, fewest first. The last one is without loss.
         predictions: the end of the model.
-        layers: gives a layer.
+        layers: loads a layer.
         num_layers: of the model.
     """
 
@@ -56,11 +56,11 @@ class Probe:
     num_layers: int
 
     def measure(self, hidden: torch.Tensor, probed: int, progress: Callable[[str], None]) -> list[Sensitivity]:
-        """Takes calibration windows through the unquantised model.
+        """Runs calibration windows through the unquantised model.
 
         Args:
-            hidden: float32 [windows, T, hidden], in front of the first layer; it is overwritten.
-            probed: how many of them measure predictions; the first ones.
+            hidden: float32 [windows, T, hidden], input of the first layer; it is overwritten.
+            probed: number of first windows that measure predictions.
         """
         copies: list[torch.Tensor] = []
         groups: list[_Measured] = []
@@ -134,7 +134,7 @@ class _Measured:
 
 @contextmanager
 def _replaced(layer: DecoderLayer, linears: dict[str, QuantizedLinear]) -> Iterator[None]:
-    """A layer with some matrices quantised, for a while."""
+    """Quantises some matrices of a layer temporarily."""
     before = {name: layer.linears[name].weight for name in linears}
     for name, linear in linears.items():
         layer.linears[name].weight = linear.unpack()

@@ -1,7 +1,7 @@
-"""What `--quantization` means for a model that is served: which scheme, made when, and what it costs.
+"""Applies `--quantization` to a served model: chooses the scheme, quantises, and reports the loss.
 
 `choice.py` rounds the weights of a loaded model; read it first. `automatic.py` measures which is fastest (`auto`),
-`prepared.py` makes calibrated models once and keeps them, `summary.py` says what the weights are kept in.
+`prepared.py` makes calibrated models once and caches them, `summary.py` reports schemes and sizes.
 
 Uses `backend.quantization.methods`, `backend.engine` (to time a step) and `backend.model_loader`.
 """

@@ -1,4 +1,4 @@
-"""Which quantisation is fastest here, measured on a few layers of the model itself."""
+"""Finds the fastest quantisation here, measured on a few layers of the model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from backend.quantized_weights.names import Quantization
 _LAYERS = 2
 _TURNS = 5
 _MIN_GAIN = 0.05
-"""What has to be gained over the first candidate: less is not told from what else the machine does."""
+"""Least gain over the first candidate; a smaller one is within the noise of measurement."""
 
 RunnerFactory = Callable[[Quantization, ModelConfig, ModelWeights], ModelRunner]
 """(quantisation, config, weights) to the runner that would serve."""
@@ -33,19 +33,19 @@ def fastest(
     batches: Sequence[int],
     create_runner: RunnerFactory,
 ) -> tuple[Quantization, dict[Quantization, float]]:
-    """The candidate whose decode steps are the fastest, or the first where no other gains much; and what each takes.
+    """The candidate with the fastest decode steps, or the first if no other gains enough; and the time of each.
 
     Args:
-        candidates: names of quantisations; the first is what the others are compared with.
-        batches: sequences at a time. A candidate's time is the mean over them of its steps' share of the first's, so a
-            large batch counts no more than a small one.
-        create_runner: one that cannot be made is not chosen, but the first has to be.
+        candidates: names of quantisations; the first is the baseline.
+        batches: batch sizes. A candidate's time is the mean over them of its step time relative to the baseline's, so
+            that all batch sizes count equally.
+        create_runner: a candidate whose runner cannot be made is skipped, except the baseline.
 
     Returns:
-        A name, and by name the time for a step in shares of the first candidate's.
+        A name, and by name the step time relative to the baseline's.
 
     Raises:
-        ModelError: the first cannot be made.
+        ModelError: the baseline's runner cannot be made.
     """
     layers = config.num_layers
     few = _in_turn(config, weights, min(_LAYERS, layers), candidates, batches, create_runner)
@@ -75,9 +75,9 @@ def _in_turn(
     batches: Sequence[int],
     create_runner: RunnerFactory,
 ) -> dict[Quantization, list[float]]:
-    """The shortest decode step of each candidate with so many layers, by batch, in seconds.
+    """The shortest decode step of each candidate with ``layers`` layers, by batch, in seconds.
 
-    By turns, so that what else the machine does is the same for all.
+    Candidates take turns, so that other load affects all.
     """
     cut = dataclasses.replace(config, num_layers=layers)
     its = dataclasses.replace(weights, layers=weights.layers[:layers])
@@ -99,7 +99,7 @@ def _in_turn(
 
 
 def _seconds(runner: ModelRunner, batch: int, vocabulary: int) -> float:
-    """What a decode step of a batch takes."""
+    """Times a decode step of a batch."""
     tokens = np.random.default_rng(0).integers(0, vocabulary, batch).tolist()
     step = pack([SequenceRows([token], 0, [block]) for block, token in enumerate(tokens)], range(batch), [])
     began = time.perf_counter()

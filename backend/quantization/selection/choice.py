@@ -1,4 +1,4 @@
-"""What ``--quantization`` means: in which schemes the weights of a model are kept."""
+"""Applies ``--quantization``: chooses the schemes of a model's weights."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from backend.quantized_weights.nf4_scheme import Nf4Scheme
 from backend.quantized_weights.quantized_linear import CannotQuantize, Scheme
 
 _HEAD = IntScheme(8, 64)
-"""Four bits would cost most in the head, and so would one scale for all inputs, or eight-bit floats: its weights are as
-wide apart as the embedding's, which in many models they are."""
+"""Four bits would lose most in the head, as would one scale for all inputs, or FP8: its weights vary as widely as the
+embedding's, and many models tie the two."""
 ROUNDINGS: Mapping[str, tuple[Scheme, Scheme]] = {
     "int8": (IntScheme(8), _HEAD),
     "int4": (IntScheme(4, 32, "minimum"), _HEAD),
     "fp8": (Fp8Scheme(), _HEAD),
     "nf4": (Nf4Scheme(), _HEAD),
 }
-"""Rounding to the nearest by the name that it is asked for with: of the layers, and of the head."""
+"""Schemes of round-to-nearest by ``--quantization`` name: of the layers, and of the head."""
 
 
 def quantised(weights: ModelWeights, name: str) -> tuple[ModelWeights, Summary | None]:
-    """A model's weights as they are served, and what that is; None: they are floats.
+    """A model's weights as served, and their summary; None: they are floats.
 
     Args:
-        name: one of ``ROUNDINGS``; one of ``CALIBRATED_QUANTIZATIONS``, whose layers these then are; or ``none``: as
-            in the model's files.
+        name: one of ``ROUNDINGS``; one of ``CALIBRATED_QUANTIZATIONS``, if the layers are its result; or ``none``:
+            as in the model's files.
 
     Raises:
         CannotQuantize: a weight does not fit, or they are quantised already.

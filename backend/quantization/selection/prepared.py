@@ -1,4 +1,4 @@
-"""Models that are quantised once, with a look at a text, and kept for all later starts."""
+"""Quantises models once, calibrated on a text, and caches them for later starts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ RECIPES: Mapping[str, Recipe] = {
     "awq-int4": Recipe("awq", IntScheme(4, 128, "integer")),
     "mixed": Recipe("mixed", IntScheme(4, 32, "integer"), average_bits=5.5),
 }
-"""By the name that each is asked for with; ``keepgate quantize`` has all the options, and a text of one's own."""
+"""By ``--quantization`` name; ``keepgate quantize`` has all the options and takes other texts."""
 
 _TEXT = Path(__file__).parents[1] / "calibration" / "wikitext-2-valid.txt.gz"
 _WINDOWS, _WINDOW_TOKENS = 128, 512
 
 
 def prepared(source: ModelSource, name: str, progress: Callable[[str], None]) -> ModelSource:
-    """The model quantised as ``RECIPES`` has it, under its own name; made first where it is not there yet.
+    """The model quantised by a recipe of ``RECIPES``, under its own name; made first if it is missing.
 
     Raises:
         ModelError: it cannot be read, quantised or written.
@@ -58,7 +58,7 @@ def _quantize(source: Path, target: Path, recipe: Recipe, progress: Callable[[st
 
 
 def _identity(directory: Path) -> str:
-    """Of a directory's files, by where they are, how large and of when: other files are another model."""
+    """Of a directory: a digest of its path and of the files' names, sizes and times."""
     digest = xxhash.xxh3_64(str(directory.resolve()).encode())
     for name, about in source_files(directory).items():
         digest.update(f"\0{name}\0{about}".encode())

@@ -1,4 +1,4 @@
-"""Round to nearest: every weight of a model by itself, without a look at what it is multiplied with."""
+"""Rounds every weight of a model to nearest, without calibration."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from backend.quantized_weights.quantized_linear import CannotQuantize, Quantized
 def rounded(
     weights: ModelWeights, scheme: Scheme, head: Scheme | None = None, error: RoundingError | None = None
 ) -> ModelWeights:
-    """A model whose linear layers are kept in a scheme. What is quantised already, the embedding and norms stay.
+    """A model with its linear layers in a scheme. Quantised weights, the embedding and norms stay as they are.
 
     Args:
-        head: of the matrix that gives logits; None: it stays as it is.
-        error: told what is lost, layer by layer; None: not measured, which is quicker.
+        head: scheme of the head; None: it stays as it is.
+        error: sums up the loss; None: not measured, which is faster.
 
     Raises:
         CannotQuantize: a weight does not fit; names it.

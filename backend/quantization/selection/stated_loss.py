@@ -1,4 +1,4 @@
-"""What ``keepgate quantize`` measured when it made a model, as its report beside the weights says."""
+"""Reads the loss that ``keepgate quantize`` measured, from its report beside the weights."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from backend.quantization.methods.report import Divergence
 
 
 class _Report(msgspec.Struct):
-    """The part of it that is read."""
+    """The fields that are read."""
 
     divergence: Divergence | None = None
 
 
 def stated_loss(directory: Path) -> Divergence | None:
-    """None: there is no report, or it is of something else, or nothing was run when it was made.
+    """The measured divergence; None: there is no report, or none in the report.
 
     Raises:
-        ModelError: the report is none.
+        ModelError: the report is invalid.
     """
     path = directory / REPORT_FILE
     try:

@@ -1,4 +1,4 @@
-"""What a model's weights are kept in, what that takes, and what it lost."""
+"""Schemes, sizes and loss of a model's weights."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _HALF_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of all matrices of the layers and the head, but not the embedding."""
+    """Of all matrices of the layers and the head, without the embedding."""
 
     schemes: dict[str, int]
-    """How many matrices are in each scheme; by name, the most frequent first."""
+    """Number of matrices by scheme, the most frequent first."""
     held_as: dict[str, int]
-    """Bytes by the form in which a runner has them, which may be a wider one than their scheme."""
+    """Bytes by the form in the runner, which may be wider than the scheme."""
     bits_per_weight: float
     weight_bytes: int
     half_bytes: int
-    """What the same matrices take in 16 bits."""
+    """Bytes of the same matrices in 16 bits."""
     relative_error: float | None
-    """Root of the mean squared error over that of the weights themselves; None: it is not known what they were."""
+    """RMS error relative to the RMS of the weights; None: the original weights are unknown."""
     divergence: Divergence | None = None
-    """Of the model with these layers from the one that they were made of, as measured when they were made."""
+    """From the original model, as measured when the layers were quantised."""
 
     def held(self, forms: Mapping[str, int]) -> Summary:
-        """The same in a runner that keeps so many bytes in each form."""
+        """The same for a runner with these bytes by form."""
         total = sum(forms.values())
         bits = 8 * total * _HALF_BYTES / self.half_bytes
         return replace(self, held_as=dict(forms), bits_per_weight=bits, weight_bytes=total)
@@ -43,13 +43,13 @@ class Summary:
 
 @dataclass(slots=True)
 class RoundingError:
-    """What rounding has lost, added up over matrices."""
+    """Rounding loss, summed over matrices."""
 
     _lost: float = 0.0
     _whole: float = 0.0
 
     def note(self, weight: torch.Tensor, packed: QuantizedLinear) -> None:
-        """Compares a weight [out, in] with what is left of it."""
+        """Adds the loss of a weight [out, in]."""
         whole = weight.float()
         self._lost += float((packed.unpack() - whole).square().sum(dtype=torch.float64))
         self._whole += float(whole.square().sum(dtype=torch.float64))
@@ -61,7 +61,7 @@ class RoundingError:
 
 
 def summarise(weights: ModelWeights, relative_error: float | None = None) -> Summary | None:
-    """What the weights are kept in; None where none of them is quantised."""
+    """The summary of the weights; None if none of them is quantised."""
     matrices = [*linears(weights).values(), weights.head]
     packed = [matrix for matrix in matrices if not isinstance(matrix, torch.Tensor)]
     if not packed:

@@ -19,7 +19,7 @@ from cache.semantic.embedding.load import load_encoder
 from cache.semantic.embedding.model_files import models_folder
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
-from cache.semantic.messages import Answered, Ask, Found, NotFound
+from cache.semantic.messages import AnswerStored, LookupHit, LookupMiss, LookupRequest
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.service.answers import Answers
 from cache.semantic.service.labels import Labels
@@ -42,11 +42,11 @@ class Keepgate:
         self._learner = learner
         self._answers: dict[str, str] = {}
         self._asked = 0
-        self._advice: Found | NotFound = NotFound(0)
+        self._advice: LookupHit | LookupMiss = LookupMiss(0)
 
     @property
     def audits(self) -> bool:
-        return isinstance(self._advice, Found) and self._advice.audit
+        return isinstance(self._advice, LookupHit) and self._advice.audit
 
     @property
     def embedding(self) -> list[float]:
@@ -54,15 +54,15 @@ class Keepgate:
 
     async def look_up(self, question: str) -> str | None:
         self._asked += 1
-        self._advice = await self._cache.ask(Ask(self._key, _PARTITION, question, 1.0, True))
-        return self._answers[self._advice.entry] if isinstance(self._advice, Found) else None
+        self._advice = await self._cache.ask(LookupRequest(self._key, _PARTITION, question, 1.0, True))
+        return self._answers[self._advice.entry] if isinstance(self._advice, LookupHit) else None
 
     async def keep(self, question: str, answer: str) -> None:
         self._answers[self._key] = answer
         body = {"choices": [{"message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}]}
         response = msgspec.json.encode(body)
         await self._cache.answered(
-            Answered(self._advice.query, self._key, _PARTITION, question, "m", "0.0.0", 1.0, _LATER, response)
+            AnswerStored(self._advice.query, self._key, _PARTITION, question, "m", "0.0.0", 1.0, _LATER, response)
         )
         await self._learner.idle()  # or what is known at the next question would be a matter of chance
 

@@ -1,4 +1,4 @@
-"""BERT models as sentence-transformers writes them: which of them the compiled encoder knows, and their weights."""
+"""BERT models of sentence-transformers: which the compiled encoder supports, and their weights."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ _PREFIX = "bert."
 
 
 class BertShape(msgspec.Struct, frozen=True):
-    """Of a model's config.json, by the names of its keys; what is not here changes no vector."""
+    """Of a model's config.json, by the names of its keys; other keys change no vector."""
 
     model_type: str
     hidden_size: int
@@ -45,7 +45,7 @@ class _Module(msgspec.Struct):
 def bert_shape(folder: Path) -> BertShape:
     """The shape of the model in a folder.
 
-    Raises NativeUnavailable where it is something else than a BERT, mean or cls pooling, and normalisation.
+    Raises NativeUnavailable unless it is a BERT, mean or cls pooling, and normalisation.
     """
     try:
         modules = msgspec.json.decode((folder / "modules.json").read_bytes(), type=list[_Module])
@@ -77,7 +77,7 @@ def _pooling(config: dict[str, object]) -> str:
 def bert_weights(folder: Path) -> Weights:
     """All weights of the model in a folder, float32, by the names that BertModel of transformers gives them.
 
-    Raises NativeUnavailable where they are not in one safetensors file, or not floats that a number can be made of.
+    Raises NativeUnavailable if they are not in one safetensors file, or not finite floats.
     """
     modules = msgspec.json.decode((folder / "modules.json").read_bytes(), type=list[_Module])
     path = folder / modules[0].path / _WEIGHTS_FILE

@@ -1,4 +1,4 @@
-"""Weights of a BERT as `bert.cpp` reads them: its structures, and the integers that its matrices become."""
+"""Weights of a BERT as `bert.cpp` reads them: its structures, and its matrices as integers."""
 
 import ctypes
 
@@ -11,7 +11,7 @@ from cache.semantic.embedding.errors import NativeUnavailable
 _POINTER, _INT32, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 _ALIGNMENT = 64
 _WEIGHT_MAX, _INT32_MAX = 2**11 - 1, 2**31 - 1
-# No weight of a model is so small, and its inverse is still a float.
+# Below all weights of a model; its inverse is still a finite float.
 _MIN = 1e-30
 
 Floats = npt.NDArray[np.float32]
@@ -133,10 +133,10 @@ class BertLayout:
 
 
 def rounded(weight: Floats, activation_max: int) -> tuple[npt.NDArray[np.int16], Floats]:
-    """Integers of a matrix [out, in], and what one is worth in each of its columns, [out].
+    """Integers of a matrix [out, in], and their scale for each output, [out].
 
-    As fine as they may be for a column's sum of products to stay below 2^31, whatever the activations are: each of
-    `in` numbers may be half a unit larger than it was.
+    As fine as possible with an output's sum of products below 2^31 for any activations: each of `in` numbers may be
+    rounded up by half a unit.
     """
     sizes = np.abs(weight)
     most = _INT32_MAX // activation_max - weight.shape[1] / 2
@@ -163,8 +163,8 @@ def _padded(array: Floats, multiples: tuple[int, ...]) -> Floats:
 def _placed(arrays: dict[str, npt.NDArray[np.generic]]) -> tuple[npt.NDArray[np.uint8], dict[str, int]]:
     """A block of memory with all arrays, and the address of each.
 
-    One block, for numpy asks for pages of 2 MiB where a block is large enough: a call reads it from end to end, and
-    in a virtual machine a miss in the table of pages costs two walks.
+    One block, since numpy requests pages of 2 MiB for a large block: a call reads all of it, and in a virtual machine a
+    TLB miss costs two page walks.
     """
     starts, end = {}, 0
     for name, array in arrays.items():

@@ -1,4 +1,4 @@
-"""Vectors of texts for an event loop: one thread computes, and texts that come meanwhile share its next call."""
+"""Vectors of texts for an event loop: one thread computes, and texts that come meanwhile are its next batch."""
 
 import asyncio
 import math
@@ -19,13 +19,13 @@ from cache.semantic.embedding.errors import EmbedderBusy, EmbeddingFailed
 T = TypeVar("T")
 
 MAX_WAITING = 1024
-"""Texts, however patient who waits for them is."""
+"""Texts in the queue, with any patience."""
 MAX_TOKENS = 256
-"""Of one call, unless a single text has more: who comes meanwhile waits for the whole of it."""
+"""Of one call, unless a single text has more: later texts wait for the whole call."""
 _YIELD_OF_TOKEN = 1e-3
-"""Seconds. So much later may a shorter text come, for each token that it has less, and still go first."""
+"""Seconds by which a shorter text may come later and go first, for each token that it has less."""
 
-# How much of the mean time of a text the newest call makes out.
+# Weight of the newest call in the mean time of a text.
 _NEWEST = 0.1
 
 _NICE = 10
@@ -81,14 +81,14 @@ class Embedder:
 
     @property
     def seconds_under_way(self) -> float:
-        """How long the call takes that is being computed; negative where there is none."""
+        """Seconds since the running call began; negative if there is none."""
         return asyncio.get_running_loop().time() - self._began
 
     async def embed(self, text: str) -> npt.NDArray[np.float32]:
         """The unit vector of a text, float32 [dimensions].
 
-        Raises EmbedderBusy at once where it would not be in time, and EmbeddingFailed where the model gives no vector.
-        A cancelled caller costs nothing more: a text is computed only if a caller still waits.
+        Raises EmbedderBusy at once if it would not be in time, and EmbeddingFailed if the model gives no vector. A
+        cancelled caller costs nothing more: a text is computed only if a caller still waits.
         """
         if self._closed:
             raise EmbeddingFailed("the embedder is closed")
@@ -103,7 +103,7 @@ class Embedder:
         return await waiting.vector
 
     async def work(self) -> None:
-        """Compute what waits; runs for as long as the embedder is open."""
+        """Computes waiting texts; runs while the embedder is open."""
         while True:
             await self._wake.wait()
             self._forget_who_left()
@@ -135,7 +135,7 @@ class Embedder:
             if unmeasured:
                 await self._measure(unmeasured)
                 self._forget_who_left()
-        # Who came while the others were measured goes with a later call.
+        # Texts that came while the others were measured go with a later call.
         measured = [each for each in self._waiting if each.tokens is not None] or self._waiting
         batch: list[_Waiting] = []
         tokens = 0
@@ -165,7 +165,7 @@ class Embedder:
             if not np.isfinite(vector).all():
                 _fail(each, EmbeddingFailed("the embedding model gives no direction for this text"))
             elif not each.vector.done():
-                # A copy: a row would keep the vectors of all others.
+                # A copy: a row would keep the vectors of the whole batch.
                 each.vector.set_result(vector.copy())
 
     async def _in_thread(self, of: list[_Waiting], call: Callable[[], T]) -> T | None:
@@ -176,7 +176,7 @@ class Embedder:
             for each in of:
                 _fail(each, EmbeddingFailed("the embedder is closed"))
             raise
-        except Exception as error:  # noqa: BLE001  Runtimes raise what they like; each caller gets it.
+        except Exception as error:  # noqa: BLE001  Runtimes raise any exception; each caller gets it.
             for each in of:
                 _fail(each, EmbeddingFailed(f"the embedding model failed: {type(error).__name__}"), error)
             return None
@@ -184,10 +184,10 @@ class Embedder:
 
 @asynccontextmanager
 async def open_embedder(encoder: Encoder, patient: bool = False, patience: float = math.inf) -> AsyncIterator[Embedder]:
-    """An embedder that works until the block ends. Whoever would have to wait more than `patience` seconds is refused.
+    """An embedder that works until the block ends. A text that would wait more than `patience` seconds is refused.
 
-    A `patient` one is for work that nobody waits for: its thread leaves the processor to those of other embedders, and
-    a text of it, which may take fifty milliseconds and cannot be broken off, is in nobody's way.
+    A `patient` one is for background work: its thread has a low priority, so that its texts, which may take fifty
+    milliseconds and cannot be interrupted, do not delay other embedders.
     """
     embedder = Embedder(encoder, patient, patience)
     worker = asyncio.create_task(embedder.work(), name="embedder")
@@ -200,8 +200,8 @@ async def open_embedder(encoder: Encoder, patient: bool = False, patience: float
 
 
 def _yield_to_others() -> None:
-    """Give this thread a tenth of what others get where there is not enough for all."""
-    if sys.platform == "linux":  # where a thread has a priority of its own
+    """Gives this thread a tenth of the others' share of a busy processor."""
+    if sys.platform == "linux":  # where threads have their own priorities
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 

@@ -1,4 +1,4 @@
-"""The contract of what turns texts into vectors."""
+"""The interface of text encoders."""
 
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -15,30 +15,30 @@ _MIN_NORM = 1e-12
 
 
 class Encoder(Protocol):
-    """A sentence-embedding model, loaded. Any thread may use it at any time; none of its methods changes a result."""
+    """A loaded sentence-embedding model. Any thread may use it at any time; no call changes later results."""
 
     name: str
-    """Of the model and of what computes it, for people."""
+    """Of the model and of its runtime, for display."""
     fingerprint: str
     """Of all the model's files. Vectors of different fingerprints must never be compared."""
     dimensions: int
 
     def length(self, text: str) -> int:
-        """About how many tokens the model would read, after its cut: what a text costs, not what is in it."""
+        """About how many tokens the model would read, after truncation: the cost of a text."""
         ...
 
     def encode(self, texts: list[str]) -> Vectors:
         """Unit vectors, float32 [len(texts), dimensions], C order; no texts give [0, dimensions].
 
-        A text is cut where the model's own pipeline cuts it. The row of a text of which the model makes nothing (zero,
-        not finite) is NaN. A vector may differ in its last bits with the texts beside it.
+        A text is truncated as in the model's own pipeline. The row of a text without a direction (zero, not finite) is
+        NaN. The last bits of a vector may depend on the other texts.
         """
         ...
 
 
 def unit(vectors: Vectors) -> Vectors:
     """Rows scaled to length 1; NaN where a row has no direction. float32 [n, d] to float32 [n, d]."""
-    # A row of infinities or NaN gives NaN by itself, and the warning about it would be of no use to anyone.
+    # A row of infinities or NaN gives NaN, without the warning.
     with np.errstate(invalid="ignore", over="ignore"):
         norms = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
         scaled = vectors / np.where(norms > _MIN_NORM, norms, np.nan)
@@ -46,16 +46,16 @@ def unit(vectors: Vectors) -> Vectors:
 
 
 def well_formed(text: str) -> str:
-    """The text with a question mark for each half of a surrogate pair: JSON can carry one, and UTF-8 cannot."""
+    """The text with a question mark for each half of a surrogate pair: JSON can have one, UTF-8 cannot."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-# No reader of a whole text needs more than this of it to fill one token, or it is read whole after all.
+# Enough characters per token for most texts; else the whole text is read.
 _CHARACTERS_OF_TOKEN = 64
 
 
 class Tokens(NamedTuple):
-    """A text as the transformer reads it."""
+    """The tokens of a text."""
 
     input_ids: list[int]
     token_type_ids: list[int]
@@ -76,11 +76,11 @@ class TextTokens:
         return Tokens(encoding.ids, encoding.type_ids)
 
     def _read_head(self, text: str) -> Encoding:
-        # A megabyte takes a second to read, and most of it is cut away again.
+        # A megabyte takes a second to tokenize, and most of it is truncated.
         longest = self._manifest.longest
         most = len(text) if longest is None or self._manifest.cuts_left else longest * _CHARACTERS_OF_TOKEN
         encoding = self._tokenizer.encode(well_formed(text[:most]))
-        # With that much cut away, the word that ended too early is not in what is left.
+        # With so many tokens truncated, the last word, which may be incomplete, is not in the rest.
         if most >= len(text) or len(encoding.overflowing) > 1:
             return encoding
         return self._tokenizer.encode(well_formed(text))

@@ -1,19 +1,19 @@
-"""What can go wrong with the embedding model.
+"""The errors of the embedding model.
 
 CacheError
 └── EmbeddingError
-    ├── ModelUnusable       the model of the setting is not there or cannot be read: nothing semantic can start
-    ├── EmbedderBusy        so many texts wait that another one would not be in time
-    ├── EmbeddingFailed     the model made no vector of this text; the next one may be well
+    ├── ModelUnusable       the configured model is missing or cannot be read: the semantic cache does not start
+    ├── EmbedderBusy        so many texts wait that another would be late
+    ├── EmbeddingFailed     the model gave no vector of this text; others may work
     ├── ExportUnavailable   no exported form of the model may be used: torch computes it instead
-    └── NativeUnavailable   the compiled encoder does not know the model or the machine: ONNX Runtime computes it
+    └── NativeUnavailable   the compiled encoder lacks the model or the machine: ONNX Runtime computes it
 """
 
 from cache.errors import CacheError
 
 
 class EmbeddingError(CacheError):
-    """The root of what this package raises on purpose."""
+    """The base class of this package's errors."""
 
 
 class ModelUnusable(EmbeddingError):

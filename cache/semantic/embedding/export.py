@@ -2,9 +2,8 @@
 
     python -m cache.semantic.embedding.export NAME MODEL_FOLDER TARGET_FOLDER
 
-What is exported is the library's own chain of modules (transformer, pooling, dense layers, normalisation), traced as it
-is, so that there is no second description of any of them to be wrong. A model that cannot be traced gets a file that
-says why.
+It traces the library's own chain of modules (transformer, pooling, dense layers, normalisation), so that there is no
+second description of them that could be wrong. For a model that cannot be traced it writes a file with the reason.
 """
 
 import argparse
@@ -34,12 +33,12 @@ from cache.semantic.embedding.torch_encoder import open_model
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _ABOUT_INPUTS = {"modality", "prompt_length"}
 _SAMPLE = ["short", "a text of some more words", "and one that is longer than both of them together"]
-# Tokenizers without a limit of their own say 1e30.
+# Tokenizers without a limit of their own report 1e30.
 _NO_LIMIT = 10**9
 
 
 class NotExportable(Exception):
-    """A model that only its own library can compute; the message says what is in the way."""
+    """A model that only its own library can compute; the message says why."""
 
 
 class Pipeline(torch.nn.Module):
@@ -60,7 +59,7 @@ class Pipeline(torch.nn.Module):
 def export(files: ModelFiles, target: Path) -> None:
     """Write the exported files of a model into an empty folder.
 
-    Raises ModelUnusable, and OSError where they cannot be written.
+    Raises ModelUnusable, and OSError if they cannot be written.
     """
     model = open_model(files)
     try:
@@ -80,14 +79,14 @@ def _export(model: SentenceTransformer, target: Path) -> None:
     if not isinstance(getattr(model.tokenizer, "backend_tokenizer", None), Tokenizer):
         raise NotExportable(f"its tokenizer {type(model.tokenizer).__name__} is not of the library tokenizers")
 
-    # The graph last: a disk without room says so before a minute has gone into it.
+    # The graph last, since it takes a minute: a full disk fails before.
     manifest = write_description(model, names, prompt, target)
     _write_graph(Pipeline(model, names, constants), [features[name] for name in names], names, target / MODEL_FILE)
     write_manifest(target, manifest)
 
 
 def write_description(model: SentenceTransformer, inputs: list[str], prompt: str, target: Path) -> Manifest:
-    """Write tokenizer, of the library tokenizers, and reference of a model. Gives what is to be said of both."""
+    """Writes tokenizer, of the library tokenizers, and reference of a model. Returns their manifest."""
     tokenizer = model.tokenizer
     _write_tokenizer(tokenizer.backend_tokenizer, target / TOKENIZER_FILE)
     longest = model.max_seq_length if (model.max_seq_length or _NO_LIMIT) < _NO_LIMIT else None
@@ -113,7 +112,7 @@ def _write_graph(pipeline: Pipeline, sample: list[torch.Tensor], names: list[str
             pipeline.eval(), tuple(sample), dynamo=True, verbose=False, input_names=names, output_names=["vectors"],
             dynamic_shapes=(tuple(any_size for _ in sample),),
         )  # fmt: skip
-    # Whatever tracing foreign code may raise means the same.
+    # Tracing foreign code may raise any exception.
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise NotExportable(f"torch.onnx cannot export it: {reason}") from error
@@ -123,7 +122,7 @@ def _write_graph(pipeline: Pipeline, sample: list[torch.Tensor], names: list[str
 
 
 def _write_tokenizer(backend: Tokenizer, path: Path) -> None:
-    # The library has put its lower-casing into this very object; cutting and padding are done by who reads the file.
+    # The library has set its lower-casing in this object; the reader of the file truncates and pads.
     copy = Tokenizer.from_str(backend.to_str())
     copy.no_truncation()
     copy.no_padding()
@@ -131,7 +130,7 @@ def _write_tokenizer(backend: Tokenizer, path: Path) -> None:
 
 
 def main() -> int:
-    """Export as the command line says; exit status 1 and a line on stderr where it cannot be done."""
+    """Exports as the command line says; exit status 1 and a line on stderr if that fails."""
     parser = argparse.ArgumentParser(description="Write a sentence-transformers model as an ONNX graph.")
     parser.add_argument("name")
     parser.add_argument("model", type=Path, metavar="MODEL_FOLDER")

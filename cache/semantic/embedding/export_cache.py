@@ -1,4 +1,4 @@
-"""Exported models, kept on disk: each is made once, by a process of its own, and appears whole or not at all."""
+"""Exported models, kept on disk: each is made once, by a process of its own, and published atomically."""
 
 import logging
 import os
@@ -23,11 +23,11 @@ _LONGEST_EXPORT = 900.0
 
 
 def exported(files: ModelFiles, fingerprint: str, cache: Path) -> tuple[Path, Manifest]:
-    """The folder of a model's exported files, and its manifest; made first, in up to a minute, if it is not there.
+    """The folder of a model's exported files, and its manifest; exported first, in up to a minute, if missing.
 
     Args:
         fingerprint: of the files.
-        cache: folder of all exports; made if it is not there.
+        cache: folder of all exports; made if missing.
 
     Raises:
         ExportUnavailable: the model cannot be exported, or its export cannot be kept; the message says which.
@@ -47,7 +47,7 @@ def exported(files: ModelFiles, fingerprint: str, cache: Path) -> tuple[Path, Ma
 
 
 def export_folder(fingerprint: str, cache: Path) -> Path:
-    """Where the export of a model lies: another model, another exporter or another format is another folder.
+    """The folder of a model's export: another model, another exporter or another format has another one.
 
     Raises ExportUnavailable when a package that exports is not installed.
     """
@@ -75,7 +75,7 @@ def _make(files: ModelFiles, folder: Path) -> None:
 
 
 def publish(work: Path, folder: Path) -> None:
-    """Let a finished folder appear under its name, atomically; where another process was faster, its files stay."""
+    """Renames a finished folder to its name, atomically; if another process was faster, its files stay."""
     try:
         work.rename(folder)
     except OSError:
@@ -85,7 +85,7 @@ def publish(work: Path, folder: Path) -> None:
 
 def _run(files: ModelFiles, target: Path) -> None:
     # A process of its own: torch and the exporter take a gigabyte that a serving process would never release. -P: the
-    # program is the installed one, whatever lies in the current directory.
+    # program is the installed one, not one in the current directory.
     program = (sys.executable, "-P", "-m", "cache.semantic.embedding.export")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     try:
@@ -102,14 +102,14 @@ def _run(files: ModelFiles, target: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    # Renamed first: half a folder is never seen under the name of a whole one.
+    # Renamed first: a partly removed folder is never visible under its name.
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     folder.rename(aside)
     shutil.rmtree(aside)
 
 
 def _remove_leftovers(folder: Path) -> None:
-    # Of a process that was killed while it exported. One that is still at it has younger files.
+    # Of a process that was killed while it exported. A running one has younger files.
     oldest = time.time() - _LONGEST_EXPORT
     for path in folder.parent.glob(f".{folder.name}-*"):
         if path.stat().st_mtime < oldest:

@@ -1,4 +1,4 @@
-"""The embedding model of the setting, on the fastest runtime that gives the reference's vectors."""
+"""The configured embedding model, on the fastest runtime that gives the reference's vectors."""
 
 import logging
 from pathlib import Path
@@ -17,7 +17,7 @@ def load_encoder(model: str, cache: Path, threads: int = 1) -> Encoder:
     Args:
         model: "default", a folder, or the name of a model in this machine's hub cache.
         cache: folder where exported models are kept.
-        threads: of one computation, where it is not the compiled encoder's, which has one.
+        threads: of one computation; the compiled encoder always has one.
 
     Raises:
         ModelUnusable: the model is not there or cannot be read, or the packages that it needs are not installed.

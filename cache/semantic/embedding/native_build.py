@@ -24,7 +24,7 @@ def native_library(cache: Path) -> ctypes.CDLL:
         cache: folder of exported models; machines of different kinds may share it.
 
     Raises:
-        NativeUnavailable: no compiler, one that refuses the source (a CPU without the instructions), or no room.
+        NativeUnavailable: no compiler, a failed compilation (a CPU without the instructions), or a full disk.
     """
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
@@ -57,7 +57,7 @@ def _build(compiler: str, target: Path) -> None:
 
 
 def _digest(compiler: str) -> str:
-    """Names the build: same source, flags, compiler and CPU features, same file."""
+    """The name of the build: a digest of source, flags, compiler and CPU features."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603  the user's compiler
     parts = (_SOURCE.read_text("utf-8"), *_FLAGS, version, platform.machine(), _cpu_features())
     return xxhash.xxh3_128_hexdigest("\0".join(parts).encode())

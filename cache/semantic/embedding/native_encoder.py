@@ -17,20 +17,20 @@ from cache.semantic.embedding.model_files import ModelFiles
 from cache.semantic.embedding.native_build import native_library
 from cache.semantic.embedding.reference import MIN_COSINE, lowest_cosine
 
-# Tokens of a call, unless a single text has more: its numbers stay in a core's second-level cache.
+# Tokens of a call, unless a single text has more: its numbers fit in a core's second-level cache.
 _MAX_TOKENS = 256
 _ALIGNMENT = 64
 _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
 class NativeEncoder:
-    """One thread a call; weights are integers of 12 bits; checked against the vectors that the reference gave.
+    """One thread per call; weights are integers of 12 bits; checked against the reference's vectors.
 
-    A vector is bitwise the same alone and in any company.
+    A vector is bitwise the same alone and in any batch.
     """
 
     def __init__(self, files: ModelFiles, fingerprint: str, folder: Path, manifest: Manifest) -> None:
-        """Raises NativeUnavailable where the model, its weights or the machine are not known, or vectors differ.
+        """Raises NativeUnavailable if the model, its weights or the machine do not fit, or vectors differ.
 
         Args:
             folder: of the export; the library is kept beside it.
@@ -70,7 +70,7 @@ class NativeEncoder:
         return unit(vectors)
 
     def _compute(self, tokens: list[Tokens]) -> Vectors:
-        """Raises ValueError where a token is not in the model's tables."""
+        """Raises ValueError if a token is not in the model's tables."""
         lengths = [len(each.input_ids) for each in tokens]
         starts = np.cumsum([0, *lengths], dtype=np.int32)
         input_ids = np.array([number for each in tokens for number in each.input_ids], np.int32)

@@ -1,4 +1,4 @@
-"""The same model on ONNX Runtime: no torch in the process, and half the time for a short text."""
+"""The same model on ONNX Runtime: without torch, and half the time for a short text."""
 
 from collections.abc import Iterator
 from itertools import takewhile
@@ -12,8 +12,7 @@ from cache.semantic.embedding.errors import ExportUnavailable
 from cache.semantic.embedding.manifest import MODEL_FILE, REFERENCE_FILE, Manifest
 from cache.semantic.embedding.reference import MIN_COSINE, lowest_cosine
 
-# Tokens, padding among them, that the graph gets at once. A matrix of this many rows keeps a core busy; more rows leave
-# its caches.
+# Tokens of a call, with padding. A matrix of this many rows keeps a core busy; more rows do not fit its caches.
 _MAX_TOKENS = 256
 _ERRORS_ONLY = 3
 
@@ -73,14 +72,14 @@ def _open_session(path: Path, threads: int) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # A thread that waits sleeps: others want the core.
+    # A waiting thread sleeps: other threads need the core.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = _ERRORS_ONLY
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def _groups(lengths: list[int]) -> Iterator[list[int]]:
-    """Indices of texts to compute at once: of like length, so that a short text does not pay for a long one.
+    """Indices of texts to compute at once: of like length, so that there is little padding.
 
     Those of length 0 are in no group.
     """

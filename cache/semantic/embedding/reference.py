@@ -1,4 +1,4 @@
-"""Texts on which two runtimes of one model are compared: every length, beyond the longest, and every odd character."""
+"""Texts for comparing two runtimes of one model: short to beyond the limit, with unusual characters."""
 
 import numpy as np
 
@@ -33,8 +33,8 @@ def reference_texts(longest: int | None) -> list[str]:
 def lowest_cosine(encoder: Encoder, texts: list[str], expected: Vectors) -> float:
     """The lowest cosine between an encoder's vectors and the expected ones, float32 [len(texts), dimensions].
 
-    Each text is computed alone and among all others. 0 where the shapes differ or a vector is not finite; a text of
-    which both make nothing agrees.
+    Each text is computed alone and among all others. 0 if the shapes differ or only one vector is NaN; a text that is
+    NaN in both agrees.
     """
     together, alone = encoder.encode(texts), np.vstack([encoder.encode([text]) for text in texts])
     lowest = 1.0

@@ -15,7 +15,7 @@ _CHARACTERS_OF_TOKEN = 4
 
 
 class TorchEncoder:
-    """Always right, any model, and about twice as slow as ONNX Runtime for one short text."""
+    """For any model; about twice as slow as ONNX Runtime for one short text."""
 
     def __init__(self, files: ModelFiles, fingerprint: str, threads: int) -> None:
         """Raises ModelUnusable when sentence-transformers cannot read the model. Sets the process's torch threads."""
@@ -23,7 +23,7 @@ class TorchEncoder:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         torch.set_num_threads(threads)
         self._model = open_model(files)
-        # The tokenizer is set to each call's padding, and refuses a second one meanwhile.
+        # Each call sets the tokenizer's padding, so calls must not overlap.
         self._turn = threading.Lock()
         self.name = f"{files.name}, torch"
         self.fingerprint = fingerprint
@@ -44,7 +44,7 @@ def open_model(files: ModelFiles) -> SentenceTransformer:
     """The model of a folder, ready to compute on the CPU. Raises ModelUnusable; never fetches, never runs its code."""
     try:
         model = SentenceTransformer(str(files.folder), device="cpu", local_files_only=True)
-    # The library and the formats below it raise whatever they like.
+    # The library and its file formats raise any exception.
     except Exception as error:
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise ModelUnusable(

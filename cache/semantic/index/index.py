@@ -1,4 +1,4 @@
-"""The index: entries by partition, found by cosine, gone when they expire."""
+"""The index: entries by partition, found by cosine, with expiry."""
 
 import math
 import sys
@@ -9,12 +9,12 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.index.list_builder import ListMaker
+from cache.semantic.index.list_builder import ListBuilder
 from cache.semantic.index.partition import Partition, Thresholds
 from cache.semantic.index.rows import RowStore
 from cache.semantic.index.table import Floats, Rows, unit_vector
 
-# Candidates beyond those asked for: 8-bit codes put neighbours that are nearly equal into a wrong order.
+# Candidates beyond those requested: 8-bit codes put nearly equal neighbours into a wrong order.
 _MARGIN = 16
 # What Python takes beside the columns: the row number in the dict of entries, and for a partition its object, its
 # array with what malloc adds, and the slot in the dict. CPython 3.11; tests compare with what the process takes.
@@ -27,7 +27,7 @@ _COLUMN_BYTES = 31
 
 
 class VectorIndex:
-    """Unit vectors [d] by partition, in memory, with exact cosines of what is found.
+    """Unit vectors [d] by partition, in memory, with exact cosines of the results.
 
     One lock guards everything. A call holds it throughout, a search for some milliseconds, so call from one
     thread that is not an event loop's; the index's own threads hold it for a batch of rows at a time. A search sees
@@ -45,10 +45,10 @@ class VectorIndex:
         self._partitions: dict[str, Partition] = {}
         self._row_of: dict[str, int] = {}
         self._name_bytes = 0
-        self._maker = ListMaker(self._store, self._lock, thresholds)
+        self._builder = ListBuilder(self._store, self._lock, thresholds)
 
     def __len__(self) -> int:
-        """Entries, with those that have expired and were not removed yet."""
+        """Entries, with expired ones that were not removed yet."""
         return len(self._row_of)
 
     def __contains__(self, entry: str) -> bool:
@@ -61,14 +61,14 @@ class VectorIndex:
     @property
     def bytes(self) -> int:
         """The memory that entries and partitions take, ids and names included."""
-        lists = sum(lists.bytes for lists in self._maker.lists())
+        lists = sum(lists.bytes for lists in self._builder.lists())
         columns = self._store.table.bytes + _COLUMN_BYTES * len(self)
         entries = sys.getsizeof(self._row_of) + _NUMBER_BYTES * len(self) + 4 * len(self)
         partitions = sys.getsizeof(self._partitions) + _PARTITION_BYTES * self.partitions
         return lists + columns + entries + partitions + self._name_bytes
 
     def add(self, partition: str, entry: str, vector: npt.ArrayLike, expires: float) -> None:
-        """Make an entry findable in a partition until `expires`, Unix seconds.
+        """Adds an entry to a partition until `expires`, Unix seconds.
 
         An entry of this id is replaced, also if it was in another partition. Raises NotAUnitVector unless `vector` is
         [d] and of length 1, and ValueError unless `expires` is a finite number; then nothing has changed.
@@ -84,15 +84,15 @@ class VectorIndex:
                 self._name_bytes += _STRING_BYTES + len(partition)
             self._row_of[entry] = self._store.append(entry, owner, unit, expires)
             self._name_bytes += _STRING_BYTES + len(entry)
-            self._maker.look_at(owner)
+            self._builder.schedule(owner)
 
     def remove(self, entry: str) -> bool:
-        """Forget an entry; False if there is none."""
+        """Removes an entry; False if there is none."""
         with self._lock:
             return self._remove(entry)
 
     def search(self, partition: str, vector: npt.ArrayLike, k: int, now: float) -> list[tuple[str, float]]:
-        """The k entries of the partition nearest to a unit vector [d], with their cosines, falling.
+        """The k entries of the partition nearest to a unit vector [d], with descending cosines.
 
         None that expires by `now`, Unix seconds. Raises NotAUnitVector as `add` does, and ValueError if k < 1.
         """
@@ -110,12 +110,12 @@ class VectorIndex:
             return [(entries[rows[i]], float(cosines[i])) for i in nearest.tolist()]
 
     def settle(self, timeout: float) -> bool:
-        """Wait until all rows are where they are found fastest, at most `timeout` seconds; False if they are not."""
-        return self._maker.settle(timeout)
+        """Waits until all rows are in their final places, at most `timeout` seconds; False if they are not."""
+        return self._builder.settle(timeout)
 
     def close(self) -> None:
-        """End the background threads. What is in the index is still found."""
-        self._maker.close()
+        """End the background threads. The index can still be searched."""
+        self._builder.close()
 
     def _remove(self, entry: str) -> bool:
         row = self._row_of.pop(entry, None)
@@ -128,9 +128,9 @@ class VectorIndex:
         self._name_bytes -= _STRING_BYTES + len(entry)
         if len(owner) == 0:
             del self._partitions[owner.name]
-            self._maker.forget(owner)
+            self._builder.forget(owner)
             self._name_bytes -= _STRING_BYTES + len(owner.name)
-        self._maker.look_at(owner)
+        self._builder.schedule(owner)
         return True
 
     def _candidates(self, partition: Partition, vector: Floats, k: int, now: float) -> Rows:
@@ -141,7 +141,7 @@ class VectorIndex:
             rows = lists.search(vector, k + _MARGIN)
             living = rows[self._lives(rows, now)]
             if len(rows) - len(living) > _MARGIN // 2:
-                # Too many of the nearest are dead: ask for the living only.
+                # Too many of the nearest have expired: search the others only.
                 bitmap = np.packbits(np.frombuffer(self._store.times) > now, bitorder="little")
                 living = lists.search(vector, k + _MARGIN, bitmap)
             found.append(living)

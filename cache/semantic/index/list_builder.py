@@ -24,11 +24,11 @@ _PAUSE_AFTER_FAILURE = 1.0
 _CHURN = 65_536
 
 
-class ListMaker:
-    """Two threads: one trains new lists and takes seconds for it, one moves rows and takes the lock often and shortly.
+class ListBuilder:
+    """Two threads: one trains new lists and takes seconds for it, one moves rows and takes the lock often and briefly.
 
-    Everything that others see changes under `lock`, the lock of the index; k-means and the choice of lists run without
-    it. A row is found all the time, since it is always in exactly one place, and a search looks into all of them.
+    Shared state changes under `lock` only, the lock of the index; k-means and the choice of lists run without it. A row
+    is found all the time, since it is always in exactly one place, and a search looks into all of them.
     """
 
     def __init__(self, rows: RowStore, lock: threading.Lock, thresholds: Thresholds) -> None:
@@ -49,19 +49,19 @@ class ListMaker:
         for thread in self._threads:
             thread.start()
 
-    def look_at(self, partition: Partition) -> None:
-        """See whether its rows are where they should be, and wake a thread if not. The caller holds the lock."""
+    def schedule(self, partition: Partition) -> None:
+        """Checks whether its rows are where they should be; wakes a thread if not. The caller holds the lock."""
         if partition.needs_moves(self._thresholds):
             self._want(self._to_move, partition)
         if partition.needs_lists(self._thresholds):
             self._want(self._to_make, partition)
 
     def lists(self) -> list[InvertedLists]:
-        """All that are in use; of the many small partitions none has any."""
+        """All that are in use; small partitions have none."""
         return [lists for partition in list(self._with_lists) for lists in partition.in_use]
 
     def forget(self, partition: Partition) -> None:
-        """It is no more. The caller holds the lock."""
+        """Forgets it. The caller holds the lock."""
         self._with_lists.discard(partition)
 
     def settle(self, timeout: float) -> bool:
@@ -102,11 +102,11 @@ class ListMaker:
             finally:
                 with self._changed:
                     self._at_work -= 1
-                    self.look_at(partition)
+                    self.schedule(partition)
                     self._changed.notify_all()
 
     def _give_up(self, partition: Partition, error: Exception) -> None:
-        """What has failed is a matter of speed only: go on without, and try again later."""
+        """A failure only costs speed: goes on without, and tries again later."""
         with self._changed:
             self._rows.moving.clear()
             partition.patience = 2 * len(partition)
@@ -131,18 +131,18 @@ class ListMaker:
         made = InvertedLists(centroids, sample, self._thresholds.scan, mark)
         with self._changed:
             partition.cursor, partition.made_for, partition.next = 0, len(partition), made
-            if len(partition):  # else it is gone by now
+            if len(partition):  # else it was removed meanwhile
                 self._with_lists.add(partition)
 
     def _sample(self, partition: Partition, size: int) -> Floats:
-        """Vectors of up to `size` rows of the partition by chance, float32 [n, d], copied piece by piece."""
+        """Vectors of up to `size` random rows of the partition, float32 [n, d], copied piece by piece."""
         rows = self._numbers(partition)
         if len(rows) > size:
             rows = np.random.default_rng(len(rows)).choice(rows, size, replace=False)
         pieces = []
         for start in range(0, len(rows), _PIECE):
             with self._changed:
-                # Rows may have gone since, or have become another partition's.
+                # Rows may have been removed since, or be another partition's now.
                 owners, known = self._rows.owners, len(self._rows)
                 piece = [row for row in rows[start : start + _PIECE].tolist() if row < known]
                 piece = [row for row in piece if owners[row] is partition]
@@ -150,7 +150,7 @@ class ListMaker:
         return np.concatenate(pieces) if pieces else np.empty((0, 0), np.float32)
 
     def _numbers(self, partition: Partition) -> Rows:
-        """The rows of the partition, int64 [n]; some may have moved on while others were looked up."""
+        """The rows of the partition, int64 [n]; some may have moved while others were looked up."""
         with self._changed:
             lists = partition.lists
             pieces = [np.array(partition.flat, np.int64)]
@@ -174,7 +174,7 @@ class ListMaker:
             else:
                 vectors = self._rows.table.vectors(rows)
                 self._rows.moving.update(rows.tolist())
-        # Lists that are not needed any more take long enough to free: not while a search waits.
+        # Old lists take long to free: not while a search waits.
         self._churn = _CHURN if unused is not None else self._churn + len(rows)
         del unused
         if self._churn >= _CHURN:
@@ -188,9 +188,9 @@ class ListMaker:
 
 
 def trim_heap() -> None:
-    """Hand free pages of the heap to the system; takes milliseconds, a few dozen after a gigabyte of churn.
+    """Returns free pages of the heap to the system; takes milliseconds, a few dozen after much churn.
 
-    Does nothing where the C library is not glibc: others give pages back by themselves.
+    Does nothing unless the C library is glibc: others return pages by themselves.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -22,7 +22,7 @@ _PLACE_BYTES = 48
 def spherical_centroids(sample: Floats, count: int, is_over: Callable[[], bool]) -> Floats | None:
     """Unit centroids, float32 [count, d], of unit vectors [n, d], n ≥ count, by k-means on the sphere.
 
-    Asks `is_over` between the iterations, and returns None if it is so.
+    Calls `is_over` between the iterations; returns None if it is true.
     """
     clustering = faiss.Clustering(sample.shape[1], count)
     clustering.niter = 1
@@ -33,23 +33,23 @@ def spherical_centroids(sample: Floats, count: int, is_over: Callable[[], bool])
     for _ in range(_ITERATIONS):
         if is_over():
             return None
-        # Goes on from the centroids that it left in itself.
+        # Continues from its own last centroids.
         clustering.train(sample, faiss.IndexFlatIP(sample.shape[1]))
     centroids: Floats = faiss.vector_to_array(clustering.centroids).reshape(count, -1)
     return centroids
 
 
 class InvertedLists:
-    """Rows by the centroid next to their vector. Only a hint where to look: cosines come from the table.
+    """Rows by the centroid nearest to their vector. For candidates only: cosines come from the table.
 
     `lists_of` may be called at any time, by any thread; the rest is not thread-safe.
     """
 
     def __init__(self, centroids: Floats, sample: Floats, scan: int, mark: int) -> None:
-        """`centroids` are unit vectors [lists, d]; `sample` [n, d] tells the codes the range of each component.
+        """`centroids` are unit vectors [lists, d]; `sample` [n, d] sets the codes' range of each component.
 
-        A search looks into as many of the nearest lists as hold `scan` rows by average, or fewer. `mark` is negative,
-        and tells the rows of these lists from those of the lists before.
+        A search scans as many of the nearest lists as have `scan` rows on average, or fewer. `mark` is negative, and
+        separates the rows of these lists from those of the previous ones.
         """
         self.mark = mark
         self.count, dimensions = centroids.shape
@@ -85,17 +85,17 @@ class InvertedLists:
         return nearest
 
     def add(self, rows: Rows, vectors: Floats, lists: Rows) -> None:
-        """Put rows [n] that are not in yet, with their vectors [n, d], into `lists` [n]."""
+        """Adds new rows [n], with their vectors [n, d], to `lists` [n]."""
         vectors, rows, lists = np.ascontiguousarray(vectors), np.ascontiguousarray(rows), np.ascontiguousarray(lists)
         self._index.add_core(len(rows), faiss.swig_ptr(vectors), faiss.swig_ptr(rows), faiss.swig_ptr(lists))
 
     def remove(self, rows: Rows) -> None:
-        """Take rows [n] out; all must be in."""
+        """Removes rows [n]; all must be in."""
         rows = np.ascontiguousarray(rows)
         self._index.remove_ids(faiss.IDSelectorArray(len(rows), faiss.swig_ptr(rows)))
 
     def rename(self, row: int, to: int, vector: Floats) -> None:
-        """Call `row`, which is in, `to`; `vector` is its own [d]."""
+        """Renames `row` to `to`; `vector` [d] is that of `row`."""
         place = self._index.direct_map.get(row)
         self.remove(np.array([row], np.int64))
         self.add(np.array([to], np.int64), vector[None], np.array([place >> 32], np.int64))
@@ -104,7 +104,7 @@ class InvertedLists:
         """About the nearest k rows to a unit vector [d], int64 [≤ k].
 
         `only` is a bitmap of the rows that may be found, lowest bit first. If the nearest lists have fewer than k of
-        these, all lists are looked into, which is quick where few rows count.
+        these, all lists are searched, which is fast if few rows are allowed.
         """
         kept = max(1, len(self))
         scan = min(self._scan, math.ceil(_SCAN_OF_ROOT * math.sqrt(kept)))

@@ -11,12 +11,12 @@ from cache.semantic.index.table import Rows
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """At which number of rows a partition is searched in another way.
+    """Numbers of rows at which the search of a partition changes.
 
     Up to `flat` rows every vector is compared. Beyond, the rows are in inverted lists: in a single one up to
-    `one_list`, and from there in about 4·√n lists, made anew whenever the partition has grown or shrunk `change`
-    times. `scan` is how many codes a search compares at most; `batch` how many rows move into lists at once, while a
-    search waits. The defaults are measured, see docs/decisions.
+    `one_list`, and from there in about 4·√n lists, rebuilt whenever the partition has grown or shrunk `change` times.
+    `scan` is how many codes a search compares at most; `batch` how many rows move into lists at once, while a search
+    waits. The defaults are measured, see docs/decisions.
     """
 
     flat: int = 512
@@ -47,7 +47,7 @@ class Partition:
 
     `next` are the lists that will follow: rows move there from both others, from `lists` beginning at number `cursor`.
     With `dissolving`, rows move from `lists` back to `flat`. `made_for` is how many rows there were when the lists
-    were made, and `patience` the number up to which nothing is tried again after a failure.
+    were made, and `patience` the number of rows up to which a failure is not retried.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Partition:
         return next(lists for lists in self.in_use if lists.mark == mark)
 
     def needs_lists(self, thresholds: Thresholds) -> bool:
-        """Whether its lists should be made, made anew, or given up."""
+        """Whether its lists should be made, rebuilt, or dissolved."""
         if self.next is not None or self.dissolving:
             return False
         rows = len(self)
@@ -88,13 +88,13 @@ class Partition:
         return grown and rows > self.patience and thresholds.lists(rows) > self.lists.count
 
     def needs_moves(self, thresholds: Thresholds) -> bool:
-        """Whether rows are to move: new ones that have become many, or all, because lists follow or are given up."""
+        """Whether rows must move: new ones if they are many, or all, into new lists or out of dissolving ones."""
         if self.next is not None or self.dissolving:
             return True
         return self.lists is not None and len(self.flat) >= thresholds.loose
 
     def batch(self, thresholds: Thresholds) -> Rows:
-        """The rows that should move next, int64 [n ≤ batch]; none when all that must have moved."""
+        """The rows that should move next, int64 [n ≤ batch]; none if all that must have moved."""
         if not self.dissolving and len(self.flat) >= thresholds.loose:
             return np.array(self.flat[-thresholds.batch :], np.int64)
         if self.lists is not None and (self.next is not None or self.dissolving):

@@ -1,4 +1,4 @@
-"""What is known of every row: its vector, its time, its entry, its partition, and where in the partition it is."""
+"""The columns of every row: vector, expiry, entry, partition, and its place in the partition."""
 
 from array import array
 
@@ -10,17 +10,17 @@ from cache.semantic.index.table import Floats, Rows, VectorTable
 
 
 class RowStore:
-    """Columns without holes: when a row goes, the last one takes its number, here, in its partition and in FAISS.
+    """Columns without holes: when a row is removed, the last one gets its number, here, in its partition and in FAISS.
 
     So memory shrinks as rows are removed. The caller holds the lock of the index.
 
-    `moving` are the rows that are on their way into lists. One that is removed or renumbered meanwhile leaves the set,
-    so that what was computed for it is not used: no lists ever name a row that is not in them.
+    `moving` are the rows that are being moved into lists. One that is removed or renumbered meanwhile leaves the set,
+    so that its computed list is not used: lists never have a wrong row.
     """
 
     def __init__(self, dimensions: int) -> None:
         self.table = VectorTable(dimensions)
-        # Until when each counts, Unix seconds.
+        # Expiry of each, Unix seconds.
         self.times = array("d")
         self.entries: list[str] = []
         self.owners: list[Partition] = []
@@ -42,7 +42,7 @@ class RowStore:
         return row
 
     def remove(self, row: int) -> str | None:
-        """Forget a row. Returns the entry that has its number now; None if the row was the last one."""
+        """Removes a row. Returns the entry that has its number now; None if the row was the last one."""
         self._take_out(row)
         self.moving.discard(row)
         last = len(self) - 1

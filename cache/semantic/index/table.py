@@ -1,4 +1,4 @@
-"""The vectors themselves, each in one row of 16-bit fixed-point numbers, without holes."""
+"""The vectors, each in one row of 16-bit fixed-point numbers, without holes."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,9 +9,9 @@ Rows = npt.NDArray[np.int64]
 # Components of unit vectors are at most 1. Half-precision floats would be as small and as exact, but NumPy turns
 # these into float32 four times as fast.
 _SCALE = 32767.0
-# Grows and shrinks by as much, so that neither ever stops a search for long: 1.5 MiB at 384 dimensions.
+# Grows and shrinks by as much, so that neither blocks a search for long: 1.5 MiB at 384 dimensions.
 _STEP = 2048
-# Rows that are scored at once: what they unfold to stays in the core's own cache.
+# Rows that are scored at once: their float32 values fit in the core's own cache.
 _BLOCK = 256
 
 
@@ -43,7 +43,7 @@ class VectorTable:
         return row
 
     def move_last_to(self, row: int) -> None:
-        """Forget `row`; the last row takes its place."""
+        """Removes `row`; the last row takes its place."""
         self._used -= 1
         self._codes[row] = self._codes[self._used]
         if self._used <= len(self._codes) - 2 * _STEP:
@@ -68,7 +68,7 @@ class VectorTable:
         self._codes.resize((rows, self._dimensions), refcheck=False)
 
 
-# How far from 1 the squared length of what an encoder calls a unit vector may be.
+# How far from 1 the squared length of a unit vector may be.
 _TOLERANCE = 1e-3
 
 

@@ -1,5 +1,5 @@
-"""Judges: whether two answers say the same.
+"""Judges, which compare two answers.
 
 judge.py is the interface; embedding_judge.py compares embeddings and facts (answer.py, comparison.py; its coefficients
-are in fitted.py), llm_judge.py asks a model. May use embedding and language. Read judge.py first.
+are in fitted.py), llm_judge.py calls a model. May use embedding and language. Read judge.py first.
 """

@@ -1,4 +1,4 @@
-"""An answer as the default judge reads it, computed once for each text."""
+"""An answer's features for the default judge, computed once per text."""
 
 import re
 import unicodedata
@@ -9,10 +9,10 @@ from cache.semantic.language.text import Text
 from cache.semantic.language.token import Kind, tokens_of
 
 MAX_CHARACTERS = 4000
-"""Longer answers are compared for equality only: reading them takes milliseconds, and one fact hides in many."""
+"""Longer answers are compared for equality only: reading them takes milliseconds, and one fact has little weight."""
 PASSAGE = 900
-"""Characters that an embedding model surely reads to the end: it cuts off what is beyond 256 tokens."""
-# Each is compared with each of the other answer's; what comes after is read with the whole only.
+"""Characters that an embedding model reads completely: it truncates after 256 tokens."""
+# Each is compared with each of the other answer's; later ones count only in the whole text.
 _MAX_SENTENCES = 64
 
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n]*\n(.*?)(?:^[ \t]*(?:```|~~~)[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
@@ -22,7 +22,7 @@ _MARKER = re.compile(r"^[ \t]*(?:[-*+•]|\d{1,2}[.)]|#{1,6}|>)[ \t]+", re.MULTI
 _EMPHASIS = re.compile(r"\*\*|__|(?<!\w)[*_](?=\w)|(?<=\w)[*_](?!\w)")
 _RANGE = re.compile(r"(?<=\d)\s*[-\u2013\u2212]\s*(?=\d)")
 _SENTENCE_END = re.compile(r"(?<=[.!?;:])\s+|\n+")
-# What of code changes with the facts: options and what is called. Names of variables change with the wording.
+# The parts of code that are facts: options and calls. Names of variables change with the wording.
 _CALL = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*|[A-Za-z_][\w.]*(?=\()|HEAD~\d+|[<>=!]=+|[A-Za-z]+(?=\s+\w+\s*\{)")
 _COMMENT = re.compile(r"(?<!\S)(?:#|//|--)[ ].*$|/\*.*?\*/", re.MULTILINE)
 
@@ -37,7 +37,7 @@ FUNCTION_WORDS = _NEGATORS | words(
     "previous exactly per half double any some other to from by for and or if when while do does don't doesn't isn't "
     "aren't can can't"
 )
-"""Small words that turn the meaning of a sentence; most lists of stop words throw them away."""
+"""Small words that change the meaning of a sentence; most lists of stop words have them."""
 
 _YES = words("yes yep sure certainly absolutely correct indeed right")
 _NO = words("no nope unfortunately sorry incorrect wrong")
@@ -51,7 +51,7 @@ _STRIPPED = ".,;:!?()[]{}\"'“”‘’…*`"  # noqa: RUF001  # the signs that
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One sentence, line or list item: what it is about, denies and counts, and its sides of the polarity axes."""
+    """One sentence, line or list item: content words, negators, facts, and sides of the polarity axes."""
 
     contents: frozenset[str]
     negators: int
@@ -62,12 +62,12 @@ class Sentence:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is compared of an answer.
+    """The compared features.
 
     `passages` are its plain text, without Markdown and blocks of code, cut to what an embedding model reads at once.
     `sequence` are its words in their order, content words by their stems; `contents` the stems alone. `facts` are its
-    numbers, hours and dates, `code` what it calls in code and the options it sets there, `labels` what is printed bold.
-    `lead` is 1 where it begins with a yes, -1 with a no, else 0.
+    numbers, hours and dates, `code` the calls and options in its code, `labels` its bold text. `lead` is 1 if it begins
+    with a yes, -1 with a no, else 0.
     """
 
     passages: tuple[str, ...]
@@ -108,7 +108,7 @@ class Answer:
 
 
 def passages_of(plain: str) -> tuple[str, ...]:
-    """`plain` cut at white space into as few passages of at most PASSAGE characters as there can be; never none."""
+    """`plain` cut at white space into as few passages of at most PASSAGE characters as possible; at least one."""
     passages = [""]
     for part in re.findall(r"\S+\s*", plain):
         if len(passages[-1]) + len(part) > PASSAGE and passages[-1]:
@@ -123,9 +123,9 @@ def facts_of(plain: str) -> frozenset[str]:
 
 
 def _facts(read: Text) -> frozenset[str]:
-    """The numbers, hours and dates, comparable however they are written: "10", "5.30" for 17:30, "sunday".
+    """The numbers, hours and dates, in a comparable form: "10", "5.30" for 17:30, "sunday".
 
-    Units are left out, as one answer names them where another says "between nine and five", and so is the number one.
+    Units are left out, since another answer may omit them ("between nine and five"), and so is the number one.
     """
     found = {amount[1:].partition(" ")[0] for amount in read.quantities if amount.startswith("#")}
     for moment in read.dates - _VAGUE:
@@ -174,7 +174,7 @@ def _lead(low: tuple[str, ...]) -> int:
 
 
 def equal(one: str, other: str) -> bool:
-    """Whether two answers are the same text but for Unicode form, line ends, and white space where lines end.
+    """Whether two answers are the same text except for Unicode form, line ends and trailing white space.
 
     Case, spaces inside lines and signs count: in code they are facts.
     """

@@ -1,4 +1,4 @@
-"""What speaks for and against two answers saying the same, as numbers between about -1 and 3."""
+"""Features for and against the equality of two answers, numbers between about -1 and 3."""
 
 import math
 from collections import Counter
@@ -14,8 +14,8 @@ from cache.semantic.judge.answer import FUNCTION_WORDS, Answer, Sentence
 Embedding = npt.NDArray[np.float32]
 Vector = npt.NDArray[np.float64]
 
-# The features, with the sign of each coefficient: what speaks for sameness must never count against it, however the
-# data of a fit happen to be.
+# The features, with the sign of each coefficient: a fit must not turn evidence for equality into evidence against it,
+# on any data.
 SIGNS: dict[str, int] = {
     "cosine": 1,
     "shared words": 1,
@@ -40,13 +40,13 @@ SIGNS: dict[str, int] = {
 }
 FEATURES = tuple(SIGNS)
 
-# Of the content words of both; sentences that share less are about other things, and their negations say nothing.
+# Of the content words of both; sentences that share less are about other things, and their negations do not count.
 _ALIGNED = 0.3
-# Of the wording. Where so much is literally the same, what is not makes the difference.
+# Of the wording. If so much is literally equal, the rest decides.
 _COPY = 0.8
-# Of the words in any order. Where all are the same, their order makes the difference.
+# Of the words in any order. If all are equal, their order decides.
 _SAME_WORDS = 0.97
-# Pairs of equal words. Texts that repeat themselves have so many that finding the edits would take seconds.
+# Pairs of equal words. Repetitive texts have so many that finding the edits would take seconds.
 _MAX_MATCHES = 30_000
 
 
@@ -58,10 +58,10 @@ class Read(NamedTuple):
 
 
 class _Edits(NamedTuple):
-    """How one wording becomes another; where that takes too long, as if everything had been touched.
+    """The edits between two wordings; if they take too long to find, as if all words had changed.
 
-    `shared` is the share of words that stay, 0 to 1. The others are those of a copy, which stays for the most part:
-    whether content words, and little words that matter, were replaced, and whether one that matters went elsewhere.
+    `shared` is the share of equal words, 0 to 1. The others are set only for near copies: whether content words, and
+    function words, were replaced, and whether one of either was moved.
     """
 
     shared: float
@@ -145,7 +145,7 @@ def _edits(ours: Answer, theirs: Answer) -> _Edits:
 
 
 def _both_more(ours: Set[str], theirs: Set[str]) -> bool:
-    """Whether each has something that the other has not: one may say more, but not both something else."""
+    """Whether each has an element that the other lacks; one of them alone may have more."""
     return not (ours <= theirs or theirs <= ours)
 
 
@@ -154,7 +154,7 @@ def _opposed(one: Answer | Sentence, other: Answer | Sentence) -> bool:
 
 
 def _lead_against(one: Answer, other: Answer) -> bool:
-    """A yes against an answer that denies without saying no first, or a no against one that denies nothing."""
+    """A leading yes against an answer with negators but no lead, or a leading no against one with neither."""
     if other.lead:
         return False
     return (one.lead > 0 and other.negators > 0) or (one.lead < 0 and other.negators == 0)

@@ -1,4 +1,4 @@
-"""The default judge: no model but the one that embeds, and a few coefficients fitted to labelled answers."""
+"""The default judge: the embedding model, and a few coefficients fitted to labelled answers."""
 
 import asyncio
 from collections import OrderedDict
@@ -17,17 +17,17 @@ _QUESTION_CHARACTERS = 2000
 
 
 class EmbeddingJudge:
-    """Weighs the similarity of two answers against what contradicts between them.
+    """Weighs the similarity of two answers against their contradictions.
 
     Equal answers are SAME. Otherwise both are embedded and read (numbers, dates, negation, polarity, names, code, yes
     and no, and the edits of a near copy), and a logistic model of these few features gives the log odds that they say
     the same: SAME far above zero, DIFFERENT far below, UNSURE between. Answers of more than MAX_CHARACTERS are UNSURE
     unless they are equal.
 
-    Reading and comparing run in a thread, so that an event loop waits for neither. Use it from one event loop.
+    Reading and comparing run in a thread, so that no event loop waits. Use it from one event loop.
 
     Args:
-        kept: how many answers stay read and embedded, about 10 KB each.
+        kept: how many read and embedded answers are cached, about 10 KB each.
     """
 
     def __init__(self, embedder: Embedder, kept: int = 1024) -> None:
@@ -71,7 +71,7 @@ class EmbeddingJudge:
 
 
 def verdict_of(log_odds: float) -> Verdict:
-    """What the log odds of two answers saying the same amount to."""
+    """The verdict for the log odds of two equal answers."""
     if log_odds > SAME_ABOVE:
         return Verdict.SAME
     return Verdict.DIFFERENT if log_odds < DIFFERENT_BELOW else Verdict.UNSURE

@@ -1,4 +1,4 @@
-"""The contract of a judge: does a fresh answer say what a cached one says?"""
+"""The interface of a judge, which compares a fresh answer with cached ones."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -11,9 +11,9 @@ from cache.semantic.policy.posterior import JudgeError
 
 
 class Verdict(Enum):
-    """What a judge says of two answers.
+    """A judge's verdict on two answers.
 
-    UNSURE is no judgement; what it is taken for, `Judge.doubts` says.
+    UNSURE is no judgement; `Judge.doubts` says how it counts.
     """
 
     SAME = "same"
@@ -22,12 +22,12 @@ class Verdict(Enum):
 
 
 class Judge(Protocol):
-    """Compares answers in the background of requests. It never raises because of what the texts say."""
+    """Compares answers in the background of requests. It never raises because of the texts."""
 
     error: JudgeError
     doubts: bool
-    """Whether UNSURE is to be taken for DIFFERENT. It is where somebody is mostly unsure of different answers, who
-    would make wrong ones look rare if his doubts were left out; not where it means that he could not be asked."""
+    """Whether UNSURE counts as DIFFERENT. True for a judge that is mostly unsure of different answers: without these
+    wrong answers would seem rare. False if UNSURE means that the judge failed."""
     failures: int
     """Comparisons without a verdict, because the model gave none."""
 
@@ -37,7 +37,7 @@ class Judge(Protocol):
 
 
 class Embedder(Protocol):
-    """What turns texts into vectors for a judge."""
+    """Computes vectors of texts for a judge."""
 
     async def embed(self, text: str) -> npt.NDArray[np.float32]:
         """The unit vector of `text`, float32 [dimensions]."""

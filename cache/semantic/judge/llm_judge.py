@@ -1,4 +1,4 @@
-"""A judge that asks a language model, over HTTP at any server that speaks OpenAI's chat completions."""
+"""A judge that calls a language model, at any server with OpenAI's chat completions API."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 DEFAULT_ERROR = JudgeError(recall=0.95, false_same=0.02)
 """Assumed of a model that has not been measured: worse than good models are, so that the policy learns more slowly."""
 DEADLINE = 20.0
-"""Seconds for one verdict, waiting for its turn not counted."""
+"""Seconds for one verdict, without the wait for its turn."""
 CONCURRENCY = 4
 MAX_CHARACTERS = 12_000
 """Longer answers are compared for equality only, as a part of them proves nothing."""
@@ -44,10 +44,10 @@ _VERDICTS = {verdict.value: verdict for verdict in Verdict}
 
 
 class LlmJudge:
-    """Asks a model for each comparison; what goes wrong is UNSURE, and counted.
+    """Calls a model for each comparison; a failure is UNSURE, and counted.
 
-    A model that does not answer in time, or cannot be reached, is not asked again until it has answered `breaker`,
-    which somebody has to let `watch`.
+    A model that does not answer in time, or cannot be reached, is not called again until it has answered a probe of
+    `breaker`, whose `watch` must run.
 
     Args:
         session: is used and not closed.
@@ -91,7 +91,8 @@ class LlmJudge:
         return f"LlmJudge(url={_shown(self._url)!r}, model={self._model!r}, key={'***' if self._headers else ''!r})"
 
     async def compare(self, question: str, fresh: str, cached: Sequence[str]) -> list[Verdict]:
-        """One verdict for each of `cached`; equal texts are SAME unasked, and each distinct text is asked once."""
+        """One verdict for each of `cached`; equal texts are SAME without a call, each distinct text is compared
+        once."""
         distinct = list(dict.fromkeys(cached))
         verdicts = await asyncio.gather(*(self._verdict(question, fresh, text) for text in distinct))
         found = dict(zip(distinct, verdicts, strict=True))
@@ -105,24 +106,24 @@ class LlmJudge:
         async with self._turns:
             try:
                 reply = await self.breaker.call(lambda: self._ask(question, fresh, cached), self._deadline)
-            except StoreUnavailable:  # the breaker has said why
+            except StoreUnavailable:  # the breaker has logged why
                 self.failures += 1
                 return Verdict.UNSURE
             except ValueError as failure:
                 return self._failed(type(failure).__name__)
         verdict = verdict_of(reply)
-        # The reply may repeat what the answers say, so that it is not shown.
+        # The reply may quote the answers, so it is not logged.
         return self._failed("the reply is no verdict") if verdict is None else verdict
 
     async def _probe(self) -> None:
-        """Ask what any model answers as fast as it can. Raises StoreUnavailable for what is no chat completion."""
+        """Sends a trivial comparison. Raises StoreUnavailable if the reply is no chat completion."""
         try:
             await self._ask("What is 1 + 1?", "2", "Two")
         except ValueError as error:
             raise StoreUnavailable(str(error)) from error
 
     async def _ask(self, question: str, fresh: str, cached: str) -> str:
-        """The model's reply. Raises ValueError for what is no chat completion."""
+        """The model's reply. Raises ValueError if it is no chat completion."""
         body = {
             "model": self._model,
             "messages": messages_of(question, fresh, cached, f"<<{secrets.token_hex(8)}"),
@@ -134,7 +135,7 @@ class LlmJudge:
         async with self._session.post(self._url, json=body, headers=self._headers, allow_redirects=False) as response:
             if response.status != 200:
                 raise ValueError(f"status {response.status}")
-            # A read may bring less than was asked for, so the bound is on all of them together.
+            # A read may return less than requested, so the limit is on all of them together.
             received = bytearray()
             async for chunk in response.content.iter_any():
                 received += chunk
@@ -161,7 +162,7 @@ async def open_llm_judge(
     deadline: float = DEADLINE,
     concurrency: int = CONCURRENCY,
 ) -> AsyncIterator[LlmJudge]:
-    """A judge with its connections. Raises ValueError where url or model cannot be, with a message that says why."""
+    """A judge with its connections. Raises ValueError if url or model is invalid; the message says why."""
     async with aiohttp.ClientSession() as session:
         judge = LlmJudge(session, url, model, key, error=error, deadline=deadline, concurrency=concurrency)
         watching = asyncio.create_task(judge.breaker.watch())  # a TaskGroup would wrap what the caller raises
@@ -183,7 +184,7 @@ def messages_of(question: str, fresh: str, cached: str, fence: str) -> list[dict
 
 
 def verdict_of(reply: str) -> Verdict | None:
-    """The one verdict that a reply names, in any case and dress; None where it names none or several, or denies one."""
+    """The one verdict that a reply names, in any case and markup; None if it names none or several, or negates one."""
     low = [word.casefold() for word in _WORDS.findall(reply)]
     named = {_VERDICTS[word] for word in low if word in _VERDICTS}
     return named.pop() if len(named) == 1 and not {"not", "isn", "aren", "never"}.intersection(low) else None

@@ -66,7 +66,7 @@ class BudgetPolicy:
         if not 0.0 < delta < 1.0:
             raise ValueError(f"delta is {delta}; it must be a share of wrong answers between 0 and 1, such as 0.01.")
         self.delta = delta
-        self._most_risk = max_risk(delta)
+        self._max_risk = max_risk(delta)
         self.posterior = Posterior(judge)
         self._wrong_answer_risk = WrongAnswerRisk()
         self._judge = judge
@@ -122,7 +122,7 @@ class BudgetPolicy:
             "delta": self.delta,
             "labels": self.posterior.labels,
             "inflation": self.inflation,
-            "most_risk": min(self._ledger.limit, self._most_risk),
+            "most_risk": min(self._ledger.limit, self._max_risk),
             "requests": ever.requests,
             "hits": ever.hits,
             "audits": ever.audits,
@@ -145,7 +145,7 @@ class BudgetPolicy:
         )
         self._ledger.request(plain, inflation)
         risk = min(1.0, inflation * plain)
-        if self.posterior.labels < WARM_LABELS or risk > min(self._ledger.limit, self._most_risk, max_risk):
+        if self.posterior.labels < WARM_LABELS or risk > min(self._ledger.limit, self._max_risk, max_risk):
             return Decision(False, risk, plain)
         self._ledger.spend(risk, plain)
         if compares:

@@ -1,4 +1,4 @@
-"""`python -m cache.semantic.service`: started by a gateway, which tells it by one line of JSON what to be."""
+"""`python -m cache.semantic.service`: started by a gateway, configured by one line of JSON."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ import uvloop
 
 from cache.semantic.service.config import Config
 
-_SAID_WHY = 2
+_EXIT_CONFIG_ERROR = 2
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -24,12 +24,12 @@ def main() -> int:
     from cache.semantic.embedding.errors import ModelUnusable
 
     logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("faiss").setLevel(logging.WARNING)  # which of its builds it tries is no news to an operator
+    logging.getLogger("faiss").setLevel(logging.WARNING)  # it logs which of its builds it tries
     try:
         uvloop.run(_serve(config))
     except ModelUnusable as error:
         print(f"keepgate: {error}", file=sys.stderr, flush=True)
-        return _SAID_WHY
+        return _EXIT_CONFIG_ERROR
     return 0
 
 
@@ -42,7 +42,7 @@ async def _serve(config: Config) -> None:
 
     def stop() -> None:
         stopped.set()
-        if not is_ready:  # nothing is learned yet that could be lost, and loading a model cannot be broken off
+        if not is_ready:  # nothing learned can be lost yet, and loading a model cannot be interrupted
             os._exit(0)
 
     for number in (signal.SIGTERM, signal.SIGINT):

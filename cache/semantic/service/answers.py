@@ -15,10 +15,9 @@ _decode = msgspec.json.Decoder().decode
 
 
 def plain_answer(body: bytes) -> str | None:
-    """What a response says, where that is one text that came to its own end; else None.
+    """The text of a response, if that is one complete text; else None.
 
-    A tool call, a refusal, several choices, or an answer cut by a limit of length are for the question that was asked
-    and no other.
+    A tool call, a refusal, several choices, or an answer cut by a length limit are valid for their own question only.
     """
     try:
         response = _decode(body)
@@ -43,7 +42,7 @@ class _Recorded(NamedTuple):
 
 
 class Answers:
-    """The texts of answers, read from the store that gateways share; without one, those that were heard lately."""
+    """The texts of answers, read from the store that gateways share; without one, the latest ones here."""
 
     def __init__(self, store: ExactCache | None) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""What the service is told when it starts."""
+"""The service's configuration."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """One line of JSON on standard input.
 
     `redis` is a URL or "" for none, `models` the folder where exported models are kept, `capacity` the most entries
-    that are kept, `deadline` the seconds after which a question is given up. `delta`, `threshold` and `audit_share` are
+    that are kept, `deadline` the seconds after which a question times out. `delta`, `threshold` and `audit_share` are
     shares; see SemanticSettings of the gateway.
     """
 

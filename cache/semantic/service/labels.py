@@ -1,4 +1,4 @@
-"""Labels on their way to the policy: every process learns the same ones in the same order."""
+"""Labels for the policy: every process learns the same ones in the same order."""
 
 import logging
 
@@ -15,7 +15,7 @@ _decode = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
 
 
 class Labels:
-    """A policy and what it learns. `name` sets apart what other policies and other embedding models learn."""
+    """A policy and its labels. `name` separates labels of other policies and other embedding models."""
 
     def __init__(self, policy: Policy, name: str) -> None:
         self.name = name
@@ -26,7 +26,7 @@ class Labels:
         return _encode((self.name, encode_label(label)))
 
     def take(self, data: bytes) -> None:
-        """Learn a label that `encode` wrote, in whatever process; ignore what this policy cannot use."""
+        """Learns a label that `encode` of any process wrote; ignores what this policy cannot use."""
         try:
             name, label = _decode(data)
             if name == self.name:
@@ -39,14 +39,14 @@ class Labels:
         self.count += 1
 
     def settle(self, label: Label) -> None:
-        """Book what was found of an answer that this process served."""
+        """Records the label of an answer that this process served."""
         self._policy.settle(label)
 
     def snapshot(self) -> bytes:
         return self._policy.snapshot()
 
     def restore(self, state: bytes) -> bool:
-        """Whether the policy could take over what another process had learned."""
+        """Loads another process's state; False if the policy cannot use it."""
         try:
             self._policy.restore(state)
         except UnusableState as error:

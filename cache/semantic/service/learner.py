@@ -12,7 +12,7 @@ import msgspec
 from cache.errors import CacheError, StoreUnavailable
 from cache.semantic.embedding.embedder import Embedder
 from cache.semantic.judge.judge import Judge, Verdict
-from cache.semantic.messages import Answered
+from cache.semantic.messages import AnswerStored
 from cache.semantic.policy.label import Label
 from cache.semantic.service.answers import Answers, plain_answer
 from cache.semantic.service.labels import Labels
@@ -31,21 +31,20 @@ _MIN_SIMILARITY = 0.5
 _MAX_WAITING = 1000
 _DISCARDED_AT_ONCE = 500
 _JUDGED_AT_ONCE = 4
-# Who finds an entry had better know what it says the same as. So long a judge is waited for who has nothing else to
-# do, while no more than so many answers wait to be found.
+# A record should be stored with its group of equal answers. So an idle judge is waited for, at most so many seconds,
+# while no more than so many answers wait to be stored.
 _PATIENCE = 0.5
 _MAX_PATIENT = 100
 
 
 @dataclass(slots=True, eq=False)
 class Comparison:
-    """What a fresh answer, `text`, may be compared with: the answers of `others`, as they were computed then.
+    """A fresh answer, `text`, and the answers of `others`, as computed then, to compare it with.
 
-    First that which was or would have been served, then the nearest.
+    First the one that was or would be served, then the nearest.
 
-    `record` and its `vector` are what the fresh answer is found by; `record.answer` is its own entry until the judge
-    has found it to say what others say. `query` is the question as it was asked. `judged` is set when there is
-    nothing more to wait for.
+    `record` and its `vector` are those of the fresh answer; `record.answer` is its own entry until the judge has found
+    an equal answer. `query` is the question as it was asked. `judged` is set after the comparison, also if it failed.
     """
 
     record: Record
@@ -57,7 +56,7 @@ class Comparison:
 
     @property
     def is_audit(self) -> bool:
-        """Whether it tells what became of an answer that was served."""
+        """Whether it audits an answer that was served."""
         return self.query is not None and self.query.decision.audit
 
 
@@ -88,15 +87,15 @@ class JudgeBudget:
 
 
 class Learner:
-    """Takes up fresh answers one after the other, behind the requests that brought them, and has them judged.
+    """Processes fresh answers one after the other, in the background, and has them judged.
 
     hear → embed → neighbours → compare → keep
 
-    An answer that a slow judge has not compared yet is kept all the same, as one that says what no other says; what it
-    does say, and the label, follow. Where too many wait for the judge, the oldest of them are never compared.
+    An answer that a slow judge has not compared yet is stored as one without equals; its group and its label follow. If
+    too many wait for the judge, the oldest of them are never compared.
 
-    `shared` is where other processes hear of it; without one this process learns alone. `priority` tells when
-    somebody asks, who goes first. `judge_budget` says how often the judge is asked, audits apart.
+    `shared` publishes to other processes; without one this process learns alone. `priority` lets lookups go first.
+    `judge_budget` limits calls of the judge, except audits.
     """
 
     def __init__(
@@ -122,22 +121,22 @@ class Learner:
         self._figures = figures
         self._priority = priority
         self._capacity = capacity
-        self._heard = WorkQueue[tuple[Answered, Query | None]](_MAX_WAITING)
+        self._heard = WorkQueue[tuple[AnswerStored, Query | None]](_MAX_WAITING)
         self._comparisons = WorkQueue[Comparison](_MAX_WAITING)
 
-    async def record_answer(self, note: Answered, query: Query | None) -> None:
+    async def record_answer(self, note: AnswerStored, query: Query | None) -> None:
         if not self._heard.add((note, query)):
             self._figures.count("not_learned")
 
     async def work(self) -> None:
-        """Learn from what was heard; runs for as long as the cache does."""
+        """Learns from recorded answers; runs while the cache does."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._heard.work(self._take))
             for _ in range(_JUDGED_AT_ONCE):
                 tasks.create_task(self._comparisons.work(self._judge_one))
 
     async def idle(self) -> None:
-        """Wait until everything that was heard is kept and judged."""
+        """Waits until all recorded answers are stored and judged."""
         await self._heard.idle()
         await self._comparisons.idle()
 
@@ -150,7 +149,7 @@ class Learner:
             self._labels.learn(label)
 
     async def forget(self, entry: str, wrong: bool = False) -> bool:
-        """Remove an entry everywhere; False if there was none. Others hear as well if it is because it was `wrong`."""
+        """Remove an entry everywhere; False if there was none. `wrong`: also publishes that."""
         self._answers.forget(entry)
         record = await self._neighbours.remove(entry)
         if self._log is not None:
@@ -169,7 +168,7 @@ class Learner:
             if self._log is not None:
                 self._log.discard(some)
 
-    async def _take(self, heard: tuple[Answered, Query | None]) -> None:
+    async def _take(self, heard: tuple[AnswerStored, Query | None]) -> None:
         await self._priority.yield_to_lookups()
         try:
             await self._learn(*heard)
@@ -177,10 +176,10 @@ class Learner:
             self._figures.count("not_learned")
             log.debug("a fresh answer was not learned: %s", error)
 
-    async def _learn(self, note: Answered, query: Query | None) -> None:
+    async def _learn(self, note: AnswerStored, query: Query | None) -> None:
         text = plain_answer(note.body)
         if text is None:
-            if self._neighbours.records.get(note.entry) is not None:  # it was of an older answer
+            if self._neighbours.records.get(note.entry) is not None:  # the record of an older answer
                 await self.forget(note.entry)
             return
         vector = await self._embedder.embed(note.text) if query is None else query.vector
@@ -194,7 +193,7 @@ class Learner:
         await self._keep(comparison)
 
     async def _have_judged(self, comparison: Comparison) -> None:
-        """Return once it is judged, or that would take too long."""
+        """Returns when it is judged, or after a timeout."""
         is_judge_free = not self._comparisons
         if not self._comparisons.add(comparison):
             self._figures.count("unjudged")
@@ -223,13 +222,13 @@ class Learner:
             comparison.judged.set()
 
     async def _compare(self, comparison: Comparison) -> dict[str, Verdict]:
-        """By entry. What was computed anew meanwhile, or cannot be read now, is left out."""
+        """By entry. Answers recomputed meanwhile or unreadable are left out."""
         texts: dict[str, str] = {}
         compared = self._worth_comparing(comparison.others)
         if self._judge_budget.is_short:
             compared = compared[:1]
             self._judge_budget.earn()
-            # Whether he is asked has nothing to do with what he would say, so that what he does say stands for all.
+            # The choice does not depend on the verdict, so the verdicts are an unbiased sample.
             if not (comparison.is_audit or self._judge_budget.take()):
                 self._figures.count("unjudged")
                 return {}
@@ -262,7 +261,7 @@ class Learner:
         ]
         for record in same:
             is_other_tenant = self._neighbours.is_other_tenant(record, fresh.namespace)
-            # The same words may answer another question: three who hear "Yes." have not been asked the same.
+            # Equal answers may belong to different questions: "Yes." answers many.
             if is_other_tenant and first_allowed(fresh.text, [Neighbour(record, 1.0)], [0])[0] is not None:
                 await self._confirm(record, fresh.namespace)
         own = [record.answer for record in same if record.namespace == fresh.namespace] or [r.answer for r in same]
@@ -278,7 +277,7 @@ class Learner:
         return records if served is None else [served, *records]
 
     def _worth_comparing(self, others: Sequence[Record]) -> list[Record]:
-        """The first of each different answer, of those that are still there."""
+        """The first of each distinct answer, of those that still exist."""
         chosen: dict[str, Record] = {}
         for record in others:
             kept = self._neighbours.records.get(record.entry)
@@ -292,13 +291,13 @@ class Learner:
             self._log.confirm(kept, await self._embedder.embed(kept.text), namespace)
 
     def _is_replaced(self, record: Record) -> bool:
-        """Whether the entry's answer is another one by now."""
+        """Whether the entry has another answer now."""
         kept = self._neighbours.records.get(record.entry)
         return kept is not None and kept.created != record.created
 
     async def _make_room(self) -> None:
         while len(self._neighbours.records) > self._capacity:
             oldest = self._neighbours.records.oldest()
-            assert oldest is not None  # noqa: S101  # there are more than none
+            assert oldest is not None  # noqa: S101  # there is at least one
             await self.forget(oldest)
             self._figures.count("evicted")

@@ -1,9 +1,9 @@
-"""Records in Redis, and the stream by which processes hear of each other's: what one learns the others know at once.
+"""Records in Redis, and a stream of changes, by which all processes share what they learn at once.
 
 keepgate:semantic:record:<entry>   a record and its vector, until the answer expires
 keepgate:semantic:records          sorted set of all entries, by the time at which they expire
 keepgate:semantic:log              stream: put, remove, confirm, wrong and label, in the order in which all see them
-keepgate:semantic:policy:<name>    what a policy had learned, and up to which place of the stream
+keepgate:semantic:policy:<name>    a policy's state, and its position in the stream
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _WRITES_PER_BATCH = 128
 _PAUSE = 0.5
 _POSITION = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 _MAX_DIGITS = 18
-# Of two states the one that has seen more of the stream; what is no state at all makes room.
+# Keeps the state of the later stream position; replaces a value that is no state.
 _KEEP_NEWEST = """
 if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then redis.call('DEL', KEYS[1]) end
 local function parts(id) local a, b = string.match(id, '^(%d+)-(%d+)$'); return tonumber(a), tonumber(b) end
@@ -67,7 +67,7 @@ class _Write(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that a process did, at a position of the stream; `data` is an entry's id, or as the kind needs it.
+    """An action of a process, at a position of the stream; `data` is an entry's id, or depends on the kind.
 
     `number` counts the events of its origin.
     """
@@ -83,7 +83,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class RecordLog:
-    """This process's side of what all processes share. Nothing here is on the way of a request."""
+    """This process's access to the shared records. No request waits for it."""
 
     def __init__(self, client: "redis.asyncio.Redis", origin: str, record_format: RecordFormat) -> None:
         self._client = client
@@ -113,12 +113,12 @@ class RecordLog:
         self._write("ZREM", _RECORDS, *entries)
 
     def confirm(self, record: Record, vector: Vector, namespace: str) -> None:
-        """Keep a record that a tenant has confirmed, for those who begin later, and tell the others who it was."""
+        """Stores a record that a tenant has confirmed, for later processes, and publishes the tenant."""
         if self._set(record, vector, "XX"):  # not if it was removed meanwhile
             self._announce("confirm", _encode((record.entry, record.created, namespace)))
 
     def wrong(self, entry: str) -> None:
-        """Tell the others that what was served from an entry was wrong."""
+        """Publishes that an answer served from an entry was wrong."""
         self._announce("wrong", entry.encode())
 
     def publish(self, label: bytes, lost: Callable[[], None]) -> bool:
@@ -132,7 +132,7 @@ class RecordLog:
         return True
 
     async def make_room(self) -> None:
-        """Remove what stands where records' ids and events belong and is neither. Raises StoreUnavailable."""
+        """Removes values of a wrong type at the keys of ids and events. Raises StoreUnavailable."""
         for key, kind in ((_RECORDS, b"zset"), (_LOG, b"stream")):
             found = await self._call(functools.partial(self._client.type, key))
             if found not in (kind, b"none"):
@@ -140,7 +140,7 @@ class RecordLog:
                 await self._call(functools.partial(self._client.unlink, key))
 
     async def load(self) -> AsyncIterator[list[tuple[Record, Vector | None]]]:
-        """All records, some hundreds at a time; without a vector where it is of another model."""
+        """All records, some hundreds at a time; without a vector if it is of another model."""
         cursor = 0
         while True:
             page = functools.partial(self._client.zscan, _RECORDS, cursor, count=_RECORDS_AT_ONCE)
@@ -150,7 +150,7 @@ class RecordLog:
                 return
 
     async def records(self, entries: Sequence[str]) -> list[tuple[Record, Vector | None]]:
-        """Those of these records that are there and sound. Raises StoreUnavailable."""
+        """Those of these records that exist and are valid. Raises StoreUnavailable."""
         if not entries:
             return []
         stored = await self._call(lambda: self._client.mget([_RECORD + entry for entry in entries]))
@@ -184,11 +184,11 @@ class RecordLog:
         return (_text(position), kept[b"state"]) if b"state" in kept and _POSITION.fullmatch(position) else None
 
     async def keep_learned(self, name: str, position: str, state: bytes) -> None:
-        """Keep a policy's state, unless one that has seen more is there. Raises StoreUnavailable."""
+        """Stores a policy's state, unless a later one is there. Raises StoreUnavailable."""
         await self._call(lambda: self._keep_newest(keys=[_POLICY + name], args=[position, state]))
 
     async def sweep(self) -> None:
-        """Forget the ids of entries whose time is over. Raises StoreUnavailable."""
+        """Removes the ids of expired entries. Raises StoreUnavailable."""
         await self._call(lambda: self._client.zremrangebyscore(_RECORDS, "-inf", time.time()))
 
     async def write(self) -> None:
@@ -226,13 +226,13 @@ class RecordLog:
             log.warning("redis refused %d of %d writes: %s", len(refused), len(batch), refused[0][1])
 
     def _announce(self, kind: str, data: bytes, lost: Callable[[], None] = lambda: None) -> None:
-        # By its number an event is known that was written twice, because the first reply got lost.
+        # The number identifies an event that was written twice because the first reply was lost.
         self._number += 1
         fields = ("origin", self.origin, "number", self._number, "kind", kind, "data", data)
         self._write("XADD", _LOG, "MAXLEN", "~", _EVENTS_KEPT, "*", *fields, lost=lost)
 
     def _set(self, record: Record, vector: Vector, *condition: str) -> bool:
-        """False where its time is over."""
+        """False if it has expired."""
         remaining = round((record.expires - time.time()) * 1000)
         if remaining > 0:
             self._write("SET", _RECORD + record.entry, self._format.encode(record, vector), "PX", remaining, *condition)
@@ -247,7 +247,7 @@ class RecordLog:
         self._has_waiting.set()
 
     async def _hash(self, key: str) -> dict[bytes, bytes]:
-        """Empty also where the key is something else: that is no reason to do without Redis."""
+        """Empty also if the key has another type: Redis can still be used."""
         try:
             return cast(dict[bytes, bytes], await self._client.hgetall(key))
         except ResponseError as error:

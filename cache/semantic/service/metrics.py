@@ -10,7 +10,7 @@ _TIMES_KEPT = 1000
 
 
 class ServiceMetrics:
-    """Counts since the start, and how long the last thousand of each step took."""
+    """Counts since the start, and the last thousand times of each step."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The neighbours of a question: which there are, and which of them may speak to whom."""
+"""The neighbours of a question, and which tenants may get their answers."""
 
 import asyncio
 import functools
@@ -20,7 +20,7 @@ from cache.semantic.service.records import Record, Records
 T = TypeVar("T")
 Vector = npt.NDArray[np.float32]
 
-# Some kilobytes each, and a tenth of a millisecond to read again.
+# Some kilobytes each; reading one again takes a tenth of a millisecond.
 _TEXTS_KEPT = 16_384
 _LONGEST_KEPT = 500
 _SEARCHED_AT_ONCE = 20_000
@@ -34,7 +34,7 @@ class Neighbour(NamedTuple):
 
 
 class Neighbours:
-    """Records and their vectors as one: what is in the one is in the other.
+    """Records and their vectors, kept consistent with each other.
 
     `counts` says whether a record is from after the last purge of its tenant and model. Records of the tenants in
     `published` may answer all tenants, once `confirmations` other tenants got the same answer afresh.
@@ -71,8 +71,8 @@ class Neighbours:
         await self._run(self._remove_all, gone)
 
     async def near(self, partition: str, vector: Vector) -> list[Neighbour]:
-        """The sixteen nearest records of a partition, and as many that are published of its context; nearest first."""
-        if len(self.index) <= _SEARCHED_AT_ONCE:  # half a millisecond: going to the thread and back takes as long
+        """The sixteen nearest records of a partition, and as many published ones of its context; nearest first."""
+        if len(self.index) <= _SEARCHED_AT_ONCE:  # half a millisecond, as long as a switch to the thread and back
             found = self._search(partition, vector)
         else:
             found = await self._run(self._search, partition, vector)
@@ -101,14 +101,14 @@ class Neighbours:
         return record.namespace != namespace and record.namespace in self._published
 
     def confirm(self, entry: str, created: float, namespace: str) -> Record | None:
-        """Note that another tenant got the same answer afresh; the record, None where that is no news or not needed."""
+        """Notes that another tenant got the same answer afresh; returns the record, None if nothing changed."""
         record = self.records.get(entry)
         if record is None or len(record.confirmed) >= self._confirmations:
             return None
         return self.records.get(entry) if self.records.confirm(entry, created, namespace) else None
 
     async def expire(self, most: int) -> list[str]:
-        """Remove up to `most` entries whose time is over."""
+        """Removes up to `most` expired entries."""
         gone = self.records.pop_expired(time.time(), most)
         await self.remove_all(gone)
         return gone
@@ -124,12 +124,12 @@ class Neighbours:
         return gone
 
     async def bound(self, most: int) -> None:
-        """Forget those that were not used for longest here, until `most` are left."""
+        """Removes the least recently used ones here, until `most` are left."""
         while len(self.records) > most and (oldest := self.records.oldest()) is not None:
             await self.remove(oldest)
 
     def close(self) -> None:
-        """End the threads. A search that is under way ends first."""
+        """End the threads. A running search ends first."""
         self._thread.shutdown(cancel_futures=True)
         self.index.close()
 
@@ -146,7 +146,7 @@ class Neighbours:
     def _add_all(self, records: Sequence[tuple[Record, Vector]]) -> None:
         for record, vector in records:
             self._add(record, vector)
-            if _read_short.cache_info().currsize < _TEXTS_KEPT:  # of a million at the start only some can be kept
+            if _read_short.cache_info().currsize < _TEXTS_KEPT:  # of a million at the start only some fit
                 _read_ahead(record.text)
 
     def _remove_all(self, records: Sequence[Record]) -> None:
@@ -166,7 +166,7 @@ class Neighbours:
 
 
 def neighbourhood_of(near: Sequence[Neighbour]) -> Neighbourhood:
-    """The neighbours as a policy sees them."""
+    """The neighbours, for a policy."""
     return Neighbourhood(
         [neighbour.record.entry for neighbour in near],
         [neighbour.similarity for neighbour in near],
@@ -175,7 +175,7 @@ def neighbourhood_of(near: Sequence[Neighbour]) -> Neighbourhood:
 
 
 def first_allowed(text: str, near: Sequence[Neighbour], members: Sequence[int]) -> tuple[int | None, str]:
-    """The place of the member that the guards let answer `text`, or None and the guard that refuses the nearest one."""
+    """The place of the member that the guards allow for `text`, or None and the guard that refuses the nearest one."""
     place, guard = matching_question(_read(text), _Texts(near, members))
     return None if place is None else members[place], guard
 
@@ -193,7 +193,7 @@ def _read_ahead(text: str) -> None:
 
 
 class _Texts(Sequence[Text]):
-    """The texts of some neighbours, read when the guards come to them: mostly the first will do."""
+    """The texts of some neighbours, read on access: the guards mostly need only the first."""
 
     def __init__(self, near: Sequence[Neighbour], members: Sequence[int]) -> None:
         self._near = near

@@ -69,7 +69,7 @@ class OpenQueries:
     """Open queries, by number; the oldest are dropped when too many are open."""
 
     def __init__(self) -> None:
-        # Not from 1: an answer that is told to the next process must not be taken for that to another question.
+        # Not from 1: an answer that is reported to the next process must not match another question.
         self._numbers = itertools.count(secrets.randbits(62) + 1)
         self._open: OrderedDict[int, Query] = OrderedDict()
 
@@ -81,7 +81,7 @@ class OpenQueries:
         return number
 
     def close(self, number: int, partition: str, text: str) -> Query | None:
-        """The inquiry of this number, if it is of this question."""
+        """The query of this number, if it is of this question."""
         query = self._open.pop(number, None)
         return query if query is not None and (query.partition, query.text) == (partition, text) else None
 

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class WorkQueue(Generic[T]):
-    """What waits to be worked on, oldest first. At most `most` wait: then the oldest goes for the newest."""
+    """Waiting work, oldest first. At most `most` items wait: then the newest replaces the oldest."""
 
     def __init__(self, most: int) -> None:
         self._queue: asyncio.Queue[T] = asyncio.Queue(most)
@@ -52,7 +52,7 @@ class WorkQueue(Generic[T]):
         return self._unfinished
 
     def add(self, item: T) -> bool:
-        """False if another one had to go for it."""
+        """False if it replaced another one."""
         has_room = not self._queue.full()
         if not has_room:
             self._queue.get_nowait()
@@ -62,7 +62,7 @@ class WorkQueue(Generic[T]):
         return has_room
 
     async def work(self, do: Callable[[T], Awaitable[None]]) -> None:
-        """Do one after the other, for ever; several tasks may."""
+        """Processes items forever; several tasks may."""
         while True:
             item = await self._queue.get()
             try:

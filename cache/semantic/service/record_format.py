@@ -1,4 +1,4 @@
-"""A record and its vector as bytes: what Redis keeps, and what is taken over of it only if it is sound."""
+"""A record and its vector as bytes for Redis, which are verified when they are decoded."""
 
 import math
 
@@ -29,7 +29,7 @@ _decode = msgspec.msgpack.Decoder(_Stored).decode
 class RecordFormat:
     """Magic, xxh3-64 of the rest, and that rest as msgpack, with the vector as float32 [dimensions], little endian.
 
-    `encoder` names the embedding model: vectors of another one mean something else.
+    `encoder` names the embedding model: vectors of others are not comparable.
     """
 
     def __init__(self, encoder: str, dimensions: int) -> None:
@@ -41,7 +41,7 @@ class RecordFormat:
         return _MAGIC + xxhash.xxh3_64_digest(stored) + stored
 
     def decode(self, entry: str, data: bytes) -> tuple[Record, Vector | None]:
-        """The record of `entry`, without a vector where that is of another model. Raises CorruptEntry."""
+        """The record of `entry`, without a vector if that is of another model. Raises CorruptEntry."""
         payload = data[_HEADER_BYTES:]
         if data[: len(_MAGIC)] != _MAGIC or xxhash.xxh3_64_digest(payload) != data[len(_MAGIC) : _HEADER_BYTES]:
             raise CorruptEntry("stored bytes fail their checksum")

@@ -1,4 +1,4 @@
-"""What the semantic cache knows of each entry it may serve, beside its vector."""
+"""The records of the entries that the semantic cache may serve."""
 
 import heapq
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from cache.semantic.language.normalize import normalized
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One question that was answered.
 
-    `entry` is the id of the answer in the store, `answer` that of the first entry known to say the same. `partition`
-    is the question's context (see `Question`). `confirmed` names the other tenants that got the same answer afresh.
-    The record is of the answer that was computed at `created`, and counts until `expires` (both in Unix seconds), under
-    its purge state, `generation`, alone.
+    `entry` is the id of the answer in the store, `answer` that of the first entry with an equal answer. `partition` is
+    the question's context (see `Question`). `confirmed` names the other tenants that got the same answer afresh. The
+    record is of the answer that was computed at `created`, and is valid until `expires` (both in Unix seconds), only
+    under its purge state, `generation`.
     """
 
     entry: str
@@ -46,7 +46,7 @@ class Records:
         self._by_entry: dict[str, Record] = {}
         self._by_form: dict[int, str] = {}
         self._expiring: list[tuple[float, str]] = []
-        # What thousands of records share is kept once.
+        # Strings that thousands of records share are stored once.
         self._shared: dict[str, str] = {}
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class Records:
         return record
 
     def remove(self, entry: str) -> Record | None:
-        """The record that was there."""
+        """The removed record."""
         record = self._by_entry.pop(entry, None)
         if record is not None:
             form = _form_of(record.partition, record.text)
@@ -87,7 +87,7 @@ class Records:
         return record
 
     def confirm(self, entry: str, created: float, namespace: str) -> bool:
-        """Note that another tenant got the same answer afresh; False where that was known, or there is no record."""
+        """Notes that another tenant got the same answer afresh; False if that was known, or there is no record."""
         record = self._by_entry.get(entry)
         if (
             record is None
@@ -100,7 +100,7 @@ class Records:
         return True
 
     def regroup(self, entry: str, created: float, answer: str) -> Record | None:
-        """Note which answers say the same as that of a record; returns it as it is kept, None where there is none."""
+        """Sets the group of equal answers of a record; returns it as it is kept, None if there is none."""
         record = self._by_entry.get(entry)
         if record is None or record.created != created:
             return None
@@ -108,7 +108,7 @@ class Records:
         return self._by_entry[entry]
 
     def use(self, entry: str) -> None:
-        """Note that the record was useful: what is used longest ago is the first to go."""
+        """Notes a use of the record: the least recently used one is evicted first."""
         record = self._by_entry.pop(entry, None)
         if record is not None:
             self._by_entry[entry] = record
@@ -125,7 +125,7 @@ class Records:
         return record if normalized(record.text) == normalized(text) else None
 
     def pop_expired(self, now: float, most: int) -> list[str]:
-        """Up to `most` entries whose time is over; they are still to be removed."""
+        """Up to `most` expired entries; they are still to be removed."""
         gone: dict[str, None] = {}
         while self._expiring and self._expiring[0][0] <= now and len(gone) < most:
             expires, entry = heapq.heappop(self._expiring)
@@ -136,6 +136,6 @@ class Records:
 
 
 def _form_of(partition: str, text: str) -> int | None:
-    """What all ways to write a question have in common, as a number; None where every sign may matter."""
+    """A hash of the normal form of a question; None if every character may matter."""
     form = normalized(text)
     return None if form is None else xxhash.xxh3_64_intdigest(f"{partition}\0{form}".encode("utf-8", "surrogatepass"))

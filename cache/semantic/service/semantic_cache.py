@@ -1,4 +1,4 @@
-"""The semantic cache: what is asked of it, step by step."""
+"""The semantic cache: a lookup, step by step."""
 
 import asyncio
 import time
@@ -6,7 +6,18 @@ from collections import Counter
 
 from cache.entries.key import namespace_of
 from cache.semantic.embedding.embedder import Embedder
-from cache.semantic.messages import Answered, Ask, Evicted, Forget, Found, NotFound, Purged, Retried, Unused, Wrong
+from cache.semantic.messages import (
+    AnswerStored,
+    EntryDeleted,
+    HitDiscarded,
+    LookupHit,
+    LookupMiss,
+    LookupRequest,
+    Purged,
+    RefreshRequested,
+    WrongAnswerReport,
+    WrongAnswerResult,
+)
 from cache.semantic.policy.policy import NEIGHBOURS, Policy
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.metrics import ServiceMetrics
@@ -45,8 +56,8 @@ class SemanticCache:
         self._shares_purges = shares_purges
         self.figures = figures
 
-    async def ask(self, ask: Ask) -> Found | NotFound:
-        """Raises EmbedderBusy and EmbeddingError where the question cannot be embedded."""
+    async def ask(self, ask: LookupRequest) -> LookupHit | LookupMiss:
+        """Raises EmbedderBusy and EmbeddingError if the question cannot be embedded."""
         self.figures.count("asked")
         self._lookups[ask.key] += 1
         try:
@@ -58,16 +69,16 @@ class SemanticCache:
                 del self._lookups[ask.key]
                 self._gone.discard(ask.key)
 
-    async def _find(self, ask: Ask) -> Found | NotFound:
+    async def _find(self, ask: LookupRequest) -> LookupHit | LookupMiss:
         repeated = self._served_answers.take_repeated(ask.key, time.monotonic())
         if repeated is not None:
-            await self._wrong_answer_risk(repeated)
+            await self._record_complaint(repeated)
         is_disliked = self._served_answers.has_rejected(ask.key)
         if ask.max_risk > 0 and not is_disliked and (same := self._neighbours.same_form(ask.partition, ask.text)):
             self.figures.count("normalized" if ask.serve else "observed_normalized")
             if ask.serve:
                 self._note(ServedAnswer(ask.key, same.entry, time.monotonic()))
-            return Found(0, 1.0, layer="normalized", entry=same.entry, created=same.created, audit=False)
+            return LookupHit(0, 1.0, layer="normalized", entry=same.entry, created=same.created, audit=False)
         namespace = namespace_of(ask.partition)
         with self.figures.timing("embed"):
             vector = await self._embedder.embed(ask.text)
@@ -81,12 +92,12 @@ class SemanticCache:
         if near:
             with self.figures.timing("guards"):
                 weighed = self._policy.weigh(neighbourhood_of(near))
-                if len(ask.text) > _LONG_TEXT:  # read for milliseconds, in which others are answered
+                if len(ask.text) > _LONG_TEXT:  # reading takes milliseconds: in a thread
                     place, guard = await asyncio.to_thread(first_allowed, ask.text, near, weighed.members)
                 else:
                     place, guard = first_allowed(ask.text, near, weighed.members)
             evidence = weighed if place is not None else None
-        # Who has gone on meanwhile gets nothing of the budget.
+        # A client that no longer waits uses nothing of the budget.
         is_served = not is_disliked and ask.key not in self._gone
         max_risk = ask.max_risk if is_served else 0.0
         decision = self._policy.decide(evidence, max_risk, compares=not ask.serve)
@@ -97,48 +108,48 @@ class SemanticCache:
             self.figures.count_refusal(guard)
         if not decision.serve or evidence is None or place is None:
             similarity = near[0].similarity if near else None
-            return NotFound(number, similarity, decision.risk if evidence else None, guard)
+            return LookupMiss(number, similarity, decision.risk if evidence else None, guard)
         self.figures.count("served" if ask.serve else "observed")
         if ask.serve:
             self._note(ServedAnswer(ask.key, entry, time.monotonic(), evidence, decision))
         similarity, risk = near[place].similarity, decision.risk
         created = near[place].record.created
-        return Found(number, similarity, risk, layer="semantic", entry=entry, created=created, audit=decision.audit)
+        return LookupHit(number, similarity, risk, layer="semantic", entry=entry, created=created, audit=decision.audit)
 
-    async def answered(self, note: Answered) -> None:
-        """A fresh answer: compare it with what was or would have been served, and keep it for the next."""
+    async def answered(self, note: AnswerStored) -> None:
+        """A fresh answer: compares it with what was or would have been served, and stores it."""
         self._served_answers.accept(note.entry)
         query = self._queries.close(note.query, note.partition, note.text)
         if query is not None and query.decision.audit:
-            self._served_answers.take(query.key)  # it is judged now, and needs no complaint
+            self._served_answers.take(query.key)  # it is judged now, so a rejection does not count
         await self._learner.record_answer(note, query)
 
-    async def retried(self, note: Retried) -> None:
+    async def retried(self, note: RefreshRequested) -> None:
         served_answer = self._served_answers.take(note.key)
         if served_answer is not None:
-            await self._wrong_answer_risk(served_answer)
+            await self._record_complaint(served_answer)
 
-    async def unused(self, note: Unused) -> None:
-        """Who asked has gone on without the answer, maybe while it is still being looked for."""
+    async def unused(self, note: HitDiscarded) -> None:
+        """The client does not wait for the answer; its lookup may still be running."""
         if self._served_answers.take(note.key) is None and note.key in self._lookups:
             self._gone.add(note.key)
 
-    async def wrong(self, message: Wrong) -> Evicted:
-        labels = await self.wrong_answer_risk(message.entry)
-        return Evicted(await self._learner.forget(message.entry, wrong=True), labels)
+    async def wrong(self, message: WrongAnswerReport) -> WrongAnswerResult:
+        labels = await self.report_wrong_answer(message.entry)
+        return WrongAnswerResult(await self._learner.forget(message.entry, wrong=True), labels)
 
-    async def wrong_answer_risk(self, entry: str) -> int:
-        """Learn that the last serving of an entry was wrong; how many labels that gave."""
+    async def report_wrong_answer(self, entry: str) -> int:
+        """Learns that the last serving of an entry was wrong; returns how many labels."""
         served_answer = self._served_answers.take_latest_of(entry)
-        return 0 if served_answer is None else await self._wrong_answer_risk(served_answer)
+        return 0 if served_answer is None else await self._record_complaint(served_answer)
 
-    async def forget(self, note: Forget) -> None:
+    async def forget(self, note: EntryDeleted) -> None:
         record = self._neighbours.records.get(note.entry)
         if record is not None and note.created in (0.0, record.created):
             await self._learner.forget(note.entry)
 
     async def purged(self, note: Purged) -> None:
-        """Remove what has been purged; with a store that gateways share, it is known from there."""
+        """Removes purged records; with a store that gateways share, purges come from there."""
         if not self._shares_purges:
             await self._learner.discard(
                 [
@@ -154,8 +165,8 @@ class SemanticCache:
             self._neighbours.records.use(served_answer.entry)
             self._served_answers.note(served_answer)
 
-    async def _wrong_answer_risk(self, served_answer: ServedAnswer) -> int:
-        """Take it that what was served was wrong, because who got it says so; how many labels that gave."""
+    async def _record_complaint(self, served_answer: ServedAnswer) -> int:
+        """Learns that the client rejected a served answer; returns the number of labels."""
         self.figures.count("blamed")
         self._served_answers.reject(served_answer.key)
         label = served_answer.label()

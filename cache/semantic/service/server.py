@@ -1,4 +1,4 @@
-"""The service's end of the lines from gateways."""
+"""The server for the gateways' connections."""
 
 import asyncio
 import logging
@@ -22,8 +22,8 @@ _MAX_OPEN = 256
 
 
 @asynccontextmanager
-async def served_answer(socket: Path, handle: Handler) -> AsyncIterator[None]:
-    """Answer gateways that connect to a Unix socket, which lies where only this user can go."""
+async def serving(socket: Path, handle: Handler) -> AsyncIterator[None]:
+    """Serves gateways at a Unix socket, in a folder that only this user can open."""
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -42,7 +42,7 @@ async def served_answer(socket: Path, handle: Handler) -> AsyncIterator[None]:
 
 
 class _Conversation:
-    """One line. Questions are answered as they are ready, not in the order in which they came."""
+    """One connection. Replies are sent as they are ready, not in the order of the questions."""
 
     def __init__(self, handle: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._handle = handle
@@ -66,7 +66,7 @@ class _Conversation:
             except CacheError as error:
                 reply = Refused(str(error))
             except Exception as fault:  # noqa: BLE001  # the last resort: it is logged, and the gateway goes on without
-                # The frames name code; the message might quote what a tenant wrote.
+                # The frames only name code; the message might quote a tenant's text.
                 frames = "".join(traceback.format_tb(fault.__traceback__))
                 log.error("the semantic cache failed: %s\n%s", type(fault).__name__, frames)
                 reply = Refused(f"the semantic cache failed: {type(fault).__name__}")

@@ -1,4 +1,4 @@
-"""The composition root of the process: what the semantic cache is made of, in the order in which it starts."""
+"""The composition root of the process: builds the semantic cache, in the order in which it starts."""
 
 import asyncio
 import contextlib
@@ -25,19 +25,19 @@ from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.llm_judge import open_llm_judge
 from cache.semantic.messages import (
-    Answered,
-    Ask,
-    Describe,
-    Description,
-    Forget,
+    AnswerStored,
+    EntryDeleted,
+    HitDiscarded,
+    LookupRequest,
     Note,
     Purged,
     Question,
+    RefreshRequested,
     Refused,
     Reply,
-    Retried,
-    Unused,
-    Wrong,
+    Stats,
+    StatsRequest,
+    WrongAnswerReport,
 )
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.policy import Policy
@@ -55,7 +55,7 @@ from cache.semantic.service.queues import LookupPriority
 from cache.semantic.service.record_format import RecordFormat
 from cache.semantic.service.records import Record
 from cache.semantic.service.semantic_cache import SemanticCache
-from cache.semantic.service.server import served_answer
+from cache.semantic.service.server import serving
 from cache.semantic.service.sharing import Sharing
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import open_redis_store
@@ -67,23 +67,23 @@ _EXPIRED_AT_ONCE = 500
 _TICK = 0.5
 _NOTES_KEPT = 1000
 _STUCK_SECONDS = 1.0
-# Of the gateway's deadline. Who would wait longer for the embedding model is told at once that it is busy, and who has
-# waited so long that there is no answer in time: a gateway that hears nothing at all takes the process for ill.
+# Shares of the gateway's deadline. A lookup that would wait longer for the embedding model is refused at once, and one
+# that has taken so long is refused as late: a gateway without any reply marks the process as unavailable.
 _SHARE_FOR_WAITING = 0.5
 _SHARE_FOR_ASKING = 0.8
 
 
 class Service:
-    """Hands each message to the semantic cache; until there is one, questions are refused and notes wait."""
+    """Passes messages to the semantic cache; until there is one, questions are refused and notes wait."""
 
     def __init__(self, socket: Path, deadline: float) -> None:
         self.socket = socket
         self._patience = deadline * _SHARE_FOR_ASKING
         self._cache: SemanticCache | None = None
-        self._describe: Callable[[], Description | Refused] | None = None
+        self._describe: Callable[[], Stats | Refused] | None = None
         self._notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
 
-    async def begin(self, cache: SemanticCache, describe: Callable[[], Description | Refused]) -> None:
+    async def begin(self, cache: SemanticCache, describe: Callable[[], Stats | Refused]) -> None:
         self._cache, self._describe = cache, describe
         while self._notes:
             await self.handle(self._notes.popleft())
@@ -93,32 +93,32 @@ class Service:
         self._cache = None
 
     async def handle(self, message: Question | Note) -> Reply | None:
-        """The reply to a question, None to a note. Raises CacheError where the cache cannot say."""
+        """The reply to a question, None to a note. Raises CacheError if the cache fails."""
         if self._cache is None or self._describe is None:
-            if isinstance(message, Ask | Wrong | Describe):
+            if isinstance(message, LookupRequest | WrongAnswerReport | StatsRequest):
                 return Refused("the semantic cache is not ready")
             self._notes.append(message)
             return None
         match message:
-            case Ask():
+            case LookupRequest():
                 return await self._ask(self._cache, message)
-            case Wrong():
+            case WrongAnswerReport():
                 return await self._cache.wrong(message)
-            case Describe():
+            case StatsRequest():
                 return self._describe()
-            case Answered():
+            case AnswerStored():
                 await self._cache.answered(message)
-            case Retried():
+            case RefreshRequested():
                 await self._cache.retried(message)
-            case Unused():
+            case HitDiscarded():
                 await self._cache.unused(message)
-            case Forget():
+            case EntryDeleted():
                 await self._cache.forget(message)
             case Purged():
                 await self._cache.purged(message)
         return None
 
-    async def _ask(self, cache: SemanticCache, ask: Ask) -> Reply:
+    async def _ask(self, cache: SemanticCache, ask: LookupRequest) -> Reply:
         try:
             async with asyncio.timeout(self._patience if ask.serve else None):
                 return await cache.ask(ask)
@@ -128,13 +128,13 @@ class Service:
 
 @asynccontextmanager
 async def open_service(config: Config, load: Callable[[], Encoder]) -> AsyncIterator[Service]:
-    """A service that listens at once and answers as soon as its model is there; `load` blocks until it is.
+    """A service that listens at once and answers as soon as its model is loaded; `load` blocks until then.
 
-    Raises ModelUnusable where the model of the setting is none.
+    Raises ModelUnusable if the configured model is invalid.
     """
     service = Service(Path(config.socket), config.deadline)
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(served_answer(service.socket, service.handle))
+        await stack.enter_async_context(serving(service.socket, service.handle))
         encoder = await asyncio.to_thread(load)
         await stack.enter_async_context(_running(config, encoder, service))
         yield service
@@ -164,15 +164,15 @@ async def _running(config: Config, encoder: Encoder, service: Service) -> AsyncI
         works = [learner.work(), _maintain(neighbours, learner, store, config.capacity)]
         sharing = None
         if shared is not None and store is not None:
-            sharing = Sharing(shared, neighbours, patient, labels, cache.wrong_answer_risk)
+            sharing = Sharing(shared, neighbours, patient, labels, cache.report_wrong_answer)
             with contextlib.suppress(StoreUnavailable):  # it is learned later, by follow_purges
-                await store.learn_purges()
+                await store.sync_purges()
             works += [sharing.follow(), shared.write(), shared.breaker.watch(), store.follow_purges()]
 
-        def describe() -> Description | Refused:
+        def describe() -> Stats | Refused:
             if embedder.seconds_under_way > _STUCK_SECONDS:
                 return Refused("the embedding model does not answer")
-            return Description(_figures(cache, neighbours, policy, judge, encoder, sharing, shared))
+            return Stats(_figures(cache, neighbours, policy, judge, encoder, sharing, shared))
 
         async with _tasks(works):
             await service.begin(cache, describe)
@@ -219,7 +219,7 @@ async def _log(url: str, encoder: Encoder) -> AsyncIterator[RecordLog | None]:
         driver_info=None,
         retry=Retry(NoBackoff(), 1),
         socket_connect_timeout=_STORE_DEADLINE,
-        # Its own timeout goes through asyncio.wait_for, which in Python 3.11 can swallow a cancellation.
+        # Its own timeout uses asyncio.wait_for, which in Python 3.11 can swallow a cancellation.
         socket_timeout=None,
     )
     try:
@@ -229,13 +229,13 @@ async def _log(url: str, encoder: Encoder) -> AsyncIterator[RecordLog | None]:
 
 
 def _counter(store: ExactCache | None) -> Callable[[Record], bool]:
-    if store is None:  # the gateway says what is purged
+    if store is None:  # the gateway reports purges
         return lambda record: True
     return lambda record: record.generation == store.generation(record.namespace, record.model)
 
 
 async def _maintain(neighbours: Neighbours, learner: Learner, store: ExactCache | None, capacity: int) -> None:
-    """Remove what has expired, what has been purged, and what others have learned beyond this process's capacity."""
+    """Removes expired and purged records, and those of others beyond this process's capacity."""
     purges = 0
     while True:
         await asyncio.sleep(_TICK)
@@ -283,7 +283,7 @@ def make_policy(config: Config, judge: Judge, chance: random.Random) -> Policy:
 
 @asynccontextmanager
 async def make_judge(config: Config, embedder: Embedder) -> AsyncIterator[Judge]:
-    """Who says whether two answers are the same: a model behind a URL where one is named, else their embeddings."""
+    """The judge of two answers: a model behind a URL if one is configured, else their embeddings."""
     if config.judge_url:
         error = JudgeError(config.judge_recall, config.judge_false_same)
         async with open_llm_judge(config.judge_url, config.judge_model, config.judge_key, error=error) as judge:

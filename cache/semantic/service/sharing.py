@@ -1,4 +1,4 @@
-"""What other processes learned, taken over: everything at the start, and then as it happens."""
+"""Applies what other processes learned: everything at the start, and then each change."""
 
 import asyncio
 import logging
@@ -24,9 +24,9 @@ _confirmation = msgspec.msgpack.Decoder(tuple[str, float, str]).decode
 
 
 class Sharing:
-    """Keeps this process's records and policy in step with those of all others.
+    """Keeps this process's records and policy in sync with all others.
 
-    `wrong_answer_risk` is told of an entry from which something wrong was served, maybe here.
+    `report_wrong_answer` is called with an entry whose served answer was wrong, maybe here.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class Sharing:
         neighbours: Neighbours,
         embedder: Embedder,
         labels: Labels,
-        wrong_answer_risk: Callable[[str], Awaitable[object]],
+        report_wrong_answer: Callable[[str], Awaitable[object]],
     ) -> None:
         self._log = shared
         self._neighbours = neighbours
         self._embedder = embedder
         self._labels = labels
-        self._wrong_answer_risk = wrong_answer_risk
+        self._record_complaint = report_wrong_answer
         self._seen: dict[str, int] = {}
         self._position = "0-0"
         self._loaded_at = "0-0"
@@ -64,7 +64,7 @@ class Sharing:
                 await self._log.breaker.wait_closed()
 
     async def save(self) -> None:
-        """Keep what the policy has learned. Raises StoreUnavailable."""
+        """Stores the policy's state. Raises StoreUnavailable."""
         count = self._labels.count
         if count != self._saved[0]:
             await self._log.keep_learned(self._labels.name, self._position, self._labels.snapshot())
@@ -85,10 +85,10 @@ class Sharing:
 
     async def _apply(self, events: list[Event]) -> None:
         news = [e for e in events if e.origin != self._log.origin and _is_after(e.position, self._loaded_at)]
-        # Of what happened to an entry the last counts.
+        # Only the last change of an entry counts.
         last = {event.data: event.kind for event in news if event.kind in ("put", "remove")}
         put = [entry.decode(errors="replace") for entry, kind in last.items() if kind == "put"]
-        await self._take_over(await self._log.records(put))  # what fails so far is read again
+        await self._take_over(await self._log.records(put))  # after a failure the events are read again
         for entry, kind in last.items():
             if kind == "remove":
                 await self._neighbours.remove(entry.decode(errors="replace"))
@@ -96,7 +96,7 @@ class Sharing:
             if event.kind == "confirm":
                 self._confirm(event.data)
             elif event.kind == "wrong":
-                await self._wrong_answer_risk(event.data.decode(errors="replace"))
+                await self._record_complaint(event.data.decode(errors="replace"))
         for event in events:
             if event.kind == "label" and self._is_new(event):
                 self._labels.take(event.data)

@@ -5,7 +5,7 @@ Each process has threads that read (reader.py), write (writer.py), pin and remov
 
 folder/
 ├── identity        a line with the UUID of the folder
-├── evictor          locked by the one process that evicts for all
+├── evictor.lock    locked by the one process that evicts for all
 ├── blocks/xx/      one file per frame, named by its keys
 ├── pins/           an empty file per pin, named by the last block of the pinned chain
 ├── writing/        frames being written, renamed into blocks when complete

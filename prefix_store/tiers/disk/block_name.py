@@ -33,7 +33,7 @@ class BlockName(NamedTuple):
 
     @classmethod
     def of(cls, file: str) -> BlockName | None:
-        """From the last part of such a path; None where it is not a block's."""
+        """From the last part of such a path; None if it is not a block's."""
         found = _NAME.fullmatch(file)
         return found and cls(bytes.fromhex(found[1]), bytes.fromhex(found[2]), found[3] is not None)
 

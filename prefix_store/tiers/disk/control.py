@@ -32,7 +32,7 @@ class DiskControl:
     ) -> None:
         self._format = frame_format
         self._wait = wait
-        self._faults = Faults(f"pinning and removing KV blocks in {path}", counts.faults)
+        self._faults = Faults(f"pinning and removing KV blocks in {path}", counts.io_errors)
 
     def pin(self, membership: Membership, chain: Sequence[BlockId]) -> int:
         """Pins the leading blocks that are stored; returns how many the evictor accepted."""

@@ -31,21 +31,21 @@ _OPEN_ACCESSES = 10_000
 
 
 class DiskTier:
-    """A `Tier` in a folder. Threads of its own read, write and look after the folder; nothing is synced to the device.
+    """A `Tier` in a folder. Its own threads read, write and maintain the folder; nothing is synced to the device.
 
-    What a crash of the machine leaves half written is found by its checksum. A full disk, a folder that is read only
-    or away, and files that are not what they should be cost misses and writes that are dropped, and are over as soon
-    as the cause is. It is made in the event loop that uses it.
+    Checksums detect files that a crash of the machine left half written. A full disk, a read-only or missing folder,
+    and damaged files cause misses and dropped writes, until the cause is removed. Create it in the event loop that uses
+    it.
 
     Args:
-        path: of a folder that is empty, not there yet, or ours.
+        path: of a folder that is empty, missing, or a disk tier's.
         capacity_bytes: of all frames of all processes together.
-        policy: makes the policy that decides what stays, where this process comes to be the evictor.
-        on_removed: told, in the event loop, the stored keys of what this process has removed as the evictor.
+        policy: makes the eviction policy, if this process becomes the evictor.
+        on_removed: called in the event loop with the stored keys that this process removed as the evictor.
 
     Raises:
         ValueError: a sixty-fourth of the capacity, which is what a process may write ahead, is less than a frame.
-        FolderUnusable, OSError: the folder cannot be used to begin with.
+        FolderUnusable, OSError: the folder cannot be used at the start.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class DiskTier:
             policy,
             self._note_removed,
             self._note_listed,
-            self.counts.faults,
+            self.counts.io_errors,
         )
-        # Not the thread that reads: a long restore would hide from all others what is here.
+        # Not the reader's thread: a long restore would delay all look-ups.
         self._finder = Worker("kv-disk-find")
         self._reader = Worker("kv-disk-read")
         self._writer = Worker("kv-disk-write")
@@ -89,13 +89,13 @@ class DiskTier:
 
     @property
     def identity(self) -> str | None:
-        """The UUID of the folder, under which the index knows it, whichever processes use it; None: it is away."""
+        """The UUID of the folder, its name in the index, the same for all processes; None: it is missing."""
         membership = self._maintenance.membership
         return membership.folder.identity if membership is not None else None
 
     @property
     def is_evictor(self) -> bool:
-        """Whether this process evicts, for all."""
+        """Whether this process is the evictor."""
         return self._maintenance.evictor is not None
 
     @property
@@ -111,15 +111,15 @@ class DiskTier:
     def inventory(self) -> Sequence[bytes]:
         """See `Tier.inventory`. Blocks of all processes whose frames have this size, as they were up to a minute ago.
 
-        The folder is looked through every half minute, a few milliseconds at a time; of 40,000 blocks that takes some
-        four seconds on a busy machine, and next to nothing where nothing has changed. What this process has written
-        and, as the evictor, removed since is taken into account at once; what others have, is not. Empty while there is
-        no folder, and until `listed` has returned.
+        The folder is listed every half minute, a few milliseconds at a time; for 40,000 blocks that takes some four
+        seconds on a busy machine, and almost no time if nothing has changed. Blocks that this process has written
+        since, or removed as the evictor, are counted at once; changes of other processes are not. Empty without a
+        folder, incomplete until `listed` has returned.
         """
         return self._inventory.keys() if self._maintenance.membership is not None else ()
 
     async def listed(self) -> None:
-        """Returns when the folder has been looked through once; the inventory lacks what was here before until then."""
+        """Returns after the first listing of the folder; until then the inventory lacks older blocks."""
         await self._inventory.is_listed.wait()
 
     async def lookup(self, chain: Sequence[BlockId]) -> int:
@@ -155,7 +155,7 @@ class DiskTier:
         """See `Tier.write`."""
         membership = self._maintenance.membership
         if membership is None:
-            self.counts.dropped["there is no folder"] += len(sources)
+            self.counts.rejected["there is no folder"] += len(sources)
             return 0
         first = len(chain) - len(sources)
         admitted = self._seen.admitted(self._keys(chain[first:]), access)
@@ -172,7 +172,7 @@ class DiskTier:
             reason = TAKEN_BACK
         kept = progress.done
         if kept < admitted:
-            self.counts.dropped[reason] += admitted - kept
+            self.counts.rejected[reason] += admitted - kept
         if kept:
             self._inventory.add(self._keys(chain[: first + kept]))
             access.watch(self, block_name(self.format, chain, first + kept - 1))
@@ -188,7 +188,7 @@ class DiskTier:
                 access.watch(self, block_name(self.format, chain, touched - 1))
 
     async def pin(self, chain: Sequence[BlockId]) -> int:
-        """See `Tier.pin`. Holds for all processes, whichever of them evicts, and is in the folder until unpinned."""
+        """See `Tier.pin`. Holds for all processes, and is in the folder until unpinned."""
         membership = self._maintenance.membership
         if membership is None:
             return 0
@@ -202,7 +202,7 @@ class DiskTier:
         return await self._overseer.run(lambda cancel: self._control.unpin(membership, chain))
 
     async def discard(self, chain: Sequence[BlockId], keep: int) -> int:
-        """See `Tier.discard`. The evictor removes what else follows, and says it where it is."""
+        """See `Tier.discard`. The evictor removes and reports the descendants."""
         membership = self._maintenance.membership
         if membership is None:
             return 0
@@ -233,13 +233,13 @@ class DiskTier:
         await asyncio.to_thread(self._maintenance.close)
 
     def ended(self, access: Access, last: Hashable) -> None:
-        """An access, whose chain ended with this block, has learned its output length."""
+        """An access, whose chain ended with this block, has its output length now."""
         number = self._accesses.pop(access, None)
         if number is not None and isinstance(last, BlockName) and access.output_length is not None:
             self._maintenance.ended.append(Ended(number, last, access.output_length))
 
     def _number_of(self, access: Access) -> int:
-        """By which the evictor, in whatever process, knows that uses are of one request."""
+        """The number by which the evictor recognises uses of one request."""
         if access not in self._accesses:
             if len(self._accesses) >= _OPEN_ACCESSES:
                 self._accesses.popitem(last=False)
@@ -248,12 +248,12 @@ class DiskTier:
 
     def _note_removed(self, keys: list[bytes]) -> None:
         """From the evictor's thread."""
-        self.counts.evicted += len(keys)
+        self.counts.evictions += len(keys)
         with contextlib.suppress(RuntimeError):  # the event loop has ended before the tier
             self._loop.call_soon_threadsafe(self._forget, keys)
 
     def _note_listed(self, listed: Listed) -> None:
-        """From the maintenance thread's thread."""
+        """From the maintenance thread."""
         with contextlib.suppress(RuntimeError):  # as above
             self._loop.call_soon_threadsafe(self._inventory.take, listed)
 

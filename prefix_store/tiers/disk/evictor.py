@@ -309,7 +309,7 @@ def _ends(blocks: Mapping[bytes, StoredBlock]) -> list[StoredBlock]:
 
 
 def lock_evictor(folder: Folder) -> int | None:
-    """The lock of a folder's evictor, as a file descriptor; None where another process has it. Raises OSError."""
+    """The lock of a folder's evictor, as a file descriptor; None if another process has it. Raises OSError."""
     lock = os.open(folder.evictor, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -90,7 +90,7 @@ class Listed(NamedTuple):
 
 @dataclass(slots=True)
 class _Part:
-    """A subfolder, and when it had last changed as it was read; -1: it may have changed in that moment."""
+    """A subfolder, and its modification time when it was read; -1: it may have changed since."""
 
     changed: int = -1
     blocks: dict[BlockName, int] = field(default_factory=dict)

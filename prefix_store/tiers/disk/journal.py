@@ -43,7 +43,7 @@ class Kind(enum.IntEnum):
     USED = 2
     """A chain that ends with this block was used by access `access`; `number` is its output length, -1: not known."""
     ENDED = 3
-    """`access`, whose chain ended with this block, has learned its output length, `number`."""
+    """`access`, whose chain ended with this block, has the output length `number`."""
     GONE = 4
     """A block's file was damaged, and has been removed."""
     PINNED = 5
@@ -67,7 +67,7 @@ class Record(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> Record | None:
-        """None where these bytes are no record."""
+        """None if these bytes are no record."""
         said = data[: _RECORD.size]
         if _CHECKSUM.pack(xxhash.xxh3_64_intdigest(said)) != data[_RECORD.size :]:
             return None

@@ -137,7 +137,7 @@ def put_pin(folder: Folder, name: BlockName) -> None:
 
 
 def put_in_place(draft: str, path: str) -> None:
-    """Renames a file into a subfolder, which is made where there is none yet. Raises OSError."""
+    """Renames a file into a subfolder, which is made if there is none yet. Raises OSError."""
     try:
         os.rename(draft, path)
     except FileNotFoundError:

@@ -26,7 +26,7 @@ class DiskReader:
     def __init__(self, path: Path, frame_format: FrameFormat, counts: TierCounts) -> None:
         self._format = frame_format
         self._counts = counts
-        self._faults = Faults(f"reading KV blocks from {path}", counts.faults)
+        self._faults = Faults(f"reading KV blocks from {path}", counts.io_errors)
         self._frame = scratch(frame_format.frame_bytes)
 
     def touch(self, membership: Membership, chain: Sequence[BlockId], use: Use) -> int:
@@ -113,7 +113,7 @@ class PeerFrameReader:
 
     def __init__(self, path: Path, counts: TierCounts) -> None:
         self._counts = counts
-        self._faults = Faults(f"reading KV blocks for peers from {path}", counts.faults)
+        self._faults = Faults(f"reading KV blocks for peers from {path}", counts.io_errors)
 
     def give(self, membership: Membership, key: bytes, parent: bytes) -> bytes | None:
         """A verified frame, or None. The keys do not tell whether it is the first of a chain."""

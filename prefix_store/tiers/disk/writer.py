@@ -35,7 +35,7 @@ class DiskWriter:
         self._format = frame_format
         self._counts = counts
         self._wait = wait
-        self._faults = Faults(f"writing KV blocks to {path}", counts.faults)
+        self._faults = Faults(f"writing KV blocks to {path}", counts.io_errors)
         self._frame = scratch(frame_format.frame_bytes)[:-1]
         self._paused_until = 0.0
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class CallThread:
-    """Does one kind of work in a thread of its own; where the store fails, that is counted and said once.
+    """Does one kind of work in its own thread; counts the store's failures, and logs them once.
 
     Args:
         name: of the thread.
@@ -23,7 +23,7 @@ class CallThread:
 
     def __init__(self, name: str, doing: str, counts: TierCounts) -> None:
         self._worker = Worker(f"kv-mooncake-{name}")
-        self._faults = Faults(doing, counts.faults)
+        self._faults = Faults(doing, counts.io_errors)
         self._is_busy = False
 
     @property
@@ -32,7 +32,7 @@ class CallThread:
         return self._is_busy
 
     async def run(self, work: Callable[[CancelToken], T], otherwise: T, cancel: CancelToken | None = None) -> T:
-        """What the work returns, or `otherwise` where it raises OSError. As `Worker.run` in all else."""
+        """The work's result, or `otherwise` if it raises OSError; else as `Worker.run`."""
 
         def tried(own: CancelToken) -> T:
             self._is_busy = True
@@ -41,7 +41,7 @@ class CallThread:
             except OSError as error:
                 self._faults.failed(error)
                 return otherwise
-            except RuntimeError as error:  # what an exception of its C++ becomes
+            except RuntimeError as error:  # raised for an exception of its C++
                 self._faults.failed(OSError(errno.EIO, str(error)))
                 return otherwise
             finally:

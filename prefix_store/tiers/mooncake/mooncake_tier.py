@@ -31,9 +31,9 @@ _LEAVE_SECONDS = 2.0
 class MooncakeTier:
     """A `Tier` in a Mooncake store, which all engines that have its configuration share.
 
-    Mooncake's master knows what is where, and evicts: what was asked for or read last stays, whatever its place in a
-    chain. So the index need not hear of it, and a chain may have holes; what is behind one is not found. Until the
-    master has answered for the first time nothing is there and nothing is kept.
+    Mooncake's master locates and evicts blocks: those that were looked up or read last stay, whatever their place in a
+    chain. So the index does not list them, and a chain may have holes; blocks behind one are not found. Before the
+    master's first reply nothing is found and nothing is stored.
 
     Args:
         settings: path of Mooncake's configuration file.
@@ -51,7 +51,7 @@ class MooncakeTier:
         self._is_closed = False
         self._seen = SecondUseAdmission(self.counts)
         self._finder, self._reader, self._writer, self._server = (
-            # Who finds is not who reads: a long restore would hide from all others what is here.
+            # Look-ups have a thread of their own: a long restore would delay them.
             CallThread(name, doing, self.counts)
             for name, doing in (
                 ("find", "finding KV blocks in Mooncake"),
@@ -67,7 +67,7 @@ class MooncakeTier:
 
     @property
     def blocks(self) -> None:
-        """See `Tier.blocks`. Only Mooncake's master knows; it tells on its own metrics port."""
+        """See `Tier.blocks`. Only Mooncake's master has it, on its metrics port."""
         return
 
     @property
@@ -76,11 +76,11 @@ class MooncakeTier:
         return
 
     def inventory(self) -> Sequence[bytes]:
-        """See `Tier.inventory`. Nothing: each engine asks Mooncake itself."""
+        """See `Tier.inventory`. Empty: each engine queries Mooncake."""
         return ()
 
     async def connected(self) -> None:
-        """Returns when the master has answered for the first time."""
+        """Returns after the master's first reply."""
         await self._is_there.wait()
 
     async def lookup(self, chain: Sequence[BlockId]) -> int:
@@ -92,7 +92,7 @@ class MooncakeTier:
     async def read(
         self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, cancel: CancelToken | None = None
     ) -> int:
-        """See `Tier.read`. The store itself learns from it what was used."""
+        """See `Tier.read`. The store itself records the use."""
         progress = Progress()
         wanted = chain[len(chain) - len(into) :]
         if self._is_there.is_set() and wanted:
@@ -107,7 +107,7 @@ class MooncakeTier:
     ) -> int:
         """See `Tier.write`."""
         if not self._is_there.is_set():
-            self.counts.dropped["there is no connection"] += len(sources)
+            self.counts.rejected["there is no connection"] += len(sources)
             return 0
         first = len(chain) - len(sources)
         admitted = self._seen.admitted(self._keys(chain[first:]), access)
@@ -122,11 +122,11 @@ class MooncakeTier:
         except Cancelled:
             reason = TAKEN_BACK
         if progress.done < admitted:
-            self.counts.dropped[reason] += admitted - progress.done
+            self.counts.rejected[reason] += admitted - progress.done
         return progress.done
 
     async def touch(self, chain: Sequence[BlockId], access: Access) -> None:
-        """See `Tier.touch`. To be asked for is to be used."""
+        """See `Tier.touch`. A look-up is a use."""
         await self.lookup(chain)
 
     async def pin(self, chain: Sequence[BlockId]) -> int:
@@ -172,7 +172,7 @@ class MooncakeTier:
         await asyncio.wait((self._connecting,))
         callers = (self._finder, self._reader, self._writer)
         await asyncio.gather(*(caller.close() for caller in callers))
-        # Leaving frees what a call that still waits, for a host that hangs, will go on to use.
+        # Leaving frees memory that a call may still use which waits for a host that hangs.
         has_left = not any(caller.is_busy for caller in callers) and await self._left()
         if not has_left:
             self._pool.abandon()
@@ -181,14 +181,14 @@ class MooncakeTier:
                 await self._server.close()
 
     async def _left(self) -> bool:
-        """Whether it has been possible to leave in good time; nothing to leave is left at once."""
+        """Leaves the store; returns whether that worked in time. True if it had not joined."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_SECONDS):
                 await self._server.run(lambda cancel: self._pool.leave(), None)
         return not self._pool.has_joined
 
     async def _connect(self) -> None:
-        """Until it has worked: Mooncake may be started after this engine."""
+        """Retries: Mooncake may be started after this engine."""
         while not self._is_there.is_set():
             if await self._server.run(lambda cancel: self._join(), False):
                 self._is_there.set()
@@ -207,13 +207,13 @@ class MooncakeTier:
         return True
 
     def _lead_of(self, chain: Sequence[BlockId]) -> int:
-        """All of them are asked for, as there may be holes."""
+        """Looks up all of them: there may be holes."""
         return _leading(self._pool.has(self._keys(chain)))
 
     def _restore(
         self, wanted: Sequence[BlockId], into: Sequence[Segments], progress: Progress, cancel: CancelToken
     ) -> None:
-        """Restores up to the first that is not there or not right. Raises OSError."""
+        """Restores up to the first missing or damaged block. Raises OSError."""
         began = time.perf_counter()
         lane = self._read_lane
         try:
@@ -247,7 +247,7 @@ class MooncakeTier:
     def _store(
         self, chain: Sequence[BlockId], sources: Sequence[Segments], progress: Progress, cancel: CancelToken
     ) -> str:
-        """Writes the last blocks as far as possible; returns why not all of them, if so. Raises OSError."""
+        """Writes the last blocks as far as possible; returns the reason if not all. Raises OSError."""
         first = len(chain) - len(sources)
         has = self._pool.has(self._keys(chain))
         if not all(has[:first]):
@@ -271,7 +271,7 @@ class MooncakeTier:
     def _sealed(
         self, blocks: Sequence[BlockId], sources: Sequence[Segments], lane: list[Bytes], cancel: CancelToken
     ) -> tuple[str, int]:
-        """Fills a lane with frames; why not with all of them, if so, and with how many."""
+        """Fills a lane with frames; returns the reason if it stops early, and how many."""
         for number, block in enumerate(blocks):
             try:
                 with cancel:
@@ -294,7 +294,7 @@ class MooncakeTier:
                 raise BadFrame("frame bytes", len(frame), size)
             check_frame(frame.data, key, parent)
         except BadFrame as error:
-            if error.field != "parent":  # that is a wrong question
+            if error.field != "parent":  # the request was wrong, not the frame
                 self._quarantine(key, error)
             return None
         return frame.tobytes()

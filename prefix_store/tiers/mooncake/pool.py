@@ -1,4 +1,4 @@
-"""One client of a Mooncake store, in terms of frames and errors of the system."""
+"""One client of a Mooncake store, with frames and OSErrors."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _NO_ROOM = -200
 _TOO_SMALL = -600
 _IS_THERE = -705
 _GONE = frozenset((-703, -704, -707, -710, -712))
-"""An object that is being written, has never been there, or went while it was read."""
+"""An object that is being written, does not exist, or was removed during the read."""
 _ERRORS = {
     -900: OSError(errno.ECONNREFUSED, "the master does not answer"),
     -901: OSError(errno.ETIMEDOUT, "the master does not answer in time"),
     -800: OSError(errno.EHOSTUNREACH, "the host that has the block cannot be reached"),
     -500: OSError(errno.EIO, "the host that is to have the block has not taken it"),
 }
-"""Mooncake's numbers (ErrorCode in mooncake-store/include/types.h) as the system would say it."""
+"""Mooncake's numbers (ErrorCode in mooncake-store/include/types.h) as system errors."""
 
 
 class Pool:
     """Frames by their stored keys. Calls block for up to 30 s where the master hangs; any thread may call.
 
-    Whatever asks the master or another host raises OSError where that fails.
+    Calls to the master or another host raise OSError if they fail.
 
     Args:
         path: Mooncake's configuration file.
-        namespace: what all objects' names begin with, so that it alone is cleared.
+        namespace: prefix of all objects' names, so that it alone is cleared.
 
     Raises:
         ValueError: see `read_settings`.
@@ -54,13 +54,13 @@ class Pool:
 
     @property
     def has_joined(self) -> bool:
-        """Whether the store counts on this client, and has not been left since."""
+        """Whether this client has joined the store, and not left it since."""
         return self._has_joined
 
     def connect(self) -> bool:
-        """Joins the store, and gives it the memory that the settings say. Takes up to 10 s if no master answers.
+        """Joins the store with the memory of the settings. Takes up to 10 s if no master answers.
 
-        Returns False where it was given up before that.
+        Returns False if it was given up before.
         """
         command = [sys.executable, "-P", "-m", "prefix_store.tiers.mooncake.probe", str(self._path)]
         self._probe = subprocess.Popen(  # noqa: S603 (a module of this package)
@@ -83,17 +83,17 @@ class Pool:
                 f"{where.metadata_server}: {reason}",
             )
         self._has_joined = True
-        self._lanes.clear()  # of a time before this one, that did not come to its end
+        self._lanes.clear()  # of an earlier, incomplete attempt
         return True
 
     def give_up(self) -> None:
-        """Ends `connect` soon, in whatever thread it is."""
+        """Ends `connect` soon, in any thread."""
         self._is_given_up = True
         if self._probe is not None:
             self._probe.kill()
 
     def lane(self, frames: int, frame_bytes: int) -> list[Bytes]:
-        """Memory for so many frames, from which and into which other hosts copy; for one thread. After `connect`."""
+        """Registered memory for frames, which other hosts read and write; for one thread. After `connect`."""
         width = -(-frame_bytes // 64) * 64
         memory = buffer(frames * width)
         if code := self._store.register_buffer(memory.ctypes.data, memory.nbytes):
@@ -102,17 +102,17 @@ class Pool:
         return [memory[start : start + frame_bytes] for start in range(0, memory.nbytes, width)]
 
     def has(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which of them are there; those will not be evicted for some seconds."""
+        """Which of them are stored; those are not evicted for some seconds."""
         found = self._store.batch_is_exist(self._names(keys))
         if any(code < 0 for code in found):
             raise failure(min(found))
         return [code == 1 for code in found]
 
     def load(self, keys: Sequence[bytes], frames: Sequence[Bytes]) -> list[int]:
-        """Fills frames of a lane; returns the size of each in the store, 0 where it is not there.
+        """Fills frames of a lane; returns the size of each in the store, 0 if it is missing.
 
-        One that is larger than its frame in the lane leaves that as it is. A size less than 0 is a `failure`: of one
-        host, so others of the batch may be there.
+        One that is larger than its frame in the lane is not copied. A negative size is a `failure` of one host; the
+        rest of the batch may be valid.
         """
         names = self._names(keys)
         sizes: list[int] = self._store.batch_get_into(names, *_places(frames))
@@ -124,7 +124,7 @@ class Pool:
         return sizes
 
     def save(self, keys: Sequence[bytes], frames: Sequence[Bytes]) -> list[bool]:
-        """Writes frames of a lane; returns which of them are there now: for the others there is no room."""
+        """Writes frames of a lane; returns which are stored now; for the others there is no space."""
         codes = self._store.batch_put_from(self._names(keys), *_places(frames))
         for code in codes:
             if code not in (0, _IS_THERE, _NO_ROOM):
@@ -132,7 +132,7 @@ class Pool:
         return [code != _NO_ROOM for code in codes]
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Removes what is there of them."""
+        """Removes those that exist."""
         for code in self._store.batch_remove(self._names(keys), True):
             if code < 0 and code not in _GONE:
                 raise failure(code)
@@ -145,25 +145,25 @@ class Pool:
         return code
 
     def leave(self) -> None:
-        """Leaves the store, with what was in the memory given to it. No other call may be under way.
+        """Leaves the store; blocks in this client's memory are lost. No other call may be running.
 
-        Raises OSError where the master is not there.
+        Raises OSError if no master answers.
         """
         if not self._has_joined:
             return
         self.has([bytes(16)])
         if self._is_abandoned:
             return
-        # This holds the interpreter's lock for a minute where the master hangs, so it is asked before.
+        # close() holds the GIL for a minute if the master hangs: `has` raises before that.
         self._store.close()
         self._has_joined = False
 
     def abandon(self) -> None:
-        """Instead of `leave`: the master finds out by itself, some seconds after the end of the process."""
+        """Instead of `leave`: the master notices it some seconds after the end of the process."""
         self._is_abandoned = True
-        # Python's end and then that of C++ would both leave, and wait for the master, or abort the process where a
-        # thread still waits. So the object is never destroyed, nor are the lanes, into which a host that hangs may yet
-        # copy; and what is to be done at the end is nothing.
+        # At exit Python and then C++ would leave, and wait for the master, or abort the process if a thread still
+        # waits. So the object is never destroyed, nor are the lanes, into which a hanging host may still copy; and the
+        # process ends without further exit handlers.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         libc = ctypes.CDLL(None)
         libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
@@ -177,6 +177,6 @@ def _places(frames: Sequence[Bytes]) -> tuple[list[int], list[int]]:
 
 
 def failure(code: int) -> OSError:
-    """One of Mooncake's numbers, as the system would say it."""
+    """One of Mooncake's numbers as an OSError."""
     error = _ERRORS.get(code)
     return OSError(error.errno, error.strerror) if error else OSError(errno.EIO, f"Mooncake says {code}")

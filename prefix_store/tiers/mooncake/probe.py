@@ -1,7 +1,7 @@
-"""Tries whether a Mooncake store can be joined: ``python -m prefix_store.tiers.mooncake.probe FILE``.
+"""Tests whether a Mooncake store can be joined: ``python -m prefix_store.tiers.mooncake.probe FILE``.
 
-Mooncake holds the interpreter's lock while it joins, and tries for a minute and a half where no master answers. A
-server that waited for it would block, so a process of its own tries it, and is ended by an alarm.
+Mooncake holds the GIL while it joins, and tries for a minute and a half if no master answers. That would block a
+server, so a process of its own tries it, and an alarm ends that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SECONDS = 10
 
 
 def main(path: str) -> int:
-    """0 if the store has been joined; what is printed else is why not."""
+    """0 if the store has been joined; else prints why not."""
     signal.alarm(SECONDS)
     settings = read_settings(Path(path))
     if code := join(mooncake_module("store").MooncakeDistributedStore(), settings, memory_bytes=0):

@@ -14,10 +14,10 @@ _MIN_MEMORY = 16 * 2**20
 
 
 def read_settings(path: Path) -> Any:
-    """The ``mooncake.mooncake_config.MooncakeConfig`` that a JSON file gives.
+    """The ``mooncake.mooncake_config.MooncakeConfig`` of a JSON file.
 
     Raises:
-        ValueError: Mooncake is not installed, or the file is not there or no such configuration.
+        ValueError: Mooncake is not installed, or the file is missing or invalid.
     """
     config = mooncake_module("mooncake_config").MooncakeConfig
     try:
@@ -25,11 +25,11 @@ def read_settings(path: Path) -> Any:
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        # JSON's errors are the first; a list has no keys; 1e999 bytes are infinite, and brackets may go deep.
+        # Invalid JSON; a list, which has no keys; 1e999 bytes; deep nesting.
         raise ValueError(f"{path}: this is no configuration of Mooncake: {error}") from error
     if not settings.local_buffer_size:
         raise ValueError(f"{path}: local_buffer_size is 0, expected at least some megabytes")
-    # These two it does not check, and fails with a number, or none, when it joins.
+    # Mooncake does not check these two, and fails with a number, or none, when it joins.
     if not isinstance(settings.device_name or "", str):
         raise ValueError(f"{path}: device_name is {settings.device_name!r}, expected a name")
     if 0 < settings.global_segment_size < _MIN_MEMORY:
@@ -41,7 +41,7 @@ def read_settings(path: Path) -> Any:
 
 def mooncake_module(name: str) -> ModuleType:
     """A module of the package. Raises ValueError, which says what to install."""
-    # It writes to stderr by itself, several lines for each thing that works.
+    # Else it logs several lines to stderr for each success.
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     try:
         return importlib.import_module(f"mooncake.{name}")
@@ -55,9 +55,9 @@ def mooncake_module(name: str) -> ModuleType:
 
 
 def join(store: Any, settings: Any, memory_bytes: int) -> int:
-    """Has a ``MooncakeDistributedStore`` join, with so much memory for all; returns what it says, 0 where it worked.
+    """Joins a ``MooncakeDistributedStore`` with so much shared memory; returns its status, 0 for success.
 
-    Holds the interpreter's lock until then.
+    Holds the GIL until then.
     """
     code: int = store.setup(
         settings.local_hostname,

@@ -163,8 +163,8 @@ async def test_the_description_adds_up(served: Served) -> None:
     assert about["tokens_saved"] == 2 * first
     async with served.client.get("/metrics") as response:
         metrics = await response.text()
-    assert f'keepgate_backend_prefix_restored_tokens_total{{place="memory"}} {float(first)}' in metrics
-    assert f"keepgate_backend_prefix_hit_tokens_total {float(2 * first)}" in metrics
+    assert f'keepgate_backend_prefix_restored_tokens_total{{tier="memory"}} {float(first)}' in metrics
+    assert f"keepgate_backend_prefix_cache_hits_total {float(2 * first)}" in metrics
 
 
 async def test_one_shots_are_kept_when_they_come_again(served: Served) -> None:
@@ -175,7 +175,7 @@ async def test_one_shots_are_kept_when_they_come_again(served: Served) -> None:
     disk = opened.store.tiers["disk"]
     async with served.client.post(COMPLETIONS, json=body) as response:
         assert response.status == 200
-    await until(lambda: disk.counts.dropped["not admitted"] > 0, "the blocks have been refused")
+    await until(lambda: disk.counts.rejected["not admitted"] > 0, "the blocks have been refused")
     assert disk.counts.writes == 0
     wrong = await said(served, "POST", COMPLETIONS, 400, json=body, headers={"x-keepgate-reuse": "always"})
     assert wrong["error"]["message"] == "x-keepgate-reuse: expected conversation or one-shot"

@@ -170,7 +170,7 @@ async def test_metrics_say_what_the_engine_did(monkeypatch: pytest.MonkeyPatch) 
     """Counts, times and shares, under names that stay."""
     engine = Engine(fused(40), 4, 64)
     metrics = Metrics(engine.stats())
-    async with running(engine, metrics.note_step) as served:
+    async with running(engine, metrics.record_step) as served:
         prompt = [*range(20, 60)]
         await answers(served, *(sequence(prompt, 10) for _ in range(2)))
         await answers(served, sequence(prompt, 1), sequence([30], 4, deadline=time.monotonic() - 1))
@@ -203,8 +203,8 @@ def test_every_fault_is_counted() -> None:
     """A failed step once, and each sentence of an integrity check."""
     stats = Engine(fused(4), 1, 32).stats()
     metrics = Metrics(stats)
-    metrics.note_step(StepReport(stats, StepTimings(), computed=False, seconds=0.0, failed=False, problems=3))
-    metrics.note_step(StepReport(stats, StepTimings(), computed=False, seconds=0.0, failed=True))
+    metrics.record_step(StepReport(stats, StepTimings(), computed=False, seconds=0.0, failed=False, problems=3))
+    metrics.record_step(StepReport(stats, StepTimings(), computed=False, seconds=0.0, failed=True))
     text = metrics.exposition().decode()
     assert "\nkeepgate_backend_integrity_problems_total 3.0\n" in text
     assert "\nkeepgate_backend_failed_steps_total 1.0\n" in text
@@ -269,7 +269,7 @@ async def test_padding_is_what_the_runner_computes_for_nobody() -> None:
     """Its rows count in the efficiency and not as tokens; nor does what is computed again after a preemption."""
     engine = Engine(Padded(fused(4)), 2, 64)
     metrics = Metrics(engine.stats())
-    async with running(engine, metrics.note_step) as served:
+    async with running(engine, metrics.record_step) as served:
         await answers(served, sequence([*range(20, 36)], 30), sequence([*range(40, 56)], 30))
     stats = engine.stats()
     assert stats.preemptions == 1
@@ -280,7 +280,7 @@ async def test_padding_is_what_the_runner_computes_for_nobody() -> None:
             shares[name] = float(number)
     assert (stats.computed_rows + stats.padding_rows) % 8 == 0
     assert shares["padding_efficiency_ratio"] == stats.computed_rows / (stats.computed_rows + stats.padding_rows) < 0.5
-    assert shares["fresh_rows_ratio"] == stats.useful_rows / stats.computed_rows < 1
+    assert shares["fresh_rows_ratio"] == stats.first_time_rows / stats.computed_rows < 1
 
 
 async def test_a_sequence_that_should_not_have_come_harms_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -303,7 +303,7 @@ async def test_the_speed_of_an_answer_that_was_given_up_does_not_count() -> None
     """Its caller saw no end of it."""
     engine = Engine(fused(40), 4, 64)
     metrics = Metrics(engine.stats())
-    async with running(engine, metrics.note_step) as served:
+    async with running(engine, metrics.record_step) as served:
         for _ in range(5):
             left = sequence([20], 400)
             generation = served.submit([left])

@@ -42,7 +42,7 @@ def test_numbers_that_are_none_end_one_answer(
     assert client.completions[9].last is not None
     assert client.completions[9].last.error == "the model produced values that are not numbers for this request"
     assert [client.completions[number].text for number in (0, 1)] == expected[:2]
-    assert client.engine.stats().poisoned == 1
+    assert client.engine.stats().non_finite == 1
     assert "one sequence is ended" in caplog.text
     # All blocks are used anew, those with bad numbers in them too.
     for number in range(10, 16):
@@ -52,7 +52,7 @@ def test_numbers_that_are_none_end_one_answer(
 
 
 def test_blocks_with_bad_numbers_are_never_found() -> None:
-    """A prompt that is poisoned in its first block shares none, neither while it runs nor afterwards."""
+    """A prompt that is non_finite in its first block shares none, neither while it runs nor afterwards."""
     client = EngineClient(Engine(fused(20), max_batch=2, step_tokens=16))
     bad = [POISON, *range(20, 70)]
     client.submit(0, bad)
@@ -174,7 +174,7 @@ def test_out_of_memory_ends_the_youngest(error: Exception, caplog: pytest.LogCap
     client.run()
     assert [reason(client, number) for number in range(4)] == [FinishReason.LENGTH] * 2 + [FinishReason.SHED] * 2
     assert [client.completions[number].text for number in range(2)] == expected
-    assert client.engine.stats().shed == 2
+    assert client.engine.stats().out_of_memory == 2
     assert "2 of them are ended" in caplog.text
 
 
@@ -224,7 +224,7 @@ def test_deadlines_end_those_who_wait_and_those_who_run() -> None:
     assert client.completions[0].last is not None
     assert client.completions[0].last.error == f"the request's deadline passed after {generated} generated tokens"
     assert client.engine.pool.num_free == 20
-    assert client.engine.stats().expired == 2
+    assert client.engine.stats().deadline_exceeded == 2
 
 
 def test_the_engine_says_when_there_is_something_to_do() -> None:
@@ -324,7 +324,7 @@ def test_log_probabilities_of_a_prompt_come_once_however_it_is_cut() -> None:
     assert reports == [expected, [], []]
     assert client.completions[0].content == whole.content
     stats = client.engine.stats()
-    assert (stats.computed_rows, stats.useful_rows) == (43 + 1 + 32, 43 + 1), "two chunks were computed again"
+    assert (stats.computed_rows, stats.first_time_rows) == (43 + 1 + 32, 43 + 1), "two chunks were computed again"
 
 
 def test_a_prompt_is_scored_as_the_answer_was() -> None:

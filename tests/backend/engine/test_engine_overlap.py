@@ -104,7 +104,7 @@ def test_steps_are_launched_before_the_last_tokens_are_known() -> None:
     assert device.ahead == [False] + [True] * 9
     assert launched == [1] * 9 + [0]
     stats = client.engine.stats()
-    assert (stats.steps, stats.computed_rows, stats.useful_rows) == (10, 16, 16)
+    assert (stats.steps, stats.computed_rows, stats.first_time_rows) == (10, 16, 16)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_stop_strings_end_one_step_late_and_nobody_sees_it() -> None:
     assert last is not None
     assert last.finish_reason is FinishReason.STOP
     stats = client.engine.stats()
-    assert stats.computed_rows == stats.useful_rows + 1
+    assert stats.computed_rows == stats.first_time_rows + 1
     assert client.completions[1].text == alone(fused(20), [21], 40, ignore_eos=True).text
 
 
@@ -293,7 +293,7 @@ def test_numbers_that_are_none_end_one_answer() -> None:
     assert last is not None
     assert last.finish_reason is FinishReason.FAILED
     assert bad.num_generated == bad_from + 1, "the token of the step that was under way, and no other"
-    assert client.engine.stats().poisoned == 1
+    assert client.engine.stats().non_finite == 1
     assert client.completions[1].text == alone(fused(20), [21], 30, ignore_eos=True).text
 
 

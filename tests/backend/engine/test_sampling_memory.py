@@ -59,7 +59,7 @@ def test_sampling_out_of_memory_ends_the_youngest(
     assert ends == [FinishReason.LENGTH] * 2 + [FinishReason.SHED] * 2
     assert [client.completions[number].text for number in range(2)] == expected
     assert len(client.completions[0].sequence.prompt_logprobs) == len(PROMPT) + 1
-    assert client.engine.stats().shed == 2
+    assert client.engine.stats().out_of_memory == 2
 
 
 def test_the_memory_of_log_probabilities_is_shed_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,7 +251,7 @@ def test_a_preempted_sequence_finds_its_blocks_again(make: Maker) -> None:
     (chunk,) = step(scheduler, 3.0)
     assert (chunk.sequence, chunk.start) == (common, 2 * BLOCK_SIZE)
     assert (common.started_at, common.num_cached) == (1.0, 0), "what it finds of its own is no prefix hit"
-    assert (scheduler.prefix_hit_tokens, scheduler.prefix_asked_tokens) == (32, 40 + 10 + 41)
+    assert (scheduler.prefix_cache_hits, scheduler.prefix_cache_queries) == (32, 40 + 10 + 41)
 
 
 def test_prefixes_are_not_shared_where_that_is_switched_off(make: Maker) -> None:

@@ -14,7 +14,7 @@ def covers_everything(tally: Tally) -> bool:
     assert tally.engine is not None
     stats = tally.engine.stats()
     ends = ENDS | {"left", "refused"} <= set(tally.ends)
-    return ends and stats.preemptions > 0 and stats.prefix_hit_tokens > 0 and tally.ends.total() >= REQUESTS
+    return ends and stats.preemptions > 0 and stats.prefix_cache_hits > 0 and tally.ends.total() >= REQUESTS
 
 
 async def test_random_requests_with_random_ends_leave_every_block_free() -> None:

@@ -46,7 +46,7 @@ def test_who_leaves_takes_nothing_from_the_others() -> None:
     client.run()
     assert device.ahead == [False] + [True] * 9
     stats = client.engine.stats()
-    assert (stats.batch_slots_used, stats.computed_rows, stats.useful_rows) == (14, 14, 13)
+    assert (stats.batch_slots_used, stats.computed_rows, stats.first_time_rows) == (14, 14, 13)
 
 
 def test_who_has_left_is_not_ended_again_when_the_memory_ends() -> None:

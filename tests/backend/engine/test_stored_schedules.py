@@ -114,7 +114,7 @@ def test_a_second_engine_computes_the_tail_alone() -> None:
     assert shelf.fetched == 3, "of four blocks the last has the last token"
     assert same.num_cached == 48
     stats = second.engine.stats()
-    assert (stats.prompt_tokens, stats.prefix_hit_tokens) == (16, 48)
+    assert (stats.prompt_tokens, stats.prefix_cache_hits) == (16, 48)
 
 
 def test_others_decode_while_a_prefix_is_fetched() -> None:

@@ -41,7 +41,7 @@ class Liar:
     engine: str = ""
     """Where the engine really is."""
     tell: Tell = the_truth
-    next_heartbeat: list[Honest] = field(default_factory=list)
+    responses: list[Honest] = field(default_factory=list)
     """All that the engine answered."""
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
@@ -59,7 +59,7 @@ class Liar:
                 (name, value) for name, value in response.headers.items() if name.lower() not in _OF_THE_CONNECTION
             )
             honest = Honest(response.status, kept, await response.read())
-        self.next_heartbeat.append(honest)
+        self.responses.append(honest)
         return await self.tell(request, honest)
 
 

@@ -94,10 +94,10 @@ async def test_exact_blocks_are_not_under_the_keys_of_lossy_ones(
     prompt = fresh(TOKENS)
     async with writing(disk, TOKENS // BLOCK):
         expected = await exact.ask(prompt)
-    before = await lossy.counted("prefix_restored_tokens_total", place="disk")
+    before = await lossy.counted("prefix_restored_tokens_total", tier="disk")
     async with writing(disk, TOKENS // BLOCK):
         own = await lossy.ask(prompt)
-    assert await lossy.counted("prefix_restored_tokens_total", place="disk") == before
+    assert await lossy.counted("prefix_restored_tokens_total", tier="disk") == before
     assert own.choices == expected.choices == (await plain.ask(prompt)).choices
 
 

@@ -28,11 +28,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeMaster]:
 
 async def computed(engine: EngineProcess, prompt: list[int]) -> None:
     """Has a prompt computed, and waits until the store has it."""
-    before = await engine.counted("prefix_writes_total", place="mooncake")
+    before = await engine.counted("prefix_writes_total", tier="mooncake")
     assert (await engine.ask(prompt)).restored == 0
 
     async def is_kept() -> bool:
-        return await engine.counted("prefix_writes_total", place="mooncake") - before >= len(prompt) // BLOCK
+        return await engine.counted("prefix_writes_total", tier="mooncake") - before >= len(prompt) // BLOCK
 
     await until(is_kept)
 
@@ -42,7 +42,7 @@ async def connected(engine: EngineProcess) -> None:
 
     async def keeps() -> bool:
         await engine.ask(fresh(2 * BLOCK))
-        return await engine.counted("prefix_writes_total", place="mooncake") > 0
+        return await engine.counted("prefix_writes_total", tier="mooncake") > 0
 
     await until(keeps)
 

@@ -69,12 +69,12 @@ async def test_a_peer_is_asked_at_its_address(pair: Pair, plain: EngineProcess) 
     """The one that it gave out, and with a truthful answer the other engine need not compute."""
     await pair.works()
     prompt = await pair.kept()
-    next_heartbeat = len(pair.liar.next_heartbeat)
+    seen_before = len(pair.liar.responses)
     answer = await pair.far.ask(prompt)
     assert answer.restored == WHOLE
     assert answer.choices == (await plain.ask(prompt)).choices
-    assert len(pair.liar.next_heartbeat) > next_heartbeat
-    assert sum(len(honest.body) for honest in pair.liar.next_heartbeat[next_heartbeat:]) >= BLOCKS * BLOCK_BYTES
+    assert len(pair.liar.responses) > seen_before
+    assert sum(len(honest.body) for honest in pair.liar.responses[seen_before:]) >= BLOCKS * BLOCK_BYTES
 
 
 async def flipped(request: web.Request, honest: Honest) -> web.StreamResponse:
@@ -144,16 +144,16 @@ async def test_a_peer_that_lies(pair: Pair, plain: EngineProcess, lie: Tell) -> 
     await pair.works()
     prompt, other = await pair.kept(), await pair.kept()
     expected = await plain.ask(prompt)
-    next_heartbeat = len(pair.liar.next_heartbeat)
+    seen_before = len(pair.liar.responses)
     pair.liar.tell = lie
     answer = await pair.far.ask(prompt)
-    assert len(pair.liar.next_heartbeat) > next_heartbeat
+    assert len(pair.liar.responses) > seen_before
     assert answer.choices == expected.choices
     if lie is not endless:  # which begins with the truth
         assert answer.restored < WHOLE
-    next_heartbeat = len(pair.liar.next_heartbeat)
+    seen_before = len(pair.liar.responses)
     assert (await pair.far.ask(other)).choices == (await plain.ask(other)).choices
-    assert len(pair.liar.next_heartbeat) == next_heartbeat
+    assert len(pair.liar.responses) == seen_before
     pair.forget()
 
 
@@ -161,16 +161,16 @@ async def test_frames_of_another_prompt(pair: Pair, plain: EngineProcess) -> Non
     """Whole and true, and asked for before, by the same engine: not those of this prompt, so they are not used."""
     await pair.works()
     asked, other = await pair.kept(), await pair.kept()
-    next_heartbeat = len(pair.liar.next_heartbeat)
+    seen_before = len(pair.liar.responses)
     assert (await pair.far.ask(other)).restored == WHOLE
-    recorded = pair.liar.next_heartbeat[next_heartbeat:]
+    recorded = pair.liar.responses[seen_before:]
 
     async def replay(request: web.Request, honest: Honest) -> web.StreamResponse:
         return honest.response(recorded[0].body)
 
     pair.liar.tell = replay
     answer = await pair.far.ask(asked)
-    assert len(pair.liar.next_heartbeat) > next_heartbeat + len(recorded)
+    assert len(pair.liar.responses) > seen_before + len(recorded)
     assert answer.restored == 0
     assert answer.choices == (await plain.ask(asked)).choices
     pair.forget()
@@ -181,10 +181,10 @@ async def test_a_peer_that_fails(pair: Pair, plain: EngineProcess, failure: Tell
     """The answer is right within ten seconds, and when the peer is well again it is asked again."""
     await pair.works()
     prompt = await pair.kept()
-    next_heartbeat = len(pair.liar.next_heartbeat)
+    seen_before = len(pair.liar.responses)
     pair.liar.tell = failure
     answer = await pair.far.ask(prompt)
-    assert len(pair.liar.next_heartbeat) > next_heartbeat
+    assert len(pair.liar.responses) > seen_before
     assert answer.restored < WHOLE
     assert answer.choices == (await plain.ask(prompt)).choices
     await pair.works()

@@ -56,7 +56,7 @@ async def test_what_one_engine_computed_another_does_not(world: World, plain: En
     fetched = await world.far.ask(prompt)
     assert (expected.restored, computed.restored, fetched.restored) == (0, 0, WHOLE)
     assert expected.choices == computed.choices == fetched.choices
-    assert await world.far.counted("prefix_restored_tokens_total", place="peers") >= WHOLE
+    assert await world.far.counted("prefix_restored_tokens_total", tier="peers") >= WHOLE
 
 
 async def test_what_was_fetched_serves_a_third(
@@ -85,7 +85,7 @@ async def test_a_folder_is_shared(world: World, plain: EngineProcess) -> None:
     read = await world.reader.ask(prompt)
     assert (computed.restored, read.restored) == (0, WHOLE)
     assert read.choices == computed.choices == (await plain.ask(prompt)).choices
-    assert await world.reader.counted("prefix_restored_tokens_total", place="disk") >= WHOLE
+    assert await world.reader.counted("prefix_restored_tokens_total", tier="disk") >= WHOLE
 
 
 async def test_a_killed_engine_serves_what_it_had_kept(world: World, plain: EngineProcess) -> None:
@@ -118,11 +118,11 @@ async def test_memory_serves_what_the_engine_had_to_evict(start: Start, plain: E
         await engine.ask(prompt)
 
         async def is_kept(blocks: int = number * (TOKENS // BLOCK)) -> bool:
-            return await engine.counted("prefix_blocks", place="memory") >= blocks
+            return await engine.counted("prefix_blocks", tier="memory") >= blocks
 
         await until(is_kept, 20.0, 0.02)
     for prompt in prompts[:3]:
         answer = await engine.ask(prompt)
         assert answer.restored == WHOLE
         assert answer.choices == (await plain.ask(prompt)).choices
-    assert await engine.counted("prefix_restored_tokens_total", place="memory") == 3 * WHOLE
+    assert await engine.counted("prefix_restored_tokens_total", tier="memory") == 3 * WHOLE

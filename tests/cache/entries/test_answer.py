@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 
-from cache.entries.answer import StreamAssembler, Usage, check_whole, stream_of, usage_of
+from cache.entries.answer import StreamAssembler, Usage, check_complete, stream_of, usage_of
 from cache.errors import UnstorableAnswer
 from tests.cache.entries.test_answer_round_trip import assembled, responses
 
@@ -296,7 +296,7 @@ def test_a_stream_with_an_error_in_it_is_no_answer(bad: Json) -> None:
 def test_an_error_field_without_an_error_is_none() -> None:
     """Some servers always send the field."""
     response = assembled([chunk({"role": "assistant", "content": "a"}, error=None), chunk({}, "stop", error=None)])
-    check_whole(response)
+    check_complete(response)
 
 
 def whole(**choice: Any) -> Json:
@@ -320,7 +320,7 @@ def whole(**choice: Any) -> Json:
 )
 def test_whole_answers_are_kept(response: Json) -> None:
     """Every kind of answer that came to its own end."""
-    check_whole(response)
+    check_complete(response)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_whole_answers_are_kept(response: Json) -> None:
 def test_nothing_else_is_kept(response: Json, reason: str) -> None:
     """Errors, cut and aborted answers, and the empty ones that faults leave behind; the reason is said."""
     with pytest.raises(UnstorableAnswer, match=reason):
-        check_whole(response)
+        check_complete(response)
 
 
 def test_a_cut_stream_is_not_whole() -> None:
@@ -359,8 +359,8 @@ def test_a_cut_stream_is_not_whole() -> None:
     chunks = [chunk({"role": "assistant", "content": ""}), chunk({"content": "Hel"}), chunk({"content": "lo"})]
     for length in range(1, 4):
         with pytest.raises(UnstorableAnswer, match="no finish reason"):
-            check_whole(assembled(chunks[:length]))
-    check_whole(assembled([*chunks, chunk({}, "stop")]))
+            check_complete(assembled(chunks[:length]))
+    check_complete(assembled([*chunks, chunk({}, "stop")]))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.entries.answer import DONE, StreamAssembler, check_whole, stream_of, usage_of
+from cache.entries.answer import DONE, StreamAssembler, check_complete, stream_of, usage_of
 from cache.errors import UnstorableAnswer
 
 Json = dict[str, Any]
@@ -223,7 +223,7 @@ def test_nonsense_from_a_server_is_unstorable_and_nothing_worse(chunks: list[Jso
     with contextlib.suppress(UnstorableAnswer):
         response = assembled(chunks)
         usage_of(response)
-        check_whole(response)
+        check_complete(response)
 
 
 def test_a_long_answer_takes_linear_time() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from cache.entries.answer import StreamAssembler, check_whole
+from cache.entries.answer import StreamAssembler, check_complete
 from cache.entries.entry import decode_entry, encode_entry
 from cache.entries.generations import Purge
 from cache.errors import CorruptEntry, UnstorableAnswer
@@ -63,7 +63,7 @@ async def test_generations_that_are_not_text_are_passed_over(valkey: Valkey) -> 
 def test_a_message_that_cannot_be_streamed_is_not_kept(message: Any) -> None:
     """What is served as JSON must be servable as a stream as well."""
     with pytest.raises(UnstorableAnswer):
-        check_whole({"choices": [{"message": message, "finish_reason": "stop"}], "usage": {"completion_tokens": 1}})
+        check_complete({"choices": [{"message": message, "finish_reason": "stop"}], "usage": {"completion_tokens": 1}})
 
 
 def seconds_to_assemble(calls: int) -> float:

@@ -191,7 +191,7 @@ async def test_a_tier_that_comes_and_goes_is_spoken_of_once_in_a_while(
         "tier is available again",
     ]
     breaker.trip(ConnectionError("gone for good"))
-    monkeypatch.setattr("cache.stores.breaker._QUIET", 0.0)
+    monkeypatch.setattr("cache.stores.breaker._LOG_INTERVAL", 0.0)
     tier.error = ConnectionError("gone")
     watching = asyncio.create_task(breaker.watch())
     async with asyncio.timeout(10):

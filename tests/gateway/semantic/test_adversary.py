@@ -16,7 +16,7 @@ import xxhash
 
 from cache.entries.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder, Vectors
-from cache.semantic.messages import Answered, Ask, Found, NotFound
+from cache.semantic.messages import AnswerStored, LookupHit, LookupMiss, LookupRequest
 from cache.semantic.policy.policy import Decision, Evidence
 from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.service.records import Record
@@ -240,19 +240,23 @@ async def test_a_wave_of_complaints_takes_out_one_answer_and_no_other(
 async def test_the_answer_to_another_question_is_not_taken_for_that_to_this_one(semantic: SemanticStage) -> None:
     """Numbers of questions may be mixed up, as when the process starts again while an answer is on its way."""
     service = await semantic.service(**SERVES_ALL)
-    berlin = await service.handle(Ask("a.1", "a.context", "What is the weather in Berlin today?", 1.0, True))
-    assert isinstance(berlin, NotFound)
+    berlin = await service.handle(LookupRequest("a.1", "a.context", "What is the weather in Berlin today?", 1.0, True))
+    assert isinstance(berlin, LookupMiss)
     now = time.time()
     message = {"role": "assistant", "content": ANSWER}
     body = msgspec.json.encode({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
-    await service.handle(Answered(berlin.query, "a.2", "a.context", ASKED, "mock", "0.0.0", now, now + 60, body))
+    await service.handle(AnswerStored(berlin.query, "a.2", "a.context", ASKED, "mock", "0.0.0", now, now + 60, body))
     async with asyncio.timeout(DEADLINE):
-        while not isinstance(reply := await service.handle(Ask("a.3", "a.context", AGAIN, 1.0, True)), Found):  # noqa: ASYNC110
+        while not isinstance(  # noqa: ASYNC110
+            reply := await service.handle(LookupRequest("a.3", "a.context", AGAIN, 1.0, True)), LookupHit
+        ):
             await asyncio.sleep(0.005)
 
     assert reply.entry == "a.2"
-    again = await service.handle(Ask("a.4", "a.context", "What is the weather like in Berlin today?", 1.0, True))
-    assert isinstance(again, NotFound)
+    again = await service.handle(
+        LookupRequest("a.4", "a.context", "What is the weather like in Berlin today?", 1.0, True)
+    )
+    assert isinstance(again, LookupMiss)
     assert again.similarity is not None
     assert again.similarity < 0.5
 

@@ -11,7 +11,7 @@ import pytest
 
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.embedding.errors import EmbedderBusy
-from cache.semantic.messages import Ask, NotFound, Refused
+from cache.semantic.messages import LookupMiss, LookupRequest, Refused
 from cache.semantic.policy.policy import Decision, Evidence
 from cache.semantic.policy.threshold import ThresholdPolicy
 from gateway.upstreams.mock import MockUpstream, Reply
@@ -300,7 +300,7 @@ async def test_a_question_that_nobody_waits_for_any_more_is_not_embedded(semanti
     """So that under too many questions those that come later are in time."""
     service = await semantic.service(**SERVES_ALL, deadline=0.1)
     gate.open.clear()
-    asks = [Ask(f"public.{text}", "public.context", text, 1.0, True) for text in (ASKED, AGAIN, "And now?")]
+    asks = [LookupRequest(f"public.{text}", "public.context", text, 1.0, True) for text in (ASKED, AGAIN, "And now?")]
     assert await service.handle(asks[0]) == Refused("the semantic cache: not in time")
     with pytest.raises(EmbedderBusy):
         await service.handle(asks[1])
@@ -312,5 +312,5 @@ async def test_a_question_that_nobody_waits_for_any_more_is_not_embedded(semanti
                 last = await service.handle(asks[2])
             await asyncio.sleep(0.005)
 
-    assert isinstance(last, NotFound)
+    assert isinstance(last, LookupMiss)
     assert AGAIN not in gate.texts

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from prefix_store.eviction.access import Access
-from prefix_store.eviction.hazard import HazardIndex
+from prefix_store.eviction.hazard import HazardPolicy
 from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.eviction.policy import Policy
 from prefix_store.eviction.tree import BlockTree
@@ -49,7 +49,7 @@ def mixed_traffic() -> list[tuple[float, list[int], int]]:
 @pytest.mark.parametrize("told_late", [False, True])
 def test_it_learns_which_requests_come_back(told_late: bool) -> None:
     """Where the length of the last answer tells what is used again, it hits far more than the order of uses does."""
-    learned = hit_ratio(HazardIndex(), mixed_traffic(), told_late)
+    learned = hit_ratio(HazardPolicy(), mixed_traffic(), told_late)
     assert learned > 1.5 * hit_ratio(LeastRecentlyUsed(), mixed_traffic(), told_late)
 
 
@@ -57,27 +57,27 @@ def test_a_loop_that_does_not_fit_is_kept_in_part() -> None:
     """Of a cycle a little longer than the capacity the order of uses has nothing left; the index keeps most."""
     loop = [(float(number), [number % 30 * 100 + block for block in range(10)], 10) for number in range(3_000)]
     assert hit_ratio(LeastRecentlyUsed(), loop) == 0.0
-    assert hit_ratio(HazardIndex(), loop) > 0.4
+    assert hit_ratio(HazardPolicy(), loop) > 0.4
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-6, 1e6])
 def test_the_unit_of_time_may_be_anything(scale: float) -> None:
     """With all uses at one time, or years apart, it is no worse than the order of uses by more than a little."""
     reference = hit_ratio(LeastRecentlyUsed(), mixed_traffic(), scale=scale)
-    assert hit_ratio(HazardIndex(), mixed_traffic(), scale=scale) > reference - 0.02
+    assert hit_ratio(HazardPolicy(), mixed_traffic(), scale=scale) > reference - 0.02
 
 
 def test_the_same_seed_evicts_the_same() -> None:
     """Two policies with one seed choose the same victims, and those with another some others."""
 
     def victims(seed: int) -> list[int]:
-        tree: BlockTree[int] = BlockTree(1_000, HazardIndex(seed))
+        tree: BlockTree[int] = BlockTree(1_000, HazardPolicy(seed))
         return [key for time, keys, out in mixed_traffic() for key in tree.use(keys, Access(time, output_length=out))]
 
     assert victims(7) == victims(7) != victims(8)
 
 
-@pytest.mark.parametrize("make", [LeastRecentlyUsed, HazardIndex])
+@pytest.mark.parametrize("make", [LeastRecentlyUsed, HazardPolicy])
 def test_an_access_that_ends_after_its_blocks_have_gone_is_no_fault(make: Callable[[], Policy]) -> None:
     """Nothing is left of a request when its answer is complete, or others have used what it used."""
     tree: BlockTree[str] = BlockTree(2, make(), remembered=0.0)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from prefix_store.eviction.access import Access
-from prefix_store.eviction.hazard import HazardIndex
+from prefix_store.eviction.hazard import HazardPolicy
 from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.eviction.policy import Policy
 from prefix_store.eviction.tree import BlockTree
@@ -168,7 +168,7 @@ def test_impossible_bounds_are_refused(capacity: int, remembered: float) -> None
         BlockTree[str](capacity, LeastRecentlyUsed(), remembered)
 
 
-@pytest.mark.parametrize("policy", [LeastRecentlyUsed, HazardIndex])
+@pytest.mark.parametrize("policy", [LeastRecentlyUsed, HazardPolicy])
 def test_long_chains_are_used_at_two_million_blocks_a_second(policy: type[Policy]) -> None:
     """A use costs as much as a chain has branchings: 2,000 blocks are no 2,000 steps."""
     tree: BlockTree[bytes] = BlockTree(40_000, policy())

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from prefix_store.eviction.access import Access
-from prefix_store.eviction.hazard import HazardIndex
+from prefix_store.eviction.hazard import HazardPolicy
 from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.eviction.policy import Policy
 from prefix_store.eviction.tree import BlockTree
@@ -124,7 +124,7 @@ class LruModel(Model):
 
 class HazardModel(Model):
     def policy(self) -> Policy:
-        return HazardIndex(seed=1)
+        return HazardPolicy(seed=1)
 
 
 EFFORT = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -147,7 +147,7 @@ async def test_an_answer_that_is_not_the_frames_is_no_answer(client: PeerClient,
         restored = await client.read(peer, CHAIN[:1], memory.all(1), FORMAT)
         assert restored == (1 if body.endswith(b"more") else 0)
         assert memory.holds(0, CHAIN[0]) if restored else memory.is_untouched(0)
-        assert client.counts.faults == {"PeerInvalid": 1}
+        assert client.counts.io_errors == {"PeerInvalid": 1}
         assert not client.may_ask(peer)
 
 
@@ -162,7 +162,7 @@ async def test_a_peer_that_refuses_is_left_alone_for_a_moment(client: PeerClient
     async with impostor(handler) as peer:
         assert await client.read(peer, CHAIN[:1], memory.all(1), FORMAT) == 0
     assert memory.is_untouched(0)
-    assert client.counts.faults == {"PeerRefused": 1}
+    assert client.counts.io_errors == {"PeerRefused": 1}
 
 
 async def test_a_peer_that_restarted_is_not_the_one_that_was_meant(client: PeerClient) -> None:
@@ -171,7 +171,7 @@ async def test_a_peer_that_restarted_is_not_the_one_that_was_meant(client: PeerC
     async with serving(CHAIN, epoch="epoch 8") as (peer, _, server):
         old = Address(peer.url, "epoch 7")
         assert await client.read(old, CHAIN, memory.all(6), FORMAT) == 0
-        assert client.counts.faults == {"PeerRestarted": 1}
+        assert client.counts.io_errors == {"PeerRestarted": 1}
         assert server.answers == {409: 1}
         assert not client.may_ask(old)
         assert await client.read(peer, CHAIN, memory.all(6), FORMAT) == 6
@@ -187,7 +187,7 @@ async def test_an_answer_of_another_epoch_is_not_read(client: PeerClient) -> Non
     async with impostor(handler) as peer:
         assert await client.read(peer, CHAIN[:1], memory.all(1), FORMAT) == 0
     assert memory.is_untouched(0)
-    assert client.counts.faults == {"PeerRestarted": 1}
+    assert client.counts.io_errors == {"PeerRestarted": 1}
 
 
 async def test_a_dead_peer_costs_a_refused_connection(client: PeerClient) -> None:
@@ -197,7 +197,7 @@ async def test_a_dead_peer_costs_a_refused_connection(client: PeerClient) -> Non
     memory = Memory(1)
     assert await client.read(peer, CHAIN[:1], memory.all(1), FORMAT) == 0
     assert not client.may_ask(peer)
-    assert client.counts.faults == {"PeerFailed": 1}
+    assert client.counts.io_errors == {"PeerFailed": 1}
 
 
 async def test_a_connection_that_the_peer_has_closed_is_made_anew(client: PeerClient) -> None:
@@ -214,7 +214,7 @@ async def test_a_connection_that_the_peer_has_closed_is_made_anew(client: PeerCl
         assert await client.read(peer, CHAIN[:1], memory.all(1), FORMAT) == 1
         ends.pop()()
         assert await client.read(peer, CHAIN[:1], memory.all(1), FORMAT) == 1
-    assert not client.counts.faults
+    assert not client.counts.io_errors
 
 
 async def test_a_silent_peer_costs_the_deadline_of_the_first_byte(client: PeerClient) -> None:
@@ -301,7 +301,7 @@ async def test_who_takes_its_memory_back_ends_the_read(client: PeerClient) -> No
         await client.close()
         assert memory.is_untouched(1)
         assert client.may_ask(peer)
-        assert not client.counts.faults
+        assert not client.counts.io_errors
 
 
 async def test_what_is_taken_back_at_once_is_not_asked_for(client: PeerClient) -> None:
@@ -333,7 +333,7 @@ async def test_what_arrives_too_late_is_not_copied(client: PeerClient) -> None:
 async def test_an_address_that_is_none_is_a_dead_peer(client: PeerClient, url: str) -> None:
     """It is what another engine said of itself, so it must not hurt this one."""
     assert await client.read(Address(url, EPOCH), CHAIN[:1], Memory(1).all(1), FORMAT) == 0
-    assert client.counts.faults == {"PeerFailed": 1}
+    assert client.counts.io_errors == {"PeerFailed": 1}
 
 
 def requested(epoch: str = EPOCH, blocks: list[tuple[bytes, bytes]] | None = None) -> bytes:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefix_store.eviction.access import Access
-from prefix_store.eviction.hazard import HazardIndex
+from prefix_store.eviction.hazard import HazardPolicy
 from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.replay.belady import Belady
 from prefix_store.replay.caches import PrefixAware, RoundRobin, SingleCache
@@ -101,7 +101,7 @@ def test_the_default_policy_finds_more_than_the_order_of_uses(conversation: Trac
     assert said[-1] == 1.0
     curve = {point["capacity"]: point["block_hit_ratio"] for point in report["curve"]}
     assert list(curve.values())[-1] == pytest.approx(report["infinite"]["block_hit_ratio"], abs=0.01)
-    advised = SingleCache(report["advice"]["capacity"], HazardIndex(), 512)
+    advised = SingleCache(report["advice"]["capacity"], HazardPolicy(), 512)
     for request in requests:
         advised.see(request, Access(request.time, output_length=request.output_length))
     assert advised.hits.ratios["block_hit_ratio"] == pytest.approx(

@@ -87,7 +87,7 @@ async def test_a_write_ends_with_the_block_that_is_being_copied(make: Make) -> N
     kept = await writing
     # The thread may still be on its way with the block that it sealed last, or, for Mooncake, with all of them.
     assert kept <= 3
-    assert tier.counts.dropped == {TAKEN_BACK: 6 - kept}
+    assert tier.counts.rejected == {TAKEN_BACK: 6 - kept}
     await worker_of(tier, "_writer").run(lambda cancel: None)
     assert await tier.lookup(blocks) == 3
     memory = Memory(6)
@@ -131,7 +131,7 @@ async def test_memory_that_was_taken_back_already_is_not_touched(make: Make) -> 
     tier, blocks, cancel = await make(), chain("a", 4), CancelToken()
     cancel.set()
     assert await tier.write(blocks, Memory(4).fill(blocks), Access(0.0), cancel) == 0
-    assert tier.counts.dropped == {TAKEN_BACK: 4}
+    assert tier.counts.rejected == {TAKEN_BACK: 4}
     assert await tier.write(blocks, Memory(4).fill(blocks), Access(1.0)) == 4
     memory = Memory(4)
     assert await tier.read(blocks, memory.all(4), Access(2.0), cancel) == 0

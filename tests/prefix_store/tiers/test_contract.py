@@ -8,7 +8,7 @@ import pytest
 
 from prefix_store.codecs.registry import CODECS
 from prefix_store.eviction.access import Access
-from prefix_store.eviction.hazard import HazardIndex
+from prefix_store.eviction.hazard import HazardPolicy
 from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.eviction.policy import Policy
 from prefix_store.frames.block_id import BlockId
@@ -89,7 +89,7 @@ async def test_blocks_after_a_gap_are_not_kept(make: Make) -> None:
     memory = Memory(6)
     sources = memory.fill(blocks)
     assert await tier.write(blocks, sources[3:], Access(0.0)) == 0
-    assert tier.counts.dropped == {"what comes before it is not here": 3}
+    assert tier.counts.rejected == {"what comes before it is not here": 3}
     assert await kept(tier, blocks[:3]) == 3
     assert await tier.write(blocks, sources[3:], Access(1.0)) == 3
 
@@ -114,7 +114,7 @@ async def test_a_tier_keeps_what_was_used_last_and_evicts_tails_first(own: Make)
         await kept(tier, blocks, float(number))
         assert await restored(tier, hot, number + 0.5) == 8
     assert await restored(tier, cold[-1], 99.0) == 16
-    assert tier.counts.evicted == len(gone) >= 8 * 17 - CAPACITY
+    assert tier.counts.evictions == len(gone) >= 8 * 17 - CAPACITY
     assert {block.key for block in cold[0]} <= set(gone)
     for blocks in cold:
         left = [block.key not in gone for block in blocks]
@@ -128,7 +128,7 @@ async def test_a_one_shot_is_kept_when_it_comes_again(make: Make) -> None:
     blocks = chain("a", 5)
     assert await kept(tier, blocks, one_shot=True) == 0
     assert tier.counts.writes == 0
-    assert tier.counts.dropped == {"not admitted": 5}
+    assert tier.counts.rejected == {"not admitted": 5}
     assert await kept(tier, blocks, 1.0, one_shot=True) == 5
     assert await restored(tier, blocks) == 5
 
@@ -156,7 +156,7 @@ async def test_frames_are_given_by_both_of_their_hashes(make: Make) -> None:
     assert await tier.frame(b"x" * 16, blocks[0].parent) is None
 
 
-@pytest.mark.parametrize("policy", [LeastRecentlyUsed, HazardIndex])
+@pytest.mark.parametrize("policy", [LeastRecentlyUsed, HazardPolicy])
 async def test_many_at_once_get_what_they_asked_for(make: Make, policy: Callable[[], Policy]) -> None:
     """Readers and writers of the same and of other chains, while the tier evicts all the time."""
     tier = await make(policy=policy)
@@ -175,7 +175,7 @@ async def test_many_at_once_get_what_they_asked_for(make: Make, policy: Callable
     await asyncio.gather(*(one(number) for number in range(8)))
     assert tier.counts.hits
     assert not tier.counts.bad_frames
-    assert not tier.counts.faults
+    assert not tier.counts.io_errors
 
 
 async def test_a_block_that_cannot_be_written_is_dropped(make: Make) -> None:
@@ -199,6 +199,6 @@ async def test_what_is_touched_stays(own: Make) -> None:
     for number, blocks in enumerate(cold):
         await kept(tier, blocks, float(number))
         await tier.touch(beyond, Access(number + 0.5))
-    assert tier.counts.evicted
+    assert tier.counts.evictions
     assert await tier.lookup(beyond) == 8
     assert tier.counts.hits == tier.counts.misses == 0

@@ -59,8 +59,8 @@ async def test_a_disk_that_takes_no_writes_costs_those_writes(
                 assert await kept(tier, late, 1.0) == 0
                 assert await kept(tier, late, 1.1) == 0
                 assert await restored(tier, BLOCKS, 1.2) == 6
-            assert sum(tier.counts.dropped.values()) == 8
-            assert sum(tier.counts.faults.values()) >= 1
+            assert sum(tier.counts.rejected.values()) == 8
+            assert sum(tier.counts.io_errors.values()) >= 1
             said = [record.message for record in caplog.records if "writing KV blocks to" in record.message]
             assert len(said) == 1
             assert not list((disk / "kv" / "writing").iterdir())
@@ -119,7 +119,7 @@ async def test_a_folder_in_the_way_of_a_block_is_a_miss(tier: DiskTier, tmp_path
     file.unlink()
     file.mkdir()
     assert await restored(tier, BLOCKS) == 0
-    assert tier.counts.faults == {"EISDIR": 1}
+    assert tier.counts.io_errors == {"EISDIR": 1}
 
 
 async def test_a_folder_that_vanishes_and_comes_back_is_the_same(tier: DiskTier, tmp_path: Path) -> None:

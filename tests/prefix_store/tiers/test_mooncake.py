@@ -137,7 +137,7 @@ async def test_a_store_that_begins_later_is_found(broken: MooncakeMaster, tiers:
         assert await restored(tier, blocks) == 0
         assert await tier.lookup(blocks) == await tier.clear() == await tier.discard(blocks, 0) == 0
         assert await tier.frame(blocks[0].key, blocks[0].parent) is None
-    assert tier.counts.dropped == {"there is no connection": 4}
+    assert tier.counts.rejected == {"there is no connection": 4}
     broken.start()
     async with asyncio.timeout(DEADLINE):
         await tier.connected()
@@ -166,7 +166,7 @@ async def test_who_leaves_while_it_joins_leaves_nothing_in_the_pool(broken: Moon
     other = tiers(broken, global_segment_size=0)
     await other.connected()
     assert await kept(other, chain("a", 4)) == 0
-    assert other.counts.dropped == {"there is no room": 4}
+    assert other.counts.rejected == {"there is no room": 4}
     await other.close()
     broken.stop()
 
@@ -185,7 +185,7 @@ async def test_what_comes_before_a_host_that_is_away_is_restored(
 
     monkeypatch.setattr(Pool, "load", failing)
     assert await restored(tier, blocks) == 3
-    assert tier.counts.faults == {"EHOSTUNREACH": 1}
+    assert tier.counts.io_errors == {"EHOSTUNREACH": 1}
 
 
 async def test_a_store_that_goes_is_a_miss_until_it_is_back(
@@ -202,12 +202,12 @@ async def test_a_store_that_goes_is_a_miss_until_it_is_back(
         assert await restored(tier, blocks) == 0
         assert await kept(tier, chain("b", 2)) == 0
         assert await tier.clear() == 0
-    assert tier.counts.faults["ECONNREFUSED"] == 4
+    assert tier.counts.io_errors["ECONNREFUSED"] == 4
     doing = ("finding KV blocks in", "reading KV blocks from", "writing KV blocks to", "using")
     assert [record.getMessage() for record in caplog.records if "failed while" in record.getMessage()] == [
         f"failed while {what} Mooncake: [Errno 111] the master does not answer" for what in doing
     ]
-    assert tier.counts.dropped == {"the store failed": 2}
+    assert tier.counts.rejected == {"the store failed": 2}
     broken.start()
 
     async def is_back() -> bool:
@@ -251,7 +251,7 @@ async def test_a_full_pool_makes_room_or_says_so(broken: MooncakeMaster, tiers: 
     first, then = chain("a", 40), chain("b", 3)
     count = await tier.write(first, [[source]] * 40, Access(0.0))
     assert 8 <= count < 16
-    assert tier.counts.dropped == {"there is no room": 40 - count}
+    assert tier.counts.rejected == {"there is no room": 40 - count}
 
     async def has_room() -> bool:
         return await tier.write(then, [[source]] * 3, Access(1.0)) == 3

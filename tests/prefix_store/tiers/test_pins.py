@@ -190,7 +190,7 @@ async def test_a_folder_whose_pins_are_away_is_kept_all_the_same(tmp_path: Path)
     (tmp_path / "kv" / "pins" / next((tmp_path / "kv" / "pins").iterdir()).name).unlink()
     (tmp_path / "kv" / "pins").rmdir()
     assert await tier.pin(blocks) == 0
-    assert tier.counts.faults == {"ENOENT": 1}
+    assert tier.counts.io_errors == {"ENOENT": 1}
     await fill(tier, "b")
     assert await tier.lookup(chain("b 5", 12)) == 12
     await tier.close()

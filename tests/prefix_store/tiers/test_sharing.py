@@ -67,13 +67,13 @@ async def test_one_of_them_evicts_and_another_one_takes_over(join: Join, tmp_pat
     for number in range(20):
         assert await kept(other, chain(f"a {number}", 10), float(number)) == 10
     assert files_in(tmp_path) <= 128
-    assert other.counts.evicted == 0 < evictor.counts.evicted
+    assert other.counts.evictions == 0 < evictor.counts.evictions
     await evictor.close()
     await until(lambda: other.is_evictor, "the other one has taken over")
     for number in range(20):
         assert await kept(other, chain(f"b {number}", 10), float(number)) == 10
     assert files_in(tmp_path) <= 128
-    assert other.counts.evicted > 0
+    assert other.counts.evictions > 0
     assert await restored(other, chain("b 19", 10)) == 10
 
 

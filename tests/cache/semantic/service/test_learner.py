@@ -20,7 +20,7 @@ from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.llm_judge import open_llm_judge
 from cache.semantic.language.text import Text
-from cache.semantic.messages import Answered
+from cache.semantic.messages import AnswerStored
 from cache.semantic.policy.policy import Decision
 from cache.semantic.policy.vcache import VCachePolicy
 from cache.semantic.service import answers as answers_module
@@ -80,7 +80,7 @@ class Host:
     ) -> None:
         """An answer; `asked` if the question was looked up before, so that a label comes of it."""
         body = {"choices": [{"message": {"content": answer}, "finish_reason": "stop"}]}
-        note = Answered(
+        note = AnswerStored(
             1, f"a.{name}", PARTITION, text, "m", "0.0.0", created, time.time() + 60, msgspec.json.encode(body)
         )
         await self.learner.record_answer(note, await self.query(text) if asked else query)
