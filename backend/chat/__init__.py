@@ -1,6 +1,6 @@
 """Chat templates, tools and structured output of one model.
 
 `prompt_renderer` turns messages into token ids; read it first. `output_constraint` turns ``response_format`` and
-``tools`` into a grammar, which `grammar` compiles and follows token by token; `tool_parser` finds the calls in the text
-of an answer. Uses `protocol`, `text`, `models` and `errors`.
+``tools`` into a grammar, which `grammar` compiles and follows token by token; `tool_parser` finds the calls in the
+text of an answer. Uses `models` and `text`.
 """

@@ -2,6 +2,5 @@
 
 `tensor_store.py` finds tensors by name over all files of a directory; read it first. `module_tensors.py` checks the
 tensors of one linear layer, `shards.py` writes files of a bounded size. The formats are in `quantized` and `gguf`.
-
-Uses `backend.quantized_weights` and `backend.models`; `backend.model_loader` builds the decoder.
+Uses `models` and `quantized_weights`.
 """

@@ -3,6 +3,6 @@
 A launcher does not check shapes and dtypes; its docstring states them. Every kernel also runs on the CPU, in Triton's
 interpreter, so that tests can compare it with plain torch without a GPU.
 
-Uses `backend.quantized_weights` and nothing else of the backend. Read `paged_decode.py` first; for quantised weights
-`quantized_weight.py`, then `quantized_matmul.py`.
+Read `paged_decode.py` first; for quantised weights `quantized_weight.py`, then `quantized_matmul.py`. Uses
+`quantized_weights`.
 """

@@ -2,6 +2,5 @@
 
 `source.py` resolves a name to a directory; `weights.py` loads that into `ModelWeights` and is to be read first.
 `linears.py` visits the linear layers by name; `extra_tensors.py` refuses files that hold more than the decoder uses.
-
-Uses `backend.checkpoints`, `backend.quantized_weights` and `backend.models`.
+Uses `checkpoints`, `models` and `quantized_weights`.
 """

@@ -1,7 +1,5 @@
 """Quantised weights in memory: schemes (integers, FP8, NF4, 16-bit floats) and the linear layers in them.
 
-`quantized_linear.py` holds both contracts, `Scheme` and `QuantizedLinear`; read it first. `grid.py` has the arithmetic
-of integer codes. To add a scheme, copy `fp8_scheme.py`, the shortest one with scales.
-
-Uses `backend.errors` and torch; imports no file formats and no runner.
+`quantized_linear.py` holds both contracts, `Scheme` and `QuantizedLinear`; read it first. `grid.py` has the
+arithmetic of integer codes. To add a scheme, copy `fp8_scheme.py`, the shortest one with scales. Uses no other room.
 """

@@ -1,5 +1,5 @@
 """Builds the bodies of answers from the engine's outputs, in OpenAI's shapes.
 
 `builder` has what chats and completions share; read it first. `chat` and `completions` build whole answers and chunks
-of streams, `embeddings` and `model_info` are whole answers only. Uses `requests`, `chat`, `text` and `engine`.
+of streams, `embeddings` and `model_info` are whole answers only. Uses `chat`, `engine`, `requests` and `text`.
 """

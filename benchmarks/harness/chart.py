@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 _WIDTH, _LABELS, _VALUES = 760, 250, 110
 _ROW, _TOP = 28, 44
+_DIGIT = 9  # width of a digit, at most
 _STYLE = """\
 text { font: 14px system-ui, sans-serif; fill: #1d2b29 }
 .title { font-weight: 600 } .bar { fill: #9db8b4 } .own { fill: #1f7a6d } .target { stroke: #b3432b; stroke-width: 2 }
@@ -39,7 +40,9 @@ def bar_chart(title: str, bars: Sequence[Bar]) -> str:
         y = _TOP + _ROW * number
         width = bar.value * scale
         kind = "own" if bar.own else "bar"
-        end = max(width, (bar.target or 0.0) * scale)
+        # The value stands behind its own bar, and behind the target only where they would overlap.
+        mark = (bar.target or 0.0) * scale
+        end = mark if width - 4 < mark < width + 8 + _DIGIT * len(bar.shown) else width
         lines += [
             f'<text x="{_LABELS - 10}" y="{y + 15}" text-anchor="end">{escape(bar.label)}</text>',
             f'<rect class="{kind}" x="{_LABELS}" y="{y}" width="{max(width, 1):.1f}" height="20" rx="2"/>',

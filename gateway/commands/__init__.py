@@ -1,4 +1,5 @@
 """The command `keepgate`: cli.py parses its options and starts the process asked for.
 
-Nothing heavy is imported before a command is known, so that `keepgate --help` answers at once.
+Nothing heavy is imported before a command is known, so that `keepgate --help` answers at once. Uses processes and
+settings.
 """

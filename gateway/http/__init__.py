@@ -1,5 +1,5 @@
 """HTTP for a proxy, without knowledge of the cache's steps: server, bodies, streams, Cache-Control, errors.
 
 server.py extends aiohttp's server, middleware.py turns every exception into an error response, sse.py splits event
-streams, response_writer.py writes to slow clients. May use settings, metrics, errors. Read middleware.py first.
+streams, response_writer.py writes to slow clients. Read middleware.py first. Uses the package cache.
 """

@@ -2,6 +2,6 @@
 
 inference_request.py parses a request, lookup.py and semantic_lookup.py ask the caches, single_flight.py and flight.py
 share one upstream call among identical requests, relay.py sends it to the client, recorder.py assembles it for the
-cache, replay.py answers a hit, fast_path.py answers it before routing. response_headers.py has the headers of hits and
-misses. May use upstreams, http and the package cache. Read inference_request.py first.
+cache, replay.py answers a hit, fast_path.py answers it before routing. response_headers.py has the headers of hits
+and misses. Read inference_request.py first. Uses http, settings, upstreams and the package cache.
 """

@@ -1,5 +1,5 @@
 """The tiers: places outside an engine's memory that store KV blocks.
 
-tier.py is their interface: host_memory.py, disk/ and mooncake/ implement it and pass one contract suite. worker.py runs
-their blocking work in threads, cancellation.py cancels it. May use codecs, eviction and frames. Read tier.py first.
+tier.py is their interface: host_memory.py, disk/ and mooncake/ implement it and pass one contract suite. worker.py
+runs their blocking work in threads, cancellation.py cancels it. Read tier.py first. Uses codecs, eviction and frames.
 """

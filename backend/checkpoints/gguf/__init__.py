@@ -2,7 +2,6 @@
 
 `convert.py` is the entry; read it first. `header.py` parses the file, `config.py` makes `config.json`, `tensors.py`
 maps tensor names, `tokenizer.py` writes the tokenizer. `blocks.py` repacks quantised blocks: to add a type of ggml,
-write a function there and enter it in the table at the end of the file.
-
-Uses `backend.checkpoints.quantized` (to write), `backend.quantized_weights` and `backend.models`.
+write a function there and enter it in the table at the end of the file. Uses `models`, `quantized` and
+`quantized_weights`.
 """

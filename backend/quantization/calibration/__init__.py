@@ -2,6 +2,5 @@
 
 `stages.py` stops before each group of matrices; read it first. `decoder_layer.py` computes the layer in float32,
 `input_statistics.py` has Hessian and mean magnitude, `divergence.py` compares predictions, `text.py` cuts windows.
-
-Uses `backend.model_loader`, `backend.models` and `backend.text`; the callers choose codes.
+Uses `checkpoints`, `model_loader`, `models` and `text`.
 """

@@ -5,5 +5,5 @@ in `rounding.py`. To add a method, copy `awq.py` and enter it in `METHODS` and `
 quantises layer by layer, `partial_checkpoint.py` saves finished layers, `sensitivity.py` and `allocation.py` do mixed
 precision.
 
-Uses `backend.quantization.calibration`, `backend.checkpoints` and `backend.quantized_weights`. Read `recipe.py` first.
+Read `recipe.py` first. Uses `calibration`, `checkpoints`, `model_loader`, `models` and `quantized_weights`.
 """

@@ -3,5 +3,6 @@
 `decoder.py` is the model, `runner.py` the `ModelRunner` around it, `graphs.py` records decode steps, and `kv_blocks.py`
 copies KV blocks to and from the host beside the steps.
 
-Uses `backend.kernels`. Imported only where Triton is installed, except `choice.py`. Read `runner.py` first.
+Imported only where Triton is installed, except `choice.py`. Read `runner.py` first. Uses `checkpoints`, `engine`,
+`kernels`, `model_loader`, `models`, `quantized_weights` and the package `prefix_store`.
 """

@@ -3,5 +3,6 @@
 `layout.py` packs weights into panels for the kernels in `step/`, `build.py` compiles them, `runner.py` calls them once
 a step, and `thread_count.py` decides with how many threads.
 
-Uses nothing of the other runners. Read `runner.py` first, then `step/fused_step.cpp`.
+Read `runner.py` first, then `step/fused_step.cpp`. Uses `checkpoints`, `engine`, `model_loader`, `models`,
+`quantized_weights` and the package `prefix_store`.
 """

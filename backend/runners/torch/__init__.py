@@ -3,5 +3,5 @@
 Every other runner is compared with it. `quantized_matmul.py` finds the fastest correct product with quantised weights,
 `kv_memory.py` stores keys and values, also in int8 and fp8.
 
-Uses nothing of the other runners. Read `runner.py` first.
+Read `runner.py` first. Uses `engine`, `model_loader`, `models`, `quantized_weights` and the package `prefix_store`.
 """

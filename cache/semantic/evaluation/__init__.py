@@ -1,5 +1,5 @@
 """`keepgate eval-pairs`: what a semantic cache would do on labelled pairs of prompts.
 
 pairs.py reads the file, verdicts.py computes similarities and guards, cross_validation.py runs the policy, report.py
-prints the result. May use embedding, guards and policy. Read report.py first.
+prints the result. Read report.py first. Uses embedding, guards, language and policy.
 """

@@ -1,7 +1,7 @@
 """Guards: reasons why two similar questions must not share an answer, as pure functions of two texts.
 
 One guard per file, named after what it compares (numbers, dates, negation, …); GUARDS lists them with the names that
-`x-keepgate-guard` shows. May use language.
+`x-keepgate-guard` shows. Uses language.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 """Judges, which compare two answers.
 
-judge.py is the interface; embedding_judge.py compares embeddings and facts (answer.py, comparison.py; its coefficients
-are in fitted.py), llm_judge.py calls a model. May use embedding and language. Read judge.py first.
+judge.py is the interface; embedding_judge.py compares embeddings and facts (answer.py, comparison.py; its
+coefficients are in fitted.py), llm_judge.py calls a model. Read judge.py first. Uses language, policy and stores.
 """

@@ -2,5 +2,5 @@
 
 policy.py is the interface. budget.py bounds the share of wrong answers of all requests (posterior.py rates an answer,
 ledger.py accounts for risk, audits.py draws audits, bound.py estimates the share); vcache.py and threshold.py are the
-policies of the literature and of other caches. Uses guards and language. Read policy.py and budget.py first.
+policies of the literature and of other caches. Read policy.py and budget.py first. Uses guards and language.
 """

@@ -1,7 +1,7 @@
 """The disk tier: frames in a folder that all engine processes of a host share. Read disk_tier.py first.
 
 Each process has threads that read (reader.py), write (writer.py), pin and remove (control.py) and maintain the folder
-(maintenance.py). One process of all holds the evictor's lock and evicts (evictor.py). May use codecs, eviction, frames.
+(maintenance.py). One process of all holds the evictor's lock and evicts (evictor.py).
 
 folder/
 ├── identity        a line with the UUID of the folder
@@ -12,5 +12,5 @@ folder/
 └── journals/       one file per process: what it wrote and used, for the evictor
 
 The files in blocks/ and pins/ are the only state that counts. The rest is for the evictor's bookkeeping and may be
-lost.
+lost. Uses codecs, eviction and frames.
 """
