@@ -24,7 +24,7 @@ _ENGINE_SECONDS = 60.0
 _SETTLE_SECONDS = 5.0
 
 
-def why_not(model: ServedModel) -> str | None:
+def unsupported_reason(model: ServedModel) -> str | None:
     """Why the model's blocks cannot be kept beyond the engine's memory; None: they can."""
     if model.runner.kv_blocks is None:
         return f"{model.runner.name} does not let its KV memory be read"
@@ -62,7 +62,7 @@ async def open_prefixes(state: ServerState) -> AsyncIterator[None]:
             config.audit_every,
             state.engine,
             state.reader.sequences,
-            lambda prefix: _distrust(state, opened.store, prefix),
+            lambda prefix: _remove_suspect_prefix(state, opened.store, prefix),
         )
         sharing = state.prefixes.over(opened.store, namespace, state.engine.engine, auditor)
         await stack.enter_async_context(sharing)
@@ -74,7 +74,7 @@ async def forget_all(state: ServerState, store: PrefixStore) -> int:
     return await _remove(state, state.engine.engine.forget_prefixes, store.clear)
 
 
-async def _distrust(state: ServerState, store: PrefixStore, prefix: StoredPrefix) -> None:
+async def _remove_suspect_prefix(state: ServerState, store: PrefixStore, prefix: StoredPrefix) -> None:
     """Removes the restored blocks of a prefix from wherever this process keeps them."""
     blocks = prefix.chain.blocks[: prefix.restored]
     keys, engine = [block.key for block in blocks], state.engine.engine

@@ -97,7 +97,7 @@ async def _serve(
 
 def _prefix_store(model: ServedModel, engine: EngineConfig, url: str, progress: Progress) -> StoreConfig | None:
     """The configuration of the prefix store with the engine's name and address; None: this model cannot have one."""
-    from backend.api.prefix_store import why_not
+    from backend.api.prefix_store import unsupported_reason
 
     config = engine.prefix_store
     if config is None:
@@ -105,7 +105,7 @@ def _prefix_store(model: ServedModel, engine: EngineConfig, url: str, progress: 
     if not engine.shares_prefixes:
         progress("no prefix store: --no-prefix-sharing computes every prompt in full")
         return None
-    if reason := why_not(model):
+    if reason := unsupported_reason(model):
         progress(f"no prefix store: {reason}")
         return None
     if config.index and not config.secret:

@@ -11,7 +11,7 @@ from dataclasses import fields
 from backend.engine.block_manager import blocks_at_most
 from backend.engine.block_pool import BlockPool
 from backend.engine.config import Batching
-from backend.engine.kv_connector import Fetch, Keep, KvConnector
+from backend.engine.kv_connector import KvConnector, LoadRequest, SaveRequest
 from backend.engine.model_runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
 from backend.engine.offload import KvOffloader
 from backend.engine.output_processor import Output, SequenceState, process_token
@@ -118,7 +118,7 @@ class Engine:
         return bool(self._sequences)
 
     @property
-    def may_lose(self) -> bool:
+    def may_restore_lossy(self) -> bool:
         """Whether blocks may be restored with a loss."""
         return self._lossy_key is not None
 
@@ -173,7 +173,7 @@ class Engine:
         ]
         return found
 
-    def fetched(self, fetch: Fetch, count: int, lossy_from: int | None) -> None:
+    def fetched(self, fetch: LoadRequest, count: int, lossy_from: int | None) -> None:
         """Ends a fetch that filled the first ``count`` blocks. No effect on a sequence that no longer waits for it.
 
         Args:
@@ -196,14 +196,14 @@ class Engine:
         self.pool.forget_keys(keys)
         if self._lossy_key is not None:
             self.pool.forget_keys([self._lossy_key(key) for key in keys])
-        self._give_up(keys[0])
+        self._cancel_transfers(keys[0])
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache and cancels all copies; running sequences keep the blocks they use."""
         self.pool.forget(list(range(self.pool.num_blocks)))
-        self._give_up(None)
+        self._cancel_transfers(None)
 
-    def _give_up(self, first_key: bytes | None) -> None:
+    def _cancel_transfers(self, first_key: bytes | None) -> None:
         """Cancels fetches and copies of chains that begin with this block; None: of all chains."""
         for sequence in self._sequences.values():
             if first_key is None or sequence.block_keys[:1] == [first_key]:
@@ -213,7 +213,7 @@ class Engine:
         if self._offloader is not None:
             self._offloader.cancel(first_key)
 
-    def kept(self, keep: Keep) -> None:
+    def kept(self, keep: SaveRequest) -> None:
         """Releases blocks that have been copied."""
         if self._offloader is not None:
             self._offloader.kept(keep)
@@ -245,7 +245,7 @@ class Engine:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            return expired + self._shed(launched)
+            return expired + self._abort_half(launched)
         return expired + self._postprocess(launched, result)
 
     def _launch(self, now: float) -> InFlightStep | None:
@@ -292,7 +292,7 @@ class Engine:
             for s in late
         ]
 
-    def _shed(self, launched: InFlightStep) -> list[Output]:
+    def _abort_half(self, launched: InFlightStep) -> list[Output]:
         """Ends the younger half of a step that ran out of memory (at least one sequence); the others are retried."""
         order = sorted(
             (launched.chunks[index].sequence for index in launched.live), key=lambda s: (s.priority, s.arrival)
@@ -391,7 +391,7 @@ class Engine:
             self._end(sequence, reason)
         return output
 
-    def _begin_fetch(self, sequence: Sequence, until: int) -> Fetch | None:
+    def _begin_fetch(self, sequence: Sequence, until: int) -> LoadRequest | None:
         """Starts to fetch a sequence's blocks, from the first that is not computed up to that with this number."""
         kv_blocks, prefix, first = self.runner.kv_blocks, sequence.prefix, sequence.num_registered
         if kv_blocks is None or prefix is None or self._kv_connector is None:
@@ -400,7 +400,7 @@ class Engine:
         incoming = kv_blocks.incoming(blocks)
         if incoming is None:
             return None
-        fetch = Fetch(sequence.id, prefix, first, blocks, incoming)
+        fetch = LoadRequest(sequence.id, prefix, first, blocks, incoming)
         self._kv_connector.fetch(fetch)
         return fetch
 

@@ -24,7 +24,7 @@ class StoredPrefix:
     chain: Chain
     location: Location
     access: Access
-    worth: int = 0
+    blocks_to_load: int = 0
     """Blocks that take less time to fetch than to compute, as of the request's arrival."""
     kept: int = 0
     """Blocks that are stored or being stored."""
@@ -35,7 +35,7 @@ class StoredPrefix:
 
 
 @dataclass(slots=True, eq=False)
-class Fetch:
+class LoadRequest:
     """Blocks of a sequence that are fetched while other sequences compute."""
 
     sequence_id: int
@@ -49,7 +49,7 @@ class Fetch:
 
 
 @dataclass(slots=True, eq=False)
-class Keep:
+class SaveRequest:
     """Blocks of a sequence to be stored. The engine does not change them until `Engine.kept` is called."""
 
     prefix: StoredPrefix
@@ -70,10 +70,10 @@ class Keep:
 class KvConnector(Protocol):
     """Called by the engine's thread; no method may block."""
 
-    def fetch(self, fetch: Fetch) -> None:
+    def fetch(self, fetch: LoadRequest) -> None:
         """Fills blocks, and always reports through ``Engine.fetched`` how many were filled."""
         ...
 
-    def keep(self, keep: Keep) -> None:
+    def keep(self, keep: SaveRequest) -> None:
         """Stores blocks, and always reports through ``Engine.kept`` that they are no longer read."""
         ...

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from backend.engine.block_pool import BlockPool
 from backend.engine.kv_blocks import KvBlocks
-from backend.engine.kv_connector import Keep, KvConnector, StoredPrefix
+from backend.engine.kv_connector import KvConnector, SaveRequest, StoredPrefix
 from backend.engine.model_runner import BLOCK_SIZE
 from backend.engine.sequence import Sequence
 
@@ -53,7 +53,7 @@ class KvOffloader:
         self._kv_blocks = kv_blocks
         self._kv_connector = kv_connector
         self._ended: deque[_SequenceBlocks] = deque(maxlen=_MAX_ENDED)
-        self._in_flight: set[Keep] = set()
+        self._in_flight: set[SaveRequest] = set()
         self._is_refused = False
         """There was no staging memory for a copy, and none has become free since."""
 
@@ -78,7 +78,7 @@ class KvOffloader:
         if sequence.prefix is not None and sequence.prefix.kept < len(keys):
             self._ended.append(_grown(sequence, sequence.prefix, keys))
 
-    def kept(self, keep: Keep) -> None:
+    def kept(self, keep: SaveRequest) -> None:
         """Releases blocks that have been copied, and offloads what ended sequences left."""
         keep.outgoing.close()
         self._in_flight.discard(keep)
@@ -127,7 +127,7 @@ class KvOffloader:
         grown.prefix.kept = until
         tokens = grown.tokens[first * BLOCK_SIZE : until * BLOCK_SIZE]
         keys = grown.exact_keys[first:until]
-        keep = Keep(grown.prefix, first, tokens, keys, given, outgoing, until <= lossy_from)
+        keep = SaveRequest(grown.prefix, first, tokens, keys, given, outgoing, until <= lossy_from)
         self._in_flight.add(keep)
         self._kv_connector.keep(keep)
 

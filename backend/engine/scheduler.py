@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from backend.engine.block_manager import BlockManager
 from backend.engine.block_pool import BlockPool
 from backend.engine.config import Batching
-from backend.engine.kv_connector import Fetch
+from backend.engine.kv_connector import LoadRequest
 from backend.engine.model_runner import BLOCK_SIZE
 from backend.engine.sequence import Sequence
 
@@ -67,7 +67,7 @@ class Scheduler:
         batching: Batching = Batching(),  # noqa: B008 - frozen
         shares_prefixes: bool = True,
         window: int | None = None,
-        fetching: Callable[[Sequence, int], Fetch | None] | None = None,
+        fetching: Callable[[Sequence, int], LoadRequest | None] | None = None,
         lossy_key: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self.max_batch = max_batch
@@ -254,8 +254,8 @@ class Scheduler:
             sequence.started_at = now
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
         if self._fetching is not None and sequence.prefix is not None:
-            until = min(sequence.prefix.worth, len(self._blocks.matchable_keys(sequence)))
-            sequence.prefix.worth = 0  # fetched at most once
+            until = min(sequence.prefix.blocks_to_load, len(self._blocks.matchable_keys(sequence)))
+            sequence.prefix.blocks_to_load = 0  # fetched at most once
             if until > len(shared):
                 sequence.fetch = self._fetching(sequence, until)
 

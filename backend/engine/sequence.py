@@ -20,7 +20,7 @@ from prefix_store.identity.keys import KeyChain
 if TYPE_CHECKING:
     import torch
 
-    from backend.engine.kv_connector import Fetch, StoredPrefix
+    from backend.engine.kv_connector import LoadRequest, StoredPrefix
 
 NO_TENANT = KeyChain(bytes(16), BLOCK_SIZE)
 """Keys of sequences without a tenant, which share their blocks with each other."""
@@ -159,7 +159,7 @@ class Sequence:
         self.num_registered = 0
         self.num_cached = 0
         self.prefix: StoredPrefix | None = None
-        self.fetch: Fetch | None = None
+        self.fetch: LoadRequest | None = None
         # Times of time.monotonic(), in seconds.
         self.queued_at = 0.0
         self.started_at: float | None = None

@@ -56,13 +56,13 @@ class PrefixAuditor:
         every: int,
         engine: AsyncEngine,
         sequences: SequenceFactory,
-        distrust: Callable[[StoredPrefix], Awaitable[None]],
+        start_new_epoch: Callable[[StoredPrefix], Awaitable[None]],
     ) -> None:
         self.figures = AuditFigures()
         self._every = every
         self._engine = engine
         self._sequences = sequences
-        self._distrust = distrust
+        self._remove_suspect_prefix = start_new_epoch
         self._restored = 0
         self._is_busy = False
 
@@ -119,15 +119,15 @@ class PrefixAuditor:
         figures.largest_divergence = max(figures.largest_divergence, divergence)
         most = 0.0 if self._engine.engine.runner.deterministic else _MAX_ERROR
         # What was restored bit by bit may have been evicted since, and found again in a form that was not.
-        may_lose = prefix.lossy or self._engine.engine.may_lose
-        if not (divergence <= _MAX_DIVERGENCE if may_lose else error <= most):
+        may_restore_lossy = prefix.lossy or self._engine.engine.may_restore_lossy
+        if not (divergence <= _MAX_DIVERGENCE if may_restore_lossy else error <= most):
             logger.error(
                 "a restored prefix of %d tokens is not what the model computes: logits differ by %.3g of the largest, "
                 "%.3g nats; it is removed",
                 *(prefix.restored * BLOCK_SIZE, error, divergence),
             )
             try:
-                await self._distrust(prefix)
+                await self._remove_suspect_prefix(prefix)
             finally:
                 figures.drifted += 1
 

@@ -15,7 +15,7 @@ import numpy as np
 from backend.engine.async_engine import NOT_RUNNING, StepReport
 from backend.engine.block_pool import BlockPool
 from backend.engine.engine import Engine
-from backend.engine.kv_connector import Fetch, Keep, StoredPrefix
+from backend.engine.kv_connector import LoadRequest, SaveRequest, StoredPrefix
 from backend.engine.model_runner import BLOCK_SIZE
 from backend.engine.sequence import Sequence
 from backend.errors import Unavailable
@@ -64,7 +64,7 @@ class PrefixSharing:
         self._namespace = bytes(16)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
-        self._keeps: asyncio.Queue[Keep] = asyncio.Queue()
+        self._keeps: asyncio.Queue[SaveRequest] = asyncio.Queue()
         self._totals = (0, 0)
 
     @asynccontextmanager
@@ -140,11 +140,11 @@ class PrefixSharing:
         if report.computed:
             self.rate.note(stats.computed_rows - rows, stats.prompt_tokens - prompt_rows, report.seconds)
 
-    def fetch(self, fetch: Fetch) -> None:
+    def fetch(self, fetch: LoadRequest) -> None:
         """See ``KvConnector.fetch``."""
         self._call(lambda: self._begin_fetch(fetch))
 
-    def keep(self, keep: Keep) -> None:
+    def keep(self, keep: SaveRequest) -> None:
         """See ``KvConnector.keep``."""
         self._call(lambda: self._keeps.put_nowait(keep))
 
@@ -155,7 +155,7 @@ class PrefixSharing:
         for sequence in others:
             sequence.block_keys = list(first.block_keys)
             chain = found.chain.copy()
-            sequence.prefix = StoredPrefix(chain, found.location, access, found.worth, kept=len(chain.blocks))
+            sequence.prefix = StoredPrefix(chain, found.location, access, found.blocks_to_load, kept=len(chain.blocks))
 
     async def _prefix_of(self, sequence: Sequence, store: PrefixStore, pool: BlockPool, access: Access) -> StoredPrefix:
         if len(sequence.tokens) > _LONG_PROMPT:
@@ -166,14 +166,16 @@ class PrefixSharing:
         findable = keys[: (len(sequence.tokens) - 1) // BLOCK_SIZE]
         in_pool = next((place for place, key in enumerate(findable) if pool.find(key) is None), len(findable))
         location = await store.locate(
-            chain.blocks, everywhere=in_pool < len(findable), within=self._patience(len(findable) - in_pool)
+            chain.blocks, everywhere=in_pool < len(findable), within=self._lookup_timeout(len(findable) - in_pool)
         )
         if any(location.leading.values()):
             self._begin(store.touch(chain.blocks, location, access), "a use of a prefix could not be noted")
-        worth = store.plan_fetch(in_pool, location, self.rate.block_seconds).until
-        return StoredPrefix(chain, location, access, worth=min(worth, len(findable)), kept=location.kept)
+        blocks_to_load = store.plan_fetch(in_pool, location, self.rate.block_seconds).until
+        return StoredPrefix(
+            chain, location, access, blocks_to_load=min(blocks_to_load, len(findable)), kept=location.kept
+        )
 
-    def _patience(self, blocks: int) -> float:
+    def _lookup_timeout(self, blocks: int) -> float:
         """Seconds that an answer is waited for: a quarter of what computing so many blocks takes, within bounds."""
         each = self.rate.block_seconds
         return _LONGEST_ASK if each is None else min(max(_SHORTEST_ASK, 0.25 * blocks * each), _LONGEST_ASK)
@@ -204,13 +206,13 @@ class PrefixSharing:
         else:
             work.close()
 
-    def _begin_fetch(self, fetch: Fetch) -> None:
+    def _begin_fetch(self, fetch: LoadRequest) -> None:
         if self._tasks is None or self._store is None:
             self._fetched(fetch, Restored(0))
         else:
             self._tasks.create_task(self._fetch(fetch, self._store))
 
-    async def _fetch(self, fetch: Fetch, store: PrefixStore) -> None:
+    async def _fetch(self, fetch: LoadRequest, store: PrefixStore) -> None:
         restored = Restored(0)
         prefix = fetch.prefix
         try:
@@ -229,7 +231,7 @@ class PrefixSharing:
         finally:
             self._fetched(fetch, restored)
 
-    def _fetched(self, fetch: Fetch, restored: Restored) -> None:
+    def _fetched(self, fetch: LoadRequest, restored: Restored) -> None:
         engine = self._engine
         if engine is not None:
             self._command(lambda: engine.fetched(fetch, restored.blocks, restored.lossy_from))
@@ -245,7 +247,7 @@ class PrefixSharing:
                 self._kept(keep)
                 self._keeps.task_done()
 
-    async def _keep(self, keep: Keep, store: PrefixStore) -> None:
+    async def _keep(self, keep: SaveRequest, store: PrefixStore) -> None:
         chain = keep.prefix.chain
         known = len(chain.blocks) - keep.first
         if known < 0 or keep.cancel.is_set:  # an earlier block was not stored, or the work was cancelled
@@ -255,7 +257,7 @@ class PrefixSharing:
         blocks = chain.blocks[: keep.first + len(keep.blocks)]
         await store.keep(blocks, sources, keep.prefix.access, keep.exact, keep.cancel)
 
-    def _kept(self, keep: Keep) -> None:
+    def _kept(self, keep: SaveRequest) -> None:
         engine = self._engine
         if engine is not None:
             self._command(lambda: engine.kept(keep))

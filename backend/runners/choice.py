@@ -64,7 +64,9 @@ def choose_runner(
         progress(f"serving with torch, which is slower: {reason}")
     dtype = _TORCH_DTYPES[engine.dtype]
     num_blocks = _num_blocks(engine, TorchRunner.block_bytes(config, dtype, engine.kv_dtype))
-    return TorchRunner(config, weights, num_blocks, _reach(config, num_blocks, max_context), dtype, engine.kv_dtype)
+    return TorchRunner(
+        config, weights, num_blocks, _max_tokens_in_kv(config, num_blocks, max_context), dtype, engine.kv_dtype
+    )
 
 
 def _fused(
@@ -87,10 +89,10 @@ def _fused(
     if error > most:
         raise RunnerUnavailable(f"the fused step failed its self-test (relative error {error:.3g}, at most {most})")
     num_blocks = _num_blocks(engine, FusedRunner.block_bytes(config, kv_precision))
-    return make(config, weights, num_blocks, _reach(config, num_blocks, max_context))
+    return make(config, weights, num_blocks, _max_tokens_in_kv(config, num_blocks, max_context))
 
 
-def _reach(config: ModelConfig, num_blocks: int, max_context: int) -> int:
+def _max_tokens_in_kv(config: ModelConfig, num_blocks: int, max_context: int) -> int:
     """Longest context: without an attention window, all of its tokens have to fit the KV blocks."""
     return max_context if config.attention_window is not None else min(max_context, num_blocks * BLOCK_SIZE)
 

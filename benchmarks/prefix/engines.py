@@ -56,7 +56,7 @@ class PrefixEngine:
 
     async def until_kept(self, blocks: int, *places: str) -> None:
         """Returns when these tiers have taken so many blocks since the start. Raises CannotMeasure."""
-        async with _patience():
+        async with _lookup_timeout():
             while min([(await self.samples())[_WRITES, place] for place in places]) < blocks:
                 await _pause()
 
@@ -77,7 +77,7 @@ async def prefix_engine(*options: str) -> AsyncIterator[PrefixEngine]:
         server(command, port, cores().all, None, _READY_DEADLINE) as process,
         aiohttp.ClientSession(timeout=timeout) as session,
     ):
-        async with _patience():
+        async with _lookup_timeout():
             while not await _is_ready(session, process.url):
                 await _pause()
         yield PrefixEngine(process, session)
@@ -91,7 +91,7 @@ async def _is_ready(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 @asynccontextmanager
-async def _patience() -> AsyncIterator[None]:
+async def _lookup_timeout() -> AsyncIterator[None]:
     """Ends a wait that takes too long. Raises CannotMeasure."""
     try:
         async with asyncio.timeout(_DEADLINE):

@@ -1,7 +1,7 @@
 """Commands to Redis on redis-py's connections, without the overhead of its client and its pool.
 
 That takes three times as long as a lookup itself (docs/decisions/009-what-a-miss-costs.md). The pool checks a
-connection before each use; here a connection that turns out to be closed is replaced.
+connection before each use; here a connection that is found closed is replaced.
 """
 
 from typing import Any

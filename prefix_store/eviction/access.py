@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class _Watcher(Protocol):
-    def ended(self, access: "Access", last: Any) -> None: ...
+    def on_access_end(self, access: "Access", last: Any) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -34,9 +34,9 @@ class Access:
         self.output_length = output_length
         watchers, self._watchers = self._watchers, {}
         for watcher, last in watchers.items():
-            watcher.ended(self, last)
+            watcher.on_access_end(self, last)
 
     def watch(self, watcher: _Watcher, last: Hashable) -> None:
-        """Calls ``watcher.ended(self, last)`` when the answer is complete, with the latest `last`."""
+        """Calls ``watcher.on_access_end(self, last)`` when the answer is complete, with the latest `last`."""
         if self.output_length is None:
             self._watchers[watcher] = last

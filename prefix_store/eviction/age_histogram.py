@@ -17,7 +17,7 @@ _FINEST_SECONDS = 0.5
 _COARSENESS = 1 / 16
 
 
-class Waiting:
+class AgeHistogram:
     """A histogram over the time of the last use. Bins grow with age, so there are a few hundred at most.
 
     Bin i begins at `_starts[i]` and ends where the next one begins.

@@ -18,7 +18,7 @@ K = TypeVar("K", bound=bytes | int)
 
 _RANGE = 1 << 32
 # 2**64 over the golden ratio: it spreads consecutive numbers.
-_SCATTER = np.uint64(0x9E3779B97F4A7C15)
+_FIBONACCI_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
 
 
@@ -69,5 +69,5 @@ class GhostCaches(Generic[K]):
             hashes = np.frombuffer(b"".join(cast(Sequence[bytes], keys)), dtype=">u4")
             places = hashes.reshape(len(keys), -1)[:, 0]
         else:
-            places = np.array(keys, dtype=np.uint64) * _SCATTER >> _HALF
+            places = np.array(keys, dtype=np.uint64) * _FIBONACCI_MULTIPLIER >> _HALF
         return [keys[place] for place in np.flatnonzero(places < self._below).tolist()]

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from prefix_store.eviction.access import Access
+from prefix_store.eviction.age_histogram import AgeHistogram
 from prefix_store.eviction.ages import BUCKETS, MAX_STEPS, STEPS_PER_E
 from prefix_store.eviction.reuse_table import ReuseTable
 from prefix_store.eviction.run import Run
-from prefix_store.eviction.waiting import Waiting
 
 _USES = (1, 2, 3, 5, 9, 20, 60)
 _OUTPUT_LENGTHS = (16, 64, 256)
@@ -32,13 +32,13 @@ class HazardPolicy:
     def __init__(self, seed: int = 0) -> None:
         self._leaves = Leaves(seed)
         self._table = ReuseTable(len(_USES) + 1, _KINDS, _HALF_LIFE_TABLES, undecided=_UNKNOWN)
-        self._waiting = Waiting(self._table.classes)
+        self._waiting = AgeHistogram(self._table.classes)
         self._now = 0.0
         self._accesses = 0
         self._access: Access | None = None
         self._index = self._compute()
 
-    def used(self, path: Sequence[Run[Any]], access: Access) -> None:
+    def on_use(self, path: Sequence[Run[Any]], access: Access) -> None:
         # Requests may offer blocks in another order than they arrived; ages must not be negative.
         self._now = now = max(self._now, access.time)
         for run in path:
@@ -55,18 +55,18 @@ class HazardPolicy:
             if self._accesses % _ACCESSES_PER_TABLE == 0:
                 self._index = self._compute()
 
-    def met(self, run: Run[Any], blocks: int) -> None:
+    def on_insert(self, run: Run[Any], blocks: int) -> None:
         run.mark = _class(run.uses, run.access)
         self._waiting.add(run.mark, run.access.time, blocks)
 
-    def ended(self, run: Run[Any]) -> None:
+    def on_access_end(self, run: Run[Any]) -> None:
         label, since, blocks = _class(run.uses, run.access), run.access.time, len(run.keys)
         self._waiting.move(run.mark, label, since, blocks)
         # Time until now counts for the old class, time from now on for the new one.
         self._table.change(run.mark, label, self._now - since, blocks)
         run.mark = label
 
-    def forgot(self, run: Run[Any], blocks: int) -> None:
+    def on_forget(self, run: Run[Any], blocks: int) -> None:
         since = run.access.time
         self._waiting.remove(run.mark, since, blocks)
         self._table.lose(run.mark, self._now - since, blocks)

@@ -18,16 +18,16 @@ class LeastRecentlyUsed:
         self._places = 0
         self._live = 0
 
-    def used(self, path: Sequence[Run[Any]], access: Access) -> None:
+    def on_use(self, path: Sequence[Run[Any]], access: Access) -> None:
         """Does nothing: runs have the order of uses."""
 
-    def met(self, run: Run[Any], blocks: int) -> None:
+    def on_insert(self, run: Run[Any], blocks: int) -> None:
         """Does nothing."""
 
-    def ended(self, run: Run[Any]) -> None:
+    def on_access_end(self, run: Run[Any]) -> None:
         """Does nothing."""
 
-    def forgot(self, run: Run[Any], blocks: int) -> None:
+    def on_forget(self, run: Run[Any], blocks: int) -> None:
         """Does nothing."""
 
     def add(self, run: Run[Any]) -> None:

@@ -10,16 +10,16 @@ from prefix_store.eviction.run import Run
 class Policy(Protocol):
     """Chooses the chain whose tail is evicted. One tree uses it."""
 
-    def used(self, path: Sequence[Run[Any]], access: Access) -> None:
+    def on_use(self, path: Sequence[Run[Any]], access: Access) -> None:
         """These runs are used. Called before they are updated: `access` and `uses` are the old ones."""
 
-    def met(self, run: Run[Any], blocks: int) -> None:
+    def on_insert(self, run: Run[Any], blocks: int) -> None:
         """The last `blocks` of this run are new; their first use is `run.access`."""
 
-    def ended(self, run: Run[Any]) -> None:
+    def on_access_end(self, run: Run[Any]) -> None:
         """`run.access`, its last use, has an output length now."""
 
-    def forgot(self, run: Run[Any], blocks: int) -> None:
+    def on_forget(self, run: Run[Any], blocks: int) -> None:
         """`blocks` blocks of this run are no longer known."""
 
     def add(self, run: Run[Any]) -> None:

@@ -5,8 +5,8 @@ from array import array
 import numpy as np
 import numpy.typing as npt
 
+from prefix_store.eviction.age_histogram import AgeHistogram, Counts
 from prefix_store.eviction.ages import BUCKETS, MIDDLES, WIDTHS, Floats, bucket
-from prefix_store.eviction.waiting import Counts, Waiting
 
 _PSEUDO_REUSES = 30.0
 _POOL_PSEUDO_REUSES = 20.0
@@ -50,7 +50,7 @@ class ReuseTable:
         self._new_lost[label * BUCKETS + bucket(age)] += blocks
         self._new_lost[other * BUCKETS + bucket(age)] -= blocks
 
-    def compute(self, waiting: Waiting, now: float) -> list[list[float]]:
+    def compute(self, waiting: AgeHistogram, now: float) -> list[list[float]]:
         """The index of each class and age bucket: expected reuses per second in the cache.
 
         It is the largest of P(reuse within T) / E[seconds until reuse, at most T] over all T, the Gittins index of a

@@ -107,7 +107,7 @@ class BlockTree(Generic[K]):
         edge = next((run for run in reversed(path) if run.stored), None)
         if edge is not None and edge.place >= 0:
             self._policy.discard(edge)
-        self._policy.used(path, access)
+        self._policy.on_use(path, access)
         self._turn += 1
         admit = True
         used: list[Run[K]] = []
@@ -177,11 +177,11 @@ class BlockTree(Generic[K]):
         self._remember_end(before)
         return gone
 
-    def ended(self, access: Access, last: Any) -> None:
+    def on_access_end(self, access: Access, last: Any) -> None:
         """An access whose chain ended with the key `last` has its output length now."""
         run = self._runs.get(last)
         while run is not None and run.access is access:
-            self._policy.ended(run)
+            self._policy.on_access_end(run)
             run = run.parent
 
     def problems(self) -> list[str]:
@@ -325,7 +325,7 @@ class BlockTree(Generic[K]):
             run.stored += blocks
             self._count += blocks
             self.size += blocks * size
-        self._policy.met(run, blocks)
+        self._policy.on_insert(run, blocks)
         return run
 
     def _note_written(self, blocks: int, size: int) -> None:
@@ -393,7 +393,7 @@ class BlockTree(Generic[K]):
         """Forgets the keys of a run after the first `kept`; none is stored, and no run follows."""
         lost = run.keys[kept:]
         deque(map(self._runs.__delitem__, lost), maxlen=0)
-        self._policy.forgot(run, len(lost))
+        self._policy.on_forget(run, len(lost))
         del run.keys[kept:]
         if not kept and run.parent is not None:
             run.parent.children.remove(run)

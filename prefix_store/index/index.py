@@ -16,7 +16,7 @@ from prefix_store.identity.fingerprint import DIGEST_BYTES
 from prefix_store.index.connection import IndexConnection
 from prefix_store.index.layout import check_keys, packed_names
 from prefix_store.index.lease import Lease
-from prefix_store.index.local_owner import FORGET_SECONDS, Held, LocalOwner
+from prefix_store.index.local_owner import FORGET_SECONDS, CodecInventory, LocalOwner
 from prefix_store.index.match import Match, match_of
 from prefix_store.index.node import RedisNode
 from prefix_store.index.owner import Details, Owner, TierKind, owners_of
@@ -30,7 +30,7 @@ LIFETIME_SECONDS = 5.0
 CLAIM_SECONDS = 3600
 _BACKGROUND_DEADLINE = 2.0
 _FLUSH_SECONDS = 2.0
-_PAUSE_WHILE_ILL = 0.2
+_RETRY_DELAY = 0.2
 _BLOCKS_PER_LOOK = 4096
 _NODES_EVERY = 30
 
@@ -98,13 +98,13 @@ class RedisIndex:
         await lease.renew(seconds)
         return lease
 
-    def deny(self, owner: Owner, keys: Sequence[bytes]) -> None:
+    def remove_claims(self, owner: Owner, keys: Sequence[bytes]) -> None:
         """An owner does not have blocks that it claims: withdraws these claims."""
         check_keys(keys)
         for start in range(0, len(keys), BLOCKS_AT_ONCE):
             self._writes.add(Write("withdraw", owner, tuple(keys[start : start + BLOCKS_AT_ONCE])))
 
-    def confirm(self, owner: Owner, keys: Sequence[bytes]) -> None:
+    def refresh_claims(self, owner: Owner, keys: Sequence[bytes]) -> None:
         """An owner's blocks were used: extends the claims."""
         check_keys(keys)
         for start in range(0, len(keys), BLOCKS_AT_ONCE):
@@ -114,7 +114,7 @@ class RedisIndex:
         self,
         name: str,
         tier: TierKind,
-        inventory: Callable[[], Iterable[Held]],
+        inventory: Callable[[], Iterable[CodecInventory]],
         details: Callable[[], Details] = Details,
         lasting: bool = False,
     ) -> LocalOwner:
@@ -156,8 +156,8 @@ class RedisIndex:
             try:
                 await self._heartbeat(learn_nodes=number % _NODES_EVERY == 0)
             except IndexUnavailable as error:
-                self._complain(str(error))
-                await self._pause(_PAUSE_WHILE_ILL)
+                self._log_once(str(error))
+                await self._pause(_RETRY_DELAY)
                 continue
             self._complaint = ""
             for waiter in waiters:
@@ -203,7 +203,7 @@ class RedisIndex:
         except TimeoutError:
             return
 
-    def _complain(self, reason: str) -> None:
+    def _log_once(self, reason: str) -> None:
         """Log once why Redis refuses a call; the connection logs when it does not answer."""
         if self.connection.is_available and reason != self._complaint:
             log.warning("the prefix index cannot be used: %s", reason)
@@ -211,7 +211,7 @@ class RedisIndex:
 
     def _distrust_all(self) -> None:
         for owner in self._owned:
-            owner.distrust()
+            owner.start_new_epoch()
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ _WITHDRAW_SECONDS = 0.1
 FORGET_SECONDS = 7 * 86_400
 
 
-class Held(NamedTuple):
+class CodecInventory(NamedTuple):
     """Blocks that an owner holds in one codec, parents before children."""
 
     codec: int
@@ -44,7 +44,7 @@ class LocalOwner:
         self,
         name: str,
         tier: TierKind,
-        inventory: Callable[[], Iterable[Held]],
+        inventory: Callable[[], Iterable[CodecInventory]],
         details: Callable[[], Details],
         lasting: bool,
         connection: IndexConnection,
@@ -112,7 +112,7 @@ class LocalOwner:
         self._note_withdrawn(keys)
         self._say("withdraw", keys)
 
-    def distrust(self) -> None:
+    def start_new_epoch(self) -> None:
         """Invalidates all claims by a new epoch, and claims the present inventory."""
         self._doubts += 1
         self._wake()
@@ -180,7 +180,7 @@ class LocalOwner:
             self.epoch = None
             log.error("another process announces itself as %r: give each engine a name of its own", self.name)
             return
-        if given == _NEW:  # a `distrust` during the call is for the next one
+        if given == _NEW:  # a `start_new_epoch` during the call is for the next one
             self._settled = doubts
         epoch = int.from_bytes(reply, "big")
         if epoch != self.epoch or self._was_unknown:

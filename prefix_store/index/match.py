@@ -32,7 +32,7 @@ class Match(NamedTuple):
         return sum(run.blocks for run in self.runs)
 
 
-NOTHING_KNOWN = Match()
+NO_MATCH = Match()
 
 
 def match_of(reply: Sequence[int | bytes], owners: Mapping[int, Owner]) -> Match:

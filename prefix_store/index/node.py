@@ -20,7 +20,7 @@ from prefix_store.index.scripts import Script
 Word = bytes | str | int
 Address = tuple[str, int]
 
-_MAX_TURNS = 4
+_MAX_REDIRECTS = 4
 _CONNECT_SECONDS = 2.0
 
 
@@ -44,13 +44,13 @@ class RedisNode:
 
     async def command(self, *words: Word) -> Any:
         """The reply to any command about the namespace. Raises RedisError, OSError."""
-        for _ in range(_MAX_TURNS):
+        for _ in range(_MAX_REDIRECTS):
             try:
                 return await self._ask(*words)
             except MovedError as moved:
                 # No host: the same host, on another port.
                 host = moved.host or (self._address[0] if self._address else "127.0.0.1")
-                await self._turn_to((host, int(moved.port)))
+                await self._switch_node((host, int(moved.port)))
         raise RedisError("the cluster's nodes send each other's clients round in a circle")
 
     async def learn_nodes(self) -> None:
@@ -68,7 +68,7 @@ class RedisNode:
         """Drops the connections to a node that failed; uses the next node, if there is one."""
         known = list(dict.fromkeys((self._seed, *self._others)))
         place = known.index(self._address) if self._address in known else -1
-        await self._turn_to(known[(place + 1) % len(known)])
+        await self._switch_node(known[(place + 1) % len(known)])
 
     async def close(self) -> None:
         # Closing a connection may still raise an error of its peer.
@@ -81,7 +81,7 @@ class RedisNode:
         except RuntimeError as error:  # raised by uvloop for a closed transport
             raise RedisConnectionError("the connection is closed") from error
 
-    async def _turn_to(self, address: Address | None) -> None:
+    async def _switch_node(self, address: Address | None) -> None:
         before, self._client = self._client, self._connected_to(address)
         self._address = address
         with contextlib.suppress(RedisError, OSError):

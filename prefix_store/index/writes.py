@@ -38,7 +38,7 @@ class Write:
     tier: int = 0
     codec: int = 0
     forced: bool = True
-    """Of a withdrawal: the blocks are gone, leased or not."""
+    """Of a withdrawal: the blocks are removed, leased or not."""
     kept: "asyncio.Future[frozenset[bytes]] | None" = field(default=None, repr=False)
     """Of a withdrawal with a waiter: which blocks have to stay."""
     unknown: Callable[[int], None] = field(default=lambda epoch: None, repr=False)

@@ -178,7 +178,7 @@ class PeerClient:
             except PeerFailed as error:
                 if not isinstance(error.__cause__, ConnectionError):
                     raise
-                # The peer closed the idle connection, which says nothing about its health.
+                # The peer closed the idle connection, which is no failure.
         return question.ask(question.address.connection(), cancel)
 
     def _take(self, url: str) -> http.client.HTTPConnection | None:

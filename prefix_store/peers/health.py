@@ -25,7 +25,7 @@ class PeerHealth:
     skipped_until: float = 0.0
 
     def is_available(self) -> bool:
-        """Whether it may be asked now."""
+        """Whether it may be called now."""
         return self.clock() >= self.skipped_until
 
     def succeeded(self) -> None:

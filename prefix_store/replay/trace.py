@@ -31,7 +31,7 @@ class Trace:
 
 
 class TraceError(Exception):
-    """A file is no trace. `lines` says for each bad line what is wrong and what would be right."""
+    """A file is no trace. `lines` has a message for each bad line, with what is expected."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         super().__init__("\n".join(lines))

@@ -71,7 +71,7 @@ def plan_fetch(
         blocks = step.until - done
         if blocks <= 0 or step.place in without or (step.run is not None and step.run.first > done):
             continue
-        if _pays(times[step.place], blocks, block_seconds):
+        if _is_faster_than_compute(times[step.place], blocks, block_seconds):
             taken = blocks
         else:
             taken = min(blocks, _PROBE_BLOCKS) if times[step.place].is_stale(now) else 0
@@ -84,6 +84,6 @@ def plan_fetch(
     return FetchPlan(tuple(steps), tuple(choices))
 
 
-def _pays(time: TransferTime, blocks: int, block_seconds: float | None) -> bool:
+def _is_faster_than_compute(time: TransferTime, blocks: int, block_seconds: float | None) -> bool:
     seconds = time.estimate(blocks) if time.is_known else None
     return seconds is None or block_seconds is None or seconds < blocks * block_seconds

@@ -65,7 +65,7 @@ async def open_store(config: StoreConfig, namespace: bytes, layout: BlockLayout)
             configuration.
         OSError: the folder cannot be used.
     """
-    removals = _Removals()
+    removals, policy = _Removals(), POLICIES[DEFAULT_POLICY]
     async with AsyncExitStack() as stack:
         tiers: dict[str, Tier] = {}
         if config.memory_bytes:
@@ -75,7 +75,7 @@ async def open_store(config: StoreConfig, namespace: bytes, layout: BlockLayout)
                 memory = HostMemory(
                     memory_format,
                     config.memory_bytes,
-                    POLICIES[DEFAULT_POLICY](),
+                    policy(),
                     lambda keys: removals.of(MEMORY, keys),
                 )
             tiers[MEMORY] = memory
@@ -89,7 +89,7 @@ async def open_store(config: StoreConfig, namespace: bytes, layout: BlockLayout)
                     config.disk,
                     disk_format,
                     config.disk_bytes,
-                    POLICIES[DEFAULT_POLICY],
+                    policy,
                     lambda keys: removals.of(DISK, keys),
                 )
             tiers[DISK] = disk

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 
 from prefix_store.index.index import RedisIndex
-from prefix_store.index.local_owner import Held, LocalOwner
+from prefix_store.index.local_owner import CodecInventory, LocalOwner
 from prefix_store.index.owner import Details, TierKind
 from prefix_store.index.usage import repair
 from prefix_store.tiers.disk.disk_tier import DiskTier
@@ -105,5 +105,5 @@ async def _claim_when_listed(tier: DiskTier, owner: LocalOwner) -> None:
     await owner.claim_now()
 
 
-def _inventory(tier: Tier) -> Callable[[], Iterable[Held]]:
-    return lambda: [Held(tier.format.codec.number, tuple(tier.inventory()))]
+def _inventory(tier: Tier) -> Callable[[], Iterable[CodecInventory]]:
+    return lambda: [CodecInventory(tier.format.codec.number, tuple(tier.inventory()))]

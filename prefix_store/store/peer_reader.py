@@ -138,9 +138,9 @@ class PeerReader:
         finally:
             self._release(lease)
         if restored:
-            self._index.confirm(owner, keys[:restored])
+            self._index.refresh_claims(owner, keys[:restored])
         if restored < len(keys) and left > 0 and not cancel.is_set and self._client.may_ask(peer):
-            self._index.deny(owner, keys[restored:])  # it answered completely, and has no more
+            self._index.remove_claims(owner, keys[restored:])  # it answered completely, and has no more
         return restored
 
     async def _lease(self, owner: Owner, keys: Sequence[bytes]) -> Lease | None:

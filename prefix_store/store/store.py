@@ -232,7 +232,7 @@ class _End:
     is_late: bool = False
     """Whether the deadline came first."""
 
-    def run_out(self) -> None:
+    def expire(self) -> None:
         """The deadline passed."""
         self.is_late = not self.cancel.is_set
         self.cancel.set()
@@ -242,7 +242,7 @@ class _End:
 def _ended_after(seconds: float, cancel: CancelToken) -> Iterator[_End]:
     """Sets a token after `seconds`: unlike a cancelled task, the work returns its result."""
     end = _End(time.monotonic() + seconds)
-    timer = asyncio.get_running_loop().call_later(seconds, end.run_out)
+    timer = asyncio.get_running_loop().call_later(seconds, end.expire)
     try:
         with cancel.on_cancel(end.cancel.set):
             yield end

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from dataclasses import dataclass, field
 
-TAKEN_BACK = "the sources were taken back"
+CANCELLED = "the sources were taken back"
 """The reason of blocks that were dropped because the write was cancelled (see `CancelToken`)."""
 
 
@@ -39,13 +39,13 @@ class Progress:
     """Blocks done so far. Counted under the cancel token's lock, so the count is final once the token is set."""
 
     done: int = 0
-    """Blocks of a chain, from the first that was wanted on."""
+    """Blocks of a chain, from the first requested one on."""
 
 
 log = logging.getLogger(__name__)
 
 
-class Faults:
+class FailureLog:
     """The failures of one kind of call. One thread uses it."""
 
     def __init__(self, doing: str, counter: Counter[str]) -> None:
@@ -62,7 +62,7 @@ class Faults:
             self._last = name
             log.warning("failed while %s: %s", self._doing, error)
 
-    def worked(self) -> None:
+    def recovered(self) -> None:
         """Logs the recovery after a failure."""
         if self._last:
             self._last = ""

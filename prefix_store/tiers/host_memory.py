@@ -18,7 +18,7 @@ from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.frame import BadFrame, check_frame
 from prefix_store.frames.segments import Segments
 from prefix_store.tiers.cancellation import Cancelled, CancelToken
-from prefix_store.tiers.counts import TAKEN_BACK, Progress, TierCounts
+from prefix_store.tiers.counts import CANCELLED, Progress, TierCounts
 from prefix_store.tiers.slabs import Slabs, Slot
 from prefix_store.tiers.worker import Worker
 
@@ -235,7 +235,7 @@ class HostMemory:
         except CannotEncode as error:
             return str(error)
         except Cancelled:
-            return TAKEN_BACK
+            return CANCELLED
         finally:
             for place, slot in slots.items():
                 self._settle(self.format.stored_key(chain[place].key), slot, place in done)
@@ -265,7 +265,7 @@ class HostMemory:
             self.counts.writes += 1
             self.counts.bytes_written += self.format.frame_bytes
             return
-        self._slabs.let_go(slot)
+        self._slabs.free_later(slot)
         self._drop(self._tree.remove(key))
 
     def _use(self, keys: Sequence[bytes], access: Access) -> None:
@@ -283,7 +283,7 @@ class HostMemory:
         self._pins.forget(keys)
         gone = [key for key in keys if key in self._slots]
         for key in gone:
-            self._slabs.let_go(self._slots.pop(key))
+            self._slabs.free_later(self._slots.pop(key))
         if gone:
             self._on_removed(gone)
 

@@ -75,7 +75,7 @@ class Slabs:
         heapq.heappush(self._with_room, number)
         return self._slot(number, slab)
 
-    def let_go(self, slot: Slot) -> None:
+    def free_later(self, slot: Slot) -> None:
         """Frees a slot as soon as it is unused."""
         slot.is_kept = False
         self._free_if_idle(slot)

@@ -15,7 +15,7 @@ Value = str | int | bool
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What one cache says about a response."""
+    """One cache's member of the header."""
 
     cache: str
     parameters: dict[str, Value]

@@ -1,4 +1,4 @@
-"""A plain HTTP client of a gateway: nothing retried, nothing decoded behind the test's back."""
+"""A plain HTTP client of a gateway, without retries or hidden decoding."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -23,7 +23,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 def chat(content: Any = "hello", **fields: Any) -> dict[str, Any]:
-    """The body of a chat request; `fields` are further ones."""
+    """The body of a chat request, with further `fields`."""
     return {"model": "mock", "messages": [{"role": "user", "content": content}], **fields}
 
 
@@ -67,7 +67,7 @@ class Answer:
 
     @property
     def response(self) -> dict[str, Any]:
-        """The response object, whichever way it travelled."""
+        """The response object, streamed or not."""
         if self.headers["Content-Type"].startswith("text/event-stream"):
             return assemble(self.chunks)
         response: dict[str, Any] = self.json
@@ -89,7 +89,7 @@ class Answer:
 
     @property
     def cache_status(self) -> Member:
-        """What Keepgate says in Cache-Status: the last member, for it stands nearest to the client."""
+        """Keepgate's member of Cache-Status: the last one, which is nearest to the client."""
         return parse_cache_status(", ".join(self.headers.getall("Cache-Status")))[-1]
 
 
@@ -113,7 +113,7 @@ class Stream:
         return event.removeprefix(b"data: ")
 
     async def rest(self) -> list[bytes]:
-        """The data of all events still to come."""
+        """The data of all later events."""
         events: list[bytes] = []
         while event := await self.event():
             events.append(event)
@@ -125,7 +125,7 @@ class Stream:
 
 
 class Client:
-    """Speaks to one gateway, with `headers` on every request."""
+    """Calls one gateway, with `headers` on every request."""
 
     def __init__(self, gateway: Gateway, session: aiohttp.ClientSession, headers: Mapping[str, str]) -> None:
         self.gateway = gateway
@@ -137,12 +137,12 @@ class Client:
         return Client(self.gateway, self._session, {**self.headers, "Authorization": f"Bearer {key}"})
 
     async def send(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
-        """Send a request and read the whole response. `body` is bytes, or what becomes JSON."""
+        """Send a request and read the whole response. `body` is bytes, or encoded as JSON."""
         async with asyncio.timeout(DEADLINE), self._open(method, path, body, headers) as response:
             return Answer(response.status, response.headers, await response.read())
 
     async def post(self, body: Any, path: str = CHAT, **headers: str) -> Answer:
-        """Ask for an answer; `headers` with underscores for hyphens."""
+        """Sends a request; `headers` with underscores for hyphens."""
         return await self.send("POST", path, body, {name.replace("_", "-"): v for name, v in headers.items()})
 
     async def get(self, path: str, **headers: str) -> Answer:
@@ -150,7 +150,7 @@ class Client:
 
     @asynccontextmanager
     async def stream(self, body: Any, path: str = CHAT, **headers: str) -> AsyncIterator[Stream]:
-        """Ask for an answer and read it event by event; leaving the block breaks the connection."""
+        """Sends a request and reads the answer by events; leaving the block breaks the connection."""
         named = {name.replace("_", "-"): v for name, v in headers.items()}
         async with asyncio.timeout(DEADLINE):
             response = await self._open("POST", path, body, named)
@@ -160,7 +160,7 @@ class Client:
             response.close()
 
     async def figure(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that carry `labels`. Counters are shared by the gateways of a process."""
+        """The sum of a metric's samples with these `labels`. Counters are shared by the gateways of a process."""
         exposition = (await self.get("/metrics")).body.decode()
         total = 0.0
         for line in exposition.splitlines():
@@ -191,7 +191,7 @@ class Client:
 
 
 def assemble(chunks: list[dict[str, Any]]) -> dict[str, Any]:
-    """The response object of a stream, as a client library builds it; knows no more than OpenAI's reference says."""
+    """The response object of a stream, as a client library builds it; uses only OpenAI's reference."""
     response: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:

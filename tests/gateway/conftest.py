@@ -32,13 +32,13 @@ from tests.gateway.raw_upstream import Conversation, RawUpstream
 __all__ = ["folder", "late_valkey", "minilm", "own_valkey", "pytest_asyncio_loop_factories", "shared_valkey", "valkey"]
 
 SECRET = "pssst-tell-nobody"
-"""What a tenant wrote, in requests and answers; `secret_is_not_logged` looks for it."""
+"""A tenant's text, in requests and answers; `secret_is_not_logged` looks for it."""
 LIMIT = 2**20
-"""The longest body that the gateway of `served` takes."""
+"""The longest body that the gateway of `served` accepts."""
 
 
 class Stage:
-    """Starts what a test asks for, and stops it in reverse when the test ends."""
+    """Starts the servers of a test, and stops them in reverse order at its end."""
 
     def __init__(self, stack: AsyncExitStack, state: Path) -> None:
         self._stack = stack
@@ -49,7 +49,7 @@ class Stage:
         return await self._stack.enter_async_context(MockUpstream(replies, models).serving())
 
     async def raw(self, conversation: Conversation) -> RawUpstream:
-        """An upstream that speaks bytes."""
+        """An upstream of raw bytes."""
         return await self._stack.enter_async_context(RawUpstream(conversation).serving())
 
     async def prefix(self, *models: str) -> PrefixUpstream:
@@ -83,7 +83,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
         yield Stage(stack, tmp_path)
     async with asyncio.timeout(5):
         # Connections end a moment after their server; a task that stays is a leak, and TimeoutError names none of it.
-        while asyncio.all_tasks() - before - {asyncio.current_task()}:  # noqa: ASYNC110  # tasks tell nobody
+        while asyncio.all_tasks() - before - {asyncio.current_task()}:  # noqa: ASYNC110  # tasks have no event
             await asyncio.sleep(0)
 
 

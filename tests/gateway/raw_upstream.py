@@ -1,4 +1,4 @@
-"""An upstream that says exactly the bytes it is told to, for what no proper server would say."""
+"""An upstream that sends exactly the given bytes, for what no proper server would send."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 Conversation = Callable[["Connection"], Awaitable[None]]
 
-# Ends where the connection ends; the other says itself where it ends, so that a cut shows.
+# Its end is the end of the connection; the other one has an explicit end, so that a cut is visible.
 EVENT_STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 CHUNKED_EVENT_STREAM = EVENT_STREAM[:-2] + b"Transfer-Encoding: chunked\r\n\r\n"
 
@@ -30,10 +30,10 @@ class Connection:
         await self._writer.drain()
 
     async def send_apart(self, *chunks: bytes) -> None:
-        """Write each piece on its own, so that the gateway reads them apart."""
+        """Write each piece separately, so that the gateway reads them separately."""
         for chunk in chunks:
             await self.send(chunk)
-            # The gateway runs on this loop: it reads while others wait their turn.
+            # The gateway runs on this loop, and reads during these turns.
             for _ in range(5):
                 await asyncio.sleep(0)
 
@@ -109,7 +109,7 @@ def json_reply(body: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes
 
 
 def saying(*chunks: bytes) -> Conversation:
-    """Say these pieces, each written on its own, and close."""
+    """Send these pieces, each written separately, and close."""
 
     async def converse(connection: Connection) -> None:
         await connection.send_apart(*chunks)

@@ -1,4 +1,4 @@
-"""What the tests of the prefix store have: a real Valkey, a real cluster, and the event loop of the engine's server."""
+"""Fixtures of the prefix store's tests: a real Valkey, a real cluster, and the event loop of the engine's server."""
 
 from collections.abc import Iterator
 

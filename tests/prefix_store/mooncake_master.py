@@ -18,9 +18,9 @@ LEASE_SECONDS = 0.5
 
 
 class MooncakeMaster:
-    """A master on a port that it keeps; what it says is in `folder`.
+    """A master on a fixed port; its log is in `folder`.
 
-    Skips a test where Mooncake cannot be loaded, which is no excuse in CI.
+    Skips a test if Mooncake cannot be loaded, which must not happen in CI.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class MooncakeMaster:
         return path
 
     def start(self) -> None:
-        """Return when it answers."""
+        """Returns when it answers."""
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -83,7 +83,7 @@ class MooncakeMaster:
         os.kill(self._process.pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        """End it as a power cut does."""
+        """Kills it, as a power cut."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -43,7 +43,7 @@ _Kept = TypeVar("_Kept")
 _MADE_OF, _MEASURED = "made-of.json", "sensitivities.json"
 _BUDGET = ("average_bits", "max_kl")
 """Options that sensitivities do not depend on: they may differ until a layer is saved."""
-_NOTHING_YET = ("lock", f".{_MADE_OF}")
+_EMPTY_STATE = ("lock", f".{_MADE_OF}")
 """Files of a run that was killed before it wrote ``made-of.json``."""
 
 
@@ -58,22 +58,22 @@ class PartialCheckpoint:
         ModelError: the folder is of another run, or cannot be used; the message says what differs.
     """
 
-    def __init__(self, path: Path, made_of: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, provenance: Mapping[str, Any]) -> None:
         self.path = path
-        self._made_of = made_of = json.loads(json.dumps(made_of))
+        self._made_of = provenance = json.loads(json.dumps(provenance))
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ModelError(f"{path}: cannot be made ({error})") from error
         if (path / _MADE_OF).is_file():
             may_differ = () if any(path.glob("layer-*.pt")) else _BUDGET
-            for name, then, now in _differences(read_json_object(path / _MADE_OF), made_of):
+            for name, then, now in _differences(read_json_object(path / _MADE_OF), provenance):
                 if name not in may_differ:
                     raise ModelError(
                         f"{path}: was begun with {name} {then}, and not {now}; expected the same model, options and "
                         "release of Keepgate, or that folder to be deleted"
                     )
-        elif any(child.name not in _NOTHING_YET for child in path.iterdir()):
+        elif any(child.name not in _EMPTY_STATE for child in path.iterdir()):
             raise ModelError(f"{path}: holds something else than a quantisation that was begun; expected it to be gone")
 
     @contextmanager

@@ -158,7 +158,7 @@ class Quantization:
             digest = xxhash.xxh3_128_hexdigest(self.tokens.contiguous().numpy().tobytes())
             calibration = {"windows": len(self.tokens), "window_tokens": self.tokens.shape[1], "digest": digest}
         model = {"model": str(self.source.resolve()), "files": source_files(self.source)}
-        return {**model, **self.recipe.made_of(), "calibration": calibration}
+        return {**model, **self.recipe.provenance(), "calibration": calibration}
 
 
 def check_new(out: Path) -> None:

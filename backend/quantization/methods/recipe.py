@@ -112,7 +112,7 @@ class Recipe:
                 "expected that at least"
             )
 
-    def made_of(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
         """As JSON values, for reports and for comparison."""
         return {
             "method": self.method,

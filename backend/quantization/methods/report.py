@@ -53,7 +53,7 @@ class Divergence:
 class QuantizationReport:
     """A whole model."""
 
-    made_of: dict[str, Any]
+    provenance: dict[str, Any]
     """Model, method and options."""
     layers: tuple[LayerReport, ...]
     divergence: Divergence | None

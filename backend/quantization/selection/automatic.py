@@ -48,10 +48,11 @@ def fastest(
         ModelError: the baseline's runner cannot be made.
     """
     layers = config.num_layers
-    few = _in_turn(config, weights, min(_LAYERS, layers), candidates, batches, create_runner)
-    more = _in_turn(config, weights, min(2 * _LAYERS, layers), list(few), batches, create_runner)
+    few = _time_interleaved(config, weights, min(_LAYERS, layers), candidates, batches, create_runner)
+    more = _time_interleaved(config, weights, min(2 * _LAYERS, layers), list(few), batches, create_runner)
     whole = {
-        name: [_of_all(some, other, layers) for some, other in zip(few[name], more[name], strict=True)] for name in more
+        name: [_scaled_to_all_layers(some, other, layers) for some, other in zip(few[name], more[name], strict=True)]
+        for name in more
     }
     first = whole[candidates[0]]
     shares = {
@@ -62,12 +63,12 @@ def fastest(
     return name if shares[name] <= 1 - _MIN_GAIN else candidates[0], shares
 
 
-def _of_all(some: float, other: float, layers: int) -> float:
+def _scaled_to_all_layers(some: float, other: float, layers: int) -> float:
     """Seconds for all layers and the head, from those for ``_LAYERS`` and for twice as many."""
     return some + max(0.0, other - some) / _LAYERS * max(0, layers - _LAYERS)
 
 
-def _in_turn(
+def _time_interleaved(
     config: ModelConfig,
     weights: ModelWeights,
     layers: int,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 logger = logging.getLogger(__name__)
 
 # All threads are used unless they take longer than this many times the time of a single thread.
-_WORTH = 1.2
+_MIN_SPEEDUP = 1.2
 # Consecutive slow steps before the number of threads is reduced: a single one may be noise.
 _SLOW_STEPS = 2
 _FIRST_PAUSE = 16
@@ -62,7 +62,7 @@ class ThreadCount:
             return
         single_thread = self._single[rows.bit_length()]
         single_thread.age += 1
-        if seconds <= _WORTH * single_thread.seconds:
+        if seconds <= _MIN_SPEEDUP * single_thread.seconds:
             self._slow, self._pause = 0, _FIRST_PAUSE
             return
         self._slow += 1

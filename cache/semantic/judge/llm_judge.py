@@ -174,7 +174,7 @@ async def open_llm_judge(
 
 
 def messages_of(question: str, fresh: str, cached: str, fence: str) -> list[dict[str, str]]:
-    """The prompt. `fence` is drawn anew for each, so that no stored text can contain it and end its part early."""
+    """The prompt. `fence` is random for each, so that no stored text can contain it and end its part early."""
     parts = (("QUESTION", question), ("FIRST ANSWER", fresh), ("SECOND ANSWER", cached))
     fenced = "\n".join(f"{fence} {name} BEGINS\n{text}\n{fence} {name} ENDS" for name, text in parts)
     return [

@@ -37,7 +37,7 @@ class Neighbours:
     """Records and their vectors, kept consistent with each other.
 
     `counts` says whether a record is from after the last purge of its tenant and model. Records of the tenants in
-    `published` may answer all tenants, once `confirmations` other tenants got the same answer afresh.
+    `published` may answer all tenants, once `confirmations` other tenants got the same fresh answer.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Neighbours:
         return record.namespace != namespace and record.namespace in self._published
 
     def confirm(self, entry: str, created: float, namespace: str) -> Record | None:
-        """Notes that another tenant got the same answer afresh; returns the record, None if nothing changed."""
+        """Notes that another tenant got the same fresh answer; returns the record, None if nothing changed."""
         record = self.records.get(entry)
         if record is None or len(record.confirmed) >= self._confirmations:
             return None

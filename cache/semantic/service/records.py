@@ -14,7 +14,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One question that was answered.
 
     `entry` is the id of the answer in the store, `answer` that of the first entry with an equal answer. `partition` is
-    the question's context (see `Question`). `confirmed` names the other tenants that got the same answer afresh. The
+    the question's context (see `Question`). `confirmed` names the other tenants that got the same fresh answer. The
     record is of the answer that was computed at `created`, and is valid until `expires` (both in Unix seconds), only
     under its purge state, `generation`.
     """
@@ -87,7 +87,7 @@ class Records:
         return record
 
     def confirm(self, entry: str, created: float, namespace: str) -> bool:
-        """Notes that another tenant got the same answer afresh; False if that was known, or there is no record."""
+        """Notes that another tenant got the same fresh answer; False if that was known, or there is no record."""
         record = self._by_entry.get(entry)
         if (
             record is None

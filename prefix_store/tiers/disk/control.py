@@ -8,9 +8,9 @@ from pathlib import Path
 
 from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.frames.block_id import BlockId
-from prefix_store.tiers.counts import Faults, TierCounts
+from prefix_store.tiers.counts import FailureLog, TierCounts
 from prefix_store.tiers.disk.block_name import BlockName, block_name
-from prefix_store.tiers.disk.membership import Membership
+from prefix_store.tiers.disk.folder_session import FolderSession
 from prefix_store.tiers.disk.reader import leading_blocks
 
 _EVICTOR_TIMEOUT = 2.0
@@ -32,78 +32,78 @@ class DiskControl:
     ) -> None:
         self._format = frame_format
         self._wait = wait
-        self._faults = Faults(f"pinning and removing KV blocks in {path}", counts.io_errors)
+        self._faults = FailureLog(f"pinning and removing KV blocks in {path}", counts.io_errors)
 
-    def pin(self, membership: Membership, chain: Sequence[BlockId]) -> int:
+    def pin(self, session: FolderSession, chain: Sequence[BlockId]) -> int:
         """Pins the leading blocks that are stored; returns how many the evictor accepted."""
         pinned = tries = 0
         try:
-            while not pinned and tries < _TRIES and (count := leading_blocks(membership, self._format, chain)):
+            while not pinned and tries < _TRIES and (count := leading_blocks(session, self._format, chain)):
                 tries += 1  # a block may be evicted before the evictor reads the pin
-                pinned = self._pin(membership, chain[:count])
-            self._faults.worked()
+                pinned = self._pin(session, chain[:count])
+            self._faults.recovered()
         except OSError as error:
             self._faults.failed(error)
             return 0
         return pinned
 
-    def unpin(self, membership: Membership, chain: Sequence[BlockId]) -> int:
+    def unpin(self, session: FolderSession, chain: Sequence[BlockId]) -> int:
         """Removes every pin at a block of the chain; returns how many blocks the longest of them kept."""
         names = [block_name(self._format, chain, place) for place in range(len(chain))]
         try:
-            pinned = _last_pinned(membership, names)
+            pinned = _last_pinned(session, names)
             if pinned:
-                membership.unpin(names)
-                self._wait_until_read(membership)
-            self._faults.worked()
+                session.unpin(names)
+                self._wait_until_read(session)
+            self._faults.recovered()
         except OSError as error:
             self._faults.failed(error)
             return 0
         return pinned
 
-    def discard(self, membership: Membership, chain: Sequence[BlockId], keep: int) -> int:
+    def discard(self, session: FolderSession, chain: Sequence[BlockId], keep: int) -> int:
         """Removes the blocks after the first `keep`, pinned or not; the evictor removes their descendants."""
         gone = 0
         try:
-            count = leading_blocks(membership, self._format, chain)
+            count = leading_blocks(session, self._format, chain)
             for place in reversed(range(keep, count)):
-                membership.discard(block_name(self._format, chain, place), notify=place == keep)
+                session.discard(block_name(self._format, chain, place), notify=place == keep)
                 gone += 1
             if gone:
-                self._wait_until_read(membership)
-            self._faults.worked()
+                self._wait_until_read(session)
+            self._faults.recovered()
         except OSError as error:
             self._faults.failed(error)
         return gone
 
-    def clear(self, membership: Membership) -> int:
+    def clear(self, session: FolderSession) -> int:
         """Removes every block of every process, and all pins; returns the number of blocks."""
         gone = 0
         try:
-            gone = membership.clear()
-            self._wait_until_read(membership)
-            self._faults.worked()
+            gone = session.clear()
+            self._wait_until_read(session)
+            self._faults.recovered()
         except OSError as error:
             self._faults.failed(error)
         return gone
 
-    def _pin(self, membership: Membership, chain: Sequence[BlockId]) -> int:
+    def _pin(self, session: FolderSession, chain: Sequence[BlockId]) -> int:
         """Pins a chain; returns how many of its blocks are pinned once the evictor has read it. Raises OSError."""
         names = [block_name(self._format, chain, place) for place in range(len(chain))]
-        membership.pin(names[-1])
-        self._wait_until_read(membership)
+        session.pin(names[-1])
+        self._wait_until_read(session)
         # The evictor shortens a pin that exceeds the limit.
-        pinned = _last_pinned(membership, names)
-        return pinned if pinned and membership.has(names[pinned - 1]) else 0
+        pinned = _last_pinned(session, names)
+        return pinned if pinned and session.has(names[pinned - 1]) else 0
 
-    def _wait_until_read(self, membership: Membership) -> None:
-        position = membership.position()
+    def _wait_until_read(self, session: FolderSession) -> None:
+        position = session.position()
         deadline = time.monotonic() + _EVICTOR_TIMEOUT
-        while not membership.is_read(position) and time.monotonic() < deadline and self._wait(_POLL_SECONDS):
+        while not session.is_read(position) and time.monotonic() < deadline and self._wait(_POLL_SECONDS):
             pass
 
 
-def _last_pinned(membership: Membership, names: Sequence[BlockName]) -> int:
+def _last_pinned(session: FolderSession, names: Sequence[BlockName]) -> int:
     """How many leading blocks of a chain its own pins keep. Raises OSError."""
-    pinned = set(membership.folder.pinned())
+    pinned = set(session.folder.pinned())
     return next((place for place in range(len(names), 0, -1) if names[place - 1] in pinned), 0)

@@ -16,13 +16,13 @@ from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.segments import Segments
 from prefix_store.tiers.admission import SecondUseAdmission
 from prefix_store.tiers.cancellation import Cancelled, CancelToken
-from prefix_store.tiers.counts import TAKEN_BACK, Progress, TierCounts
+from prefix_store.tiers.counts import CANCELLED, Progress, TierCounts
 from prefix_store.tiers.disk.block_name import BlockName, block_name
 from prefix_store.tiers.disk.control import DiskControl
 from prefix_store.tiers.disk.evictor import WRITERS, bytes_ahead
-from prefix_store.tiers.disk.inventory import Inventory, Listed
+from prefix_store.tiers.disk.folder_session import Use
+from prefix_store.tiers.disk.inventory import Inventory, ScanResult
 from prefix_store.tiers.disk.maintenance import Ended, MaintenanceThread
-from prefix_store.tiers.disk.membership import Use
 from prefix_store.tiers.disk.reader import DiskReader, PeerFrameReader, leading_blocks
 from prefix_store.tiers.disk.writer import DiskWriter
 from prefix_store.tiers.worker import Worker
@@ -90,8 +90,8 @@ class DiskTier:
     @property
     def identity(self) -> str | None:
         """The UUID of the folder, its name in the index, the same for all processes; None: it is missing."""
-        membership = self._maintenance.membership
-        return membership.folder.identity if membership is not None else None
+        session = self._maintenance.session
+        return session.folder.identity if session is not None else None
 
     @property
     def is_evictor(self) -> bool:
@@ -101,7 +101,7 @@ class DiskTier:
     @property
     def blocks(self) -> int:
         """See `Tier.blocks`. As old as the inventory."""
-        return len(self._inventory) if self._maintenance.membership is not None else 0
+        return len(self._inventory) if self._maintenance.session is not None else 0
 
     @property
     def used_bytes(self) -> int:
@@ -116,7 +116,7 @@ class DiskTier:
         since, or removed as the evictor, are counted at once; changes of other processes are not. Empty without a
         folder, incomplete until `listed` has returned.
         """
-        return self._inventory.keys() if self._maintenance.membership is not None else ()
+        return self._inventory.keys() if self._maintenance.session is not None else ()
 
     async def listed(self) -> None:
         """Returns after the first listing of the folder; until then the inventory lacks older blocks."""
@@ -124,22 +124,22 @@ class DiskTier:
 
     async def lookup(self, chain: Sequence[BlockId]) -> int:
         """See `Tier.lookup`."""
-        membership = self._maintenance.membership
-        if membership is None:
+        session = self._maintenance.session
+        if session is None:
             return 0
-        return await self._finder.run(lambda cancel: leading_blocks(membership, self.format, chain))
+        return await self._finder.run(lambda cancel: leading_blocks(session, self.format, chain))
 
     async def read(
         self, chain: Sequence[BlockId], into: Sequence[Segments], access: Access, cancel: CancelToken | None = None
     ) -> int:
         """See `Tier.read`."""
-        membership = self._maintenance.membership
+        session = self._maintenance.session
         progress = Progress()
-        if membership is not None and into:
+        if session is not None and into:
             use = Use(self._number_of(access), access.output_length)
             with contextlib.suppress(Cancelled):
                 await self._reader.run(
-                    lambda cancel: self._disk_reader.restore(membership, chain, into, use, progress, cancel), cancel
+                    lambda cancel: self._disk_reader.restore(session, chain, into, use, progress, cancel), cancel
                 )
         restored = progress.done
         if restored:
@@ -153,8 +153,8 @@ class DiskTier:
         self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, cancel: CancelToken | None = None
     ) -> int:
         """See `Tier.write`."""
-        membership = self._maintenance.membership
-        if membership is None:
+        session = self._maintenance.session
+        if session is None:
             self.counts.rejected["there is no folder"] += len(sources)
             return 0
         first = len(chain) - len(sources)
@@ -166,10 +166,10 @@ class DiskTier:
         progress = Progress()
         try:
             reason = await self._writer.run(
-                lambda cancel: self._disk_writer.store(membership, offered, contents, use, progress, cancel), cancel
+                lambda cancel: self._disk_writer.store(session, offered, contents, use, progress, cancel), cancel
             )
         except Cancelled:
-            reason = TAKEN_BACK
+            reason = CANCELLED
         kept = progress.done
         if kept < admitted:
             self.counts.rejected[reason] += admitted - kept
@@ -180,51 +180,51 @@ class DiskTier:
 
     async def touch(self, chain: Sequence[BlockId], access: Access) -> None:
         """See `Tier.touch`."""
-        membership = self._maintenance.membership
-        if membership is not None and chain:
+        session = self._maintenance.session
+        if session is not None and chain:
             use = Use(self._number_of(access), access.output_length)
-            touched = await self._reader.run(lambda cancel: self._disk_reader.touch(membership, chain, use))
+            touched = await self._reader.run(lambda cancel: self._disk_reader.touch(session, chain, use))
             if touched:
                 access.watch(self, block_name(self.format, chain, touched - 1))
 
     async def pin(self, chain: Sequence[BlockId]) -> int:
         """See `Tier.pin`. Holds for all processes, and is in the folder until unpinned."""
-        membership = self._maintenance.membership
-        if membership is None:
+        session = self._maintenance.session
+        if session is None:
             return 0
-        return await self._overseer.run(lambda cancel: self._control.pin(membership, chain))
+        return await self._overseer.run(lambda cancel: self._control.pin(session, chain))
 
     async def unpin(self, chain: Sequence[BlockId]) -> int:
         """See `Tier.unpin`."""
-        membership = self._maintenance.membership
-        if membership is None:
+        session = self._maintenance.session
+        if session is None:
             return 0
-        return await self._overseer.run(lambda cancel: self._control.unpin(membership, chain))
+        return await self._overseer.run(lambda cancel: self._control.unpin(session, chain))
 
     async def discard(self, chain: Sequence[BlockId], keep: int) -> int:
         """See `Tier.discard`. The evictor removes and reports the descendants."""
-        membership = self._maintenance.membership
-        if membership is None:
+        session = self._maintenance.session
+        if session is None:
             return 0
-        gone = await self._overseer.run(lambda cancel: self._control.discard(membership, chain, keep))
+        gone = await self._overseer.run(lambda cancel: self._control.discard(session, chain, keep))
         self._inventory.remove(self._keys(chain[keep : keep + gone]))
         return gone
 
     async def clear(self) -> int:
         """See `Tier.clear`. The whole folder: blocks of all processes, of every format."""
-        membership = self._maintenance.membership
-        if membership is None:
+        session = self._maintenance.session
+        if session is None:
             return 0
-        gone = await self._overseer.run(lambda cancel: self._control.clear(membership))
+        gone = await self._overseer.run(lambda cancel: self._control.clear(session))
         self._inventory.clear()
         return gone
 
     async def frame(self, key: bytes, parent: bytes) -> bytes | None:
         """See `Tier.frame`. A frame of another process may be of another format."""
-        membership = self._maintenance.membership
-        if membership is None:
+        session = self._maintenance.session
+        if session is None:
             return None
-        return await self._server.run(lambda cancel: self._peer_frame_reader.give(membership, key, parent))
+        return await self._server.run(lambda cancel: self._peer_frame_reader.give(session, key, parent))
 
     async def close(self) -> None:
         """See `Tier.close`. What is on disk stays."""
@@ -232,7 +232,7 @@ class DiskTier:
         await asyncio.gather(*(worker.close() for worker in workers))
         await asyncio.to_thread(self._maintenance.close)
 
-    def ended(self, access: Access, last: Hashable) -> None:
+    def on_access_end(self, access: Access, last: Hashable) -> None:
         """An access, whose chain ended with this block, has its output length now."""
         number = self._accesses.pop(access, None)
         if number is not None and isinstance(last, BlockName) and access.output_length is not None:
@@ -252,7 +252,7 @@ class DiskTier:
         with contextlib.suppress(RuntimeError):  # the event loop has ended before the tier
             self._loop.call_soon_threadsafe(self._forget, keys)
 
-    def _note_listed(self, listed: Listed) -> None:
+    def _note_listed(self, listed: ScanResult) -> None:
         """From the maintenance thread."""
         with contextlib.suppress(RuntimeError):  # as above
             self._loop.call_soon_threadsafe(self._inventory.take, listed)

@@ -15,8 +15,8 @@ from prefix_store.eviction.policy import Policy
 from prefix_store.eviction.tree import BlockTree
 from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.folder import Folder, StoredBlock
+from prefix_store.tiers.disk.folder_session import put_pin
 from prefix_store.tiers.disk.journal import JournalReader, Kind, Record, journals_in
-from prefix_store.tiers.disk.membership import put_pin
 from prefix_store.tiers.disk.orphans import ORPHAN_SECONDS, Orphans
 
 # The number of processes that may write at a time; each has a share of the space that is kept free for them.

@@ -137,4 +137,4 @@ class Folder:
 
 
 class FolderUnusable(OSError):
-    """The folder is missing or has other contents; the message says which, and what would be right."""
+    """The folder is missing or has other contents; the message says which, and what is expected."""

@@ -17,7 +17,7 @@ _MAX_UNREAD_BYTES = 8 * 2**20
 _NO_BLOCK = BlockName(bytes(16), bytes(16), False)
 
 
-class Membership:
+class FolderSession:
     """Reads and writes files of frames. Several threads may use it. Every method may raise OSError."""
 
     def __init__(self, folder: Folder) -> None:
@@ -63,7 +63,7 @@ class Membership:
                     done += os.write(file, frame[done:].data)
             finally:
                 os.close(file)
-            put_in_place(draft, self.folder.block(name))
+            rename_into(draft, self.folder.block(name))
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(draft)
@@ -136,7 +136,7 @@ def put_pin(folder: Folder, name: BlockName) -> None:
     os.close(os.open(folder.pin(name), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
-def put_in_place(draft: str, path: str) -> None:
+def rename_into(draft: str, path: str) -> None:
     """Renames a file into a subfolder, which is made if there is none yet. Raises OSError."""
     try:
         os.rename(draft, path)

@@ -58,7 +58,7 @@ class Inventory:
         self._keys = {}
         self._changes.clear()
 
-    def take(self, listed: Listed) -> None:
+    def take(self, listed: ScanResult) -> None:
         """Replace the contents by a new listing."""
         while self._changes and self._changes[0].at < listed.began:
             self._changes.popleft()
@@ -80,7 +80,7 @@ _BLOCKS_AT_ONCE = 500
 _YOUNG_SECONDS = 2.0
 
 
-class Listed(NamedTuple):
+class ScanResult(NamedTuple):
     """Stored keys of all blocks that can be reached, parents before children, as it was at `began` or later."""
 
     began: float
@@ -96,7 +96,7 @@ class _Part:
     blocks: dict[BlockName, int] = field(default_factory=dict)
 
 
-class Listing:
+class Scan:
     """Lists a folder repeatedly; an unchanged subfolder is not read again. One thread uses it.
 
     Files of another size than `frame_bytes` have another format, and are left out.
@@ -107,7 +107,7 @@ class Listing:
         self._frame_bytes = frame_bytes
         self._parts: dict[str, _Part] = {}
 
-    def look(self) -> Iterator[Listed | None]:
+    def look(self) -> Iterator[ScanResult | None]:
         """The steps of one listing, of about a millisecond each; the last yields the result. Each may raise OSError."""
         began = time.monotonic()
         blocks = self._folder.path / "blocks"
@@ -121,7 +121,7 @@ class Listing:
         for count, _ in enumerate(self._place(keys), 1):
             if not count % _BLOCKS_AT_ONCE:
                 yield None
-        yield Listed(began, keys)
+        yield ScanResult(began, keys)
 
     def _read(self, name: str) -> None:
         path = self._folder.path / "blocks" / name

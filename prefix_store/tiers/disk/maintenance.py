@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prefix_store.eviction.policy import Policy
-from prefix_store.tiers.counts import Faults
+from prefix_store.tiers.counts import FailureLog
 from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.evictor import Evictor, lock_evictor
 from prefix_store.tiers.disk.folder import Folder
-from prefix_store.tiers.disk.inventory import Listed, Listing
-from prefix_store.tiers.disk.membership import Membership
+from prefix_store.tiers.disk.folder_session import FolderSession
+from prefix_store.tiers.disk.inventory import Scan, ScanResult
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Ended(NamedTuple):
 class MaintenanceThread:
     """Joins the folder, again if it vanished and came back; evicts while this process is the evictor.
 
-    ``membership`` is None while there is no folder. Any call on it may raise OSError.
+    ``session`` is None while there is no folder. Any call on it may raise OSError.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class MaintenanceThread:
         frame_bytes: int,
         policy: Callable[[], Policy],
         on_removed: Callable[[list[bytes]], None],
-        on_listed: Callable[[Listed], None],
+        on_listed: Callable[[ScanResult], None],
         faults: Counter[str],
     ) -> None:
         """Raises FolderUnusable, or another OSError, where the folder cannot be used to begin with."""
-        self.membership: Membership | None = Membership(Folder.open(path))
+        self.session: FolderSession | None = FolderSession(Folder.open(path))
         self.ended: deque[Ended] = deque(maxlen=10_000)
         """Ended accesses, to be reported to the evictor."""
         self.evictor: Evictor | None = None
@@ -65,12 +65,12 @@ class MaintenanceThread:
         self._policy = policy
         self._on_removed = on_removed
         self._on_listed = on_listed
-        self._faults = Faults(f"keeping the KV blocks in {path}", faults)
+        self._faults = FailureLog(f"keeping the KV blocks in {path}", faults)
         self._closing = threading.Event()
         self._wanted = threading.Event()
         self._next_look = self._next_list = 0.0
-        self._listing: Listing | None = None
-        self._look_through: Iterator[Listed | None] | None = None
+        self._listing: Scan | None = None
+        self._look_through: Iterator[ScanResult | None] | None = None
         self._thread = threading.Thread(target=self._run, name="kv-disk-attend", daemon=True)
         self._thread.start()
 
@@ -90,7 +90,7 @@ class MaintenanceThread:
             is_closing = self._closing.is_set()
             try:
                 self._run_once()
-                self._faults.worked()
+                self._faults.recovered()
             except OSError as error:
                 self._faults.failed(error)
                 self._stop_evicting()
@@ -110,18 +110,18 @@ class MaintenanceThread:
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
             self._check_folder()
-        while self.ended and self.membership is not None:
+        while self.ended and self.session is not None:
             access, last, output_length = self.ended.popleft()
-            self.membership.ended(last, access, output_length)
+            self.session.ended(last, access, output_length)
         if self.evictor is not None:
             self.evictor.turn()
-        if self.membership is not None:
-            self._list(self.membership.folder)
+        if self.session is not None:
+            self._list(self.session.folder)
 
     def _list(self, folder: Folder) -> None:
         """Continues the listing of the folder for a few milliseconds, if one is due."""
         if self._listing is None:
-            self._listing = Listing(folder, self._frame_bytes)
+            self._listing = Scan(folder, self._frame_bytes)
         if self._look_through is None:
             if time.monotonic() < self._next_list:
                 return
@@ -140,12 +140,12 @@ class MaintenanceThread:
 
     def _check_folder(self) -> None:
         """Joins the folder again if it was replaced, and takes the evictor's lock if it is free."""
-        if self.membership is not None and not self.membership.is_current():
+        if self.session is not None and not self.session.is_current():
             self._stop_evicting()
             self._leave()
-        if self.membership is None:
-            self.membership = Membership(Folder.find(self._path))
-        folder = self.membership.folder
+        if self.session is None:
+            self.session = FolderSession(Folder.find(self._path))
+        folder = self.session.folder
         if self.evictor is None and (lock := lock_evictor(folder)) is not None:
             self.evictor = Evictor(folder, lock, self._capacity_bytes, self._policy(), self._on_removed)
 
@@ -156,8 +156,8 @@ class MaintenanceThread:
 
     def _leave(self) -> None:
         self._listing, self._look_through, self._next_list = None, None, 0.0
-        membership, self.membership = self.membership, None
-        if membership is not None:
+        session, self.session = self.session, None
+        if session is not None:
             # Another thread may be using it; its next call raises OSError, which it handles.
             with contextlib.suppress(OSError):
-                membership.close()
+                session.close()

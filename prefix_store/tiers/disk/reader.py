@@ -15,9 +15,9 @@ from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.frame import BadFrame, check_frame
 from prefix_store.frames.segments import Segments, buffer
 from prefix_store.tiers.cancellation import Cancelled, CancelToken
-from prefix_store.tiers.counts import Faults, Progress, TierCounts
+from prefix_store.tiers.counts import FailureLog, Progress, TierCounts
 from prefix_store.tiers.disk.block_name import BlockName, block_name
-from prefix_store.tiers.disk.membership import Membership, Use, scratch
+from prefix_store.tiers.disk.folder_session import FolderSession, Use, scratch
 
 
 class DiskReader:
@@ -26,16 +26,16 @@ class DiskReader:
     def __init__(self, path: Path, frame_format: FrameFormat, counts: TierCounts) -> None:
         self._format = frame_format
         self._counts = counts
-        self._faults = Faults(f"reading KV blocks from {path}", counts.io_errors)
+        self._faults = FailureLog(f"reading KV blocks from {path}", counts.io_errors)
         self._frame = scratch(frame_format.frame_bytes)
 
-    def touch(self, membership: Membership, chain: Sequence[BlockId], use: Use) -> int:
+    def touch(self, session: FolderSession, chain: Sequence[BlockId], use: Use) -> int:
         """Records a use of the leading blocks; returns how many of them are stored."""
-        leading = leading_blocks(membership, self._format, chain)
+        leading = leading_blocks(session, self._format, chain)
         try:
             if leading:
-                membership.used(block_name(self._format, chain, leading - 1), use.number, use.output_length)
-            self._faults.worked()
+                session.used(block_name(self._format, chain, leading - 1), use.number, use.output_length)
+            self._faults.recovered()
         except OSError as error:
             self._faults.failed(error)
             return 0
@@ -43,7 +43,7 @@ class DiskReader:
 
     def restore(
         self,
-        membership: Membership,
+        session: FolderSession,
         chain: Sequence[BlockId],
         into: Sequence[Segments],
         use: Use,
@@ -56,39 +56,39 @@ class DiskReader:
         try:
             with contextlib.suppress(Cancelled):
                 for place, segments in enumerate(into, first):
-                    if not self._load(membership, chain[place], block_name(self._format, chain, place)):
+                    if not self._load(session, chain[place], block_name(self._format, chain, place)):
                         break
                     with cancel:
                         self._format.decode(self._frame[:-1], segments)
                         progress.done += 1
             if progress.done:
                 last = block_name(self._format, chain, first + progress.done - 1)
-                membership.used(last, use.number, use.output_length)
-            self._faults.worked()
+                session.used(last, use.number, use.output_length)
+            self._faults.recovered()
         except OSError as error:
             self._faults.failed(error)
         self._counts.bytes_read += progress.done * self._format.frame_bytes
         self._counts.read_seconds += time.perf_counter() - began
 
-    def _load(self, membership: Membership, block: BlockId, name: BlockName) -> bool:
+    def _load(self, session: FolderSession, block: BlockId, name: BlockName) -> bool:
         """Reads a block's frame into the buffer; False if it is missing or damaged. Raises OSError."""
         try:
-            size = membership.load(name, self._frame)
+            size = session.load(name, self._frame)
             self._format.verify(block, self._frame[:size])
         except FileNotFoundError:
             return False
         except BadFrame as error:
-            discard(membership, name, error, self._counts.bad_frames)
+            discard(session, name, error, self._counts.bad_frames)
             return False
         return True
 
 
-def leading_blocks(membership: Membership, frame_format: FrameFormat, chain: Sequence[BlockId]) -> int:
+def leading_blocks(session: FolderSession, frame_format: FrameFormat, chain: Sequence[BlockId]) -> int:
     """The number of leading blocks that are stored. Bisection: a block is stored only while its parent is."""
     low, high = 0, len(chain)
     while low < high:
         middle = (low + high) // 2
-        if membership.has(block_name(frame_format, chain, middle)):
+        if session.has(block_name(frame_format, chain, middle)):
             low = middle + 1
         else:
             high = middle
@@ -98,11 +98,11 @@ def leading_blocks(membership: Membership, frame_format: FrameFormat, chain: Seq
 log = logging.getLogger(__name__)
 
 
-def discard(membership: Membership, name: BlockName, error: BadFrame, bad_frames: Counter[str]) -> None:
+def discard(session: FolderSession, name: BlockName, error: BadFrame, bad_frames: Counter[str]) -> None:
     """Counts, logs and removes a damaged frame. Raises OSError."""
     bad_frames[error.field] += 1
-    log.error("removing %s: %s", membership.folder.block(name), error)
-    membership.discard(name)
+    log.error("removing %s: %s", session.folder.block(name), error)
+    session.discard(name)
 
 
 _MAX_FRAME_BYTES = 256 * 2**20
@@ -113,28 +113,28 @@ class PeerFrameReader:
 
     def __init__(self, path: Path, counts: TierCounts) -> None:
         self._counts = counts
-        self._faults = Faults(f"reading KV blocks for peers from {path}", counts.io_errors)
+        self._faults = FailureLog(f"reading KV blocks for peers from {path}", counts.io_errors)
 
-    def give(self, membership: Membership, key: bytes, parent: bytes) -> bytes | None:
+    def give(self, session: FolderSession, key: bytes, parent: bytes) -> bytes | None:
         """A verified frame, or None. The keys do not tell whether it is the first of a chain."""
         for name in (BlockName(key, parent, False), BlockName(key, parent, True)):
-            if membership.has(name):
-                return self._read(membership, name)
+            if session.has(name):
+                return self._read(session, name)
         return None
 
-    def _read(self, membership: Membership, name: BlockName) -> bytes | None:
+    def _read(self, session: FolderSession, name: BlockName) -> bytes | None:
         try:
-            size = os.stat(membership.folder.block(name)).st_size
+            size = os.stat(session.folder.block(name)).st_size
             frame = buffer(min(size, _MAX_FRAME_BYTES) + 1)
-            data = frame[: membership.load(name, frame)]
+            data = frame[: session.load(name, frame)]
             check_frame(data.data, name.key, name.parent)
-            self._faults.worked()
+            self._faults.recovered()
             return data.tobytes()
         except FileNotFoundError:
             return None
         except BadFrame as error:
             with contextlib.suppress(OSError):
-                discard(membership, name, error, self._counts.bad_frames)
+                discard(session, name, error, self._counts.bad_frames)
         except OSError as error:
             self._faults.failed(error)
         return None

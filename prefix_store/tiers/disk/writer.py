@@ -11,9 +11,9 @@ from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.segments import Segments
 from prefix_store.tiers.cancellation import Cancelled, CancelToken
-from prefix_store.tiers.counts import TAKEN_BACK, Faults, Progress, TierCounts
+from prefix_store.tiers.counts import CANCELLED, FailureLog, Progress, TierCounts
 from prefix_store.tiers.disk.block_name import block_name
-from prefix_store.tiers.disk.membership import Membership, Use, scratch
+from prefix_store.tiers.disk.folder_session import FolderSession, Use, scratch
 
 _EVICTOR_TIMEOUT = 2.0
 _POLL_SECONDS = 0.01
@@ -35,13 +35,13 @@ class DiskWriter:
         self._format = frame_format
         self._counts = counts
         self._wait = wait
-        self._faults = Faults(f"writing KV blocks to {path}", counts.io_errors)
+        self._faults = FailureLog(f"writing KV blocks to {path}", counts.io_errors)
         self._frame = scratch(frame_format.frame_bytes)[:-1]
         self._paused_until = 0.0
 
     def store(
         self,
-        membership: Membership,
+        session: FolderSession,
         chain: Sequence[BlockId],
         sources: Sequence[Segments],
         use: Use,
@@ -54,16 +54,16 @@ class DiskWriter:
         """
         first, reason = len(chain) - len(sources), ""
         try:
-            if first and not membership.has(block_name(self._format, chain, first - 1)):
+            if first and not session.has(block_name(self._format, chain, first - 1)):
                 reason = "what comes before it is not here"
             while not reason and progress.done < len(sources):
                 place = first + progress.done
-                reason = self._store(membership, chain, place, sources[progress.done], cancel)
+                reason = self._store(session, chain, place, sources[progress.done], cancel)
                 progress.done += not reason
             if progress.done:
                 last = block_name(self._format, chain, first + progress.done - 1)
-                membership.used(last, use.number, use.output_length)
-            self._faults.worked()
+                session.used(last, use.number, use.output_length)
+            self._faults.recovered()
         except OSError as error:
             reason = "the disk failed"
             self._paused_until = time.monotonic() + _PAUSE
@@ -71,13 +71,13 @@ class DiskWriter:
         return reason
 
     def _store(
-        self, membership: Membership, chain: Sequence[BlockId], place: int, source: Segments, cancel: CancelToken
+        self, session: FolderSession, chain: Sequence[BlockId], place: int, source: Segments, cancel: CancelToken
     ) -> str:
         """Writes a block. Returns the reason if it is not stored, else an empty text. Raises OSError."""
         name = block_name(self._format, chain, place)
-        if membership.has(name):
+        if session.has(name):
             return ""
-        if reason := self._wait_for_space(membership):
+        if reason := self._wait_for_space(session):
             return reason
         try:
             with cancel:
@@ -85,18 +85,18 @@ class DiskWriter:
         except CannotEncode as error:
             return str(error)
         except Cancelled:
-            return TAKEN_BACK
-        membership.save(name, self._frame)
+            return CANCELLED
+        session.save(name, self._frame)
         self._counts.writes += 1
         self._counts.bytes_written += self._format.frame_bytes
         return ""
 
-    def _wait_for_space(self, membership: Membership) -> str:
+    def _wait_for_space(self, session: FolderSession) -> str:
         """Waits for space. Returns the reason if a frame cannot be written, else an empty text. Raises OSError."""
         deadline = time.monotonic() + _EVICTOR_TIMEOUT
         if time.monotonic() < self._paused_until:
             return "the disk failed a moment ago"
-        while not membership.may_write(self._format.frame_bytes):
+        while not session.may_write(self._format.frame_bytes):
             if time.monotonic() > deadline or not self._wait(_POLL_SECONDS):
                 self._paused_until = time.monotonic() + _PAUSE
                 return "no process makes room"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from prefix_store.tiers.cancellation import CancelToken
-from prefix_store.tiers.counts import Faults, TierCounts
+from prefix_store.tiers.counts import FailureLog, TierCounts
 from prefix_store.tiers.worker import Worker
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ class CallThread:
 
     def __init__(self, name: str, doing: str, counts: TierCounts) -> None:
         self._worker = Worker(f"kv-mooncake-{name}")
-        self._faults = Faults(doing, counts.io_errors)
+        self._faults = FailureLog(doing, counts.io_errors)
         self._is_busy = False
 
     @property
@@ -46,7 +46,7 @@ class CallThread:
                 return otherwise
             finally:
                 self._is_busy = False
-            self._faults.worked()
+            self._faults.recovered()
             return result
 
         return await self._worker.run(tried, cancel)

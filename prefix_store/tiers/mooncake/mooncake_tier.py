@@ -17,7 +17,7 @@ from prefix_store.frames.frame import BadFrame, check_frame
 from prefix_store.frames.segments import Bytes, Segments
 from prefix_store.tiers.admission import SecondUseAdmission
 from prefix_store.tiers.cancellation import Cancelled, CancelToken
-from prefix_store.tiers.counts import TAKEN_BACK, Progress, TierCounts
+from prefix_store.tiers.counts import CANCELLED, Progress, TierCounts
 from prefix_store.tiers.mooncake.call_thread import CallThread
 from prefix_store.tiers.mooncake.pool import Pool, failure
 
@@ -120,7 +120,7 @@ class MooncakeTier:
                 lambda cancel: self._store(offered, contents, progress, cancel), "the store failed", cancel
             )
         except Cancelled:
-            reason = TAKEN_BACK
+            reason = CANCELLED
         if progress.done < admitted:
             self.counts.rejected[reason] += admitted - progress.done
         return progress.done
@@ -229,7 +229,7 @@ class MooncakeTier:
                         self.format.decode(frame, segments)
                         progress.done += 1
         except Cancelled:
-            pass  # the progress says how far it came
+            pass  # progress.done is the number of restored blocks
         finally:
             self.counts.bytes_read += progress.done * self.format.frame_bytes
             self.counts.read_seconds += time.perf_counter() - began
@@ -279,7 +279,7 @@ class MooncakeTier:
             except CannotEncode as error:
                 return str(error), number
             except Cancelled:
-                return TAKEN_BACK, number
+                return CANCELLED, number
         return "", len(blocks)
 
     def _give(self, key: bytes, parent: bytes) -> bytes | None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backend.engine.engine import Engine
-from backend.engine.kv_connector import Fetch, Keep, StoredPrefix
+from backend.engine.kv_connector import LoadRequest, SaveRequest, StoredPrefix
 from backend.engine.model_runner import BLOCK_SIZE
 from backend.engine.sequence import Sequence
 from prefix_store.eviction.access import Access
@@ -38,8 +38,8 @@ class Shelf:
     fetched: int = 0
     halted: int = 0
     engine: Engine | None = None
-    _fetches: list[Fetch] = field(default_factory=list)
-    _keeps: list[Keep] = field(default_factory=list)
+    _fetches: list[LoadRequest] = field(default_factory=list)
+    _keeps: list[SaveRequest] = field(default_factory=list)
 
     @property
     def is_waited_for(self) -> bool:
@@ -57,16 +57,16 @@ class Shelf:
         chain = Chain(bytes(16), sequence.keys.root, BLOCK_SIZE)
         chain.extend(keys, sequence.tokens[: len(keys) * BLOCK_SIZE])
         lead = next((place for place, key in enumerate(keys) if key not in self.exact), len(keys))
-        worth = lead if self.reliable else self.chance.randint(0, len(keys))
+        blocks_to_load = lead if self.reliable else self.chance.randint(0, len(keys))
         kept = lead if self.reliable else self.chance.randint(0, lead)
-        sequence.prefix = StoredPrefix(chain, Location({}), Access(0.0), worth=worth, kept=kept)
+        sequence.prefix = StoredPrefix(chain, Location({}), Access(0.0), blocks_to_load=blocks_to_load, kept=kept)
 
-    def fetch(self, fetch: Fetch) -> None:
+    def fetch(self, fetch: LoadRequest) -> None:
         """See ``KvConnector.fetch``."""
         assert fetch.blocks
         self._fetches.append(fetch)
 
-    def keep(self, keep: Keep) -> None:
+    def keep(self, keep: SaveRequest) -> None:
         """See ``KvConnector.keep``."""
         assert len(keep.keys) == len(keep.blocks) == len(keep.tokens) // BLOCK_SIZE > 0
         self._keeps.append(keep)
@@ -91,7 +91,7 @@ class Shelf:
             waiting.remove(one)
         return now
 
-    def _fill(self, fetch: Fetch) -> None:
+    def _fill(self, fetch: LoadRequest) -> None:
         assert self.engine is not None
         keys = [block.key for block in fetch.prefix.chain.blocks[fetch.first :]]
         most = len(fetch.blocks) if self.reliable else self.chance.randint(0, len(fetch.blocks))
@@ -115,7 +115,7 @@ class Shelf:
         spoilt: npt.NDArray[np.generic] = (bits >> self.loss << self.loss).view(data.dtype)
         return spoilt
 
-    def _take(self, keep: Keep) -> None:
+    def _take(self, keep: SaveRequest) -> None:
         assert self.engine is not None
         into = self.exact if keep.exact else self.spoilt
         for key, (segment,) in zip(keep.keys, keep.outgoing.ready(), strict=True):

@@ -1,5 +1,5 @@
-"""An upstream with a prefix store, as the gateway sees one: what of a prompt it had already it says in a header and in
-usage, and what it holds under /v1/prefix. Words stand in for tokens.
+"""An upstream with a prefix store: it reports the reused tokens of a prompt in a header and in usage, and its blocks
+under /v1/prefix. A word counts as a token.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A request as it arrived; `target` is its path as it stood on the wire."""
+    """A request as it arrived; `target` is its path on the wire."""
 
     method: str
     target: str
@@ -28,7 +28,7 @@ class Received:
 
     @property
     def tenant(self) -> tuple[str, ...]:
-        """What the in-repo backend tells tenants apart by."""
+        """The headers by which the in-repo backend separates tenants."""
         return tuple(f"{name}:{value}" for name in _TELL_TENANTS for value in self.headers.getall(name, ()))
 
     @property
@@ -41,9 +41,9 @@ _RECEIVED = web.RequestKey("received", Received)
 
 @dataclass(slots=True)
 class PrefixUpstream:
-    """Remembers each tenant's prompts. `hold` keeps answers back while it is cleared, `hang` operations on the store.
+    """Stores each tenant's prompts. A cleared `hold` delays answers, a cleared `hang` operations on the store.
 
-    `refusal` is what the store says to everything instead, as status and body.
+    `refusal` is the store's reply to everything, as status and body.
     """
 
     models: tuple[str, ...] = ("mock",)
@@ -76,7 +76,7 @@ class PrefixUpstream:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["PrefixUpstream"]:
-        """Listen on a free port of the loopback; `url` tells which."""
+        """Listen on a free port of the loopback, given in `url`."""
         application = web.Application(middlewares=[self._note])
         application.add_routes(
             [

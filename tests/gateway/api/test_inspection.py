@@ -1,4 +1,4 @@
-"""Looking into the cache, and emptying it."""
+"""Inspecting and emptying the cache."""
 
 import asyncio
 from typing import Any
@@ -12,7 +12,7 @@ from tests.gateway.conftest import Stage
 from tests.gateway.proxy.aging import grow_old
 from tests.gateway.wire import wire
 
-EVERYWHERE = "0.0.0.0"  # noqa: S104  # what an operator says to be reached from elsewhere
+EVERYWHERE = "0.0.0.0"  # noqa: S104  # an operator's setting for access from other hosts
 
 STATS = "/v1/cache/stats"
 CACHE = "/v1/cache"
@@ -22,7 +22,7 @@ def of(entry: str) -> str:
     return f"/v1/cache/entries/{entry}"
 
 
-# Who may
+# Access
 
 
 OPERATIONS = [
@@ -39,7 +39,7 @@ operations = pytest.mark.parametrize(("method", "path"), OPERATIONS)
     "headers", [{"Authorization": "Bearer the-admin-key"}, {"x-keepgate-admin-key": "the-admin-key"}]
 )
 async def test_the_admin_key_opens_inspection(stage: Stage, method: str, path: str, headers: dict[str, str]) -> None:
-    """As a bearer token or in a header of its own."""
+    """It is sent as a bearer token or in its own header."""
     client = await stage.gateway(await stage.mock(), admin_key="the-admin-key")
 
     assert (await client.send(method, path, None, headers)).status == 200
@@ -63,7 +63,7 @@ async def test_the_admin_key_opens_inspection(stage: Stage, method: str, path: s
 async def test_without_the_admin_key_inspection_is_closed(
     stage: Stage, method: str, path: str, headers: dict[str, str]
 ) -> None:
-    """A wrong key, a part of it or none is 401, says what is needed, and changes nothing."""
+    """A wrong, partial or missing key is 401, with what is needed, and changes nothing."""
     client = await stage.gateway(await stage.mock(), admin_key="the-admin-key")
     await client.post(chat(model="m"))
     refused = await client.send(method, path, None, headers)
@@ -74,7 +74,7 @@ async def test_without_the_admin_key_inspection_is_closed(
 
 
 async def test_a_key_of_any_bytes_is_refused_like_any_other(stage: Stage) -> None:
-    """A key that is not even text is 401, not a fault of the gateway."""
+    """A key that is not text is 401, not a 500."""
     client = await stage.gateway(await stage.mock(), admin_key="the-admin-key")
     async with wire(client) as connection:
         await connection.send(b"GET /v1/cache/stats HTTP/1.1\r\nHost: g\r\nx-keepgate-admin-key: \xff\xfe\r\n\r\n")
@@ -85,7 +85,7 @@ async def test_a_key_of_any_bytes_is_refused_like_any_other(stage: Stage) -> Non
 
 @operations
 async def test_beyond_loopback_a_key_must_be_set(stage: Stage, method: str, path: str) -> None:
-    """A gateway that others can reach shows nothing until an admin key is set, and says so."""
+    """A gateway that is reachable from other hosts requires an admin key for inspection."""
     client = await stage.gateway(await stage.mock(), host=EVERYWHERE)
     refused = await client.send(method, path)
 
@@ -95,7 +95,7 @@ async def test_beyond_loopback_a_key_must_be_set(stage: Stage, method: str, path
 
 @operations
 async def test_on_loopback_no_key_is_needed(stage: Stage, method: str, path: str) -> None:
-    """On a laptop a bare curl will do."""
+    """On loopback a plain curl works."""
     client = await stage.gateway(await stage.mock())
 
     assert (await client.send(method, path)).status == 200
@@ -104,7 +104,7 @@ async def test_on_loopback_no_key_is_needed(stage: Stage, method: str, path: str
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 @pytest.mark.parametrize("settings", [{"admin_key": "the-admin-key"}, {"host": EVERYWHERE}])
 async def test_an_entry_belongs_to_its_tenant(stage: Stage, settings: dict[str, Any], method: str) -> None:
-    """Its owner may read and delete it; for others it looks the same whether it exists or not."""
+    """Its owner may read and delete it; for others it does not exist."""
     client = await stage.gateway(await stage.mock(), **settings)
     ours, theirs = client.tenant("sk-ours"), client.tenant("sk-theirs")
     entry = (await ours.post(chat())).entry
@@ -156,7 +156,7 @@ async def test_an_entry_shows_what_is_kept_and_what_it_cost(stage: Stage) -> Non
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 @pytest.mark.parametrize("entry", ["public.00", "nonsense", "..", "%00", "a.b.c", "x" * 3000, "%F0%9F%A6%8A"])
 async def test_an_entry_that_is_not_there_is_404(stage: Stage, entry: str, method: str) -> None:
-    """Whatever is asked for, in OpenAI's error form."""
+    """Any unknown id is 404 in OpenAI's error form."""
     client = await stage.gateway(await stage.mock())
     answer = await client.send(method, of(entry))
 
@@ -165,7 +165,7 @@ async def test_an_entry_that_is_not_there_is_404(stage: Stage, entry: str, metho
 
 
 async def test_stats_count_every_request_once(stage: Stage) -> None:
-    """Hits, misses, bypasses, tokens and seconds saved; hits from memory's short cut count like any."""
+    """Hits, misses, bypasses, tokens and seconds saved are counted, also on the fast path."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     before = (await client.get(STATS)).json
@@ -220,7 +220,7 @@ async def test_tokens_are_counted_where_they_were_computed(stage: Stage) -> None
 
 
 async def test_a_hit_reports_the_usage_of_the_answer_once(stage: Stage) -> None:
-    """The usage of a replayed stream stands in one chunk, with the figures of the entry."""
+    """The usage of a replayed stream is in one chunk, with the entry's figures."""
     client = await stage.gateway(await stage.mock())
     computed = await client.post(chat("one two three"))
     hit = await client.post(chat("one two three", stream=True, stream_options={"include_usage": True}))
@@ -240,7 +240,7 @@ class Filled:
         self.entries: dict[str, str] = {}
 
     async def ask(self, stream: bool = False) -> dict[str, str]:
-        """What the cache says to each request."""
+        """The cache's result for each request."""
         said: dict[str, str] = {}
         for tenant in ("red", "blue"):
             for model in ("m1", "m2"):
@@ -259,14 +259,14 @@ async def filled(stage: Stage, valkey: Valkey, request: pytest.FixtureRequest) -
     settings: dict[str, Any] = {"redis": redis, "cache": {"redis_deadline": 2.0}}
     filled = Filled(await stage.gateway(mock, **settings), mock)
     assert set((await filled.ask()).values()) == {"miss"}
-    # Until every one of them is hot: purges must reach the short cuts as well.
+    # Until all of them are on the fast path: purges must reach it as well.
     for stream in (False, True, False, True):
         assert set((await filled.ask(stream)).values()) == {"hit"}
     return filled
 
 
 async def test_a_purge_of_everything_leaves_nothing(filled: Filled) -> None:
-    """DELETE /v1/cache."""
+    """DELETE /v1/cache removes every entry."""
     purged = await filled.client.send("DELETE", CACHE)
 
     assert (purged.status, purged.json) == (200, {"purged": "all"})
@@ -319,7 +319,7 @@ async def test_deleting_an_entry_leaves_the_others_alone(filled: Filled) -> None
     ],
 )
 async def test_a_purge_that_is_not_clear_purges_nothing(stage: Stage, query: str, field: str) -> None:
-    """An unknown, empty or doubled parameter is 400 and named, for the alternative is an empty cache."""
+    """An unknown, empty or doubled parameter is 400 and named, since a wrong purge empties the cache."""
     client = await stage.gateway(await stage.mock())
     await client.post(chat())
     refused = await client.send("DELETE", CACHE + query)
@@ -330,7 +330,7 @@ async def test_a_purge_that_is_not_clear_purges_nothing(stage: Stage, query: str
 
 @pytest.mark.parametrize("path", [CACHE, CACHE + "/", CACHE + "/entries", CACHE + "/nonsense", STATS + "/x"])
 async def test_paths_of_inspection_that_do_not_exist_reach_no_upstream(stage: Stage, path: str) -> None:
-    """They are 404 or 405 here; what is meant for the cache is not told to anybody else."""
+    """They are 404 or 405, and are not sent upstream."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
 
@@ -340,7 +340,7 @@ async def test_paths_of_inspection_that_do_not_exist_reach_no_upstream(stage: St
 
 @pytest.mark.parametrize("scope", ["", "?model=mock", "?namespace=public"])
 async def test_an_answer_computed_during_a_purge_is_not_kept(stage: Stage, scope: str) -> None:
-    """It began before the purge, so it may be what the purge was meant to remove."""
+    """It began before the purge, so it may be outdated."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     mock.hold.clear()
@@ -359,7 +359,7 @@ async def test_an_answer_computed_during_a_purge_is_not_kept(stage: Stage, scope
 
 @pytest.mark.parametrize("scope", ["", "?model=mock", "?namespace=public"])
 async def test_a_purge_in_one_gateway_reaches_the_others(stage: Stage, valkey: Valkey, scope: str) -> None:
-    """What another worker has in memory does not outlive the purge."""
+    """The purge also empties another worker's memory."""
     first, second, _ = await two_gateways(stage, valkey)
     await first.send("DELETE", CACHE + scope)
 
@@ -368,7 +368,7 @@ async def test_a_purge_in_one_gateway_reaches_the_others(stage: Stage, valkey: V
 
 
 async def test_deleting_an_entry_in_one_gateway_reaches_the_others(stage: Stage, valkey: Valkey) -> None:
-    """The copy in another worker's memory goes too."""
+    """The copy in another worker's memory is removed, too."""
     first, second, entry = await two_gateways(stage, valkey)
     await first.send("DELETE", of(entry))
 
@@ -377,7 +377,7 @@ async def test_deleting_an_entry_in_one_gateway_reaches_the_others(stage: Stage,
 
 
 async def test_a_gateway_that_starts_after_a_purge_knows_of_it(stage: Stage, valkey: Valkey) -> None:
-    """Purged entries still lie in the store for a while; a new worker does not serve them."""
+    """Purged entries stay in the store for a while; a new worker does not serve them."""
     first, _, _ = await two_gateways(stage, valkey)
     await first.send("DELETE", CACHE)
     third = await stage.gateway(await stage.mock(), redis=valkey.url, cache={"redis_deadline": 2.0})
@@ -386,7 +386,7 @@ async def test_a_gateway_that_starts_after_a_purge_knows_of_it(stage: Stage, val
 
 
 async def two_gateways(stage: Stage, valkey: Valkey) -> tuple[Client, Client, str]:
-    """Two gateways on one store that both have the answer to the same request hot in memory, and its entry's id."""
+    """Two gateways on one store that both have the same answer in memory, and its entry's id."""
     mock = await stage.mock()
     settings: dict[str, Any] = {"redis": valkey.url, "cache": {"redis_deadline": 2.0}}
     first = await stage.gateway(mock, **settings)
@@ -403,6 +403,6 @@ async def two_gateways(stage: Stage, valkey: Valkey) -> tuple[Client, Client, st
 
 
 async def until_gone(client: Client) -> None:
-    """Return once the client's gateway has nothing in memory any more."""
+    """Return once the client's gateway has no entries in memory."""
     async with asyncio.timeout(DEADLINE):
         await client.until("memory_entries", 0)

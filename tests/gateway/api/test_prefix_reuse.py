@@ -1,4 +1,4 @@
-"""What an upstream had of a prompt already, and what it is told about keeping it."""
+"""The upstreams' reused prompt tokens, and the gateway's hints about keeping prompts."""
 
 import asyncio
 import functools
@@ -12,7 +12,7 @@ from tests.gateway.conftest import Stage
 from tests.gateway.wire import request_bytes, wire
 
 shapes = pytest.mark.parametrize("stream", [False, True])
-# What is computed anew, so that the upstream sees the same prompt again.
+# Computes the answer again, so that the upstream gets the same prompt again.
 AGAIN = {"Cache-Control": "no-cache"}
 PROMPT = "four words are here"
 
@@ -25,7 +25,7 @@ def prefix_tokens(answer: Answer) -> list[str]:
     return answer.headers.getall("x-keepgate-prefix-tokens", [])
 
 
-# What the upstream had
+# Reused tokens
 
 
 @shapes
@@ -33,7 +33,7 @@ def prefix_tokens(answer: Answer) -> list[str]:
 async def test_prefix_tokens_of_the_upstream_reach_the_client(
     stage: Stage, path: str, body: dict[str, Any], stream: bool
 ) -> None:
-    """In the header, none at first and then all but the last; a replay has none, for nothing was prefilled for it."""
+    """The header has none at first and then all but the last; a replay has no header, since nothing was prefilled."""
     client = await stage.gateway(await stage.prefix())
     asked = {**body, "stream": stream}
     first = await client.post(asked, path)
@@ -47,7 +47,7 @@ async def test_prefix_tokens_of_the_upstream_reach_the_client(
 
 @shapes
 async def test_cached_tokens_of_usage_come_through_untouched(stage: Stage, stream: bool) -> None:
-    """As the upstream says them, when computed and in a replay, which repeats the answer as it was."""
+    """They are relayed unchanged, for a computed answer and in its replay."""
     client = await stage.gateway(await stage.prefix())
     wanted = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     await client.post(chat(PROMPT))
@@ -60,7 +60,7 @@ async def test_cached_tokens_of_usage_come_through_untouched(stage: Stage, strea
 
 @pytest.mark.parametrize("lead", [False, True])
 async def test_who_joins_a_flight_hears_its_prefix_tokens(stage: Stage, lead: bool) -> None:
-    """In the flight's own shape and in the other."""
+    """Followers get the header in either shape."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     await client.post(chat(PROMPT))
@@ -79,7 +79,7 @@ async def test_who_joins_a_flight_hears_its_prefix_tokens(stage: Stage, lead: bo
 
 
 async def test_a_stale_answer_carries_no_prefix_tokens(stage: Stage) -> None:
-    """What is served while it is computed again has not been prefilled for its client."""
+    """A stale answer was not prefilled for its client."""
     client = await stage.gateway(await stage.prefix(), cache={"ttl": 0, "stale_while_revalidate": 600})
     await client.post(chat(PROMPT))
     replay = await client.post(chat(PROMPT))
@@ -88,7 +88,7 @@ async def test_a_stale_answer_carries_no_prefix_tokens(stage: Stage) -> None:
 
 
 async def test_an_entry_keeps_no_prefix_tokens(stage: Stage) -> None:
-    """They are of one request, not of its answer."""
+    """They belong to one request, not to its answer."""
     client = await stage.gateway(await stage.prefix())
     computed = await client.post(chat(PROMPT))
     shown = await client.get(f"/v1/cache/entries/{computed.entry}")
@@ -99,10 +99,10 @@ async def test_an_entry_keeps_no_prefix_tokens(stage: Stage) -> None:
 
 @shapes
 async def test_saved_prefill_is_counted_by_upstream(stage: Stage, stream: bool) -> None:
-    """Prompt tokens, and those of them that the upstream had; hits and upstreams that do not say count for neither."""
+    """Prompt tokens and reused ones are counted; hits, and upstreams without the header, are not."""
     upstream, mute = await stage.prefix("told"), await stage.mock(models=("untold",))
     client = await stage.gateway(upstream, mute)
-    await client.gateway.router.refresh()  # now it knows who has which model
+    await client.gateway.router.refresh()  # now it has the models of each upstream
     figures = functools.partial(saved_prefill, client, upstream.url)
     before, all_before = await figures(), (await client.get("/v1/cache/stats")).json["prefix"]
     for headers in ({}, AGAIN, {}):
@@ -120,16 +120,16 @@ async def test_saved_prefill_is_counted_by_upstream(stage: Stage, stream: bool) 
 
 
 async def saved_prefill(client: Client, url: str) -> tuple[float, float]:
-    """Prompt tokens of an upstream, and those of them that it had."""
+    """Prompt tokens of an upstream, and the reused ones."""
     return (
-        await client.figure("prompt_tokens_total", upstream=url),
-        await client.figure("prefix_tokens_total", upstream=url),
+        await client.figure("upstream_prompt_tokens_total", upstream=url),
+        await client.figure("upstream_cached_prompt_tokens_total", upstream=url),
     )
 
 
 @pytest.mark.parametrize("cached", [-1, 5, True, 2.0, "3", None, [], 2**70])
 async def test_counts_that_cannot_be_are_not_counted(stage: Stage, cached: Any) -> None:
-    """An upstream that says nonsense of its own prefix cache is passed on and left out of the figures."""
+    """Invalid counts of an upstream are relayed and left out of the figures."""
     usage = {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5}
     body = {
         "id": "x",
@@ -148,7 +148,7 @@ async def test_counts_that_cannot_be_are_not_counted(stage: Stage, cached: Any) 
     assert await saved_prefill(client, mock.url) == before
 
 
-# What it is told
+# Hints to the upstream
 
 
 @shapes
@@ -158,7 +158,7 @@ async def test_counts_that_cannot_be_are_not_counted(stage: Stage, cached: Any) 
 async def test_the_kind_of_request_says_whether_its_prompt_comes_again(
     stage: Stage, path: str, body: dict[str, Any], expected: str, stream: bool
 ) -> None:
-    """Of a chat the next turn is likely to follow, of a completion nothing."""
+    """A chat is likely to be continued, a completion is not."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     assert (await client.post({**body, "stream": stream}, path)).status == 200
@@ -169,7 +169,7 @@ async def test_the_kind_of_request_says_whether_its_prompt_comes_again(
 @pytest.mark.parametrize("said", ["conversation", "one-shot"])
 @pytest.mark.parametrize(("path", "body"), [(CHAT, chat()), (COMPLETIONS, completion())])
 async def test_a_client_that_knows_better_is_believed(stage: Stage, path: str, body: dict[str, Any], said: str) -> None:
-    """What it says in the same header is what the upstream hears, once, however it says it."""
+    """The upstream gets the client's value of the header, once."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     answers = [await client.send("POST", path, body, {**AGAIN, "X-Keepgate-Reuse": said})]
@@ -183,7 +183,7 @@ async def test_a_client_that_knows_better_is_believed(stage: Stage, path: str, b
 
 @pytest.mark.parametrize("said", ["", "Conversation", "oneshot", "one-shot, conversation", "conversation;q=1", "é"])
 async def test_any_other_word_is_refused(stage: Stage, said: str) -> None:
-    """400 that names the header and what would be right; the upstream is not asked."""
+    """400 names the header and what is expected; no upstream is called."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     refused = await client.post(chat(), x_keepgate_reuse=said)
@@ -194,7 +194,7 @@ async def test_any_other_word_is_refused(stage: Stage, said: str) -> None:
 
 
 async def test_the_header_twice_is_refused(stage: Stage) -> None:
-    """Which of two counts would be a guess."""
+    """Two values are ambiguous."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     body = b'{"model":"mock","messages":[{"role":"user","content":"hi"}]}'
@@ -207,7 +207,7 @@ async def test_the_header_twice_is_refused(stage: Stage) -> None:
 
 
 async def test_reuse_is_not_part_of_what_is_asked(stage: Stage) -> None:
-    """Requests that differ in it alone share an answer."""
+    """Requests that differ only in this header share an answer."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     answers = [await client.post(chat(), x_keepgate_reuse=said) for said in ("conversation", "one-shot")]
@@ -217,7 +217,7 @@ async def test_reuse_is_not_part_of_what_is_asked(stage: Stage) -> None:
     assert len({answer.entry for answer in answers}) == 1
 
 
-# Whose it is
+# Tenants
 
 FORGED = ("red", "0123456789abcdef0123")
 
@@ -230,7 +230,7 @@ FORGED = ("red", "0123456789abcdef0123")
 async def test_a_client_does_not_choose_its_tenant_at_the_upstream(
     stage: Stage, namespace: str, hidden: tuple[bytes, ...], path: bytes
 ) -> None:
-    """However often it names one, however it hides the gateway's: the upstream hears the gateway's, or none."""
+    """The upstream gets the gateway's namespace or none, whatever the client sends."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream, cache={"namespace": namespace})
     forged = [
@@ -259,7 +259,7 @@ async def test_a_client_does_not_choose_its_tenant_at_the_upstream(
 
 
 async def test_tenants_do_not_meet_in_the_prefix_store(stage: Stage) -> None:
-    """A prompt that one has asked is new when another asks, whatever namespace it names; its owner finds it again."""
+    """Another tenant's prompt is new, for any namespace; its owner reuses it."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream, cache={"namespace": "header:X-Team"})
     for team in ("red", "blue"):

@@ -1,4 +1,4 @@
-"""Looking into the upstreams' prefix stores, and working on them, through the gateway."""
+"""Inspecting and changing the upstreams' prefix stores through the gateway."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.gateway.conftest import Stage
 from tests.gateway.raw_upstream import json_reply, saying
 from tests.gateway.wire import wire
 
-EVERYWHERE = "0.0.0.0"  # noqa: S104  # what an operator says to be reached from elsewhere
+EVERYWHERE = "0.0.0.0"  # noqa: S104  # an operator's setting for access from other hosts
 PREFIX = "/v1/cache/prefix"
 ADMIN = {"x-keepgate-admin-key": "the-admin-key"}
 PROMPT = {"model": "mock", "prompt": "a system prompt"}
@@ -26,12 +26,12 @@ operations = pytest.mark.parametrize(("method", "path", "body"), OPERATIONS)
 changes = pytest.mark.parametrize(("method", "path", "body"), OPERATIONS[1:])
 
 
-# Who may
+# Access
 
 
 @operations
 async def test_on_loopback_no_key_is_needed(stage: Stage, method: str, path: str, body: Any) -> None:
-    """As for the cache's own figures."""
+    """The rule of the cache's own figures applies."""
     client = await stage.gateway(await stage.prefix())
 
     assert (await client.send(method, path, body)).status == 200
@@ -39,7 +39,7 @@ async def test_on_loopback_no_key_is_needed(stage: Stage, method: str, path: str
 
 @operations
 async def test_beyond_loopback_a_key_must_be_set(stage: Stage, method: str, path: str, body: Any) -> None:
-    """Else nobody gets in, and no upstream is asked."""
+    """Without a key it is refused, and no upstream is called."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream, host=EVERYWHERE)
     refused = await client.send(method, path, body)
@@ -52,7 +52,7 @@ async def test_beyond_loopback_a_key_must_be_set(stage: Stage, method: str, path
 async def test_a_tenant_is_no_operator(
     stage: Stage, method: str, path: str, body: Any, headers: dict[str, str]
 ) -> None:
-    """Its key does not open what is the operator's, and no upstream is asked."""
+    """A tenant's key is refused, and no upstream is called."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream, admin_key="the-admin-key")
     refused = await client.send(method, path, body, headers)
@@ -74,7 +74,7 @@ async def test_a_tenant_is_no_operator(
 async def test_the_admin_key_goes_to_no_upstream(
     stage: Stage, method: str, path: str, body: Any, headers: dict[str, str]
 ) -> None:
-    """Neither in its own header nor as a bearer token."""
+    """It is sent neither in its own header nor as a bearer token."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream, admin_key="the-admin-key")
     answer = await client.send(method, path, body, headers)
@@ -86,7 +86,7 @@ async def test_the_admin_key_goes_to_no_upstream(
 
 @pytest.mark.parametrize("namespace", ["authorization", "header:X-Team"])
 async def test_an_operator_asks_as_the_tenant_whose_credentials_come_along(stage: Stage, namespace: str) -> None:
-    """The upstream sees the same tenant as when the tenant asks itself; with the admin key alone it sees no other."""
+    """The upstream gets the same tenant as in the tenant's own requests; with the admin key alone it gets none."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream, admin_key="the-admin-key", cache={"namespace": namespace})
     credentials = {"X-Team": "red", "x-keepgate-namespace": "blue"}
@@ -131,7 +131,7 @@ HIDDEN = [
 @pytest.mark.parametrize("target", HIDDEN)
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 async def test_clients_do_not_reach_an_upstreams_store(stage: Stage, method: str, target: str) -> None:
-    """However the path is written: neither operations nor blocks, which are for engines, are relayed."""
+    """Neither operations nor blocks, which are for engines, are relayed, for any spelling of the path."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream, admin_key="the-admin-key")
     body = msgspec.json.encode(PROMPT)
@@ -144,11 +144,11 @@ async def test_clients_do_not_reach_an_upstreams_store(stage: Stage, method: str
     assert upstream.store_asked == []
 
 
-# What is gathered
+# Reports
 
 
 async def test_what_each_upstream_says_of_its_store_is_gathered_as_it_is(stage: Stage) -> None:
-    """By URL, byte for byte; of those that say nothing, why."""
+    """The report has each upstream's reply byte for byte, or the reason why it has none."""
     told = b'{"namespace": "ab12",  "tiers": {"disk": {"blocks": 1, "gigabytes_per_second": 1.20}}, "new": [1E30]}'
     first, second, none = await stage.prefix(), await stage.prefix("other"), await stage.mock()
     gone = "http://127.0.0.1:9/v1"
@@ -186,7 +186,7 @@ async def test_what_each_upstream_says_of_its_store_is_gathered_as_it_is(stage: 
 async def test_an_upstream_that_fails_is_named_with_its_reason(
     stage: Stage, status: int, said: bytes, code: str
 ) -> None:
-    """Whatever it says, the others are shown."""
+    """The others are shown nevertheless."""
     odd, well = await stage.prefix(), await stage.prefix()
     odd.refusal = (status, said)
     client = await stage.gateway(odd, well)
@@ -198,7 +198,7 @@ async def test_an_upstream_that_fails_is_named_with_its_reason(
 
 
 async def test_an_upstream_that_breaks_off_is_named_with_its_reason(stage: Stage) -> None:
-    """In its head or in its body."""
+    """It may break off in its head or in its body."""
     cut = await stage.raw(saying(b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n{"))
     rubbish = await stage.raw(saying(b"\0\0\0"))
     whole = await stage.raw(saying(json_reply(b'{"pinned": 1}')))
@@ -213,7 +213,7 @@ async def test_an_upstream_that_breaks_off_is_named_with_its_reason(stage: Stage
 async def test_an_upstream_that_hangs_is_waited_for_until_a_deadline(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, method: str, path: str, body: Any
 ) -> None:
-    """Then it is named, and the others' answers are there."""
+    """It is named, and the others' replies are shown."""
     monkeypatch.setattr("gateway.api.prefix_stores._REPORT_DEADLINE", 0.5)
     monkeypatch.setattr("gateway.api.prefix_stores._OPERATION_DEADLINE", 0.5)
     hanging, well = await stage.prefix(), await stage.prefix()
@@ -228,7 +228,7 @@ async def test_an_upstream_that_hangs_is_waited_for_until_a_deadline(
 
 
 async def test_without_any_upstream_there_is_nothing_to_gather(stage: Stage) -> None:
-    """While the backend starts the report is empty, and an operation is told to come back."""
+    """While the backend starts the report is empty, and an operation is 503."""
     client = await stage.gateway()
 
     assert (await client.get(PREFIX)).json == {"upstreams": {}}
@@ -237,14 +237,14 @@ async def test_without_any_upstream_there_is_nothing_to_gather(stage: Stage) -> 
         assert (answer.status, answer.error["code"]) == (503, "no_upstream")
 
 
-# What is done
+# Operations
 
 
 @changes
 async def test_an_operation_goes_to_every_upstream_that_has_the_model(
     stage: Stage, method: str, path: str, body: Any
 ) -> None:
-    """And to those that have not said yet what they have."""
+    """Upstreams that have not listed their models get it, too."""
     having, other, silent = await stage.prefix("mock"), await stage.prefix("other"), await stage.prefix("mock", "x")
     client = await stage.gateway(having, other, silent)
     await client.gateway.router.refresh()
@@ -261,7 +261,7 @@ async def test_an_operation_goes_to_every_upstream_that_has_the_model(
 
 @changes
 async def test_without_a_model_an_operation_goes_to_all(stage: Stage, method: str, path: str, body: Any) -> None:
-    """Each says what it has done."""
+    """The response has the result of each."""
     upstreams = [await stage.prefix("one"), await stage.prefix("two")]
     client = await stage.gateway(*upstreams)
     await client.gateway.router.refresh()
@@ -272,7 +272,7 @@ async def test_without_a_model_an_operation_goes_to_all(stage: Stage, method: st
 
 
 async def test_emptying_says_how_much_was_removed(stage: Stage) -> None:
-    """By each; a prompt asked before is prefilled whole afterwards."""
+    """The response has each upstream's number; old prompts are prefilled completely afterwards."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     await client.post(chat("one two three"))
@@ -285,7 +285,7 @@ async def test_emptying_says_how_much_was_removed(stage: Stage) -> None:
 
 @changes
 async def test_a_model_that_nobody_has_is_404(stage: Stage, method: str, path: str, body: Any) -> None:
-    """Nothing is emptied because of a slip of the pen."""
+    """Nothing is emptied because of a misspelt model."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     await client.gateway.router.refresh()
@@ -298,7 +298,7 @@ async def test_a_model_that_nobody_has_is_404(stage: Stage, method: str, path: s
 
 @changes
 async def test_where_nobody_has_a_store_an_operation_is_404(stage: Stage, method: str, path: str, body: Any) -> None:
-    """However many there are."""
+    """This holds for any number of upstreams."""
     client = await stage.gateway(await stage.mock(), await stage.mock())
     refused = await client.send(method, path, body)
 
@@ -307,7 +307,7 @@ async def test_where_nobody_has_a_store_an_operation_is_404(stage: Stage, method
 
 
 async def test_what_all_refuse_alike_is_refused_in_their_words(stage: Stage) -> None:
-    """Status, message, field and code."""
+    """Status, message, field and code are relayed."""
     upstreams = [await stage.prefix(), await stage.prefix()]
     error = {"message": "messages: empty", "type": "invalid_request_error", "param": "messages", "code": "empty"}
     for upstream in upstreams:
@@ -319,7 +319,7 @@ async def test_what_all_refuse_alike_is_refused_in_their_words(stage: Stage) -> 
 
 
 async def test_what_fails_everywhere_for_different_reasons_names_each(stage: Stage) -> None:
-    """502, with every upstream and its reason."""
+    """502 names every upstream and its reason."""
     failing, none = await stage.prefix(), await stage.mock()
     failing.refusal = (500, b"oops")
     client = await stage.gateway(failing, none)
@@ -350,7 +350,7 @@ async def test_what_fails_everywhere_for_different_reasons_names_each(stage: Sta
 async def test_what_is_not_clear_is_refused_and_asks_nobody(
     stage: Stage, method: str, path: str, body: Any, param: str | None
 ) -> None:
-    """400, naming the field."""
+    """400 names the field."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     refused = await client.send(method, PREFIX + path, body)
@@ -360,7 +360,7 @@ async def test_what_is_not_clear_is_refused_and_asks_nobody(
 
 
 async def test_a_head_is_told_the_size_of_the_report(stage: Stage) -> None:
-    """As for GET, of which the upstreams are asked."""
+    """The upstreams are called as for GET."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     head, report = await client.send("HEAD", PREFIX), await client.get(PREFIX)
@@ -371,7 +371,7 @@ async def test_a_head_is_told_the_size_of_the_report(stage: Stage) -> None:
 
 @pytest.mark.parametrize(("method", "path"), [("POST", ""), ("GET", "/pin"), ("POST", "/blocks"), ("POST", "/pin/x")])
 async def test_other_operations_do_not_exist(stage: Stage, method: str, path: str) -> None:
-    """And reach no upstream."""
+    """They reach no upstream."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
 

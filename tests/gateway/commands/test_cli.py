@@ -1,4 +1,4 @@
-"""The command `keepgate`, as a newcomer types it."""
+"""The command `keepgate`."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def keepgate(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def refusal(*words: str, **variables: str) -> str:
-    """The one line on standard error with which the command refuses; its status says that too."""
+    """The one line on standard error of a refusal; checks the status, too."""
     done = keepgate(*words, **variables)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -30,7 +30,7 @@ def refusal(*words: str, **variables: str) -> str:
 
 
 def test_help_says_what_it_is_and_shows_the_first_commands() -> None:
-    """`keepgate --help` is enough to begin with."""
+    """`keepgate --help` shows the first commands."""
     done = keepgate("--help")
     assert done.returncode == 0
     assert "caching gateway in front of LLM backends" in done.stdout
@@ -40,7 +40,7 @@ def test_help_says_what_it_is_and_shows_the_first_commands() -> None:
 
 
 def test_help_of_serve_names_every_option_with_its_default_and_its_other_sources() -> None:
-    """`keepgate serve --help` tells what else can be said, and where."""
+    """`keepgate serve --help` lists all options and their other sources."""
     text = keepgate("serve", "--help").stdout
     for words in ("--upstream URL", "mock:", "--port N", "(8080)", "--workers N", "--redis URL", "--config FILE"):
         assert words in text
@@ -53,7 +53,7 @@ def test_help_of_serve_names_every_option_with_its_default_and_its_other_sources
 
 
 def test_the_backend_answers_for_its_own_help() -> None:
-    """`keepgate backend` hands every word on."""
+    """`keepgate backend` passes every argument on."""
     done = keepgate("backend", "--help")
     assert done.returncode == 0
     assert "keepgate backend" in done.stdout
@@ -62,7 +62,7 @@ def test_the_backend_answers_for_its_own_help() -> None:
 
 @pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["backend", "--help"], ["--version"], []])
 def test_a_reader_that_stops_reading_ends_it_quietly(words: list[str]) -> None:
-    """As with `keepgate --help | head -1`: by the signal that ends other commands, without a word."""
+    """As with `keepgate --help | head -1`: SIGPIPE ends it, without a message."""
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([KEEPGATE, *words], stdout=writer, stderr=subprocess.PIPE, timeout=30)
@@ -71,20 +71,20 @@ def test_a_reader_that_stops_reading_ends_it_quietly(words: list[str]) -> None:
 
 
 def test_without_a_word_the_help_is_shown() -> None:
-    """It is not a success, for nothing was done."""
+    """The status is not 0, as nothing was done."""
     done = keepgate()
     assert done.returncode == 2
     assert "keepgate serve" in done.stdout
 
 
 def test_version() -> None:
-    """One line that scripts can read."""
+    """The version is one line."""
     done = keepgate("--version")
     assert (done.returncode, done.stdout.split()[0]) == (0, "keepgate")
 
 
 def test_help_answers_at_once() -> None:
-    """Under 0.3 s: the quickest of several runs, so that a busy machine does not count."""
+    """The fastest of several runs is below 0.3 s."""
     durations = []
     for _ in range(5):
         start = time.perf_counter()
@@ -94,7 +94,7 @@ def test_help_answers_at_once() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """Not even what the gateway itself needs: only the command's own module is loaded."""
+    """Only the command's own module is loaded."""
     script = """
 import json, sys
 from gateway.commands.cli import main
@@ -122,7 +122,7 @@ except SystemExit:
             ["serve", "--upstreams=http://a"],
             "keepgate serve: --upstreams is not an option; did you mean --upstream? (see keepgate serve --help)",
         ),
-        # An abbreviation would change its meaning on the day that an option with the same beginning comes.
+        # An abbreviation would change its meaning with a new option of the same prefix.
         (
             ["serve", "--por", "80"],
             "keepgate serve: --por is not an option; did you mean --port? (see keepgate serve --help)",
@@ -152,7 +152,7 @@ except SystemExit:
     ],
 )
 def test_a_slip_is_answered_with_what_was_meant(words: list[str], message: str) -> None:
-    """One line, no usage dump, no traceback."""
+    """The message is one line, without usage or traceback."""
     assert refusal(*words) == message
 
 
@@ -173,6 +173,6 @@ def test_the_settings_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
 
 
 def test_python_m_gateway_is_the_same_command() -> None:
-    """For where the script is not on PATH."""
+    """`python -m gateway` works without the script on PATH."""
     done = subprocess.run([sys.executable, "-m", "gateway", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == keepgate("--version").stdout

@@ -1,4 +1,4 @@
-"""Background work that fails is heard of, and takes nothing down that can do without it."""
+"""Background work that fails is logged, and ends only what depends on it."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ async def fail() -> None:
 
 
 async def test_work_that_concerns_nobody_else_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged, by the kind of its fault and not by its words."""
+    """The log has the type of its error, not the message."""
     with caplog.at_level(logging.ERROR):
         async with background_tasks() as tasks:
             await tasks.start_isolated(fail())
@@ -26,7 +26,7 @@ async def test_work_that_concerns_nobody_else_fails_alone(caplog: pytest.LogCapt
 
 
 async def test_work_without_end_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As often as it fails."""
+    """It restarts after every failure."""
     monkeypatch.setattr(module, "_PAUSE", 0.0)
     begun = asyncio.Semaphore(0)
 
@@ -41,7 +41,7 @@ async def test_work_without_end_is_begun_again(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_work_that_the_scope_needs_ends_it() -> None:
-    """With its own exception."""
+    """The scope raises the work's exception."""
 
     async def scope() -> None:
         async with background_tasks() as tasks:

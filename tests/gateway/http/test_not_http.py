@@ -1,4 +1,4 @@
-"""Bytes that are not HTTP: a 4xx in OpenAI's error form, a worker that goes on, and a silent log."""
+"""Bytes that are not HTTP: a 4xx in OpenAI's error form, a running worker, and no log."""
 
 import contextlib
 import logging
@@ -58,7 +58,7 @@ async def test_what_is_not_http_is_refused_in_the_same_form(served: tuple[Client
     """400 or another 4xx with OpenAI's error object, as every other refusal."""
     client, mock = served
     async with wire(client) as connection:
-        with contextlib.suppress(ConnectionError):  # refused before it was all sent
+        with contextlib.suppress(ConnectionError):  # refused before all was sent
             await connection.send(bad)
         refused = await connection.answer()
 
@@ -71,13 +71,13 @@ async def test_what_is_not_http_is_refused_in_the_same_form(served: tuple[Client
 
 @pytest.mark.parametrize("bad", NOT_HTTP.values(), ids=NOT_HTTP.keys())
 async def test_what_is_not_http_is_refused_after_hits_too(served: tuple[Client, MockUpstream], bad: bytes) -> None:
-    """After requests that were answered from memory the rules are the same."""
+    """The rules are the same after hits from memory."""
     client, mock = served
     async with wire(client) as connection:
         for _ in range(5):
             await connection.send(request_bytes(body()))
             assert (await connection.answer()).status == 200
-        with contextlib.suppress(ConnectionError):  # refused before it was all sent
+        with contextlib.suppress(ConnectionError):  # refused before all was sent
             await connection.send(bad)
         refused = await connection.answer()
 
@@ -87,12 +87,12 @@ async def test_what_is_not_http_is_refused_after_hits_too(served: tuple[Client, 
 
 @pytest.mark.parametrize("bad", [b"no size", b"3\r\nlonger than that\r\n0\r\n\r\n"], ids=["no size", "too long"])
 async def test_a_body_that_turns_bad_later_is_refused_at_once(stage: Stage, bad: bytes) -> None:
-    """Bytes that end all hope for the body are not waited out until its deadline, which is a minute."""
+    """An invalid body is refused before its deadline of a minute."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     async with wire(client) as connection:
         await connection.send(HEAD + b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n")
-        assert b"100" in await connection.line()  # it waits for the body by now
+        assert b"100" in await connection.line()  # it waits for the body now
         await connection.line()
         with contextlib.suppress(ConnectionError):
             await connection.send(bad + b"\r\n")
@@ -105,7 +105,7 @@ async def test_a_body_that_turns_bad_later_is_refused_at_once(stage: Stage, bad:
 async def test_a_body_that_does_not_unpack_is_the_clients_fault(
     served: tuple[Client, MockUpstream], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It gets its 400, and nobody who sends many of them fills the log."""
+    """It is 400, and many of them do not fill the log."""
     client, _ = served
     with caplog.at_level(logging.INFO):
         answer = await client.post(b"not gzip, " + SECRET.encode(), Content_Encoding="gzip")

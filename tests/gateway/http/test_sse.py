@@ -1,4 +1,4 @@
-"""Events are found wherever the network cuts, and in linear time."""
+"""Events are parsed for any cuts of the bytes, in linear time."""
 
 import time
 
@@ -22,7 +22,7 @@ def split(chunks: list[bytes]) -> tuple[list[bytes], bytes]:
     cuts=st.sets(st.integers(0, 200)),
 )
 def test_events_do_not_depend_on_how_the_bytes_are_cut(breaks: list[bytes], rest: bytes, cuts: set[int]) -> None:
-    """Whatever ends the lines, and wherever a read ends."""
+    """This holds for any line ends and any reads."""
     sent = b"".join(EVENT + end + end for end in breaks) + rest
     ends = sorted(cut for cut in cuts if cut < len(sent))
     chunks = [sent[start:end] for start, end in zip([0, *ends], [*ends, len(sent)], strict=True)]
@@ -30,7 +30,7 @@ def test_events_do_not_depend_on_how_the_bytes_are_cut(breaks: list[bytes], rest
 
     assert b"".join(events) + left == sent
     assert events == [EVENT + end + end for end in breaks][: len(events)]
-    # A lone return at the very end may be half of a line break.
+    # A lone CR at the very end may be half of a line break.
     assert len(events) >= len(breaks) - (1 if breaks[-1] == b"\r" and not rest else 0)
 
 

@@ -1,4 +1,4 @@
-"""However requests are cut, glued and repeated on a connection, each gets its own answer, in order."""
+"""Requests that are cut, joined and repeated on a connection each get their own answer, in order."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ def in_chunks(question: str) -> bytes:
     return head + chunked(body[:30]) + chunked(body[30:]) + chunked(b"")
 
 
-# What a client may send, and what must come back to it.
+# Requests, and the expected answers.
 REQUESTS: list[tuple[bytes, str]] = [
     *((ask(question), question) for question in QUESTIONS),
     *((ask(question, stream=True), question) for question in QUESTIONS),
@@ -55,7 +55,7 @@ def said(answer: Answer) -> str:
 @pytest.fixture
 async def client(stage: Stage) -> Client:
     client = await stage.gateway(await stage.mock())
-    # Hot from the start: each request has been answered often enough to be known by its bytes.
+    # On the fast path from the start: each request was answered often enough to be found by its bytes.
     async with wire(client) as connection:
         for _ in range(3):
             for request, expected in REQUESTS:
@@ -65,7 +65,7 @@ async def client(stage: Stage) -> Client:
 
 
 async def test_a_request_that_is_repeated_on_one_connection_is_a_hit_each_time(client: Client) -> None:
-    """With the headers of any hit, counted like any hit."""
+    """It has the headers of a hit and is counted as a hit."""
     before = await client.figure("requests_total", cache="hit")
     async with wire(client) as connection:
         answers: list[Answer] = []
@@ -81,7 +81,7 @@ async def test_a_request_that_is_repeated_on_one_connection_is_a_hit_each_time(c
 
 
 async def test_a_body_that_is_a_request_is_not_answered_as_one(client: Client) -> None:
-    """A hot request's bytes, sent as the body of another, are that one's body, however they are cut."""
+    """A cached request's bytes, sent as the body of another, are that one's body, for any cuts."""
     hot = ask("red")
     head = b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Length: %d\r\n\r\n" % len(hot)
     async with wire(client) as connection:
@@ -89,29 +89,29 @@ async def test_a_body_that_is_a_request_is_not_answered_as_one(client: Client) -
             await connection.send(ask("red"))
             assert (await connection.answer()).text == "red"
             await connection.send(head)
-            await asyncio.sleep(0.01)  # so that the gateway reads them apart
+            await asyncio.sleep(0.01)  # so that the gateway reads them separately
             await connection.send(hot)
             assert (await connection.answer()).status == 400
 
 
 @pytest.mark.parametrize("chunks", [2, 3, 7])
 async def test_a_request_in_pieces_is_one_request(client: Client, chunks: int) -> None:
-    """On a hot connection too."""
-    rng = random.Random(chunks)  # noqa: S311  # no secret
+    """This holds on the fast path, too."""
+    rng = random.Random(chunks)  # noqa: S311  # not a secret
     async with wire(client) as connection:
         for _ in range(20):
             request = ask("green")
             cuts = sorted(rng.sample(range(1, len(request)), chunks - 1))
             for start, end in zip([0, *cuts], [*cuts, len(request)], strict=True):
                 await connection.send(request[start:end])
-                await asyncio.sleep(0.001)  # so that the gateway reads them apart
+                await asyncio.sleep(0.001)  # so that the gateway reads them separately
             assert (await connection.answer()).text == "green"
             await connection.send(ask("blue"))
             assert (await connection.answer()).text == "blue"
 
 
 async def test_a_purge_reaches_what_a_connection_knows(client: Client) -> None:
-    """Between two hits of one connection."""
+    """A purge takes effect between two hits of one connection."""
     async with wire(client) as connection:
         for _ in range(3):
             await connection.send(ask("red"))
@@ -124,7 +124,7 @@ async def test_a_purge_reaches_what_a_connection_knows(client: Client) -> None:
 
 
 async def test_another_answer_reaches_what_a_connection_knows(stage: Stage) -> None:
-    """What no-cache has renewed is what the connection gets from then on."""
+    """After a no-cache request the connection gets the new answer."""
     mock = await stage.mock(Reply(text="old"))
     client = await stage.gateway(mock)
     async with wire(client) as connection:
@@ -139,7 +139,7 @@ async def test_another_answer_reaches_what_a_connection_knows(stage: Stage) -> N
 
 
 async def test_a_client_that_does_not_read_is_not_answered_without_end(client: Client) -> None:
-    """Answers wait until the client takes them; they are not gathered in the gateway's memory."""
+    """Answers wait until the client reads them; they do not pile up in the gateway's memory."""
     request = ask("red")
     sent = 0
     async with wire(client, receive_buffer=2**14) as connection:
@@ -153,7 +153,7 @@ async def test_a_client_that_does_not_read_is_not_answered_without_end(client: C
                 await connection.send(request * 50)
                 sent += 50
 
-        # The test reads nothing: what comes back fills the sockets' buffers, and then the gateway stops reading.
+        # The test reads nothing: answers fill the sockets' buffers, and then the gateway stops reading.
         connection.reader._transport.pause_reading()  # type: ignore[attr-defined]  # asyncio has no public way
         pouring = asyncio.create_task(pour())
         before = -1
@@ -169,7 +169,7 @@ async def test_a_client_that_does_not_read_is_not_answered_without_end(client: C
 
 
 class Speaker:
-    """Writes requests as told and reads the answers meanwhile."""
+    """Writes requests and reads the answers meanwhile."""
 
     def __init__(self, connection: Wire) -> None:
         self._connection = connection
@@ -179,7 +179,7 @@ class Speaker:
         for number, (start, end) in enumerate(zip(borders, [*borders[1:], len(data)], strict=True)):
             await self._connection.send(data[start:end])
             if pauses[number % len(pauses)]:
-                await asyncio.sleep(0.002)  # so that the gateway reads them apart
+                await asyncio.sleep(0.002)  # so that the gateway reads them separately
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,4 +1,4 @@
-"""`keepgate serve` as a process of its own, started, talked to and ended the way an operator does it."""
+"""`keepgate serve` as a process of its own, started, called and stopped as by an operator."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ DEADLINE = 60.0
 
 
 class Serving:
-    """A running `keepgate serve`; `lines` is what it has said so far."""
+    """A running `keepgate serve`; `lines` is its output so far."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -57,7 +57,7 @@ class Serving:
         self.find_url()
 
     def find_url(self) -> None:
-        """For a gateway that is not ready but serves already."""
+        """Finds the URL of a gateway that serves before it is ready."""
         match = re.search(r"serving +(http://\S+)/v1", self.said)
         assert match is not None
         self.url = match[1]
@@ -89,7 +89,7 @@ class Serving:
         return await self.ended()
 
     async def ended(self) -> int:
-        """The exit status, once everything it said is read."""
+        """The exit status, once all output is read."""
         async with asyncio.timeout(DEADLINE):
             status = await self.process.wait()
             await self._reading
@@ -123,8 +123,8 @@ class Serving:
 async def serving(state: Path, *words: str, ready: bool = True, **variables: str) -> AsyncIterator[Serving]:
     """Run `keepgate serve --port 0` with these further words; killed at the end if it still runs.
 
-    A lookup in the store may take long: how busy the machine is must not turn a hit into a miss. The gateway has a
-    temporary folder of its own, in which nothing may be left, however it ended.
+    Lookups in the store have a long deadline, so that a busy machine does not turn a hit into a miss. The gateway has
+    its own temporary folder, which must be empty at the end.
     """
     plain = {name: value for name, value in os.environ.items() if not name.startswith("KEEPGATE_")}
     environment = {
@@ -169,7 +169,7 @@ def processes() -> dict[int, str]:
 
 
 def parent_of(pid: int) -> int:
-    """0 for a process that is gone."""
+    """0 for an ended process."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
@@ -192,7 +192,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Return when it holds. For what tells nobody, such as the end of another's child. Raises TimeoutError."""
+    """Return when it holds. For conditions without an event, such as another's child. Raises TimeoutError."""
     async with asyncio.timeout(DEADLINE):
         while not condition():  # noqa: ASYNC110  # see above
             await asyncio.sleep(0.02)

@@ -36,7 +36,7 @@ def holder(state: Path, **variables: str) -> tuple[subprocess.Popen[str], Path]:
 
 
 def test_it_goes_with_its_process(tmp_path: Path) -> None:
-    """Nothing stays in the state directory once the process has ended."""
+    """The state directory is empty after the process has ended."""
     process, directory = holder(tmp_path)
     assert (directory / "counters").is_file()
     process.communicate()

@@ -1,4 +1,4 @@
-"""`keepgate serve` and its embedded store: from the first line to the last signal, and what goes wrong in between."""
+"""`keepgate serve` and its embedded store: start, stop, signals and faults."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ async def ask_and_keep(gateway: Serving, content: str = "hello") -> None:
     assert (await gateway.ask(content)).cache == "miss"
     socket = next((state_of(gateway) / "valkey").glob("*.sock"))
     client = redis.asyncio.from_url(f"unix://{socket}")
-    while not await client.dbsize():  # noqa: ASYNC110  # the write is behind the answer
+    while not await client.dbsize():  # noqa: ASYNC110  # the write follows the answer
         await asyncio.sleep(0.01)
     await client.execute_command("WAITAOF", 1, 0, 5000)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
     await client.aclose()
@@ -42,9 +42,7 @@ def state_of(gateway: Serving) -> Path:
 
 
 async def test_it_says_where_it_serves_once_it_can(stage: Stage, tmp_path: Path) -> None:
-    """The last line of the start is `Ready`; from then on an app can use the URL that was printed, on the port that
-    KEEPGATE_PORT names.
-    """
+    """The last line of the start is `Ready`; then an app can use the printed URL, on the port that KEEPGATE_PORT names."""
     mock, port = await stage.mock(), free_port()
     async with serving(tmp_path, "--upstream", mock.url, KEEPGATE_PORT=str(port)) as gateway:
         assert gateway.url == f"http://127.0.0.1:{port}"
@@ -57,7 +55,7 @@ async def test_it_says_where_it_serves_once_it_can(stage: Stage, tmp_path: Path)
 
 
 async def test_it_says_at_the_start_that_no_upstream_can_be_reached(tmp_path: Path) -> None:
-    """A wrong URL shows before the first request fails."""
+    """A wrong URL is reported before the first request."""
     async with serving(tmp_path, "--upstream", f"http://127.0.0.1:{free_port()}/v1") as gateway:
         await gateway.until_said(f"No upstream can be reached; GET {gateway.url}/ready")
         assert (await gateway.send("GET", "/ready")).status == 503
@@ -66,13 +64,13 @@ async def test_it_says_at_the_start_that_no_upstream_can_be_reached(tmp_path: Pa
 
 async def until_reachable(gateway: Serving) -> None:
     async with asyncio.timeout(DEADLINE):
-        while (await gateway.send("GET", "/ready")).status != 200:  # noqa: ASYNC110  # it is asked over HTTP
+        while (await gateway.send("GET", "/ready")).status != 200:  # noqa: ASYNC110  # a call over HTTP
             await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGHUP", "Ctrl-C"])
 async def test_a_signal_stops_everything_and_loses_nothing(stage: Stage, tmp_path: Path, how: str) -> None:
-    """Status 0, no child left, and the answer of the moment before is a hit after the next start, which is quick.
+    """Status 0, no child left, and the last answer is a hit after the next start, which is fast.
 
     Ctrl-C in a terminal sends SIGINT to every process of the group; the children are not in it, else they would end
     before what is pending is written.
@@ -107,7 +105,7 @@ async def test_a_signal_during_the_start_stops_what_has_started(tmp_path: Path) 
 
 
 async def test_a_second_signal_does_not_break_off_the_stopping(stage: Stage, tmp_path: Path) -> None:
-    """An impatient Ctrl-C changes nothing: the children are still stopped and the status is 0."""
+    """A second Ctrl-C changes nothing: the children are still stopped and the status is 0."""
     mock = await stage.mock()
     mock.hold.clear()
     async with serving(tmp_path, "--upstream", mock.url, KEEPGATE_TIMEOUTS_SHUTDOWN="1") as gateway:
@@ -123,7 +121,7 @@ async def test_a_second_signal_does_not_break_off_the_stopping(stage: Stage, tmp
 
 
 async def test_requests_under_way_are_finished_before_it_stops(stage: Stage, tmp_path: Path) -> None:
-    """A stream that has begun comes to its end; nobody new is let in."""
+    """A running stream is finished; new requests are refused."""
     mock = await stage.mock(Reply(text="one two three"))
     mock.hold.clear()
     async with serving(tmp_path, "--upstream", mock.url) as gateway:
@@ -137,8 +135,8 @@ async def test_requests_under_way_are_finished_before_it_stops(stage: Stage, tmp
 
 
 async def test_killed_outright_it_leaves_no_child_and_starts_again(stage: Stage, tmp_path: Path) -> None:
-    """SIGKILL gives the gateway no chance; the kernel ends its children. The next gateway waits until the old server
-    has really ended, for two servers would spoil the data, and then finds what was on disk.
+    """After SIGKILL the kernel ends the gateway's children. The next gateway waits until the old server has ended,
+    since two servers would damage the data, and then loads what was on disk.
     """
     mock = await stage.mock()
     async with serving(tmp_path, "--upstream", mock.url) as gateway:
@@ -183,7 +181,7 @@ async def test_two_gateways_on_one_state_directory_share_the_store(stage: Stage,
 
 
 async def test_a_killed_store_is_started_again_while_requests_go_on(stage: Stage, tmp_path: Path) -> None:
-    """Nobody sees an error; the server comes back with its data, and the gateway writes to it again."""
+    """No request fails; the server is back with its data, and the gateway writes to it again."""
     mock = await stage.mock()
     async with serving(tmp_path, "--upstream", mock.url) as gateway:
         await ask_and_keep(gateway)
@@ -200,7 +198,7 @@ async def test_a_killed_store_is_started_again_while_requests_go_on(stage: Stage
 
 @pytest.mark.parametrize("damage", ["cut short", "zeros at the end"])
 async def test_it_starts_on_what_a_crash_has_left(stage: Stage, tmp_path: Path, damage: str) -> None:
-    """A file that ends too early loses its end; one that cannot be read is set aside. Either way there is a store."""
+    """A truncated file loses its end; an unreadable one is set aside. The store works in both cases."""
     mock = await stage.mock()
     async with serving(tmp_path, "--upstream", mock.url) as gateway:
         await ask_and_keep(gateway, "first")
@@ -211,7 +209,7 @@ async def test_it_starts_on_what_a_crash_has_left(stage: Stage, tmp_path: Path, 
     within_second = content.index(entry.encode()) + 100
     file.write_bytes(content[:within_second] if damage == "cut short" else content + bytes(4096))
     async with serving(tmp_path, "--upstream", mock.url) as gateway:
-        # Of a file without a readable end nothing is trusted.
+        # A file without a readable end is not loaded.
         assert (await gateway.ask("first")).cache == ("hit" if damage == "cut short" else "miss")
         assert (await gateway.ask("second")).cache == "miss"
         assert (tmp_path / "valkey" / "appendonlydir.damaged").exists() == (damage != "cut short")
@@ -219,7 +217,7 @@ async def test_it_starts_on_what_a_crash_has_left(stage: Stage, tmp_path: Path, 
 
 
 async def test_a_state_directory_with_a_very_long_path_works(stage: Stage, tmp_path: Path) -> None:
-    """A socket's path may have about a hundred bytes; the data stay where they were asked for."""
+    """A socket's path may have about a hundred bytes; the data stay in the configured directory."""
     state = tmp_path / ("a" * 100) / ("b" * 100)
     mock = await stage.mock()
     async with serving(state, "--upstream", mock.url) as gateway:
@@ -253,7 +251,7 @@ async def test_without_a_store_nothing_is_written(stage: Stage, tmp_path: Path) 
 
 
 async def refusal(state: Path, *words: str, **variables: str) -> str:
-    """The one line that follows when it cannot start; its status is 1, and no process stays."""
+    """The one line of a failed start; checks that the status is 1 and no process stays."""
     async with serving(state, *words, ready=False, **variables) as gateway:
         assert await gateway.ended() == 1
         assert len(gateway.lines) == 1, gateway.said
@@ -261,7 +259,7 @@ async def refusal(state: Path, *words: str, **variables: str) -> str:
 
 
 async def test_a_taken_port_is_one_clear_line(stage: Stage, tmp_path: Path) -> None:
-    """With workers too, though these could share the port."""
+    """With workers, too, though these could share the port."""
     mock = await stage.mock()
     for workers, others in (("1", "2"), ("2", "1")):
         async with serving(tmp_path, "--upstream", mock.url, "--workers", workers, "--redis", "none") as gateway:
@@ -271,7 +269,7 @@ async def test_a_taken_port_is_one_clear_line(stage: Stage, tmp_path: Path) -> N
 
 
 async def test_a_state_directory_that_cannot_be_is_one_clear_line(tmp_path: Path) -> None:
-    """Below a file; and where the server's own data cannot be."""
+    """The directory is below a file, or the server's data cannot be there."""
     file = tmp_path / "file"
     file.touch()
     said = await refusal(file, "--upstream", "mock:")
@@ -283,7 +281,7 @@ async def test_a_state_directory_that_cannot_be_is_one_clear_line(tmp_path: Path
 
 
 async def test_a_refused_password_is_one_clear_line(own_valkey: Valkey, tmp_path: Path) -> None:
-    """A store that will never let the gateway in is a fault of the settings; the password is not repeated."""
+    """A refused password is an error of the settings; the password is not printed."""
     client = redis.asyncio.from_url(own_valkey.url)
     await client.config_set("requirepass", "right")
     await client.aclose()
@@ -297,19 +295,19 @@ async def test_a_refused_password_is_one_clear_line(own_valkey: Valkey, tmp_path
 
 
 async def test_an_address_that_is_not_this_machines_is_one_clear_line(tmp_path: Path) -> None:
-    """192.0.2.0/24 is nobody's (RFC 5737)."""
+    """192.0.2.0/24 is unused (RFC 5737)."""
     said = await refusal(tmp_path, "--upstream", "mock:", "--host", "192.0.2.1", "--redis", "none")
     assert said.startswith("keepgate: host: cannot listen on 192.0.2.1:0: ")
 
 
 async def test_a_missing_script_is_one_clear_line(tmp_path: Path) -> None:
-    """`mock:FILE` names the file."""
+    """The line names the file of `mock:FILE`."""
     said = await refusal(tmp_path, "--upstream", "mock:no.yaml", "--redis", "none")
     assert said == "keepgate: no.yaml: cannot be read: No such file or directory"
 
 
 async def test_nothing_that_a_tenant_wrote_is_logged(stage: Stage, tmp_path: Path) -> None:
-    """Neither prompts nor keys, at the most talkative level, whatever goes wrong with the request."""
+    """Neither prompts nor keys are logged, at the lowest level, for any failure of a request."""
     mock = await stage.mock(Reply(when="cut", cut_after=1), Reply(when="fail", status=500, body={"error": {}}))
     async with serving(tmp_path, "--upstream", mock.url, "--log-level", "debug") as gateway:
         for content in ("s3cret plain", "s3cret cut", "s3cret fail"):

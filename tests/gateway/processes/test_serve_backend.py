@@ -1,4 +1,4 @@
-"""`keepgate serve` as it is first tried: no upstream named, the in-repo backend on the real model."""
+"""`keepgate serve` without upstreams: the in-repo backend on the real model."""
 
 import asyncio
 import os
@@ -23,21 +23,21 @@ async def ask(gateway: Serving, **fields: Any) -> Answer:
 
 
 async def until_kept(gateway: Serving) -> None:
-    """Return when the shared store has an answer; it is written behind the answer."""
+    """Return when the shared store has an answer; the write follows the answer."""
     async with asyncio.timeout(DEADLINE):
         while not (await gateway.stats())["layers"]["exact"]["tiers"]["redis"]["entries"]:  # noqa: ASYNC110  # HTTP
             await asyncio.sleep(0.02)
 
 
 async def must_wait(gateway: Serving, seed: int) -> None:
-    """What is not cached is told to come back."""
+    """A miss gets 503 with Retry-After."""
     refused = await ask(gateway, seed=seed)
     assert (refused.status, refused.error["code"]) == (503, "no_upstream")
     assert int(refused.headers["Retry-After"]) > 0
 
 
 async def test_a_real_model_answers_and_its_answers_outlive_it(tmp_path: Path) -> None:
-    """Computed, then a hit in either shape; so it stays while the backend is down, and after a restart of all."""
+    """An answer is computed, then a hit in either shape, also without the backend and after a restart."""
     async with serving(tmp_path, "--model", "default") as gateway:
         assert f"Ready: {MODEL} answers at {gateway.url}/v1" in gateway.said
         assert [model["id"] for model in (await gateway.send("GET", "/v1/models")).json["data"]] == [MODEL]
@@ -74,14 +74,14 @@ async def test_a_real_model_answers_and_its_answers_outlive_it(tmp_path: Path) -
         assert (await ask(gateway)).json == computed.json
         await must_wait(gateway, seed=2)
         await gateway.until_ready()
-        # Ready in 10 s, counted in CPU seconds: what else runs on the machine is not the gateway's doing.
+        # Ready in 10 s, counted in CPU seconds, so that other load on the machine does not count.
         assert sum(cpu_seconds(pid) for pid in (gateway.pid, *gateway.children())) < 10
         assert (await gateway.send("GET", "/ready")).status == 200
 
 
 async def test_every_worker_knows_when_the_backend_is_there(tmp_path: Path) -> None:
-    """Ready means that each of them has it; when it is killed, each says so and answers what is cached. A gateway
-    that is killed itself takes them all along.
+    """Ready means that each worker has it; when it is killed, each reports that and serves cached answers. All of them
+    end with a killed gateway.
     """
     async with serving(tmp_path, "--workers", "2") as gateway:
         for seed in range(10):
@@ -110,7 +110,7 @@ async def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path) -> No
 
 
 async def test_the_backend_runs_as_it_is_told(tmp_path: Path) -> None:
-    """Options from the command line, the environment and the file reach it, and its answers are those of its form."""
+    """Options from the command line, the environment and the file reach it, and change its answers."""
     file = tmp_path / "keepgate.yaml"
     file.write_text("backend: {max_batch: 3, max_context: 512, batching: dynamic}\n")
     words = ("--config", str(file), "--kv-memory", "8MiB")
@@ -127,7 +127,7 @@ async def test_the_backend_runs_as_it_is_told(tmp_path: Path) -> None:
 
 
 async def test_an_option_that_the_model_cannot_have_is_the_backends_own_line(tmp_path: Path) -> None:
-    """What only the backend can know it says itself; nothing is added, and the status is 1."""
+    """The backend reports its own error; the gateway adds nothing, and the status is 1."""
     template = tmp_path / "broken.jinja"
     template.write_text("{% for m in messages %}")
     for variables, message in (
@@ -141,7 +141,7 @@ async def test_an_option_that_the_model_cannot_have_is_the_backends_own_line(tmp
 
 
 async def test_a_wrong_option_starts_nothing(tmp_path: Path) -> None:
-    """One line that names it, before there is any child."""
+    """One line names it, before any child starts."""
     async with serving(tmp_path, "--max-batch", "many", ready=False) as gateway:
         assert await gateway.ended() == 2
         assert gateway.lines == [

@@ -1,4 +1,4 @@
-"""`keepgate serve` with its own backend: what was prefilled is kept, for whom, where, and seen by whom."""
+"""`keepgate serve` with its own backend: its prefix store, by tenant, place and visibility."""
 
 import asyncio
 import signal
@@ -20,7 +20,7 @@ LONG: dict[str, Any] = {
 
 
 async def ask_anew(gateway: Serving, key: str) -> int:
-    """How many tokens of a long prompt need not be prefilled for this tenant."""
+    """How many tokens of a long prompt are reused for this tenant."""
     headers = {"Cache_Control": "no-cache", "Authorization": f"Bearer {key}"}
     answer = await gateway.send("POST", CHAT, LONG, **headers)
     assert answer.status == 200
@@ -34,7 +34,7 @@ def variables_of(pid: int) -> list[str]:
 
 
 async def until_on_disk(gateway: Serving) -> None:
-    """Return when the prefix store has written something; it does that behind the answer."""
+    """Return when the prefix store has written something, which follows the answer."""
 
     async def blocks() -> int:
         (said,) = (await gateway.send("GET", PREFIX)).json["upstreams"].values()
@@ -42,19 +42,19 @@ async def until_on_disk(gateway: Serving) -> None:
         return on_disk
 
     async with asyncio.timeout(DEADLINE):
-        while not await blocks():  # noqa: ASYNC110  # it is asked over HTTP
+        while not await blocks():  # noqa: ASYNC110  # a call over HTTP
             await asyncio.sleep(0.02)
 
 
 async def test_what_was_prefilled_once_is_not_prefilled_after_a_restart(tmp_path: Path) -> None:
-    """It lies in the state folder, for its tenant alone, and the operator sees how much it saves."""
+    """It is in the state folder, for its tenant alone, and the metrics show the saved tokens."""
     async with serving(tmp_path) as gateway:
         assert f"  prefixes   kept in {tmp_path}/prefix" in gateway.lines
         assert await ask_anew(gateway, "sk-ours") == 0
         assert await ask_anew(gateway, "sk-ours") > 150
         await until_on_disk(gateway)
         entries = (await gateway.stats())["layers"]["exact"]["entries"]
-        assert entries == 1  # keys of the index are none of the cache's
+        assert entries == 1  # the index's keys are not counted
         assert await gateway.signal(signal.SIGTERM) == 0
     assert (tmp_path / "prefix-secret").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "prefix").stat().st_mode & 0o777 == 0o700
@@ -69,7 +69,7 @@ async def test_what_was_prefilled_once_is_not_prefilled_after_a_restart(tmp_path
 
 
 async def test_prompts_are_looked_up_and_pinned_through_the_gateway(tmp_path: Path) -> None:
-    """For the tenant whose key comes along; of another's prompt nothing is there to pin."""
+    """They belong to the tenant of the key; another tenant's prompt has no blocks to pin."""
     async with serving(tmp_path) as gateway:
         await ask_anew(gateway, "sk-ours")
         await until_on_disk(gateway)
@@ -93,7 +93,7 @@ async def test_prompts_are_looked_up_and_pinned_through_the_gateway(tmp_path: Pa
 
 
 async def test_a_prefix_store_of_no_size_is_none(tmp_path: Path) -> None:
-    """The backend is told of no folder, and has nothing to show."""
+    """The backend gets no folder, and reports no store."""
     async with serving(tmp_path, "--prefix-disk-size", "0") as gateway:
         assert "  prefixes   in the engine's own memory only" in gateway.lines
         assert "--prefix" not in gateway.children()[gateway.child("-m backend")]
@@ -103,7 +103,7 @@ async def test_a_prefix_store_of_no_size_is_none(tmp_path: Path) -> None:
 
 
 async def test_no_password_stands_on_a_command_line(tmp_path: Path, late_valkey: Valkey) -> None:
-    """The one of a shared Redis reaches the backend in a way that other users of the machine cannot see."""
+    """The password of a shared Redis reaches the backend invisibly to other users of the machine."""
     await late_valkey.start("--requirepass", "hush-hush")
     url = late_valkey.url.replace("unix://", "unix://:hush-hush@")
     async with serving(tmp_path, "--prefix-disk-size=1GiB", KEEPGATE_REDIS=url) as gateway:
@@ -116,7 +116,7 @@ async def test_no_password_stands_on_a_command_line(tmp_path: Path, late_valkey:
 
 
 async def test_a_disk_tier_that_cannot_be_is_one_clear_line(tmp_path: Path) -> None:
-    """Where it was asked for; nothing is started, and the status is 1."""
+    """A configured disk tier that fails ends the start with status 1."""
     state = tmp_path / "file"
     state.touch()
     async with serving(state, "--redis", "none", "--prefix-disk-size", "1GiB", ready=False) as gateway:
@@ -129,7 +129,7 @@ async def test_a_disk_tier_that_cannot_be_is_one_clear_line(tmp_path: Path) -> N
 
 
 async def test_without_a_state_folder_the_backend_serves_all_the_same(tmp_path: Path) -> None:
-    """A gateway that needs no folder for anything else says what it lacks, and starts."""
+    """A gateway that needs no folder otherwise logs the reason, and starts."""
     state = tmp_path / "file"
     state.touch()
     async with serving(state, "--redis", "none") as gateway:
@@ -138,7 +138,7 @@ async def test_without_a_state_folder_the_backend_serves_all_the_same(tmp_path: 
 
 
 async def test_what_the_backend_refuses_of_its_store_is_its_own_line(tmp_path: Path) -> None:
-    """Nothing is added, and the status is 1."""
+    """The gateway adds nothing, and the status is 1."""
     short = tmp_path / "secret"
     short.write_text("short")
     for variables, message in (

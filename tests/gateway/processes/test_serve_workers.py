@@ -14,7 +14,7 @@ from gateway.upstreams.mock import MockUpstream, Reply
 from tests.gateway.conftest import Stage
 from tests.gateway.processes.serving import DEADLINE, Serving, serving, until, until_gone
 
-# So many requests, each on a connection of its own, find both of two workers: all but once in 2 ** 23 runs.
+# So many requests, each on its own connection, reach both of two workers, except once in 2 ** 23 runs.
 MANY = 24
 
 
@@ -32,7 +32,7 @@ async def pair(mock: MockUpstream, tmp_path: Path) -> AsyncIterator[Serving]:
 
 
 async def ask_many(gateway: Serving, content: str) -> list[str]:
-    """What many requests are answered with, one after the other."""
+    """The cache results of many requests, one after the other."""
     return [(await gateway.ask(content)).text for _ in range(MANY)]
 
 
@@ -44,7 +44,7 @@ async def figure(gateway: Serving, *path: str) -> Any:
 
 
 async def until_both_keep(gateway: Serving, content: str) -> None:
-    """Ask until this one answer lies in the memory of both workers: each keeps what it has read from the store."""
+    """Sends requests until both workers have this answer in memory: each keeps what it has read from the store."""
     before = await figure(gateway, "tiers", "memory", "entries")
     async with asyncio.timeout(DEADLINE):
         while await figure(gateway, "tiers", "memory", "entries") < before + 2:
@@ -56,7 +56,7 @@ def worker_of(gateway: Serving) -> int:
 
 
 async def test_both_workers_answer_from_one_store(pair: Serving, mock: MockUpstream) -> None:
-    """The answer that one computes is a hit in the other, read from the store once."""
+    """An answer of one worker is a hit in the other, read from the store once."""
     await until_all_counted(pair)
     before = await figure(pair, "tiers", "redis", "hits")
     await until_both_keep(pair, "hello")
@@ -66,19 +66,19 @@ async def test_both_workers_answer_from_one_store(pair: Serving, mock: MockUpstr
 
 
 async def until_all_counted(gateway: Serving) -> None:
-    """Return when both workers know of every request; a worker tells the others of its own within a second or so."""
+    """Return when both workers count every request; a worker publishes its counts within about a second."""
     agreed = 0
     async with asyncio.timeout(DEADLINE):
-        while agreed < MANY:  # any of them may be the one that answers
+        while agreed < MANY:  # any worker may answer
             agreed = agreed + 1 if (await gateway.stats())["requests"] == gateway.asked else 0
             await asyncio.sleep(0 if agreed else 0.05)
 
 
 async def test_stats_add_up_whichever_worker_answers(pair: Serving) -> None:
-    """Every request is counted once, and each worker tells the same figures."""
+    """Every request is counted once, and each worker reports the same figures."""
     await until_all_counted(pair)
     before = await figure(pair)
-    # The second worker may miss as well: an answer is written to the store behind the response.
+    # The second worker may miss as well: an answer is written to the store after the response.
     seen = Counter([(await pair.ask("count me")).cache for _ in range(MANY)])
     assert seen.keys() == {"miss", "hit"}
     await until_all_counted(pair)
@@ -92,7 +92,7 @@ async def test_stats_add_up_whichever_worker_answers(pair: Serving) -> None:
 
 
 async def test_what_is_purged_in_one_worker_is_gone_in_the_other(pair: Serving, mock: MockUpstream) -> None:
-    """One entry, while others stay; then everything."""
+    """One entry is purged, while others stay; then everything."""
     await until_both_keep(pair, "hello")
     await until_both_keep(pair, "stay")
     entry = (await pair.ask("hello")).entry
@@ -105,14 +105,14 @@ async def test_what_is_purged_in_one_worker_is_gone_in_the_other(pair: Serving, 
 
 
 async def until_all_say(gateway: Serving, content: str, text: str) -> None:
-    """A purge reaches the other worker within moments; an answer that only one has forgotten comes back for good."""
+    """Waits until the purge has reached both workers, and both have the new answer."""
     async with asyncio.timeout(DEADLINE):
         while set(await ask_many(gateway, content)) != {text}:
             pass
 
 
 async def test_a_killed_worker_is_replaced(pair: Serving) -> None:
-    """The other goes on, what the dead one kept is no longer counted, what it had counted still is."""
+    """The other continues; the killed one's entries are no longer counted, its counters still are."""
     await until_both_keep(pair, "hello")
     await until_all_counted(pair)
     kept = await figure(pair, "tiers", "memory", "entries")
@@ -129,7 +129,7 @@ async def test_a_killed_worker_is_replaced(pair: Serving) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_the_workers_end_with_their_parent(pair: Serving, number: signal.Signals, tmp_path: Path) -> None:
-    """However it ends; and the next start finds the port and the store free, and removes what a kill has left."""
+    """They end for any signal; the next start has the port and the store, and removes leftovers."""
     children = pair.children()
     assert len(children) == 2
     counters = set((tmp_path / "run").iterdir())

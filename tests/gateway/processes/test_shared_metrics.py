@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Ends with a failure when it opens a file where others read: there it would be empty for a moment.
+# Fails if it opens a file where others read: the file would be empty for a moment.
 JOIN = """
 import os, sys
 shared, opened = os.environ["PROMETHEUS_MULTIPROC_DIR"], []

@@ -1,4 +1,4 @@
-"""Entries that are older than they are, so that no test waits for one to grow old."""
+"""Changes the age of entries, so that no test has to wait."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from tests.gateway.client import Client
 
 
 async def grow_old(client: Client, entry_id: str, seconds: float) -> None:
-    """Let the entry have been computed that much earlier."""
+    """Moves the entry's creation that much earlier."""
     cache = client.gateway.cache
     entry = await cache.entry(entry_id)
     assert entry is not None

@@ -1,4 +1,4 @@
-"""Whatever arrives: a 4xx in OpenAI's error form that says what was wrong, a worker that goes on, and a silent log."""
+"""Invalid input: a 4xx in OpenAI's error form with the reason, a running worker, and no log."""
 
 import asyncio
 import json
@@ -73,7 +73,7 @@ NOT_JSON: dict[str, bytes] = {
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("bad", NOT_JSON.values(), ids=NOT_JSON.keys())
 async def test_a_body_that_is_not_json_is_400(served: tuple[Client, MockUpstream], bad: bytes, stream: bool) -> None:
-    """It says so, in OpenAI's form, and reaches no upstream; the client can go on, on the same connection."""
+    """The error has OpenAI's form; no upstream is called, and the connection stays usable."""
     client, mock = served
     async with wire(client) as connection:
         await connection.send(request_bytes(bad, b"Accept: text/event-stream" if stream else b"Accept: */*"))
@@ -115,7 +115,7 @@ WRONG_TYPES: dict[str, tuple[bytes, str | None]] = {
 async def test_a_field_that_the_gateway_needs_is_checked(
     served: tuple[Client, MockUpstream], bad: bytes, field: str | None, path: str
 ) -> None:
-    """400, naming the field; nothing is guessed."""
+    """400 names the field."""
     client, mock = served
     refused = await client.post(bad, path)
 
@@ -164,7 +164,7 @@ async def test_what_is_the_upstreams_to_judge_goes_to_the_upstream(
 
 
 async def test_a_body_over_the_limit_is_413_before_it_is_sent(served: tuple[Client, MockUpstream]) -> None:
-    """Its Content-Length is enough."""
+    """The Content-Length suffices."""
     client, mock = served
     async with wire(client) as connection:
         await connection.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 99999999999\r\n\r\n")
@@ -177,7 +177,7 @@ async def test_a_body_over_the_limit_is_413_before_it_is_sent(served: tuple[Clie
 
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/embeddings"])
 async def test_a_body_over_the_limit_without_a_length_is_413(served: tuple[Client, MockUpstream], path: bytes) -> None:
-    """It is read up to the limit and no further."""
+    """It is read only up to the limit."""
     client, mock = served
     piece = chunked(SECRET.encode() * 4000)
     async with wire(client) as connection:
@@ -209,7 +209,7 @@ async def test_a_body_at_the_limit_is_taken(served: tuple[Client, MockUpstream])
 
 
 async def test_a_packed_body_is_measured_unpacked(served: tuple[Client, MockUpstream]) -> None:
-    """A few kilobytes that unpack to gigabytes are refused, not unpacked."""
+    """A few kilobytes that decompress to gigabytes are refused."""
     client, mock = served
     packer = zlib.compressobj(9)
     bomb = b"".join(packer.compress(b" " * 2**20) for _ in range(64)) + packer.flush()
@@ -222,7 +222,7 @@ async def test_a_packed_body_is_measured_unpacked(served: tuple[Client, MockUpst
 
 
 async def test_a_packed_body_that_cannot_be_unpacked_is_400(served: tuple[Client, MockUpstream]) -> None:
-    """In OpenAI's form, like any body that cannot be read."""
+    """The error has OpenAI's form."""
     client, mock = served
     async with wire(client) as connection:
         await connection.send(request_bytes(SECRET.encode(), b"Content-Encoding: gzip"))
@@ -237,7 +237,7 @@ async def test_a_packed_body_that_cannot_be_unpacked_is_400(served: tuple[Client
 async def test_a_body_that_does_not_come_is_408(
     served: tuple[Client, MockUpstream], framing: bytes, path: bytes
 ) -> None:
-    """After the client's time is over, however the body was announced."""
+    """408 comes after timeouts.client, for any announced length."""
     client, mock = served
     async with wire(client) as connection:
         await connection.send(b"POST " + path + b" HTTP/1.1\r\nHost: g\r\n" + framing + b"\r\n\r\n")
@@ -248,7 +248,7 @@ async def test_a_body_that_does_not_come_is_408(
 
 
 async def test_a_body_that_comes_too_slowly_is_408(served: tuple[Client, MockUpstream]) -> None:
-    """A byte now and then does not hold a connection for ever."""
+    """Single bytes do not keep a connection open forever."""
     client, mock = served
     async with wire(client) as connection:
         await connection.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 1000\r\n\r\n")
@@ -268,7 +268,7 @@ async def test_a_body_that_comes_too_slowly_is_408(served: tuple[Client, MockUps
 
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/embeddings"])
 async def test_a_body_that_breaks_off_reaches_no_upstream(served: tuple[Client, MockUpstream], path: bytes) -> None:
-    """The client has left in the middle of its request; there is nobody to answer and nothing to do."""
+    """The client has disconnected in the middle of its request; no upstream is called."""
     client, mock = served
     for cut in (0, 1, 30):
         async with wire(client) as connection:
@@ -313,7 +313,7 @@ WRONG_PLACES: list[tuple[str, str, int]] = [
 async def test_a_wrong_method_or_path_is_told(
     served: tuple[Client, MockUpstream], method: str, path: str, status: int
 ) -> None:
-    """404 or 405, in OpenAI's form."""
+    """They are 404 or 405, in OpenAI's form."""
     client, mock = served
     refused = await client.send(method, path)
 
@@ -322,7 +322,7 @@ async def test_a_wrong_method_or_path_is_told(
 
 
 async def test_a_connection_without_a_request_harms_nobody(served: tuple[Client, MockUpstream]) -> None:
-    """Scanners and health checks connect and leave."""
+    """Scanners and health checks connect and disconnect."""
     client, _ = served
     for said in (b"", b"\r\n", b"G", b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\n"):
         async with wire(client) as connection:
@@ -337,7 +337,7 @@ async def test_a_connection_without_a_request_harms_nobody(served: tuple[Client,
     ["max-age=" + "9" * 400, "=" * 5000, '"' * 999, ", " * 3000, "max-age=\u00b2", "no-cache=x=y", "max-stale=1e999"],
 )
 async def test_an_odd_cache_control_is_no_error(served: tuple[Client, MockUpstream], value: str) -> None:
-    """What cannot be read is ignored or read strictly (RFC 9111, section 4.2.1); it never fails a request."""
+    """An invalid value is ignored or read strictly (RFC 9111, section 4.2.1); no request fails."""
     client, _ = served
     sent = request_bytes(body(), b"Cache-Control: " + value.encode())
     for _ in range(2):
@@ -373,7 +373,7 @@ UPSTREAM_FAILURES: dict[str, bytes] = {
 async def test_an_upstream_that_fails_leaves_no_text_in_the_log(
     stage: Stage, said: bytes, stream: bool, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither what the tenant asked nor what the upstream said; and it is no error of the gateway."""
+    """Neither the tenant's nor the upstream's text is logged, and it is no error of the gateway."""
     client = (await stage.gateway(await stage.raw(saying(said)))).tenant(SECRET)
     async with wire(client) as connection:
         sent = request_bytes(body(stream=stream), b"Authorization: " + SECRET.encode(), path=path.encode())
@@ -390,7 +390,7 @@ async def test_an_upstream_that_fails_leaves_no_text_in_the_log(
 
 
 async def test_requests_that_succeed_leave_no_text_in_the_log(stage: Stage) -> None:
-    """Not even with debug logging on: no prompt, no answer, no key."""
+    """Even debug logs have no prompt, no answer and no key."""
     client = (await stage.gateway(await stage.mock())).tenant(SECRET)
     for stream in (False, True, False, True):
         assert (await client.post(chat(SECRET, stream=stream, user=SECRET))).text == SECRET

@@ -1,4 +1,4 @@
-"""What a client may say about reuse, and what answers say of it: RFC 9111, RFC 9211, RFC 5861."""
+"""Cache directives of requests and cache headers of answers: RFC 9111, RFC 9211, RFC 5861."""
 
 import asyncio
 from typing import Any
@@ -23,7 +23,7 @@ shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 
 
 async def learned(stage: Stage, age: float = 0.0, **cache: Any) -> tuple[Client, MockUpstream, Answer]:
-    """A gateway that learned one answer `age` seconds ago; its lifetime is an hour unless `cache` says otherwise."""
+    """A gateway with an answer of `age` seconds; its lifetime is an hour unless `cache` changes it."""
     mock = await stage.mock(Reply(text="hello"))
     client = await stage.gateway(mock, cache={"ttl": HOUR, **cache})
     answer = await client.post(chat())
@@ -32,12 +32,12 @@ async def learned(stage: Stage, age: float = 0.0, **cache: Any) -> tuple[Client,
     return client, mock, answer
 
 
-# What answers say
+# Headers of answers
 
 
 @shapes
 async def test_a_miss_says_that_it_is_one(stage: Stage, shape: dict[str, Any]) -> None:
-    """Streams too: Cache-Status with fwd=uri-miss, and Keepgate's own headers; no Age, for it is new."""
+    """Streams, too: Cache-Status with fwd=uri-miss, and Keepgate's own headers; no Age."""
     client = await stage.gateway(await stage.mock())
     miss = await client.post(chat(**shape))
 
@@ -49,7 +49,7 @@ async def test_a_miss_says_that_it_is_one(stage: Stage, shape: dict[str, Any]) -
 
 @shapes
 async def test_a_hit_says_that_it_is_one(stage: Stage, shape: dict[str, Any]) -> None:
-    """Streams too, the first time and every time after: Age, Cache-Status with hit and ttl, layer and entry."""
+    """Streams, too, at every hit: Age, Cache-Status with hit and ttl, layer and entry."""
     client, _, computed = await learned(stage, age=100)
     for _ in range(3):
         hit = await client.post(chat(**shape))
@@ -63,7 +63,7 @@ async def test_a_hit_says_that_it_is_one(stage: Stage, shape: dict[str, Any]) ->
 
 
 async def test_the_entry_a_miss_names_is_the_one_a_hit_comes_from(stage: Stage) -> None:
-    """x-keepgate-entry is known before the answer is."""
+    """x-keepgate-entry of the miss is the id of the later hit."""
     client, _, computed = await learned(stage)
 
     assert (await client.get(f"/v1/cache/entries/{computed.entry}")).json["id"] == computed.entry
@@ -80,7 +80,7 @@ async def test_the_cache_status_of_an_upstream_stays_in_front(stage: Stage) -> N
 
 
 async def test_what_an_upstream_says_of_its_own_keepgate_does_not_pass_for_ours(stage: Stage) -> None:
-    """Behind another Keepgate, x-keepgate-cache tells of the nearest one, and only once."""
+    """Behind another Keepgate, x-keepgate-cache is that of the nearest one, once."""
     headers = {"x-keepgate-cache": "hit", "x-keepgate-layer": "semantic", "x-keepgate-entry": "other"}
     client = await stage.gateway(await stage.mock(Reply(headers=headers)))
     miss = await client.post(chat())
@@ -92,7 +92,7 @@ async def test_what_an_upstream_says_of_its_own_keepgate_does_not_pass_for_ours(
 
 @pytest.mark.parametrize("status", [400, 500])
 async def test_an_upstreams_error_says_how_the_cache_took_part(stage: Stage, status: int) -> None:
-    """Errors are misses, and carry the headers of one, but name no entry: they are never stored."""
+    """Errors have the headers of a miss, but no entry: they are never stored."""
     client = await stage.gateway(await stage.mock(Reply(status=status, error={"message": "no"})))
     failed = await client.post(chat())
 
@@ -100,14 +100,14 @@ async def test_an_upstreams_error_says_how_the_cache_took_part(stage: Stage, sta
     assert "x-keepgate-entry" not in failed.headers
 
 
-# What clients may say
+# Directives of clients
 
 
 @pytest.mark.parametrize(
     "directive", ["no-cache", "No-Cache", " no-cache ", "foo, no-cache", 'x="1", no-cache', "max-age=9, no-cache"]
 )
 async def test_no_cache_asks_the_upstream_and_replaces_the_entry(stage: Stage, directive: str) -> None:
-    """The answer is new, says that it was requested so, and is what others get from then on."""
+    """The answer is new, its headers give the reason, and later requests get it."""
     client, mock, computed = await learned(stage)
     fresh = await client.post(chat(), Cache_Control=directive)
     after = await client.post(chat())
@@ -119,7 +119,7 @@ async def test_no_cache_asks_the_upstream_and_replaces_the_entry(stage: Stage, d
 
 
 async def test_no_store_neither_reads_nor_writes(stage: Stage) -> None:
-    """The answer is computed for this client alone, and nobody else ever sees it."""
+    """The answer is computed for this client alone, and not stored."""
     client, mock, computed = await learned(stage)
     private = await client.post(chat(), Cache_Control="no-store")
     other = await client.post(chat("other"), Cache_Control="no-store")
@@ -162,7 +162,7 @@ async def test_no_store_neither_reads_nor_writes(stage: Stage) -> None:
 async def test_a_client_says_how_old_an_answer_may_be(
     stage: Stage, directive: str, age: float, served: bool, shape: dict[str, Any]
 ) -> None:
-    """RFC 9111, section 5.2.1; a number that is none counts as the strictest, and the unknown as nothing."""
+    """RFC 9111, section 5.2.1; an invalid number counts as the strictest one, unknown directives are ignored."""
     client, mock, computed = await learned(stage, age=age)
     answer = await client.post(chat(**shape), Cache_Control=directive)
 
@@ -188,7 +188,7 @@ async def test_directives_in_several_headers_count_together(stage: Stage) -> Non
 
 @pytest.mark.parametrize("header", ["x-keepgate-max-risk", "x-keepgate-reuse"])
 async def test_an_invalid_header_is_refused_on_a_hit_as_on_a_miss(stage: Stage, header: str) -> None:
-    """Also where the answer is at hand before the request is parsed."""
+    """This holds also on the fast path."""
     client, _, _ = await learned(stage)
     named = {header.replace("-", "_"): "none"}
     assert [(await client.post(chat())).cache for _ in range(2)] == ["hit"] * 2
@@ -210,7 +210,7 @@ async def test_only_if_cached_never_asks_the_upstream(stage: Stage) -> None:
 
 
 async def test_a_client_directive_does_not_shorten_the_life_of_an_entry(stage: Stage) -> None:
-    """What one client refuses is still served to others while the upstream has nothing better."""
+    """An entry that one client refuses is still served to others."""
     client, mock, computed = await learned(stage, age=100)
     mock.replies[:] = [Reply(status=500, error={"message": "down"})]
     refused = await client.post(chat(), Cache_Control="max-age=1")
@@ -224,7 +224,7 @@ async def test_a_client_directive_does_not_shorten_the_life_of_an_entry(stage: S
 
 @shapes
 async def test_a_stale_entry_is_computed_again(stage: Stage, shape: dict[str, Any]) -> None:
-    """Past its lifetime an entry is not served, also where it had been served from memory before."""
+    """Past its lifetime an entry is not served, also from memory."""
     client, mock, computed = await learned(stage)
     hits = [await client.post(chat(**shape)) for _ in range(3)]
     await grow_old(client, computed.entry, HOUR + 1)
@@ -237,7 +237,7 @@ async def test_a_stale_entry_is_computed_again(stage: Stage, shape: dict[str, An
 
 
 async def test_a_lifetime_of_zero_serves_nothing_unasked(stage: Stage) -> None:
-    """ttl 0 is zero, not a default: only a client that accepts stale answers gets one."""
+    """With ttl 0 only a client that accepts stale answers gets one."""
     client, mock, _ = await learned(stage, ttl=0)
     again = await client.post(chat())
     accepting = await client.post(chat(), Cache_Control="max-stale=60")
@@ -248,7 +248,7 @@ async def test_a_lifetime_of_zero_serves_nothing_unasked(stage: Stage) -> None:
 
 
 async def test_a_lifetime_of_zero_still_shares_what_is_in_flight(stage: Stage) -> None:
-    """Identical requests at one time are one upstream call, however short the answers are kept."""
+    """Identical concurrent requests are one upstream call, for any lifetime."""
     mock = await stage.mock()
     client = await stage.gateway(mock, cache={"ttl": 0})
     mock.hold.clear()
@@ -265,7 +265,7 @@ async def test_a_lifetime_of_zero_still_shares_what_is_in_flight(stage: Stage) -
 
 @shapes
 async def test_stale_while_revalidate_answers_at_once_and_computes_behind(stage: Stage, shape: dict[str, Any]) -> None:
-    """The old answer comes with its age; one upstream call renews it, however many ask meanwhile."""
+    """The old answer has its age; one upstream call renews it, for any number of requests."""
     client, mock, computed = await learned(stage, age=HOUR + 50, stale_while_revalidate=100)
     mock.hold.clear()
     stale = [await client.post(chat(**shape)) for _ in range(4)]
@@ -288,7 +288,7 @@ async def test_stale_while_revalidate_answers_at_once_and_computes_behind(stage:
     ("age", "directive"), [(HOUR + 150, ""), (HOUR + 50, "max-age=3600"), (HOUR + 50, "min-fresh=0, max-age=10")]
 )
 async def test_stale_while_revalidate_has_limits(stage: Stage, age: float, directive: str) -> None:
-    """Past the window, and for a client that set a limit of its own, the upstream is asked."""
+    """Past the window, and for a client with its own limit, the upstream is called."""
     client, mock, _ = await learned(stage, age=age, stale_while_revalidate=100)
     answer = await client.post(chat(), Cache_Control=directive)
 
@@ -297,7 +297,7 @@ async def test_stale_while_revalidate_has_limits(stage: Stage, age: float, direc
 
 
 async def test_a_revalidation_that_fails_keeps_the_old_answer(stage: Stage) -> None:
-    """An error behind the scenes is nobody's answer."""
+    """An error in the background is not served."""
     client, mock, computed = await learned(stage, age=HOUR + 50, stale_while_revalidate=100)
     mock.replies[:] = [Reply(status=500, error={"message": "down"})]
     answers = []
@@ -314,7 +314,7 @@ async def test_a_revalidation_that_fails_keeps_the_old_answer(stage: Stage) -> N
 async def test_stale_if_error_stands_in_for_a_failing_upstream(
     stage: Stage, status: int, shape: dict[str, Any]
 ) -> None:
-    """A server's error is replaced by the last good answer, which says its age and why it is there."""
+    """A server's error is replaced by the last good answer, with its age and the reason."""
     client, mock, computed = await learned(stage, age=HOUR + 50, stale_if_error=100)
     mock.replies[:] = [Reply(status=status, error={"message": "down"})]
     answer = await client.post(chat(**shape))
@@ -327,7 +327,7 @@ async def test_stale_if_error_stands_in_for_a_failing_upstream(
 
 
 async def test_stale_if_error_stands_in_for_an_upstream_that_is_gone(stage: Stage) -> None:
-    """No connection at all is an error too."""
+    """A failed connection is an error, too."""
     mock = MockUpstream([Reply(text="hello")])
     async with mock.serving():
         client = await stage.gateway(mock, cache={"ttl": HOUR, "stale_if_error": 100})
@@ -339,7 +339,7 @@ async def test_stale_if_error_stands_in_for_an_upstream_that_is_gone(stage: Stag
 
 
 async def test_stale_if_error_stands_in_for_a_body_that_breaks_off(stage: Stage) -> None:
-    """A plain answer that is cut before its end has not been given to the client, so the old one can be."""
+    """A truncated plain answer has not been sent to the client, so the old one can be."""
     client, _, computed = await learned(stage, age=HOUR + 50, stale_if_error=100)
     raw = await stage.raw(saying(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"))
     replacing = await stage.gateway(raw, cache={"ttl": HOUR, "stale_if_error": 100})
@@ -362,7 +362,7 @@ async def test_stale_if_error_stands_in_for_a_body_that_breaks_off(stage: Stage)
     ],
 )
 async def test_stale_if_error_has_limits(stage: Stage, age: float, status: int, directive: str) -> None:
-    """Past the window, for a fault of the request, and where the client refuses old answers, the error is told."""
+    """Past the window, for a fault of the request, and if the client refuses old answers, the error is returned."""
     client, mock, _ = await learned(stage, age=age, stale_if_error=100)
     mock.replies[:] = [Reply(status=status, error={"message": "down"})]
     answer = await client.post(chat(), Cache_Control=directive)
@@ -371,7 +371,7 @@ async def test_stale_if_error_has_limits(stage: Stage, age: float, status: int, 
 
 
 async def test_stale_if_error_does_not_stand_in_without_the_usage_that_was_asked_for(stage: Stage) -> None:
-    """An entry that has no usage cannot answer a stream that asks for it, not even then."""
+    """An entry without usage does not answer a stream that asks for usage."""
     mock = await stage.mock(Reply(text="hello"))
     client = await stage.gateway(mock, cache={"ttl": HOUR, "stale_if_error": 100})
     computed = await client.post(chat(stream=True))
@@ -396,7 +396,7 @@ DETERMINISTIC: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", SAMPLED + DETERMINISTIC)
 async def test_reuse_repeats_a_sampled_answer(stage: Stage, fields: dict[str, Any]) -> None:
-    """By default one answer stands for all draws."""
+    """By default one answer is used for all samples."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     bodies = {(await client.post(chat(**fields))).body for _ in range(4)}
@@ -406,7 +406,7 @@ async def test_reuse_repeats_a_sampled_answer(stage: Stage, fields: dict[str, An
 
 @pytest.mark.parametrize("fields", SAMPLED)
 async def test_bypass_draws_a_sampled_answer_anew(stage: Stage, fields: dict[str, Any]) -> None:
-    """Each request goes to the upstream, says so, and leaves nothing behind."""
+    """Each request goes to the upstream, with bypass in the headers, and nothing is stored."""
     mock = await stage.mock()
     client = await stage.gateway(mock, cache={"sampled": "bypass"})
     answers = [await client.post(chat(**fields)) for _ in range(3)]
@@ -421,7 +421,7 @@ async def test_bypass_draws_a_sampled_answer_anew(stage: Stage, fields: dict[str
 @pytest.mark.parametrize("sampled", ["bypass", "variants"])
 @pytest.mark.parametrize("fields", DETERMINISTIC)
 async def test_a_request_that_is_not_sampled_has_one_answer(stage: Stage, fields: dict[str, Any], sampled: str) -> None:
-    """With temperature 0 or a seed there is nothing to draw."""
+    """With temperature 0 or a seed a request is not sampled."""
     mock = await stage.mock()
     client = await stage.gateway(mock, cache={"sampled": sampled})
     bodies = {(await client.post(chat(**fields))).body for _ in range(4)}
@@ -431,7 +431,7 @@ async def test_a_request_that_is_not_sampled_has_one_answer(stage: Stage, fields
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_variants_are_filled_first_and_drawn_from_then(stage: Stage, stream: bool) -> None:
-    """The first k requests are computed; of those after, each gets one of the k, and every one of them comes up."""
+    """The first k requests are computed; later ones get one of the k, and all of the k are used."""
     mock = await stage.mock()
     client = await stage.gateway(mock, cache={"sampled": "variants", "variants": 3})
     first = [await client.post(chat(stream=stream)) for _ in range(3)]
@@ -451,7 +451,7 @@ async def test_variants_are_filled_first_and_drawn_from_then(stage: Stage, strea
 
 
 async def test_variants_asked_for_at_one_time_are_one_call(stage: Stage) -> None:
-    """Single flight holds for the draw as well: five tabs that regenerate at once cost one answer."""
+    """Single flight applies to variants, too: five concurrent requests compute one answer."""
     mock = await stage.mock()
     client = await stage.gateway(mock, cache={"sampled": "variants"})
     mock.hold.clear()

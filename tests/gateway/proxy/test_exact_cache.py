@@ -1,4 +1,4 @@
-"""The exact cache, end to end: what is asked once is computed once, and comes back as it was."""
+"""The exact cache, end to end: a repeated request gets the first answer unchanged."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ SHAPES: dict[str, dict[str, Any]] = {"json": {}, "stream": STREAM, "stream with 
 WEATHER_CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Köln"}'}}
 CLOCK_CALL = {"id": "call_2", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
 
-# What an answer may carry beside plain text; each must come back in every shape.
+# Parts of an answer beside plain text; each must be replayed in every shape.
 MESSAGES: dict[str, dict[str, Any]] = {
     "plain text": {"content": "It is sunny, and it will stay so for the whole of the week."},
     "unicode": {"content": 'Grüße 🦊🏳️‍🌈 \u0000\u2028\u202e नमस्ते \\ " \n\r\n\n data: [DONE]'},
@@ -65,7 +65,7 @@ async def ask_twice(stage: Stage, body: dict[str, Any], first: str, second: str)
 async def test_every_part_of_a_message_survives_the_cache(
     stage: Stage, message: dict[str, Any], first: str, second: str
 ) -> None:
-    """Whatever a message carries comes back from the cache, whichever shape it came in and goes out in."""
+    """All parts of a message are replayed, for every shape of both answers."""
     computed, cached = await ask_twice(stage, response(says(message)), first, second)
 
     expected = computed.response["choices"][0]["message"]
@@ -79,7 +79,7 @@ async def test_every_part_of_a_message_survives_the_cache(
 @pytest.mark.parametrize("second", SHAPES)
 @pytest.mark.parametrize("first", ["json", "stream with usage"])
 async def test_every_choice_and_its_finish_reason_survive_the_cache(stage: Stage, first: str, second: str) -> None:
-    """With n = 3, each choice comes back with its own text and its own finish reason."""
+    """With n = 3, each choice is replayed with its own text and its own finish reason."""
     choices = [
         {**says({"content": f"answer number {index}"}), "finish_reason": reason}
         for index, reason in enumerate(("stop", "length", "tool_calls"))
@@ -125,7 +125,7 @@ LOGPROBS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 async def test_logprobs_survive_the_cache(
     stage: Stage, message: dict[str, Any], logprobs: dict[str, Any], first: str, second: str
 ) -> None:
-    """Log probabilities come back, every token of them once, whatever they belong to."""
+    """Log probabilities are replayed, every token once."""
     _, cached = await ask_twice(stage, response({**says(message), "logprobs": logprobs}), first, second)
 
     assert cached.response["choices"][0]["logprobs"] == logprobs
@@ -201,7 +201,7 @@ async def test_text_completions_share_one_entry_between_shapes(stage: Stage, fir
 
 
 async def test_a_hit_without_streaming_is_the_upstreams_body_byte_for_byte(stage: Stage) -> None:
-    """Not even the spacing or the order of fields changes, on the first hit and on later ones."""
+    """Spacing and order of fields do not change, on any hit."""
     body = (
         b'{ "choices" :[{"finish_reason":"stop","message":{"content":"\\u00fc\\/","role":"assistant"},"index":0}],\n'
         b'  "created":1e9, "usage":{"completion_tokens":1.0,"prompt_tokens":2}, "x":[1.50, null] }\n'
@@ -235,7 +235,7 @@ async def test_a_replayed_stream_is_well_formed(stage: Stage) -> None:
 
 
 async def test_a_replayed_tool_call_is_one_that_stream_readers_take(stage: Stage) -> None:
-    """Each streamed tool call carries its index, and its id and name on its first piece."""
+    """Each streamed tool call has its index, and its id and name on its first piece."""
     mock = await stage.mock(Reply(message={"content": None, "tool_calls": [WEATHER_CALL, CLOCK_CALL]}))
     client = await stage.gateway(mock)
     await client.post(chat())
@@ -253,7 +253,7 @@ async def test_a_replayed_tool_call_is_one_that_stream_readers_take(stage: Stage
 
 
 async def test_a_tool_call_learned_from_a_stream_has_the_form_of_a_plain_answer(stage: Stage) -> None:
-    """Pieces of a call's arguments are joined, and the index that only streams have is gone."""
+    """Pieces of a call's arguments are joined, and the index that only streams have is removed."""
     deltas: list[dict[str, Any]] = [
         {"role": "assistant", "content": None},
         {"tool_calls": [{**WEATHER_CALL, "index": 0, "function": {"name": "weather", "arguments": ""}}]},
@@ -272,7 +272,7 @@ async def test_a_tool_call_learned_from_a_stream_has_the_form_of_a_plain_answer(
 
 
 async def test_interleaved_choices_of_a_stream_are_kept_apart(stage: Stage) -> None:
-    """Pieces of two choices that arrive in turns are two whole texts in the entry."""
+    """Interleaved pieces of two choices are two whole texts in the entry."""
     events: list[Any] = [
         {**CHUNK, "choices": [{"index": index, "delta": {"content": piece}, "finish_reason": None}]}
         for piece, index in (("Ja", 0), ("No", 1), (", gern", 0), (", never", 1))
@@ -300,7 +300,7 @@ def chunk_events(deltas: list[dict[str, Any]], finish_reason: str = "stop") -> l
 
 
 async def test_an_entry_without_usage_does_not_answer_a_stream_that_asks_for_it(stage: Stage) -> None:
-    """It is asked of the upstream, and the answer, which has usage, takes the entry's place."""
+    """The upstream is called, and its answer with usage replaces the entry."""
     mock = await stage.mock(Reply(text="hello"))
     client = await stage.gateway(mock)
     await client.post(chat(stream=True))
@@ -328,7 +328,7 @@ async def test_a_stream_without_include_usage_carries_none(stage: Stage) -> None
 
 
 async def test_a_stream_is_asked_for_usage_by_header_only(stage: Stage) -> None:
-    """The gateway asks `x-keepgate-usage: always`, and leaves the body as the client wrote it."""
+    """The gateway sends `x-keepgate-usage: always`, and the client's body unchanged."""
     mock = await stage.mock(Reply(text="hello"))
     client = await stage.gateway(mock)
     body = msgspec.json.encode(chat(stream=True))
@@ -339,7 +339,7 @@ async def test_a_stream_is_asked_for_usage_by_header_only(stage: Stage) -> None:
 
 
 async def test_usage_added_for_the_gateway_is_kept_and_withheld(stage: Stage) -> None:
-    """A usage chunk that the upstream says it added is recorded; only those who ask for usage see it."""
+    """A usage chunk that the upstream marks as added is stored, and sent only to clients that asked for it."""
     usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
     events = chunk_events([{"role": "assistant", "content": "hi"}])
     events.insert(-1, {**CHUNK, "choices": [], "usage": usage})
@@ -358,7 +358,7 @@ async def test_usage_added_for_the_gateway_is_kept_and_withheld(stage: Stage) ->
 
 
 async def test_a_usage_chunk_that_nobody_asked_for_is_relayed(stage: Stage) -> None:
-    """What an upstream sends of its own accord reaches the client untouched."""
+    """An unrequested usage chunk reaches the client unchanged."""
     events = chunk_events([{"role": "assistant", "content": "hi"}])
     events.insert(-1, {**CHUNK, "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
     mock = await stage.mock(Reply(events=events))
@@ -385,7 +385,7 @@ SAME = {
 
 @pytest.mark.parametrize("body", SAME.values(), ids=SAME.keys())
 async def test_one_request_written_differently_is_one_request(stage: Stage, body: bytes) -> None:
-    """What cannot change the answer does not change the key."""
+    """Differences that cannot change the answer do not change the key."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     await client.post(chat(temperature=0))
@@ -430,7 +430,7 @@ async def test_every_structure_counts_to_its_depth(stage: Stage, field: str) -> 
 
 
 async def test_fields_never_run_into_each_other(stage: Stage) -> None:
-    """No text can be written that reads like another field, another message or another value."""
+    """No text can imitate another field, another message or another value."""
     user = {"role": "user", "content": "a"}
     await all_differ(
         stage,
@@ -454,7 +454,7 @@ async def test_fields_never_run_into_each_other(stage: Stage) -> None:
 
 
 async def test_large_integers_are_not_rounded_into_one(stage: Stage) -> None:
-    """Seeds that a float cannot tell apart are still different seeds."""
+    """Seeds that are equal as floats are still different seeds."""
     await all_differ(
         stage, [chat(seed=seed) for seed in (2**53, 2**53 + 1, 2**64, 2**64 + 1, 2**80, 2**80 + 1, -(2**70))]
     )
@@ -499,7 +499,7 @@ BROKEN_STREAMS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("events", BROKEN_STREAMS.values(), ids=BROKEN_STREAMS.keys())
 async def test_a_stream_that_is_not_whole_is_relayed_and_not_kept(stage: Stage, events: list[Any]) -> None:
-    """The client sees what the upstream said; the next request asks the upstream again."""
+    """The client gets the upstream's events; the next request is sent upstream again."""
     mock = await stage.mock(Reply(events=events))
     client = await stage.gateway(mock)
     first, second = [await client.post(chat(stream=True)) for _ in range(2)]
@@ -520,7 +520,7 @@ NOT_ANSWERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("body", NOT_ANSWERS.values(), ids=NOT_ANSWERS.keys())
 async def test_a_body_that_is_no_whole_answer_is_relayed_and_not_kept(stage: Stage, body: dict[str, Any]) -> None:
-    """It goes through as it is, and the next request asks the upstream again."""
+    """It is relayed unchanged, and the next request is sent upstream again."""
     mock = await stage.mock(Reply(body=body))
     client = await stage.gateway(mock)
     first, second = [await client.post(chat()) for _ in range(2)]
@@ -539,7 +539,7 @@ async def test_a_body_that_is_no_whole_answer_is_relayed_and_not_kept(stage: Sta
 async def test_an_answer_with_fewer_choices_than_asked_for_is_not_kept(
     stage: Stage, path: str, asked_for: dict[str, Any], stream: bool
 ) -> None:
-    """Some servers ignore `n`: what they say is passed on, and nobody gets it later as if it were whole."""
+    """Some servers ignore `n`: their answers are relayed, and not stored."""
     mock = await stage.mock(Reply(text="one"))
     client = await stage.gateway(mock)
     body = {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
@@ -553,7 +553,7 @@ async def test_an_answer_with_fewer_choices_than_asked_for_is_not_kept(
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("status", [400, 401, 404, 408, 422, 429, 500, 502, 503, 529])
 async def test_an_error_is_never_kept(stage: Stage, status: int, stream: bool) -> None:
-    """The client gets the upstream's status and body, and the next request gets a fresh try."""
+    """The client gets the upstream's status and body, and the next request is sent upstream again."""
     error = {"message": "no", "type": "t", "param": None, "code": "c", "x": 1}
     mock = await stage.mock(Reply(status=status, error=error, headers={"Retry-After": "7"}))
     client = await stage.gateway(mock)
@@ -568,7 +568,7 @@ async def test_an_error_is_never_kept(stage: Stage, status: int, stream: bool) -
 
 @pytest.mark.parametrize("status", [201, 202, 203, 206])
 async def test_only_status_200_is_kept(stage: Stage, status: int) -> None:
-    """An answer under another status of success is relayed with it, and asked for again."""
+    """An answer with another 2xx status is relayed with it, and not stored."""
     mock = await stage.mock(Reply(status=status, text="hm"))
     client = await stage.gateway(mock)
     first, second = [await client.post(chat()) for _ in range(2)]
@@ -577,7 +577,7 @@ async def test_only_status_200_is_kept(stage: Stage, status: int) -> None:
 
 
 async def test_an_upstream_may_forbid_keeping(stage: Stage) -> None:
-    """An answer under Cache-Control: no-store, however it is spelt, is not kept."""
+    """An answer with Cache-Control: no-store, in any spelling, is not kept."""
     mock = await stage.mock(Reply(text="secret", headers={"Cache-Control": "private, No-Store"}))
     client = await stage.gateway(mock)
     await client.post(chat())
@@ -586,7 +586,7 @@ async def test_an_upstream_may_forbid_keeping(stage: Stage) -> None:
 
 
 async def test_an_answer_longer_than_the_limit_is_relayed_and_not_kept(stage: Stage) -> None:
-    """Beyond cache.max_answer the cache takes no part, and the client gets every byte."""
+    """Beyond cache.max_answer an answer is not stored, and the client gets every byte."""
     mock = await stage.mock(Reply(text="word " * 100_000))
     client = await stage.gateway(mock, cache={"max_answer": 2**16})
     plain = await client.post(chat())
@@ -598,7 +598,7 @@ async def test_an_answer_longer_than_the_limit_is_relayed_and_not_kept(stage: St
 
 
 async def test_a_disabled_cache_answers_nothing(stage: Stage) -> None:
-    """With cache.enabled off, every request goes to the upstream and says bypass."""
+    """With cache.enabled off, every request goes to the upstream, with bypass in the headers."""
     mock = await stage.mock()
     client = await stage.gateway(mock, cache={"enabled": False})
     answers = [await client.post(chat()) for _ in range(2)]
@@ -609,7 +609,7 @@ async def test_a_disabled_cache_answers_nothing(stage: Stage) -> None:
 
 
 async def test_memory_stays_within_its_limit(stage: Stage) -> None:
-    """However many answers are learned, the memory tier holds no more bytes than the operator gave it."""
+    """For any number of answers the memory tier holds at most the configured bytes."""
     mock = await stage.mock(Reply(text="x" * 2_000))
     client = await stage.gateway(mock, cache={"memory": 100_000})
     for number in range(150):
@@ -624,7 +624,7 @@ async def test_memory_stays_within_its_limit(stage: Stage) -> None:
 
 
 async def test_assembling_a_replay_gives_what_the_clients_of_the_first_stream_saw(stage: Stage) -> None:
-    """Token by token or in other pieces: what a client builds from the stream is the same."""
+    """A client builds the same answer from the first stream and from a replay."""
     pieces = ["The ", "qu", "ick", " brown fox", " ", "jumps", " over 🦊", "."]
     events = chunk_events([{"role": "assistant", "content": ""}, *({"content": piece} for piece in pieces)])
     mock = await stage.mock(Reply(events=events))

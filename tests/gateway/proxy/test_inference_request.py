@@ -1,4 +1,4 @@
-"""Reading a request: what is refused before it costs anybody anything."""
+"""Reading a request, and what is refused early."""
 
 import msgspec
 import pytest
@@ -23,14 +23,14 @@ def read(body: bytes) -> InferenceRequest:
     ],
 )
 def test_a_key_that_is_there_twice_is_refused(body: bytes) -> None:
-    """Servers differ in which one counts, so the answer to one meaning could be served for the other."""
+    """Servers differ in which one they use, so an answer could be served for the other."""
     with pytest.raises(InvalidRequest, match="twice") as refused:
         read(body)
     assert refused.value.code == "repeated_key"
 
 
 def test_a_body_of_millions_of_values_is_refused_before_it_is_decoded() -> None:
-    """Some megabytes of brackets would hold up every other client; as much text does not."""
+    """Megabytes of brackets would block every other client; as much text does not."""
     with pytest.raises(InvalidRequest, match="values") as refused:
         read(b'{"model":"m","messages":[' + b",".join([b"[]"] * 1_000_000) + b"]}")
     assert refused.value.code == "too_many_values"
@@ -40,7 +40,7 @@ def test_a_body_of_millions_of_values_is_refused_before_it_is_decoded() -> None:
 
 
 def test_every_credential_counts() -> None:
-    """Whichever header a client carries its key in, and however often: no two sets of them look alike."""
+    """Keys in any header count, in any number: different sets give different namespaces."""
     sets: list[list[tuple[str, str]]] = [
         [],
         [("Authorization", "k")],

@@ -1,4 +1,4 @@
-"""Random interleavings: whatever falls together, each client gets its own answer and nothing is left behind."""
+"""Random interleavings: each client gets its own answer, and no task or flight stays."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from gateway.upstreams.mock import MockUpstream, Reply
 from tests.gateway.client import Client, chat
 from tests.gateway.conftest import Stage
 
-# One client: which question, which tenant, which shape, when it begins, and after how long it leaves (never: None).
+# One client: question, tenant, shape, start, and after how long it disconnects (never: None).
 visits = st.fixed_dictionaries(
     {
         "question": st.integers(0, 2),
@@ -32,7 +32,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 class World:
-    """A gateway, its upstream, and a number that makes each example's questions new."""
+    """A gateway, its upstream, and a number that makes each example's questions distinct."""
 
     def __init__(self, client: Client, mock: MockUpstream) -> None:
         self.client = client
@@ -44,7 +44,7 @@ class World:
 async def world(stage: Stage) -> World:
     mock = await stage.mock(Reply(delay=0.001, pause=0.0005))
     world = World(await stage.gateway(mock), mock)
-    # Connections and whatever else stays for good are there from the start.
+    # Connections and other permanent tasks exist from the start.
     await asyncio.gather(*(world.client.post(chat(f"warm {number}", stream=bool(number % 2))) for number in range(12)))
     return world
 
@@ -74,7 +74,7 @@ async def visit(world: World, plan: dict[str, Any]) -> None:
 async def test_every_client_gets_its_own_answer_and_nothing_is_left(
     world: World, plans: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Right text, shape and tenant; no more upstream calls than needed; no flight, no task, no error behind it."""
+    """Text, shape and tenant are right; there are no extra upstream calls, flights, tasks or errors."""
     world.example += 1
     world.mock.received.clear()
     cancelled_before = world.mock.cancelled
@@ -86,7 +86,7 @@ async def test_every_client_gets_its_own_answer_and_nothing_is_left(
     assert set(calls) <= {f"Bearer {tenant}" for tenant, _ in asked}
     for received in world.mock.received:
         assert received.headers["Authorization"] == f"Bearer {received.fields['user']}"
-    # A second call only where usage was asked of an answer that has none, or where one that was given up began anew.
+    # A second call only if usage is missing in the first answer, or if an abandoned call was started again.
     with_usage = {(plan["tenant"], plan["question"]) for plan in plans if plan["shape"] == "usage"}
     given_up = sum(plan["leaves"] is not None for plan in plans)
     assert len(world.mock.received) <= len(asked) + len(with_usage) + given_up
@@ -95,7 +95,7 @@ async def test_every_client_gets_its_own_answer_and_nothing_is_left(
 
 
 async def test_a_thousand_visits_leave_no_task(stage: Stage) -> None:
-    """Clients that come and go, half of them before their answer, leave the gateway as they found it."""
+    """No task stays after a thousand clients, half of which disconnect before their answer."""
     mock = await stage.mock(Reply(delay=0.001))
     client = await stage.gateway(mock)
     await asyncio.gather(*(client.post(chat(f"warm {number}")) for number in range(25)))
@@ -118,6 +118,6 @@ async def test_a_thousand_visits_leave_no_task(stage: Stage) -> None:
     await client.until("flights", 0)
 
     async with asyncio.timeout(10):
-        # A connection has a task; those of clients that left end a moment later.
-        while len(asyncio.all_tasks()) > before + 30:  # noqa: ASYNC110  # tasks tell nobody
+        # A connection has a task; those of disconnected clients end a moment later.
+        while len(asyncio.all_tasks()) > before + 30:  # noqa: ASYNC110  # tasks have no event
             await asyncio.sleep(0.01)

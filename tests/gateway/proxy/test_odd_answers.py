@@ -1,4 +1,4 @@
-"""Whatever an upstream may say, however odd: it is relayed as it is, and nothing in the gateway breaks."""
+"""Odd answers of an upstream are relayed unchanged, and the gateway does not fail."""
 
 import json
 from typing import Any
@@ -155,7 +155,7 @@ ODD_CHOICES: dict[str, dict[str, Any]] = {
 async def test_an_answer_of_an_odd_form_fails_no_later_request(
     stage: Stage, choice: dict[str, Any], second: str
 ) -> None:
-    """Whether it is kept or not: the client of any shape gets an answer, never a fault of the gateway."""
+    """Clients of any shape get an answer, never a 500, stored or not."""
     good = {"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
     body = msgspec.json.encode({"choices": [good, {"index": 1, "finish_reason": "stop", **choice}]})
     client = await stage.gateway(await stage.raw(saying(json_reply(body))))
@@ -175,7 +175,7 @@ async def test_an_answer_of_an_odd_form_fails_no_later_request(
 async def test_a_count_of_tokens_that_cannot_be_one_harms_nobody(
     stage: Stage, valkey: Valkey, stream: bool, count: Any
 ) -> None:
-    """The answer goes through as it is, and the gateway goes on: figures, store and all."""
+    """The answer is relayed unchanged, and the gateway works on, with figures and store."""
     field = "delta" if stream else "message"
     chunk = {
         "choices": [{"index": 0, field: {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}],

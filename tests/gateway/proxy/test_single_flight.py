@@ -1,4 +1,4 @@
-"""Identical requests in flight are one upstream call, which belongs to none of them."""
+"""Identical requests in flight are one upstream call, which none of them owns."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ CHUNK = {"id": "c", "object": "chat.completion.chunk", "created": 1_700_000_000,
 
 
 def word_events(words: list[str]) -> list[Any]:
-    """A stream with one event a word."""
+    """A stream with one event per word."""
     chunks: list[Any] = [
         {**CHUNK, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
     ]
@@ -90,7 +90,7 @@ class Live:
 
 
 async def test_priorities_share_answers_but_no_flight(stage: Stage) -> None:
-    """Who is in a hurry does not wait for one that is not; when an answer is there, it is everybody's."""
+    """A request does not join a flight of another priority; a stored answer serves all priorities."""
     mock = await stage.mock(Reply(text="the one answer"))
     client = await stage.gateway(mock)
     mock.hold.clear()
@@ -107,7 +107,7 @@ async def test_priorities_share_answers_but_no_flight(stage: Stage) -> None:
 
 
 async def test_a_refused_priority_is_refused_to_nobody_else(stage: Stage) -> None:
-    """An upstream that knows no priorities answers those who have none, though both ask at the same time."""
+    """An upstream without priorities still answers a concurrent request without one."""
     both_are_here = asyncio.Event()
 
     async def converse(connection: Connection) -> None:
@@ -135,7 +135,7 @@ async def test_a_refused_priority_is_refused_to_nobody_else(stage: Stage) -> Non
     ids=["json", "stream", "stream with usage", "json first", "all, json first", "stream first"],
 )
 async def test_identical_requests_are_one_upstream_call(stage: Stage, shapes: list[dict[str, Any]], count: int) -> None:
-    """Whatever shape each wants, all get the same answer in their own shape, and followers are told of it."""
+    """All get the same answer in their own shape, and followers are marked in the headers."""
     mock = await stage.mock(Reply(text="the one answer"))
     client = await stage.gateway(mock)
     mock.hold.clear()
@@ -173,7 +173,7 @@ async def test_a_stream_that_asks_for_usage_does_not_follow_one_that_may_have_no
 
 
 async def test_different_requests_are_different_calls(stage: Stage) -> None:
-    """Sharing is by the whole key, not by the conversation's look."""
+    """Requests share a flight only if their keys are equal."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     mock.hold.clear()
@@ -204,7 +204,7 @@ async def test_a_request_that_refuses_the_cache_flies_alone(stage: Stage, direct
 
 
 async def test_what_a_flight_brought_is_kept_once(stage: Stage) -> None:
-    """After the flight the answer is a hit for everybody."""
+    """After the flight the answer is a hit for all."""
     mock = await stage.mock(Reply(text="hello"))
     client = await stage.gateway(mock)
     stored = await client.figure("stored_answers_total")
@@ -221,7 +221,7 @@ async def test_what_a_flight_brought_is_kept_once(stage: Stage) -> None:
 
 
 async def test_a_late_follower_gets_what_was_said_and_then_the_live_tail(stage: Stage) -> None:
-    """First everything sent so far, before the upstream says more; then each event as it comes."""
+    """First it gets everything sent so far, then each event as it comes."""
     live = Live()
     client = await stage.gateway(await stage.raw(live.converse))
     events = word_events(WORDS)
@@ -257,7 +257,7 @@ async def test_a_follower_that_wants_no_stream_gets_the_whole(stage: Stage) -> N
 
 
 async def test_the_leader_may_leave(stage: Stage) -> None:
-    """Followers hear the rest, the upstream is called once, and the answer is kept."""
+    """Followers get the rest, the upstream is called once, and the answer is stored."""
     live = Live()
     client = await stage.gateway(await stage.raw(live.converse))
     events = word_events(WORDS)
@@ -276,7 +276,7 @@ async def test_the_leader_may_leave(stage: Stage) -> None:
 
 
 async def test_the_leader_may_leave_before_the_upstream_says_anything(stage: Stage) -> None:
-    """A plain request's follower gets its answer all the same."""
+    """A follower of a plain request still gets its answer."""
     mock = await stage.mock(Reply(text="hello"))
     client = await stage.gateway(mock)
     mock.hold.clear()
@@ -292,7 +292,7 @@ async def test_the_leader_may_leave_before_the_upstream_says_anything(stage: Sta
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("subscribers", [1, 3])
 async def test_the_upstream_call_ends_when_the_last_one_leaves(stage: Stage, subscribers: int, stream: bool) -> None:
-    """Nobody waits for the answer any more, so nobody pays for it; the next request is a new call."""
+    """The call is cancelled without subscribers; the next request is a new call."""
     mock = await stage.mock(Reply(text="one two three four five six seven eight"))
     client = await stage.gateway(mock)
     mock.hold.clear()
@@ -312,7 +312,7 @@ async def test_the_upstream_call_ends_when_the_last_one_leaves(stage: Stage, sub
 
 
 async def test_a_follower_that_leaves_takes_nobody_with_it(stage: Stage) -> None:
-    """The flight goes on for those who stay."""
+    """The flight continues for the others."""
     live = Live()
     client = await stage.gateway(await stage.raw(live.converse))
     events = word_events(WORDS)
@@ -332,7 +332,7 @@ async def test_a_follower_that_leaves_takes_nobody_with_it(stage: Stage) -> None
 async def test_joining_just_as_a_flight_is_abandoned_gives_a_good_answer(
     stage: Stage, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However the leader's leaving and the newcomer's asking fall together, the newcomer is answered."""
+    """A request that comes while the leader disconnects is answered."""
     mock = await stage.mock(Reply(text="a good answer"))
     client = await stage.gateway(mock)
     for number in range(60):
@@ -354,7 +354,7 @@ async def test_joining_just_as_a_flight_is_abandoned_gives_a_good_answer(
 
 
 async def test_a_flight_that_its_last_subscriber_left_takes_no_other() -> None:
-    """From that very moment, though its task has not yet noticed that it is cancelled."""
+    """This holds at once, though its task has not been cancelled yet."""
 
     async def never() -> None:
         await asyncio.Event().wait()
@@ -375,7 +375,7 @@ async def test_a_flight_that_its_last_subscriber_left_takes_no_other() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("status", [400, 401, 429, 500, 503])
 async def test_followers_get_the_error_that_the_leader_gets(stage: Stage, status: int, stream: bool) -> None:
-    """Status, body and Retry-After; nobody is retried behind their back, and nothing is kept."""
+    """Followers get status, body and Retry-After; there is no retry, and nothing is stored."""
     mock = await stage.mock(Reply(status=status, error={"message": "no"}, headers={"Retry-After": "3"}, delay=0.2))
     client = await stage.gateway(mock)
     answers = await asyncio.gather(*await together(client, [chat(stream=stream)] * 5))
@@ -399,7 +399,7 @@ async def test_followers_of_either_shape_get_the_error(stage: Stage) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_followers_of_a_call_that_breaks_before_its_answer_get_502(stage: Stage, stream: bool) -> None:
-    """An upstream that hangs up without a word is an error in OpenAI's form, for all of them."""
+    """An upstream that closes without an answer is an error in OpenAI's form, for all of them."""
     waiting = asyncio.Event()
 
     async def converse(connection: Connection) -> None:
@@ -415,7 +415,7 @@ async def test_followers_of_a_call_that_breaks_before_its_answer_get_502(stage: 
 
 
 async def test_a_stream_that_breaks_off_ends_in_an_error_event(stage: Stage) -> None:
-    """Leader and followers, early and late, get what was said, then an error in OpenAI's form, and no [DONE]."""
+    """Leader and all followers get the sent events, then an error in OpenAI's form, and no [DONE]."""
     live = Live()
     client = await stage.gateway(await stage.raw(live.converse))
     events = word_events(WORDS)[:5]
@@ -439,7 +439,7 @@ async def test_a_stream_that_breaks_off_ends_in_an_error_event(stage: Stage) -> 
 
 
 async def test_a_plain_follower_of_a_stream_that_breaks_off_gets_502(stage: Stage) -> None:
-    """Half an answer is no answer."""
+    """A truncated answer is not returned."""
     live = Live()
     client = await stage.gateway(await stage.raw(live.converse))
     async with client.stream(chat(stream=True)) as leader:
@@ -455,7 +455,7 @@ async def test_a_plain_follower_of_a_stream_that_breaks_off_gets_502(stage: Stag
 
 
 async def test_a_stream_of_an_answer_that_cannot_be_converted_is_told_so(stage: Stage) -> None:
-    """A stream that follows a plain call whose answer is no whole answer gets an error, not a made-up stream."""
+    """A stream that follows a plain call whose answer is incomplete gets an error."""
     waiting = asyncio.Event()
 
     async def converse(connection: Connection) -> None:
@@ -477,7 +477,7 @@ async def test_a_stream_of_an_answer_that_cannot_be_converted_is_told_so(stage: 
 
 
 def flood(megabytes: int) -> tuple[list[bytes], bytes]:
-    """A stream of about so many MB in pieces of 64 KiB, and its last events."""
+    """A stream of about this many MB in pieces of 64 KiB, and its last events."""
     word = b'data: {"choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":null}]}\n\n' % (b"x" * 65_000)
     end = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
     return [word] * (megabytes * 16), end
@@ -504,7 +504,7 @@ class Flood:
 
 
 async def test_a_slow_reader_does_not_hold_up_others(stage: Stage) -> None:
-    """Below the limit of what a flight remembers, each reads at its own pace."""
+    """Below the limit of a flight's buffer each client reads at its own pace."""
     upstream = Flood(megabytes=6)
     client = await stage.gateway(await stage.raw(upstream.converse), cache={"max_answer": 64 * 2**20})
     async with client.stream(chat(stream=True)) as slow:
@@ -518,7 +518,7 @@ async def test_a_slow_reader_does_not_hold_up_others(stage: Stage) -> None:
 
 
 async def test_beyond_its_limit_a_flight_goes_no_faster_than_its_slowest_reader(stage: Stage) -> None:
-    """The upstream is held back instead of being remembered; nothing is lost when the reader goes on."""
+    """The upstream is slowed down instead of buffered; nothing is lost when the reader continues."""
     upstream = Flood(megabytes=48)
     upstream.go.clear()
     client = await stage.gateway(await stage.raw(upstream.converse), cache={"max_answer": 2**20})
@@ -529,7 +529,7 @@ async def test_beyond_its_limit_a_flight_goes_no_faster_than_its_slowest_reader(
         async with client.stream(chat(stream=True)) as quick:
             reading = asyncio.create_task(quick.rest())
             upstream.go.set()
-            # As much was taken as fits into the flight and the kernel's buffers, and then no more.
+            # As much was read as fits into the flight and the kernel's buffers, and then no more.
             taken = -1
             while taken != upstream.taken:
                 taken = upstream.taken
@@ -544,7 +544,7 @@ async def test_beyond_its_limit_a_flight_goes_no_faster_than_its_slowest_reader(
 
 
 async def test_a_reader_that_stopped_for_good_is_let_go(stage: Stage) -> None:
-    """After the client's patience it is cut, and the others go on to the end."""
+    """After timeouts.client it is disconnected, and the others read to the end."""
     upstream = Flood(megabytes=40)
     upstream.go.clear()
     raw = await stage.raw(upstream.converse)
@@ -562,7 +562,7 @@ async def test_a_reader_that_stopped_for_good_is_let_go(stage: Stage) -> None:
 
 
 async def test_nobody_joins_a_flight_that_no_longer_remembers_its_beginning(stage: Stage) -> None:
-    """A newcomer to an answer that outgrew the limit makes its own call and gets all of it."""
+    """A new request for an answer beyond the limit makes its own call and gets all of it."""
     upstream = Flood(megabytes=4)
     raw = await stage.raw(upstream.converse)
     client = await stage.gateway(raw, cache={"max_answer": 2**20})
@@ -578,7 +578,7 @@ async def test_nobody_joins_a_flight_that_no_longer_remembers_its_beginning(stag
 
 
 async def test_a_plain_follower_of_an_answer_beyond_the_limit_is_told_so(stage: Stage) -> None:
-    """It cannot be given the whole, so it gets an error at once; the stream it followed goes on."""
+    """It cannot get the whole answer, so it gets an error at once; the stream continues."""
     upstream = Flood(megabytes=8)
     gate = asyncio.Event()
 
@@ -605,7 +605,7 @@ async def test_a_plain_follower_of_an_answer_beyond_the_limit_is_told_so(stage: 
 
 
 async def test_an_event_without_end_is_not_gathered_without_limit(stage: Stage) -> None:
-    """An upstream that never ends its event cannot fill the gateway's memory: beyond the limit it is held or cut."""
+    """An endless event cannot fill the gateway's memory: beyond the limit the upstream is held or cut."""
     taken = 0
 
     async def converse(connection: Connection) -> None:
@@ -624,7 +624,7 @@ async def test_an_event_without_end_is_not_gathered_without_limit(stage: Stage) 
 
 
 async def test_joined_events_make_the_same_answer_for_all(stage: Stage) -> None:
-    """Every subscriber of a stream builds the same response, whenever it came."""
+    """Every subscriber of a stream builds the same response, early or late."""
     mock = await stage.mock(Reply(events=word_events(WORDS), pause=0.01))
     client = await stage.gateway(mock)
     asking: list[asyncio.Task[Answer]] = []

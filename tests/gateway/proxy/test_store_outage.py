@@ -1,4 +1,4 @@
-"""A store that freezes, dies or comes back: never a failed request, never a failure that looks like a miss."""
+"""A store that freezes, ends or returns: no request fails, and no failure counts as a miss."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from tests.cache.valkey import Valkey
 from tests.gateway.client import DEADLINE, Client, chat
 from tests.gateway.conftest import Stage
 
-# Ample where a test is not about the deadline, so that a busy machine does not open the breaker.
+# Long, for tests that are not about the deadline, so that a busy machine does not open the breaker.
 PATIENT: dict[str, Any] = {"redis_deadline": 2.0}
 
 
@@ -65,7 +65,7 @@ async def test_closing_the_gateway_writes_what_is_pending(valkey: Valkey, stage:
 
 
 async def test_gateways_share_their_answers(stage: Stage, valkey: Valkey) -> None:
-    """What one has learned, another serves without asking the upstream."""
+    """An answer of one gateway is a hit in another."""
     mock = await stage.mock()
     one, other = [await stage.gateway(mock, redis=valkey.url, cache=PATIENT) for _ in range(2)]
     await one.post(chat())
@@ -75,7 +75,7 @@ async def test_gateways_share_their_answers(stage: Stage, valkey: Valkey) -> Non
 
 
 async def test_a_frozen_store_fails_no_request(stage: Stage, own_valkey: Valkey) -> None:
-    """SIGSTOP under load: every request is answered, and at most one deadline is waited once."""
+    """SIGSTOP under load: every request is answered, and at most one deadline is spent once."""
     mock = await stage.mock()
     client = await stage.gateway(mock, redis=own_valkey.url)
     await asyncio.gather(*(client.post(chat(f"known {n}")) for n in range(20)))
@@ -116,7 +116,7 @@ async def test_a_frozen_store_fails_no_request(stage: Stage, own_valkey: Valkey)
 
 
 async def test_a_failed_lookup_is_counted_as_one(stage: Stage, own_valkey: Valkey) -> None:
-    """It says so in Cache-Status and in the figures: failed, not missed."""
+    """Cache-Status and figures show a failure, not a miss."""
     client = await stage.gateway(await stage.mock(), redis=own_valkey.url)
     own_valkey.freeze()
     try:
@@ -137,7 +137,7 @@ async def test_a_failed_lookup_is_counted_as_one(stage: Stage, own_valkey: Valke
 
 
 async def test_memory_serves_while_the_store_is_away(stage: Stage, own_valkey: Valkey) -> None:
-    """What this worker has learned meanwhile is a hit."""
+    """Answers that this worker stores meanwhile are hits."""
     client = await stage.gateway(await stage.mock(), redis=own_valkey.url)
     own_valkey.freeze()
     try:
@@ -149,7 +149,7 @@ async def test_memory_serves_while_the_store_is_away(stage: Stage, own_valkey: V
 
 
 async def test_a_store_that_comes_back_is_used_again(stage: Stage, own_valkey: Valkey) -> None:
-    """What was learned meanwhile is written to it, and others find it there."""
+    """Answers of the outage are written to it, and others find them there."""
     mock = await stage.mock()
     client = await stage.gateway(mock, redis=own_valkey.url)
     await own_valkey.kill()
@@ -164,7 +164,7 @@ async def test_a_store_that_comes_back_is_used_again(stage: Stage, own_valkey: V
 
 
 async def test_a_gateway_starts_without_its_store(stage: Stage, folder: Path) -> None:
-    """A store that is not there yet is no reason not to serve; it is used when it comes."""
+    """The gateway starts without its store, and uses it once it is available."""
     server = Valkey(folder)
     client = await stage.gateway(await stage.mock(), redis=server.url)
     answer = await client.post(chat())
@@ -181,7 +181,7 @@ async def test_a_gateway_starts_without_its_store(stage: Stage, folder: Path) ->
 
 @pytest.mark.parametrize("path", ["/v1/cache", "/v1/cache?model=mock"])
 async def test_a_purge_that_cannot_reach_the_store_says_so(stage: Stage, own_valkey: Valkey, path: str) -> None:
-    """503: it holds here, and the operator knows that it does not hold elsewhere."""
+    """503: the purge holds in this gateway only, and the operator learns it."""
     client = await stage.gateway(await stage.mock(), redis=own_valkey.url, cache=PATIENT)
     await client.post(chat())
     await own_valkey.kill()
@@ -192,7 +192,7 @@ async def test_a_purge_that_cannot_reach_the_store_says_so(stage: Stage, own_val
 
 
 async def test_entries_that_are_damaged_in_the_store_are_no_answers(stage: Stage, valkey: Valkey) -> None:
-    """Bytes that fail their checksum are computed anew, and counted as a failure."""
+    """Bytes that fail their checksum are computed again, and counted as a failure."""
     mock = await stage.mock()
     first = await stage.gateway(mock, redis=valkey.url, cache=PATIENT)
     computed = await first.post(chat())

@@ -1,4 +1,4 @@
-"""Tenants are apart: in the cache, in memory's short cuts, and in flight."""
+"""Tenants are separate: in the cache, on the fast path, and in flight."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ shapes = pytest.mark.parametrize("stream", [False, True])
 
 @shapes
 async def test_an_answer_is_served_to_the_tenant_that_asked_for_it_only(stage: Stage, stream: bool) -> None:
-    """Another API key, or none, is a miss, also when the answer is hot; the same key is a hit."""
+    """Another API key, or none, is a miss, also on the fast path; the same key is a hit."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     ours = [await client.tenant("sk-ours").post(chat(stream=stream)) for _ in range(4)]
@@ -31,7 +31,7 @@ async def test_an_answer_is_served_to_the_tenant_that_asked_for_it_only(stage: S
 
 
 async def test_each_upstream_call_carries_its_own_tenants_key(stage: Stage) -> None:
-    """The gateway keeps no key of its own and mixes none up."""
+    """The gateway sends each tenant's own key upstream."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     mock.hold.clear()
@@ -46,7 +46,7 @@ async def test_each_upstream_call_carries_its_own_tenants_key(stage: Stage) -> N
 
 @shapes
 async def test_flights_never_cross_tenants(stage: Stage, stream: bool) -> None:
-    """Two tenants that ask the same at the same time make two upstream calls and get two answers."""
+    """Identical concurrent requests of two tenants are two upstream calls with two answers."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     mock.hold.clear()
@@ -64,7 +64,7 @@ async def test_flights_never_cross_tenants(stage: Stage, stream: bool) -> None:
 
 
 async def test_a_bearer_token_is_told_apart_from_other_schemes(stage: Stage) -> None:
-    """The whole of Authorization counts, its scheme and its case too."""
+    """The whole Authorization header counts, with scheme and case."""
     client = await stage.gateway(await stage.mock())
     credentials = ["Bearer abc", "Basic abc", "Bearer ABC", "Bearer abcd", "abc"]
     answers = [await client.post(chat(), Authorization=credential) for credential in credentials]
@@ -73,7 +73,7 @@ async def test_a_bearer_token_is_told_apart_from_other_schemes(stage: Stage) -> 
 
 
 async def test_a_credential_that_is_no_text_is_a_tenant_like_any(stage: Stage) -> None:
-    """Bytes that are not UTF-8 are kept apart, not refused and not confused."""
+    """Keys that are not UTF-8 are distinct tenants, and not refused."""
     client = await stage.gateway(await stage.mock())
     body = b'{"model":"mock","messages":[{"role":"user","content":"hi"}]}'
     answers: list[Answer] = []
@@ -102,14 +102,14 @@ async def test_a_key_is_kept_nowhere(stage: Stage) -> None:
 
 
 class TestHeaderNamespace:
-    """`namespace: header:NAME` sets tenants apart by a header that a proxy in front of the gateway sets."""
+    """`namespace: header:NAME` separates tenants by a header that a proxy in front of the gateway sets."""
 
     async def gateway(self, stage: Stage, mock: MockUpstream) -> Client:
         return await stage.gateway(mock, cache={"namespace": "header:X-Team"})
 
     @shapes
     async def test_the_header_sets_tenants_apart(self, stage: Stage, stream: bool) -> None:
-        """Teams have their own entries, hot ones too, and those without a team have theirs."""
+        """Teams have their own entries, also on the fast path, and so do requests without a team."""
         client = await self.gateway(stage, await stage.mock())
         teams: list[dict[str, str]] = [{"X-Team": "red"}, {"X-Team": "blue"}, {}]
         answers = [
@@ -123,7 +123,7 @@ class TestHeaderNamespace:
     async def test_the_upstream_hears_which_tenant_asks_where_no_credential_tells(
         self, stage: Stage, stream: bool
     ) -> None:
-        """By a digest that the gateway makes; what the client says of itself is replaced."""
+        """The upstream gets the gateway's digest; the client's own value is replaced."""
         mock = await stage.mock()
         client = await self.gateway(stage, mock)
         forged = {"x-keepgate-namespace": "red"}
@@ -134,7 +134,7 @@ class TestHeaderNamespace:
         assert len({red, blue, "red"}) == 3
 
     async def test_a_second_header_leads_to_no_other_tenant(self, stage: Stage) -> None:
-        """Behind a proxy that adds its header to a client's own, whatever the client says is a tenant of its own."""
+        """If a proxy adds its header to a client's own, both together are a separate tenant."""
         client = await self.gateway(stage, await stage.mock())
         body = b'{"model":"mock","messages":[{"role":"user","content":"hi"}]}'
         said: list[str] = []
@@ -146,7 +146,7 @@ class TestHeaderNamespace:
         assert said == ["miss"] * 5 + ["hit"]
 
     async def test_other_headers_do_not(self, stage: Stage) -> None:
-        """Two keys of one team share; the header's name has no case."""
+        """Two keys of one team share entries; the header's name is case-insensitive."""
         client = await self.gateway(stage, await stage.mock())
         await client.tenant("sk-1").post(chat(), X_Team="red")
 
@@ -189,7 +189,7 @@ async def test_shared_is_one_cache_for_all(stage: Stage, stream: bool) -> None:
     ],
 )
 async def test_headers_that_clients_vary_do_not_cost_hits(stage: Stage, headers: dict[str, Any]) -> None:
-    """What SDKs change from retry to retry and from platform to platform is not part of the key."""
+    """Headers that SDKs vary by retry and platform are not part of the key."""
     client = await stage.gateway(await stage.mock())
     await client.post(chat())
 
@@ -197,7 +197,7 @@ async def test_headers_that_clients_vary_do_not_cost_hits(stage: Stage, headers:
 
 
 async def test_a_client_cannot_choose_its_namespace(stage: Stage) -> None:
-    """Neither a header of ours nor a field of the body leads into another tenant's entries."""
+    """Neither Keepgate's headers nor fields of the body select another tenant's entries."""
     client = await stage.gateway(await stage.mock())
     ours = await client.tenant("sk-ours").post(chat())
     namespace = ours.entry.partition(".")[0]
@@ -211,7 +211,7 @@ async def test_a_client_cannot_choose_its_namespace(stage: Stage) -> None:
 
 @pytest.mark.parametrize("header", ["x-api-key", "api-key"])
 async def test_credentials_in_other_headers_set_tenants_apart(stage: Stage, header: str) -> None:
-    """Clients of some providers send no Authorization, but a key in a header of its own."""
+    """Clients of some providers send a key in another header than Authorization."""
     client = await stage.gateway(await stage.mock())
     for key, expected in (("a", "miss"), ("b", "miss"), ("a", "hit"), ("b", "hit")):
         assert (await client.send("POST", "/v1/chat/completions", chat(), {header: key})).cache == expected

@@ -1,4 +1,4 @@
-"""What tests of the semantic cache start: an upstream with one answer, and gateways on a service."""
+"""Fixtures of the semantic cache's tests: an upstream with one answer, and gateways on a service."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack

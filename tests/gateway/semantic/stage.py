@@ -1,4 +1,4 @@
-"""Gateways with a semantic cache, whose service runs in the test's own event loop or as the child that it is."""
+"""Gateways with a semantic cache, whose service runs in the test's own event loop or as a child process."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -18,7 +18,7 @@ from tests.gateway.conftest import Stage
 ASKED = "How do I reset my password?"
 AGAIN = "How can I reset my password?"
 ANSWER = "Open the settings, choose Security, and click Reset password."
-# What is as near as this is served, whoever may be wrong: these tests are about what happens then.
+# Serves every answer of this similarity: these tests are about what happens then.
 SERVES_ALL: dict[str, Any] = {"policy": "threshold", "threshold": 0.6}
 
 
@@ -33,7 +33,7 @@ class SemanticStage:
         self._services = 0
 
     async def service(self, redis: str = "", **settings: Any) -> Service:
-        """A service with these of the semantic settings; its socket is `service.socket`."""
+        """A service with these semantic settings; its socket is `service.socket`."""
         self._services += 1
         said = msgspec.structs.asdict(SemanticSettings(**settings))
         del said["mode"]
@@ -53,7 +53,7 @@ class SemanticStage:
         **more: Any,
     ) -> Client:
         """A gateway in front of one upstream; `more` are settings, those under `semantic` for the service as well."""
-        # How busy the machine is must not turn a hit into a miss.
+        # A busy machine must not turn a hit into a miss.
         cache = {"redis_deadline": 2.0, **more.pop("cache", {})}
         semantic = {**SERVES_ALL, "deadline": 5.0, **more.pop("semantic", {})}
         if service is None:
@@ -69,20 +69,20 @@ class SemanticStage:
 
 
 async def entries(client: Client) -> int:
-    """How many answered questions the semantic cache of this gateway's host knows."""
+    """The number of entries in the semantic cache of this gateway's host."""
     stats = (await client.get("/v1/cache/stats")).json["layers"]["semantic"]
     return int(stats.get("entries", 0))
 
 
 async def until_known(client: Client, count: int) -> None:
-    """Return once it knows so many. They are learned behind the answers. Raises TimeoutError."""
+    """Return once it has `count` entries, which are added after the answers. Raises TimeoutError."""
     async with asyncio.timeout(DEADLINE):
-        while await entries(client) != count:  # noqa: ASYNC110  # it is asked over HTTP
+        while await entries(client) != count:  # noqa: ASYNC110  # a call over HTTP
             await asyncio.sleep(0.005)
 
 
 async def figure(client: Client, name: str) -> Any:
-    """A figure of the semantic cache, 0 where it has not been counted yet; a dot leads into a group."""
+    """A figure of the semantic cache, 0 if it has not been counted yet; a dot selects from a group."""
     figures: Any = (await client.get("/v1/cache/stats")).json["layers"]["semantic"]
     for part in name.split("."):
         figures = figures.get(part, 0)
@@ -91,5 +91,5 @@ async def figure(client: Client, name: str) -> Any:
 
 async def until_figure(client: Client, name: str, value: Any) -> None:
     async with asyncio.timeout(DEADLINE):
-        while await figure(client, name) != value:  # noqa: ASYNC110  # it is asked over HTTP
+        while await figure(client, name) != value:  # noqa: ASYNC110  # a call over HTTP
             await asyncio.sleep(0.005)

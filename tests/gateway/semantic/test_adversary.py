@@ -1,4 +1,4 @@
-"""What somebody may try on the semantic cache who means no good, or whose texts, timing and network are odd."""
+"""Attacks on the semantic cache, and odd texts, timing and networks."""
 
 import asyncio
 import itertools
@@ -72,14 +72,14 @@ ODD_TEXTS = (
 
 
 async def _settled(client: Client) -> None:
-    """Whatever has been told before this is learned: notes and questions come in order, and are learned in order."""
+    """Waits until earlier notes are learned: notes and questions are processed in order."""
     known = await entries(client)
     await client.post(chat("Who painted the ceiling of the Sistine Chapel?", user="settled"))
     await until_known(client, known + 1)
 
 
 async def test_odd_texts_get_no_answer_but_their_own(semantic: SemanticStage, stage: Stage) -> None:
-    """A model that knows none of the signs finds them all the same; they are answered, and never by one another."""
+    """Texts of unknown characters have equal vectors; they are answered, and never by one another."""
     mock = await stage.mock()  # it answers each with its own text
     client = await semantic.gateway(mock, semantic={"threshold": 0.01})
     for text in ODD_TEXTS:
@@ -93,7 +93,7 @@ async def test_odd_texts_get_no_answer_but_their_own(semantic: SemanticStage, st
 async def test_many_at_once_are_all_answered_and_the_next_waits_for_none_of_them(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """Too many for their deadline: those go upstream."""
+    """Questions beyond the deadline go upstream."""
     client = await semantic.gateway(mock, semantic={"deadline": 0.05})
     answers = await asyncio.gather(*(client.post(chat(f"Is seat number {number} free?")) for number in range(300)))
     assert {(answer.status, answer.text) for answer in answers} == {(200, ANSWER)}
@@ -103,7 +103,7 @@ async def test_many_at_once_are_all_answered_and_the_next_waits_for_none_of_them
 
 
 async def test_who_leaves_in_the_middle_teaches_nothing(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """Half an answer is none."""
+    """A truncated answer is not learned."""
     client = await semantic.gateway(mock)
     mock.hold.clear()
     async with client.stream(chat(ASKED, stream=True)) as stream:
@@ -119,7 +119,7 @@ async def test_who_leaves_in_the_middle_teaches_nothing(semantic: SemanticStage,
 async def test_what_is_not_to_be_stored_is_neither_asked_for_nor_learned(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """no-store, said by the client or by the upstream."""
+    """no-store of the client or of the upstream applies."""
     client = await semantic.gateway(mock)
     asked = await figure(client, "asked")
     assert (await client.post(chat(ASKED), Cache_Control="no-store")).cache == "bypass"
@@ -133,7 +133,7 @@ async def test_what_is_not_to_be_stored_is_neither_asked_for_nor_learned(
 
 
 async def test_nobody_evicts_what_is_not_his(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """Another tenant's entry looks like none; neither it nor what was learned of it changes."""
+    """Another tenant gets 401 or 404, and the entry is not changed."""
     client = await semantic.gateway(mock, admin_key=Secret("sk-operator"), host="127.0.0.1")
     ours = client.tenant("sk-ours")
     operator = client.tenant("sk-operator")
@@ -150,7 +150,7 @@ async def test_nobody_evicts_what_is_not_his(semantic: SemanticStage, mock: Mock
 
 
 async def test_a_tenant_confirms_once(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """However often it asks, and in whatever words; the publisher itself confirms nothing."""
+    """Repeats in any words count once; the publisher itself does not confirm."""
     published = (namespace_for("Bearer sk-docs"),)
     client = await semantic.gateway(mock, semantic={"published": published, "confirmations": 2})
     await client.tenant("sk-docs").post(chat(ASKED))
@@ -165,7 +165,7 @@ async def test_a_tenant_confirms_once(semantic: SemanticStage, mock: MockUpstrea
 
 
 async def test_an_answer_that_began_before_a_purge_is_not_learned(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """It may be what the purge was for."""
+    """It may be outdated by the purge."""
     client = await semantic.gateway(mock)
     mock.hold.clear()
     asking = asyncio.create_task(client.post(chat(ASKED)))
@@ -182,7 +182,7 @@ async def test_an_answer_that_began_before_a_purge_is_not_learned(semantic: Sema
 async def test_an_entry_that_is_deleted_while_it_is_being_learned_answers_nobody(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """Whichever of the two comes first."""
+    """This holds for either order of the two."""
     client = await semantic.gateway(mock)
     first = await client.post(chat(ASKED))
     await client.send("DELETE", f"/v1/cache/entries/{first.entry}")
@@ -193,7 +193,7 @@ async def test_an_entry_that_is_deleted_while_it_is_being_learned_answers_nobody
 
 
 async def test_neither_prompts_nor_keys_are_logged(mock: MockUpstream, tmp_path: Path) -> None:
-    """Not even at the level debug, neither by the gateway nor by the process of the semantic cache."""
+    """The debug logs of the gateway and of the semantic cache's process have neither."""
     secret = "Is Xylophonius Quaggmire the one who reset my password?"
     async with serving(
         tmp_path,
@@ -222,7 +222,7 @@ async def test_neither_prompts_nor_keys_are_logged(mock: MockUpstream, tmp_path:
 async def test_a_wave_of_complaints_takes_out_one_answer_and_no_other(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """Who complains of what he was served can complain of nothing else."""
+    """A client can reject only the answer that it was served."""
     client = await semantic.gateway(mock)
     other = "What is the capital of Australia?"
     for known, question in enumerate((ASKED, other), start=1):
@@ -238,7 +238,7 @@ async def test_a_wave_of_complaints_takes_out_one_answer_and_no_other(
 
 
 async def test_the_answer_to_another_question_is_not_taken_for_that_to_this_one(semantic: SemanticStage) -> None:
-    """Numbers of questions may be mixed up, as when the process starts again while an answer is on its way."""
+    """Numbers of questions may be mixed up, as by a restart of the process during an answer."""
     service = await semantic.service(**SERVES_ALL)
     berlin = await service.handle(LookupRequest("a.1", "a.context", "What is the weather in Berlin today?", 1.0, True))
     assert isinstance(berlin, LookupMiss)
@@ -264,7 +264,7 @@ async def test_the_answer_to_another_question_is_not_taken_for_that_to_this_one(
 async def test_an_entry_that_became_a_tool_call_is_served_to_nobody_else(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """Computed afresh, it keeps its id and is another answer."""
+    """A recomputed entry keeps its id and has another answer."""
     client = await semantic.gateway(mock)
     await client.post(chat(ASKED))
     await until_known(client, 1)
@@ -280,7 +280,7 @@ async def test_an_entry_that_became_a_tool_call_is_served_to_nobody_else(
 async def test_a_confirmed_answer_that_is_replaced_is_confirmed_no_more(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """A publisher lets others confirm a harmless answer, and puts another in its place, too long to be compared."""
+    """A publisher replaces a confirmed answer by another one, too long to be compared."""
     published = (namespace_for("Bearer sk-docs"),)
     client = await semantic.gateway(mock, semantic={"published": published, "confirmations": 2})
     await client.tenant("sk-docs").post(chat(ASKED))
@@ -300,7 +300,7 @@ async def test_a_confirmed_answer_that_is_replaced_is_confirmed_no_more(
 async def test_confirmations_of_the_answer_before_do_not_count_on_another_host(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
 ) -> None:
-    """However the news of them and of the answer that took its place arrive."""
+    """The events of both may arrive in any order."""
     published = (namespace_for("Bearer sk-docs"),)
     settings = {"published": published, "confirmations": 2}
     one = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
@@ -326,7 +326,7 @@ async def test_confirmations_of_the_answer_before_do_not_count_on_another_host(
 
 
 async def test_the_same_answer_to_another_question_confirms_nothing(semantic: SemanticStage, stage: Stage) -> None:
-    """The same words may be right for one question and wrong for the next."""
+    """An answer may be right for one question and wrong for another."""
     mock = await stage.mock(Reply(text="Yes, a small dose with some water is safe."))
     published = (namespace_for("Bearer sk-docs"),)
     client = await semantic.gateway(mock, semantic={"published": published, "confirmations": 3})
@@ -342,7 +342,7 @@ async def test_the_same_answer_to_another_question_confirms_nothing(semantic: Se
 async def test_who_did_not_take_the_cached_answer_does_not_complain_of_it(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """It was too old for him, and he has never seen it."""
+    """The answer was too old for the client, which did not get it."""
     client = await semantic.gateway(mock)
     await client.post(chat(ASKED))
     await until_known(client, 1)
@@ -355,7 +355,7 @@ async def test_who_did_not_take_the_cached_answer_does_not_complain_of_it(
 
 
 class _AuditsAll(ThresholdPolicy):
-    """Draws every hit."""
+    """Audits every hit."""
 
     def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
         return super().decide(evidence, max_risk, compares=True)
@@ -364,7 +364,7 @@ class _AuditsAll(ThresholdPolicy):
 async def test_only_if_cached_is_not_forwarded_even_to_be_audited(
     semantic: SemanticStage, mock: MockUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client says that nobody is to be asked, at his cost."""
+    """only-if-cached forbids the upstream call of an audit."""
     monkeypatch.setattr("cache.semantic.service.service.ThresholdPolicy", _AuditsAll)
     client = await semantic.gateway(mock)
     await client.post(chat(ASKED))
@@ -378,7 +378,7 @@ async def test_only_if_cached_is_not_forwarded_even_to_be_audited(
 async def test_an_answer_that_was_audited_is_not_judged_again_by_a_complaint(
     semantic: SemanticStage, mock: MockUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One serving is one label."""
+    """A served answer gives one label."""
     monkeypatch.setattr("cache.semantic.service.service.ThresholdPolicy", _AuditsAll)
     client = await semantic.gateway(mock)
     await client.post(chat(ASKED))
@@ -394,7 +394,7 @@ async def test_an_answer_that_was_audited_is_not_judged_again_by_a_complaint(
 async def test_a_model_that_does_not_answer_is_soon_asked_no_more(
     semantic: SemanticStage, mock: MockUpstream, minilm: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process still says how it is; its first questions wait their deadline, and the next wait for nothing."""
+    """The process still reports its state; first questions wait their deadline, later ones do not wait."""
     thawed = threading.Event()
     embed = type(minilm).encode
 
@@ -420,7 +420,7 @@ async def test_a_model_that_does_not_answer_is_soon_asked_no_more(
 async def test_a_false_hit_that_cannot_be_told_now_can_be_told_again(
     semantic: SemanticStage, mock: MockUpstream, folder: Path
 ) -> None:
-    """While the semantic cache is away."""
+    """The semantic cache is unavailable meanwhile."""
     away = SemanticSettings(mode="on")
     client = await semantic.stage.gateway(mock, semantic=away, semantic_socket=folder / "nobody")
     first = await client.post(chat(ASKED))
@@ -432,7 +432,7 @@ async def test_a_false_hit_that_cannot_be_told_now_can_be_told_again(
 async def test_a_false_hit_is_learned_from_by_the_host_that_served_it(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
 ) -> None:
-    """Whichever is told."""
+    """The rejection may come from another host."""
     one = await semantic.gateway(mock, redis=valkey.url)
     other = await semantic.gateway(mock, redis=valkey.url)
     await one.post(chat(ASKED))
@@ -449,7 +449,7 @@ async def test_a_false_hit_is_learned_from_by_the_host_that_served_it(
 async def test_what_redis_refuses_is_learned_here_all_the_same(
     semantic: SemanticStage, mock: MockUpstream, own_valkey: Valkey
 ) -> None:
-    """It is full."""
+    """Redis is out of memory."""
     client = await semantic.gateway(mock, redis=own_valkey.url, semantic={"policy": "budget"})
     await client.post(chat(ASKED))
     await until_known(client, 1)
@@ -463,7 +463,7 @@ async def test_what_redis_refuses_is_learned_here_all_the_same(
 async def test_a_label_that_is_written_twice_is_learned_once(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
 ) -> None:
-    """The reply to the first was lost, so it was sent again."""
+    """The first reply was lost, so the event was written twice."""
     settings = {"policy": "budget"}
     one = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
     other = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
@@ -483,7 +483,7 @@ async def test_a_label_that_is_written_twice_is_learned_once(
 
 
 async def test_the_log_ends_when_it_is_cancelled_while_it_writes(valkey: Valkey, minilm: Encoder) -> None:
-    """At whatever moment: a process that is told to stop stops."""
+    """A cancellation at any moment ends the log."""
     vector = np.eye(1, minilm.dimensions, dtype=np.float32)[0]
     for steps in range(60):
         async with _log(valkey.url, minilm) as shared:

@@ -1,4 +1,4 @@
-"""A semantic cache that is frozen, killed, lying or poisoned costs a request its deadline at most, and comes back."""
+"""A semantic cache that is frozen, killed or wrong delays a request by its deadline at most, and recovers."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def child() -> int:
-    """The process of the semantic cache that this one has started."""
+    """The pid of the semantic cache's process, a child of this one."""
     found = [pid for pid, words in processes().items() if "cache.semantic.service" in words]
     (pid,) = [pid for pid in found if parent_of(pid) == os.getpid()]
     return pid
@@ -44,14 +44,14 @@ def child() -> int:
 
 async def until_ready(client: Client) -> None:
     async with asyncio.timeout(STARTS_WITHIN):
-        while not await figure(client, "available"):  # noqa: ASYNC110  # it is asked over HTTP
+        while not await figure(client, "available"):  # noqa: ASYNC110  # a call over HTTP
             await asyncio.sleep(0.05)
 
 
 async def test_a_frozen_process_costs_one_deadline_once(
     stage: Stage, mock: MockUpstream, valkey: Valkey, minilm: Encoder
 ) -> None:
-    """SIGSTOP: no request fails, the first waits its deadline, the next wait for nothing; then it serves again."""
+    """SIGSTOP: no request fails, the first waits its deadline, later ones do not; then it serves again."""
     client = await stage.gateway(
         mock,
         redis=valkey.url,
@@ -81,7 +81,7 @@ async def test_a_frozen_process_costs_one_deadline_once(
 async def test_a_killed_process_fails_no_request_and_comes_back_with_what_it_knew(
     stage: Stage, mock: MockUpstream, valkey: Valkey, minilm: Encoder
 ) -> None:
-    """kill -9 under load: the gateway goes on, starts another, which reads the records from Redis."""
+    """kill -9 under load: the gateway continues and starts another, which reads the records from Redis."""
     client = await stage.gateway(
         mock,
         redis=valkey.url,
@@ -99,14 +99,14 @@ async def test_a_killed_process_fails_no_request_and_comes_back_with_what_it_kne
 
     assert child() != first
     async with asyncio.timeout(STARTS_WITHIN):
-        while not await entries(client):  # noqa: ASYNC110  # it is asked over HTTP
+        while not await entries(client):  # noqa: ASYNC110  # a call over HTTP
             await asyncio.sleep(0.05)
     answer = await client.post(chat(AGAIN))
     assert (answer.headers["x-keepgate-layer"], answer.text) == ("semantic", ANSWER)
 
 
 async def test_a_model_that_is_none_is_one_clear_line(tmp_path: Path) -> None:
-    """The gateway ends, for the operator asked for what cannot be."""
+    """The gateway ends, since the setting is invalid."""
     model = {"KEEPGATE_SEMANTIC_MODE": "on", "KEEPGATE_SEMANTIC_MODEL": "/nowhere/at/all"}
     async with serving(tmp_path, "--upstream", "mock:", ready=False, **model) as gateway:
         assert await gateway.ended() == 1
@@ -116,7 +116,7 @@ async def test_a_model_that_is_none_is_one_clear_line(tmp_path: Path) -> None:
 
 async def _until_logged(caplog: pytest.LogCaptureFixture, words: str) -> None:
     async with asyncio.timeout(STARTS_WITHIN):
-        while words not in caplog.text:  # noqa: ASYNC110  # a log tells nobody
+        while words not in caplog.text:  # noqa: ASYNC110  # a log has no event
             await asyncio.sleep(0.05)
 
 
@@ -128,7 +128,7 @@ async def test_a_process_that_cannot_start_again_is_tried_until_it_can(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A model, then a Python, that is away for a moment ends no gateway that has once begun with it."""
+    """A model, then a Python, that is missing for a moment does not end a running gateway."""
     model, python = tmp_path / "model", tmp_path / "python"
     model.symlink_to(find_model("default").folder)
     python.symlink_to(sys.prefix)
@@ -145,14 +145,14 @@ async def test_a_process_that_cannot_start_again_is_tried_until_it_can(
 
 
 async def test_workers_share_one_process(mock: MockUpstream, tmp_path: Path) -> None:
-    """What one worker has asked another answers; and the process ends with them."""
+    """All workers use one process, which ends with them."""
     settings = {"MODE": "on", "POLICY": "threshold", "THRESHOLD": "0.6", "DEADLINE": "5"}
     words = ("--upstream", mock.url, "--workers", "3")
     variables: dict[str, Any] = {f"KEEPGATE_SEMANTIC_{name}": value for name, value in settings.items()}
     async with serving(tmp_path, *words, **variables) as gateway:
         pid = gateway.child("cache.semantic.service")
         async with asyncio.timeout(STARTS_WITHIN):
-            # Each worker finds it in its own time, and any of them is asked.
+            # Each worker connects in its own time, and any of them may be called.
             for asked in range(1, 4):
                 while not (await gateway.stats())["layers"]["semantic"].get("available"):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
@@ -192,7 +192,7 @@ async def _wrong_reply(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 
 async def _stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Finds an entry that nobody has."""
+    """Finds an entry that does not exist."""
     while head := await reader.read(4):
         payload = await reader.readexactly(struct.unpack(">I", head)[0])
         number = msgspec.msgpack.decode(payload)[0]
@@ -209,7 +209,7 @@ async def _leaver(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 async def test_whatever_the_process_says_the_request_is_answered(
     stage: Stage, mock: MockUpstream, folder: Path, talk: Talk
 ) -> None:
-    """Within its deadline and what the upstream takes."""
+    """The request takes its deadline and the upstream's time at most."""
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -237,7 +237,7 @@ async def test_whatever_the_process_says_the_request_is_answered(
 async def test_a_lying_process_cannot_cross_tenants(
     stage: Stage, mock: MockUpstream, folder: Path, published: bool
 ) -> None:
-    """Whatever entry it names: only one's own, and those of tenants that the operator publishes, are served."""
+    """Only the tenant's own entries, and those of published tenants, are served."""
     lie: list[Any] = ["not found", 1]
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -269,7 +269,7 @@ async def test_a_lying_process_cannot_cross_tenants(
 
 
 async def test_no_process_at_all_is_no_fault_of_the_request(stage: Stage, mock: MockUpstream, folder: Path) -> None:
-    """Nothing listens, and nothing waits for it."""
+    """The socket has no listener, and no request waits."""
     client = await stage.gateway(mock, semantic=SemanticSettings(mode="on"), semantic_socket=folder / "nobody")
 
     assert (await client.post(chat(ASKED))).status == 200
@@ -284,7 +284,7 @@ def _stored(record: Record, vector: bytes, encoder: str) -> bytes:
 async def test_records_that_are_none_are_ignored_and_the_others_serve(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, minilm: Encoder
 ) -> None:
-    """Cut, foreign, not a number, of another length, under another tenant's id: a shared Redis may hold anything."""
+    """Truncated, foreign, NaN, of another length, or under another tenant's id: all of them are ignored."""
     one = await semantic.gateway(mock, redis=valkey.url)
     await one.post(chat(ASKED))
     await until_known(one, 1)
@@ -332,7 +332,7 @@ async def test_records_that_are_none_are_ignored_and_the_others_serve(
 async def test_an_entry_that_is_gone_from_the_store_is_forgotten(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
 ) -> None:
-    """Index and store agree again as soon as anybody asks: evicted there, it is evicted here."""
+    """An entry that the store evicted is removed from the index at the next lookup."""
     client = await semantic.gateway(mock, redis=valkey.url)
     await client.post(chat(ASKED))
     await until_known(client, 1)
@@ -350,7 +350,7 @@ async def test_an_entry_that_is_gone_from_the_store_is_forgotten(
 async def test_a_frozen_store_costs_a_semantic_hit_and_no_request(
     semantic: SemanticStage, mock: MockUpstream, own_valkey: Valkey
 ) -> None:
-    """What is in memory is served; what is not goes upstream; learning goes on when the store is back."""
+    """Answers in memory are served, others go upstream; learning continues when the store is back."""
     client = await semantic.gateway(mock, redis=own_valkey.url)
     await client.post(chat(ASKED))
     await until_known(client, 1)
@@ -367,7 +367,7 @@ async def test_a_frozen_store_costs_a_semantic_hit_and_no_request(
 
 
 class SlowEncoder:
-    """The small model, that takes `seconds` longer."""
+    """The small model, delayed by `seconds`."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.name, self.fingerprint, self.dimensions = encoder.name, encoder.fingerprint, encoder.dimensions
@@ -383,7 +383,7 @@ class SlowEncoder:
 async def test_what_came_too_late_is_not_taken_for_served(
     stage: Stage, mock: MockUpstream, minilm: Encoder, folder: Path
 ) -> None:
-    """Who asks again with no-cache has nothing to complain of: he got a fresh answer before."""
+    """A repeat with no-cache after a fresh answer is no rejection."""
     slow = SlowEncoder(minilm)
     async with AsyncExitStack() as stack:
         service = await SemanticStage(stage, stack, slow, folder).service(**SERVES_ALL)

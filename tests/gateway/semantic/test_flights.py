@@ -1,4 +1,4 @@
-"""Identical requests and the semantic cache: it is asked once for all of them, and nothing is computed twice."""
+"""Identical requests and the semantic cache: one lookup for all of them, and one computation."""
 
 import asyncio
 import contextlib
@@ -67,7 +67,7 @@ async def _learned(client: Client) -> None:
 
 
 async def _asking(client: Client, count: int = 1, /, **headers: str) -> list[asyncio.Task[Answer]]:
-    """Requests that the exact cache has had no answer to when this returns."""
+    """Requests that have missed the exact cache when this returns."""
     before = await client.figure("tier_lookups_total", tier="memory", outcome="miss")
     asking = [asyncio.create_task(client.post(chat(AGAIN), **headers)) for _ in range(count)]
     await client.until("tier_lookups_total", before + count, tier="memory", outcome="miss")
@@ -77,7 +77,7 @@ async def _asking(client: Client, count: int = 1, /, **headers: str) -> list[asy
 async def test_identical_requests_ask_once_and_all_get_what_is_found(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate
 ) -> None:
-    """With the headers of the hit, whoever came first; and none of them complains of it by having come second."""
+    """All have the headers of the hit, and none counts as a rejection by coming second."""
     client = await semantic.gateway(mock)
     await _learned(client)
     asked = await figure(client, "asked")
@@ -98,7 +98,7 @@ async def test_identical_requests_ask_once_and_all_get_what_is_found(
 async def test_identical_requests_ask_once_and_share_the_call_when_nothing_is_found(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate
 ) -> None:
-    """A herd is one question and one upstream call."""
+    """Many requests are one question and one upstream call."""
     client = await semantic.gateway(mock)
     gate.open.clear()
     asking = await _asking(client, HERD)
@@ -113,7 +113,7 @@ async def test_identical_requests_ask_once_and_share_the_call_when_nothing_is_fo
 async def test_who_comes_while_the_answer_is_under_way_waits_for_it_and_asks_nobody(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate
 ) -> None:
-    """However slow the semantic cache is: by its reply the answer could have landed, and would be computed again."""
+    """It joins the flight without a lookup, since the answer may be finished before a reply."""
     client = await semantic.gateway(mock)
     mock.hold.clear()
     (first,) = await _asking(client)
@@ -132,7 +132,7 @@ async def test_who_comes_while_the_answer_is_under_way_waits_for_it_and_asks_nob
 async def test_an_answer_that_lands_while_the_semantic_cache_is_asked_is_not_computed_again(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate
 ) -> None:
-    """Such as that of somebody who wanted a fresh one."""
+    """A no-cache request may store it meanwhile."""
     client = await semantic.gateway(mock)
     gate.open.clear()
     (first,) = await _asking(client)
@@ -145,7 +145,7 @@ async def test_an_answer_that_lands_while_the_semantic_cache_is_asked_is_not_com
 
 
 async def test_who_asked_first_may_leave(semantic: SemanticStage, mock: MockUpstream, gate: Gate) -> None:
-    """The others get what he asked for."""
+    """The others get the answer."""
     client = await semantic.gateway(mock)
     await _learned(client)
     asked = await figure(client, "asked")
@@ -168,7 +168,7 @@ async def test_who_asked_first_may_leave(semantic: SemanticStage, mock: MockUpst
 async def test_each_keeps_his_own_limits(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate, limit: dict[str, str], strict_first: bool
 ) -> None:
-    """What the one does not take the others do, though they ask the same at the same time."""
+    """Identical concurrent requests with other limits are answered by their own limits."""
     client = await semantic.gateway(mock)
     await _learned(client)
     gate.open.clear()
@@ -189,7 +189,7 @@ async def test_each_keeps_his_own_limits(
 async def test_who_needs_usage_asks_with_the_others_and_takes_no_entry_without(
     semantic: SemanticStage, stage: Stage, gate: Gate
 ) -> None:
-    """One question for all, whichever shape they want."""
+    """There is one lookup for all shapes."""
     choice = {"index": 0, "message": {"role": "assistant", "content": ANSWER}, "finish_reason": "stop"}
     without_usage = Reply(when=ASKED, body={"object": "chat.completion", "choices": [choice]})
     mock = await stage.mock(without_usage, Reply(text=ANSWER))
@@ -211,7 +211,7 @@ async def test_who_needs_usage_asks_with_the_others_and_takes_no_entry_without(
 
 
 class _AuditsAll(ThresholdPolicy):
-    """Draws every hit."""
+    """Audits every hit."""
 
     def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
         return super().decide(evidence, max_risk, compares=True)
@@ -220,7 +220,7 @@ class _AuditsAll(ThresholdPolicy):
 async def test_a_hit_that_many_share_is_audited_once(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One comparison, whoever of them came first, and though one of them forbids it at his own cost."""
+    """There is one comparison, in any order, and even if one of them forbids its own upstream call."""
     monkeypatch.setattr("cache.semantic.service.service.ThresholdPolicy", _AuditsAll)
     client = await semantic.gateway(mock)
     await _learned(client)
@@ -240,7 +240,7 @@ async def test_a_hit_that_many_share_is_audited_once(
 async def test_observing_asks_once_and_nobody_waits_for_it(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate
 ) -> None:
-    """The answer comes as if nobody observed."""
+    """Observing does not change the answer."""
     client = await semantic.gateway(mock, mode="observe")
     gate.open.clear()
     mock.hold.clear()
@@ -256,7 +256,7 @@ async def test_observing_asks_once_and_nobody_waits_for_it(
 
 
 async def test_only_if_cached_asks_though_the_answer_is_under_way(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """He does not wait for an upstream, whoever has called it."""
+    """It does not wait for another request's upstream call."""
     client = await semantic.gateway(mock)
     await _learned(client)
     mock.hold.clear()
@@ -272,7 +272,7 @@ async def test_only_if_cached_asks_though_the_answer_is_under_way(semantic: Sema
 async def test_what_is_found_too_late_costs_nothing_of_the_budget(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has gone on without it was served nothing."""
+    """A request that continued without the answer was not served it."""
     decided: asyncio.Queue[Decision] = asyncio.Queue()
 
     class Told(ThresholdPolicy):
@@ -289,7 +289,7 @@ async def test_what_is_found_too_late_costs_nothing_of_the_budget(
     gate.open.clear()
     (late,) = await _asking(client)
     assert (await late).cache == "miss"
-    # By the reply to this the service has heard that nobody waits any more.
+    # At the reply to this the service has the note that no request waits.
     assert await figure(client, "served") == 0
     gate.open.set()
     async with asyncio.timeout(DEADLINE):
@@ -297,7 +297,7 @@ async def test_what_is_found_too_late_costs_nothing_of_the_budget(
 
 
 async def test_a_question_that_nobody_waits_for_any_more_is_not_embedded(semantic: SemanticStage, gate: Gate) -> None:
-    """So that under too many questions those that come later are in time."""
+    """So under overload later questions are in time."""
     service = await semantic.service(**SERVES_ALL, deadline=0.1)
     gate.open.clear()
     asks = [LookupRequest(f"public.{text}", "public.context", text, 1.0, True) for text in (ASKED, AGAIN, "And now?")]

@@ -1,4 +1,4 @@
-"""The semantic cache on the request's path: what is served for other words, to whom, and what never is."""
+"""The semantic cache on the request's path: what is served for similar questions, and to whom."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ from tests.gateway.semantic.stage import AGAIN, ANSWER, ASKED, SemanticStage, en
 
 
 async def learned(client: Client, body: Any, count: int = 1, **headers: str) -> None:
-    """Ask, and return once the answer may be found for other questions."""
+    """Sends a request; returns once the answer can be found for other questions."""
     await client.post(body, **headers)
     await until_known(client, count)
 
@@ -22,7 +22,7 @@ async def learned(client: Client, body: Any, count: int = 1, **headers: str) -> 
 async def test_a_question_in_other_words_is_answered_from_the_cache(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """The headers say from which layer, how near the questions are, and which entry answered."""
+    """The headers have the layer, the similarity and the entry."""
     client = await semantic.gateway(mock)
     first = await client.post(chat(ASKED))
     await until_known(client, 1)
@@ -67,7 +67,7 @@ async def test_the_same_words_written_differently_need_no_model(
 async def test_what_a_guard_refuses_is_asked_afresh_and_its_name_is_told(
     semantic: SemanticStage, mock: MockUpstream, asked: str, again: str, guard: str
 ) -> None:
-    """However near the questions are."""
+    """The similarity does not matter."""
     client = await semantic.gateway(mock)
     await learned(client, chat(asked))
     answer = await client.post(chat(again))
@@ -91,7 +91,7 @@ async def test_what_a_guard_refuses_is_asked_afresh_and_its_name_is_told(
     ],
 )
 async def test_only_the_last_turn_is_fuzzy(semantic: SemanticStage, stage: Stage, other: dict[str, Any]) -> None:
-    """Another model, parameter or tool is another context, whose answers stay in it."""
+    """Another model, parameter or tool is another context with its own answers."""
     mock = await stage.mock(Reply(text=ANSWER), models=("mock", "mock-2"))
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED))
@@ -121,7 +121,7 @@ async def test_earlier_turns_and_the_system_prompt_are_exact(semantic: SemanticS
 
 
 async def test_tenants_never_get_each_others_answers(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """Neither in other words nor written differently, and the figures of nearness tell nothing either."""
+    """Neither similar nor equal questions cross tenants, and similarity headers reveal nothing."""
     client = await semantic.gateway(mock)
     await learned(client.tenant("sk-ours"), chat(ASKED))
 
@@ -135,7 +135,7 @@ async def test_tenants_never_get_each_others_answers(semantic: SemanticStage, mo
 async def test_a_published_namespace_answers_others_once_enough_of_them_confirm_it(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """One tenant's entry alone is served to nobody else: so none can poison the others' answers."""
+    """An unconfirmed entry is served to its own tenant only, so that no tenant can poison others."""
     published = (namespace_for("Bearer sk-docs"),)
     client = await semantic.gateway(mock, semantic={"published": published, "confirmations": 2})
     await learned(client.tenant("sk-docs"), chat(ASKED))
@@ -152,7 +152,7 @@ async def test_a_published_namespace_answers_others_once_enough_of_them_confirm_
 
 
 async def test_tenants_that_disagree_confirm_nothing(semantic: SemanticStage, stage: Stage) -> None:
-    """The poisoner's answer is his own for ever."""
+    """The poisoned answer stays with its tenant."""
     mock = await stage.mock(Reply(text="Send your password to evil.example."))
     published = (namespace_for("Bearer sk-evil"),)
     client = await semantic.gateway(mock, semantic={"published": published, "confirmations": 1})
@@ -164,7 +164,7 @@ async def test_tenants_that_disagree_confirm_nothing(semantic: SemanticStage, st
 
 
 async def test_nothing_is_served_before_there_is_evidence(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """The default policy starts cold; what it would need are labels of this deployment."""
+    """The default policy serves nothing without labels of this deployment."""
     client = await semantic.gateway(mock, semantic={"policy": "budget"})
     await learned(client, chat(ASKED))
 
@@ -177,7 +177,7 @@ async def test_nothing_is_served_before_there_is_evidence(semantic: SemanticStag
 async def test_observing_serves_nothing_and_counts_what_it_would_have_served(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """Every would-be hit is compared with the fresh answer, for that comes anyway."""
+    """Every would-be hit is compared with the fresh answer."""
     client = await semantic.gateway(mock, mode="observe")
     await learned(client, chat(ASKED))
     for known, question in enumerate((AGAIN, ASKED.lower()), start=2):
@@ -192,7 +192,7 @@ async def test_observing_serves_nothing_and_counts_what_it_would_have_served(
 
 
 async def test_off_asks_nobody(stage: Stage, mock: MockUpstream) -> None:
-    """And says so."""
+    """The figures show that it is off."""
     client = await stage.gateway(mock)
     await client.post(chat(ASKED))
 
@@ -201,7 +201,7 @@ async def test_off_asks_nobody(stage: Stage, mock: MockUpstream) -> None:
 
 
 async def test_a_client_may_lower_the_risk_and_not_raise_it(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """Zero means exact answers only; one is what everybody gets who says nothing."""
+    """Zero means exact answers only; one is the default."""
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED))
 
@@ -213,7 +213,7 @@ async def test_a_client_may_lower_the_risk_and_not_raise_it(semantic: SemanticSt
 
 @pytest.mark.parametrize("said", ["2", "-0.1", "nan", "low", "", "1e400"])
 async def test_a_risk_that_is_none_is_refused(semantic: SemanticStage, mock: MockUpstream, said: str) -> None:
-    """By the name of the header."""
+    """400 names the header."""
     client = await semantic.gateway(mock)
     answer = await client.post(chat(ASKED), x_keepgate_max_risk=said)
 
@@ -223,7 +223,7 @@ async def test_a_risk_that_is_none_is_refused(semantic: SemanticStage, mock: Moc
 
 
 async def test_a_false_hit_is_evicted_and_learned_from_by_one_call(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """The id is the one in the header of the hit."""
+    """The call has the id in the header of the hit."""
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED))
     hit = await client.post(chat(AGAIN))
@@ -236,7 +236,7 @@ async def test_a_false_hit_is_evicted_and_learned_from_by_one_call(semantic: Sem
 
 
 async def test_what_an_operator_is_alarmed_by_is_in_the_metrics(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """Whether it answers, what it knows, and what the policy says of its wrong answers."""
+    """The metrics have availability, entries, and the policy's estimate of wrong answers."""
     client = await semantic.gateway(mock, semantic={"policy": "budget"})
     await learned(client, chat(ASKED))
     await learned(client, chat(AGAIN), 2)
@@ -246,7 +246,7 @@ async def test_what_an_operator_is_alarmed_by_is_in_the_metrics(semantic: Semant
 
 
 async def test_who_complained_gets_no_other_wording_of_it(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """The same answer is kept for other questions too; he gets one of his own, and finds that from then on."""
+    """Other entries with the same answer are not served either; the client gets its own answer, and later hits it."""
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED))
     await client.post(chat("How might I reset my password?"), x_keepgate_max_risk="0")
@@ -264,7 +264,7 @@ async def test_who_complained_gets_no_other_wording_of_it(semantic: SemanticStag
 async def test_who_asks_again_at_once_was_not_content(
     semantic: SemanticStage, mock: MockUpstream, retry: dict[str, str]
 ) -> None:
-    """He gets a fresh answer, and the policy learns that what was served was wrong."""
+    """The client gets a fresh answer, and the policy learns that the served one was wrong."""
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED))
     assert (await client.post(chat(AGAIN))).cache == "hit"
@@ -278,7 +278,7 @@ async def test_who_asks_again_at_once_was_not_content(
 async def test_who_asks_again_what_was_only_written_differently_gets_a_fresh_answer(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """Nobody decided anything that could be learned from; the answer to the very question is then kept for it."""
+    """The policy decided nothing, so there is no label; the question's own answer is stored."""
     client = await semantic.gateway(mock)
     await learned(client, chat("What is the capital of Peru?"))
     layers = [(await client.post(chat("what is the capital of peru"))).headers["x-keepgate-layer"] for _ in range(3)]
@@ -289,7 +289,7 @@ async def test_who_asks_again_what_was_only_written_differently_gets_a_fresh_ans
 async def test_a_stream_and_a_plain_request_get_one_anothers_answers(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """Usage only where it was recorded."""
+    """Usage is sent only if it was recorded."""
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED, stream=True))
     whole = await client.post(chat(AGAIN))
@@ -301,7 +301,7 @@ async def test_a_stream_and_a_plain_request_get_one_anothers_answers(
 
 
 async def test_a_prompt_to_be_continued_is_no_question(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """There a space at the end makes another text; only the very same one is answered from the cache."""
+    """A trailing space makes another prompt; only the identical one is a hit."""
     client = await semantic.gateway(mock)
     await client.post({"model": "mock", "prompt": "the capital of france is"}, COMPLETIONS)
 
@@ -329,7 +329,7 @@ async def test_a_prompt_to_be_continued_is_no_question(semantic: SemanticStage, 
 async def test_answers_that_are_for_their_own_question_only(
     semantic: SemanticStage, stage: Stage, reply: Reply
 ) -> None:
-    """A tool call has its question's arguments, a cut answer its length: an agent fed by another's would loop."""
+    """Tool calls and truncated answers are not served for similar questions."""
     mock = await stage.mock(reply)
     client = await semantic.gateway(mock)
     await client.post(chat(ASKED))
@@ -340,7 +340,7 @@ async def test_answers_that_are_for_their_own_question_only(
 
 
 async def test_a_deleted_entry_answers_nobody(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """Nor does one of a purged namespace."""
+    """An entry of a purged namespace is not served either."""
     client = await semantic.gateway(mock)
     first = await client.post(chat(ASKED))
     await until_known(client, 1)
@@ -354,7 +354,7 @@ async def test_a_deleted_entry_answers_nobody(semantic: SemanticStage, mock: Moc
 
 
 async def test_an_answer_is_served_no_longer_than_it_is_fresh(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """And nothing is left of it in the index."""
+    """It is also removed from the index."""
     client = await semantic.gateway(mock, cache={"ttl": 1.0})
     await learned(client, chat(ASKED))
     await until_known(client, 0)
@@ -363,7 +363,7 @@ async def test_an_answer_is_served_no_longer_than_it_is_fresh(semantic: Semantic
 
 
 async def test_the_fast_lane_does_not_learn_a_semantic_hit(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """Each is decided anew, or the budget would not count it."""
+    """Each semantic hit is decided again, so that the budget counts it."""
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED))
     layers = [(await client.post(chat(AGAIN))).headers["x-keepgate-layer"] for _ in range(3)]
@@ -372,7 +372,7 @@ async def test_the_fast_lane_does_not_learn_a_semantic_hit(semantic: SemanticSta
 
 
 async def test_only_if_cached_takes_a_semantic_answer(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """It is in the cache."""
+    """A semantic answer counts as cached."""
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED))
 
@@ -381,7 +381,7 @@ async def test_only_if_cached_takes_a_semantic_answer(semantic: SemanticStage, m
 
 
 async def test_the_layers_are_counted_apart(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """Hits, and what they saved."""
+    """Hits and savings are counted by layer."""
     client = await semantic.gateway(mock)
     before = (await client.get("/v1/cache/stats")).json["layers"]
     await learned(client, chat(ASKED))
@@ -391,7 +391,7 @@ async def test_the_layers_are_counted_apart(semantic: SemanticStage, mock: MockU
 
     for layer in ("exact", "normalized", "semantic"):
         assert after[layer]["hits"] - before[layer]["hits"] == 1
-    for layer in ("normalized", "semantic"):  # others' tests have counted answers of 2**53 tokens into the exact layer
+    for layer in ("normalized", "semantic"):  # other tests have counted answers of 2**53 tokens in the exact layer
         saved = after[layer]["saved"]["completion_tokens"] - before[layer]["saved"]["completion_tokens"]
         assert saved == len(ANSWER.split())
 
@@ -399,7 +399,7 @@ async def test_the_layers_are_counted_apart(semantic: SemanticStage, mock: MockU
 async def test_what_one_host_learns_the_other_knows_within_a_second(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
 ) -> None:
-    """Through Redis; what is deleted on one is gone on the other as well."""
+    """Hosts share entries through Redis; deletions, too."""
     one = await semantic.gateway(mock, redis=valkey.url)
     other = await semantic.gateway(mock, redis=valkey.url)
     first = await one.post(chat(ASKED))
@@ -414,7 +414,7 @@ async def test_what_one_host_learns_the_other_knows_within_a_second(
 
 
 async def test_what_was_learned_outlives_a_restart(semantic: SemanticStage, mock: MockUpstream, valkey: Valkey) -> None:
-    """Records and labels come back from Redis."""
+    """Records and labels are loaded from Redis."""
     one = await semantic.gateway(mock, redis=valkey.url, semantic={"policy": "budget"})
     await learned(one, chat(ASKED))
     await learned(one, chat(AGAIN), 2)

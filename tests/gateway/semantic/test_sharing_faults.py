@@ -1,4 +1,4 @@
-"""What stands in Redis may be anybody's: it ends no process, and stops no sharing."""
+"""Foreign values in Redis end no process, and stop no sharing."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ async def raw(valkey: Valkey) -> AsyncIterator[redis.asyncio.Redis]:
 
 
 async def stored(client: redis.asyncio.Redis, count: int) -> list[bytes]:
-    """The keys of the records, once there are so many. Raises TimeoutError."""
+    """The keys of the records, once there are `count`. Raises TimeoutError."""
     keys: list[bytes] = []
 
     async def are_there() -> bool:
@@ -46,7 +46,7 @@ async def stored(client: redis.asyncio.Redis, count: int) -> list[bytes]:
 async def test_events_that_nobody_wrote_end_nothing(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, raw: redis.asyncio.Redis, minilm: Encoder
 ) -> None:
-    """Confirmations and labels that do not decode, or speak of what cannot be: what comes after them is heard."""
+    """Invalid confirmations and labels are skipped; later events are applied."""
     one = await semantic.gateway(mock, redis=valkey.url, semantic={"policy": "budget"})
     other = await semantic.gateway(mock, redis=valkey.url, semantic={"policy": "budget"})
     content = msgspec.msgpack.encode(
@@ -100,7 +100,7 @@ async def test_confirmations_are_known_to_those_who_begin_later(
 async def test_a_confirmation_brings_no_removed_record_back(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, raw: redis.asyncio.Redis
 ) -> None:
-    """Removed by another host, of which this one has not heard yet."""
+    """Another host removed it, and the event has not arrived yet."""
     settings = {"published": (namespace_for("Bearer sk-docs"),), "confirmations": 1}
     one = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
     await one.tenant("sk-docs").post(chat(ASKED))
@@ -124,7 +124,7 @@ async def test_what_is_no_state_of_a_policy_is_a_cold_start(
     minilm: Encoder,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A key of another type: it is said once, everything else is shared, and what is learned replaces it."""
+    """A key of another type is logged once, everything else is shared, and a new state replaces it."""
     caplog.set_level(logging.WARNING)
     key = f"keepgate:semantic:policy:budget:{minilm.fingerprint}"
     await raw.set(key, b"x")
@@ -152,7 +152,7 @@ async def test_what_is_no_state_of_a_policy_is_a_cold_start(
 async def test_keys_of_another_type_make_room_at_the_start(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, raw: redis.asyncio.Redis
 ) -> None:
-    """A string where the events belong, and a list where the ids do: what one host learns the others know."""
+    """Keys of a wrong type for events and ids are replaced: hosts still share what they learn."""
     await raw.set(LOG, b"x")
     await raw.rpush("keepgate:semantic:records", b"x")
     one = await semantic.gateway(mock, redis=valkey.url)

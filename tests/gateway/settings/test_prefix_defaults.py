@@ -1,4 +1,4 @@
-"""The prefix store that the in-repo backend gets where nobody said otherwise."""
+"""The default prefix store of the in-repo backend."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ def settings(state: Path, redis: str = "embedded", **backend: Any) -> Settings:
 
 
 def test_with_nothing_said_it_is_in_the_state_folder(tmp_path: Path) -> None:
-    """A folder for its user alone, a secret beside it, and a database of its own in the embedded store."""
+    """It has a folder for its user alone, a secret beside it, and its own database in the embedded store."""
     state = tmp_path / "not" / "there" / "yet"
     backend = with_prefix_store(settings(state), OWN)
 
@@ -30,14 +30,14 @@ def test_with_nothing_said_it_is_in_the_state_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("redis", "url", "index"), [(SHARED, SHARED, SHARED), ("none", "", None)])
 def test_the_index_is_in_the_store_that_gateways_share(tmp_path: Path, redis: str, url: str, index: str | None) -> None:
-    """Where there is none, there is no index, and prefixes are kept all the same."""
+    """Without a shared store there is no index, and prefixes are still stored."""
     backend = with_prefix_store(settings(tmp_path, redis), url)
 
     assert (backend.prefix_index, backend.prefix_disk) == (index, f"{tmp_path}/prefix")
 
 
 def test_what_was_said_stays(tmp_path: Path) -> None:
-    """Every option, whatever the default would be."""
+    """Explicit options are not changed."""
     said: dict[str, Any] = {
         "threads": 2,
         "prefix_memory": PositiveSize(2**30),
@@ -54,7 +54,7 @@ def test_what_was_said_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("said", [{"prefix_disk_size": Size(0)}, {"prefix_sharing": False}])
 def test_it_can_be_switched_off(tmp_path: Path, said: dict[str, Any]) -> None:
-    """Then the backend is told nothing of it, and nothing is made."""
+    """Then the backend gets no options, and no files are made."""
     backend = with_prefix_store(settings(tmp_path, **said), OWN)
 
     assert not any("prefix-" in option for option in backend.options() if option != "--no-prefix-sharing")
@@ -62,7 +62,7 @@ def test_it_can_be_switched_off(tmp_path: Path, said: dict[str, Any]) -> None:
 
 
 def test_memory_alone_has_an_index_and_a_secret(tmp_path: Path) -> None:
-    """Without the disk, other engines can still ask."""
+    """Without the disk, other engines can still read blocks."""
     backend = with_prefix_store(settings(tmp_path, prefix_disk_size=Size(0), prefix_memory=PositiveSize(2**30)), OWN)
 
     assert backend.options() == [
@@ -73,7 +73,7 @@ def test_memory_alone_has_an_index_and_a_secret(tmp_path: Path) -> None:
 
 
 def test_a_secret_in_the_environment_is_the_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backend inherits it; a file would take its place."""
+    """The backend inherits it; a file would override it."""
     monkeypatch.setenv("KEEPGATE_PREFIX_SECRET", "thirty-two-bytes-of-a-fleet-secret")
 
     assert with_prefix_store(settings(tmp_path), OWN).prefix_secret_file is None
@@ -82,7 +82,7 @@ def test_a_secret_in_the_environment_is_the_one(tmp_path: Path, monkeypatch: pyt
 def test_a_state_folder_that_cannot_be_made_costs_the_disk_tier_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A gateway that has done without any folder goes on doing so, and says what it lacks."""
+    """A gateway that needs no folder still starts, and logs what is missing."""
     (tmp_path / "file").touch()
     backend = with_prefix_store(settings(tmp_path / "file" / "state", "none"), "")
 
@@ -93,7 +93,7 @@ def test_a_state_folder_that_cannot_be_made_costs_the_disk_tier_only(
 
 
 def test_a_disk_tier_that_was_asked_for_and_cannot_be_is_refused(tmp_path: Path) -> None:
-    """In one line, with the folder and what would be right."""
+    """The line has the folder and what is expected."""
     (tmp_path / "file").touch()
     with pytest.raises(SettingsError) as caught:
         with_prefix_store(settings(tmp_path / "file", prefix_disk_size=Size(2**30)), OWN)

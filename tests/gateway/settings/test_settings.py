@@ -1,4 +1,4 @@
-"""Settings: where they come from, which source wins, and what a bad one is told."""
+"""Settings: their sources, precedence and errors."""
 
 import logging
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_with_nothing_said_the_defaults_hold() -> None:
 
 
 def test_the_environment_wins_over_the_file_and_the_command_line_over_both(tmp_path: Path) -> None:
-    """Each source overrides only what it says; nested groups are merged key by key."""
+    """Each source overrides only its own keys; nested groups are merged key by key."""
     file = tmp_path / "k.yaml"
     file.write_text("port: 1001\nhost: 10.0.0.1\nworkers: 2\ncache: {ttl: 11, variants: 7}\ntimeouts: {idle: 5}\n")
     environment = {"KEEPGATE_PORT": "1002", "KEEPGATE_HOST": "10.0.0.2", "KEEPGATE_CACHE_TTL": "12"}
@@ -60,7 +60,7 @@ def test_the_environment_wins_over_the_file_and_the_command_line_over_both(tmp_p
 
 
 def test_the_upstreams_of_a_later_source_replace_those_of_an_earlier(tmp_path: Path) -> None:
-    """A list is one value: it is not added to."""
+    """A list is one value and is replaced."""
     file = tmp_path / "k.yaml"
     file.write_text("upstreams: ['http://a/v1', 'http://b/v1']\n")
     environment = {"KEEPGATE_UPSTREAMS": " http://c , http://d/v1,"}
@@ -70,7 +70,7 @@ def test_the_upstreams_of_a_later_source_replace_those_of_an_earlier(tmp_path: P
 
 
 def test_every_setting_can_come_from_the_environment() -> None:
-    """Names are the keys in capitals, joined by underscores; text becomes the type of the setting."""
+    """Names are the keys in capitals, joined by underscores; text is converted to the setting's type."""
     settings = from_environment(
         PORT="0",
         CACHE_TTL="0.5",
@@ -100,7 +100,7 @@ def test_a_size_may_have_a_unit(written: str, size: int) -> None:
 
 @given(st.integers(0, 2**50))
 def test_a_size_in_bytes_is_itself(size: int) -> None:
-    """No rounding, up to the largest."""
+    """Sizes are exact, up to the largest."""
     assert Size.parse(size) == Size.parse(str(size)) == Size.parse(f"{size} B") == size
 
 
@@ -163,7 +163,7 @@ def test_a_size_in_bytes_is_itself(size: int) -> None:
     ],
 )
 def test_a_bad_variable_is_named_with_what_would_be_right(variable: str, text: str, message: str) -> None:
-    """Source, name, expectation and value, in one line."""
+    """The line has source, name, expectation and value."""
     said = refusal(None, {f"KEEPGATE_{variable}": text}, {})
     assert said.startswith(f"environment: KEEPGATE_{variable}: {message}")
 
@@ -204,20 +204,20 @@ def test_a_bad_variable_is_named_with_what_would_be_right(variable: str, text: s
     ],
 )
 def test_a_bad_file_is_named_with_what_would_be_right(tmp_path: Path, text: str | bytes, message: str) -> None:
-    """The file, the key as it stands there, and what should stand there."""
+    """The message has the file, the key as written, and what is expected."""
     file = tmp_path / "keepgate.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     assert refusal(file, {}, {}).startswith(f"{file}: {message}")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """Missing, or not a file at all."""
+    """The path is missing, or not a file."""
     assert refusal(tmp_path / "no.yaml", {}, {}) == f"{tmp_path}/no.yaml: cannot be read: No such file or directory"
     assert refusal(tmp_path, {}, {}) == f"{tmp_path}: cannot be read: Is a directory"
 
 
 def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
-    """Comments alone are as good as no file."""
+    """A file of comments has no effect."""
     assert from_file(tmp_path, "# port: 1\n") == Settings()
 
 
@@ -237,19 +237,19 @@ def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_option_is_named_as_it_was_written(arguments: dict[str, Any], message: str) -> None:
-    """The option with its hyphens, not the key behind it."""
+    """The message has the option with its hyphens, not the key."""
     assert refusal(None, {}, arguments).startswith(f"command line: {message}")
 
 
 def test_the_source_at_fault_is_blamed_though_a_later_one_overrides_it(tmp_path: Path) -> None:
-    """A mistake that is hidden today shows on the day the override goes."""
+    """An overridden error is reported, too."""
     file = tmp_path / "k.yaml"
     file.write_text("port: eighty")
     assert refusal(file, {"KEEPGATE_PORT": "80"}, {}).startswith(f"{file}: port: ")
 
 
 def test_a_variable_that_is_no_setting_is_a_warning() -> None:
-    """It may be another program's, so the gateway starts; the nearest setting is named."""
+    """It may belong to another program, so the gateway starts; the nearest setting is named."""
     environment = {"KEEPGATE_PROT": "1", "KEEPGATE_UPSTREAM": "http://a", "KEEPGATE_QQQQQQ": "x", "PORT": "2"}
     settings, warnings = load(None, environment, {})
     assert settings == Settings()
@@ -261,12 +261,12 @@ def test_a_variable_that_is_no_setting_is_a_warning() -> None:
 
 
 def test_the_secret_of_the_backends_prefix_store_is_no_setting() -> None:
-    """It is the backend's own variable, which it inherits: nothing is said about it, nor is it shown."""
+    """It is the backend's own variable, which it inherits: there is no warning, and it is not printed."""
     assert load(None, {"KEEPGATE_PREFIX_SECRET": "hush"}, {}) == (Settings(), [])
 
 
 def test_no_secret_shows_in_a_representation_or_a_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Neither the admin key nor the password of a store, however the settings are printed."""
+    """Neither the admin key nor a store's password is in any output of the settings."""
     settings = from_environment(
         ADMIN_KEY="hush-1",
         REDIS="redis://user:hush-2@cache:6379/0",
@@ -283,22 +283,22 @@ def test_no_secret_shows_in_a_representation_or_a_log(caplog: pytest.LogCaptureF
     "url", ["redis://user:hush@host:port/0", "redis:/user:hush@host", "user:hush@host", "redis://:hu/hush@h:x"]
 )
 def test_no_secret_shows_in_a_refusal(url: str) -> None:
-    """What is refused may still hold the right password."""
+    """A refused URL may have the right password."""
     assert "hush" not in refusal(None, {"KEEPGATE_REDIS": url}, {})
     assert "hush" not in refusal(None, {"KEEPGATE_UPSTREAMS": url}, {})
-    if not url.startswith("redis://"):  # which is for the backend to read
+    if not url.startswith("redis://"):  # which the backend reads
         assert "hush" not in refusal(None, {"KEEPGATE_BACKEND_PREFIX_INDEX": url}, {})
 
 
 def test_no_admin_key_shows_when_it_is_no_text(tmp_path: Path) -> None:
-    """A key of digits, which YAML reads as a number, is refused without being repeated."""
+    """A key of digits, which YAML reads as a number, is refused without printing it."""
     file = tmp_path / "k.yaml"
     file.write_text("admin_key: 123456")
     assert refusal(file, {}, {}) == f"{file}: admin_key: expected text that is not empty"
 
 
 def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The setting, else XDG_STATE_HOME, else ~/.local/state; always absolute, for a child has its own directory."""
+    """The setting, else XDG_STATE_HOME, else ~/.local/state; always absolute, since a child has its own directory."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     assert Settings().state_path() == tmp_path / ".local/state/keepgate"
@@ -310,7 +310,7 @@ def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_the_backend_gets_its_options_from_every_source(tmp_path: Path) -> None:
-    """Later sources win key by key, and what nobody said stays the backend's own default."""
+    """Later sources win key by key, and unset options keep the backend's default."""
     file = tmp_path / "k.yaml"
     file.write_text("backend: {quantization: int8, kv_memory: 1GiB, prefix_sharing: false, max_wait_ms: 20}\n")
     settings, warnings = load(
@@ -328,7 +328,7 @@ def test_the_backend_gets_its_options_from_every_source(tmp_path: Path) -> None:
 
 
 def test_options_of_a_backend_that_does_not_run_are_a_warning(tmp_path: Path) -> None:
-    """Where upstreams are named, whoever said them learns that they do nothing."""
+    """With upstreams there is a warning that they have no effect."""
     file = tmp_path / "k.yaml"
     file.write_text("backend: {threads: 2}\n")
     words = {"upstreams": ["mock:"], "backend.quantization": "int4"}

@@ -48,7 +48,7 @@ def script(tmp_path: Path) -> Path:
 
 
 async def test_replies_follow_the_script(stage: Stage, script: Path) -> None:
-    """The first reply whose `when` is in the last user message; the one without `when` for all the rest."""
+    """The first reply whose `when` is in the last user message is sent; else the one without `when`."""
     client = await stage.gateway(f"mock:{script}")
     called = (await client.post(chat("How is the weather?"))).json["choices"][0]
     assert called["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
@@ -89,7 +89,7 @@ async def test_streams_follow_the_script(stage: Stage, script: Path) -> None:
 
 
 async def test_a_scripted_body_is_sent_whole(stage: Stage, script: Path) -> None:
-    """Field for field, with nothing added."""
+    """The body has the scripted fields only."""
     async with (
         MockUpstream(load_script(script)).serving() as mock,
         aiohttp.ClientSession() as session,
@@ -100,7 +100,7 @@ async def test_a_scripted_body_is_sent_whole(stage: Stage, script: Path) -> None
 
 
 async def test_without_a_script_the_question_comes_back(stage: Stage) -> None:
-    """`mock:` answers chats and completions with what was asked, and counts words as tokens."""
+    """`mock:` answers chats and completions with the prompt, and counts words as tokens."""
     client = await stage.gateway("mock:")
     parts = [{"type": "text", "text": "one two"}, {"type": "text", "text": "three"}]
     for content in ("one two three", parts):
@@ -118,7 +118,7 @@ async def test_without_a_script_the_question_comes_back(stage: Stage) -> None:
 
 
 async def test_what_arrived_is_on_record(stage: Stage) -> None:
-    """Path, headers and body as they came, for tests of an app; also when its sender gives up."""
+    """Path, headers and body as they came, for tests of an app; also if the client disconnects."""
     mock = await stage.mock(Reply(text="x"))
     client = await stage.gateway(mock)
     await client.post(chat("hello", user="u-1"), Authorization="Bearer k")
@@ -145,7 +145,7 @@ async def test_what_arrived_is_on_record(stage: Stage) -> None:
     ],
 )
 def test_a_bad_script_is_one_clear_line(tmp_path: Path, text: str, reason: str) -> None:
-    """The file, the key, and what would be right."""
+    """The line has the file, the key, and what is expected."""
     file = tmp_path / "s.yaml"
     file.write_text(text)
     with pytest.raises(SettingsError) as caught:

@@ -1,4 +1,4 @@
-"""Upstreams get what the client sent, and clients get what the upstream said."""
+"""Upstreams get the client's requests, and clients get the upstream's answers."""
 
 import asyncio
 import gzip
@@ -48,7 +48,7 @@ BODIES = {
 @pytest.mark.parametrize("path", ["/v1/chat/completions", COMPLETIONS, "/v1/embeddings"])
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
 async def test_the_body_goes_through_untouched(stage: Stage, body: bytes, path: str) -> None:
-    """Byte for byte: no default added, no unknown field dropped, no number written anew."""
+    """Byte for byte: no default added, no unknown field dropped, no number reformatted."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     await client.post(body, path)
@@ -57,7 +57,7 @@ async def test_the_body_goes_through_untouched(stage: Stage, body: bytes, path: 
 
 
 async def test_a_body_sent_in_chunks_goes_through_untouched(stage: Stage) -> None:
-    """How a body is framed is each hop's own affair."""
+    """Each hop has its own framing of the body."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -75,7 +75,7 @@ async def test_a_body_sent_in_chunks_goes_through_untouched(stage: Stage) -> Non
 async def test_a_compressed_body_reaches_the_upstream_in_agreement_with_its_headers(
     stage: Stage, coding: bytes, encode: Any
 ) -> None:
-    """Passed on as it came or unpacked, the upstream can read it; and it is the same request as the plain one."""
+    """The upstream can read it, compressed or not, and it has the same key as the plain request."""
     seen: list[tuple[bytes, bytes]] = []
 
     async def converse(connection: Connection) -> None:
@@ -96,7 +96,7 @@ async def test_a_compressed_body_reaches_the_upstream_in_agreement_with_its_head
 
 
 async def test_headers_of_the_client_are_passed_on(stage: Stage) -> None:
-    """Credentials, organisation, idempotency keys, tracing, content type: all that is meant for the other end."""
+    """Credentials, organisation, idempotency keys, tracing, content type: all end-to-end headers."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     headers = {
@@ -119,7 +119,7 @@ async def test_headers_of_the_client_are_passed_on(stage: Stage) -> None:
 
 
 async def test_nothing_is_added_for_a_client_that_says_little(stage: Stage) -> None:
-    """No user agent, no accept header and no credential of its own; only whether the prompt may come again."""
+    """No user agent, no accept header and no credential of its own; only the hint whether the prompt may come again."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     async with wire(client) as connection:
@@ -157,7 +157,7 @@ async def test_headers_between_client_and_gateway_stay_there(stage: Stage) -> No
 
 
 async def test_headers_of_the_upstream_are_passed_back(stage: Stage) -> None:
-    """Rate limits, request ids and cookies reach the client of a miss; what belongs to the hop does not."""
+    """Rate limits, request ids and cookies reach the client of a miss; hop-by-hop headers do not."""
     raw = await stage.raw(
         saying(
             json_reply(
@@ -184,7 +184,7 @@ async def test_headers_of_the_upstream_are_passed_back(stage: Stage) -> None:
 
 
 async def test_headers_of_one_answer_do_not_come_back_with_a_hit(stage: Stage) -> None:
-    """A request id or a cookie belongs to the call that was made, not to the answer."""
+    """A request id or a cookie belongs to one call, not to the answer."""
     mock = await stage.mock(Reply(headers={"x-request-id": "r1", "Set-Cookie": "a=1"}))
     client = await stage.gateway(mock)
     await client.post(chat())
@@ -194,7 +194,7 @@ async def test_headers_of_one_answer_do_not_come_back_with_a_hit(stage: Stage) -
 
 
 async def test_the_query_goes_through(stage: Stage) -> None:
-    """Parameters behind the path (api-version at some clouds) reach the upstream, and set requests apart."""
+    """Query parameters (api-version at some clouds) reach the upstream, and are part of the key."""
     raw = await stage.raw(saying(json_reply(ANSWER)))
     client = await stage.gateway(raw)
     answers = [await client.post(chat(), f"/v1/chat/completions?api-version={v}&x=%2F%20") for v in (1, 2, 2, 2)]
@@ -211,7 +211,7 @@ async def test_the_query_goes_through(stage: Stage) -> None:
 async def test_errors_come_back_with_their_status_and_body(
     stage: Stage, status: int, body: bytes, stream: bool
 ) -> None:
-    """As the upstream said them, whatever they are made of."""
+    """They are relayed unchanged, for any content."""
     reply = b"HTTP/1.1 %d Some Reason\r\nContent-Type: x/y\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
     client = await stage.gateway(await stage.raw(saying(reply)))
     answer = await client.post(chat(stream=stream))
@@ -230,7 +230,7 @@ async def test_an_error_that_comes_as_events_is_passed_on(stage: Stage) -> None:
 
 
 async def test_a_redirect_is_not_followed(stage: Stage) -> None:
-    """Where a client's credentials go is decided by the operator alone."""
+    """A client's credentials are sent only to configured hosts."""
     reply = b"HTTP/1.1 307 Go\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
     client = await stage.gateway(await stage.raw(saying(reply)))
     answer = await client.send("POST", "/v1/embeddings", {"model": "mock"})
@@ -258,7 +258,7 @@ def with_breaks(kind: bytes) -> bytes:
 @pytest.mark.parametrize("line_break", [b"\n", b"\r\n", b"\r"])
 async def test_every_way_to_write_events_is_understood_and_passed_on(stage: Stage, line_break: bytes) -> None:
     """Comments, event names, ids, data on several lines, any line break (WHATWG HTML, section 9.2)."""
-    # After a lone return the end of the last event shows by what follows it.
+    # After a lone CR the end of the last event is known only from the next bytes.
     said = with_breaks(line_break) + (b": end\r\r: end" if line_break == b"\r" else b"")
     client = await stage.gateway(await stage.raw(saying(EVENT_STREAM + said)))
     computed = await client.post(chat(stream=True))
@@ -272,7 +272,7 @@ async def test_every_way_to_write_events_is_understood_and_passed_on(stage: Stag
 
 @pytest.mark.parametrize("line_break", [b"\n", b"\r\n"])
 async def test_events_may_be_cut_anywhere(stage: Stage, line_break: bytes) -> None:
-    """Wherever the network cuts, within a character, a line break or a word, the answer is the same and is kept."""
+    """For any cut, within a character, a line break or a word, the answer is the same and is stored."""
     said = with_breaks(line_break)
     cut = 0
 
@@ -290,7 +290,7 @@ async def test_events_may_be_cut_anywhere(stage: Stage, line_break: bytes) -> No
 @pytest.mark.parametrize("seed", range(8))
 async def test_events_may_be_cut_into_many_pieces(stage: Stage, seed: int) -> None:
     """Random pieces, down to single bytes, of one stream."""
-    rng = random.Random(seed)  # noqa: S311  # no secret
+    rng = random.Random(seed)  # noqa: S311  # not a secret
     said = with_breaks(rng.choice([b"\n", b"\r\n"]))
     cuts = sorted(rng.sample(range(1, len(said)), rng.choice([3, 20, len(said) - 1])))
     chunks = [said[a:b] for a, b in zip([0, *cuts], [*cuts, len(said)], strict=True)]
@@ -301,7 +301,7 @@ async def test_events_may_be_cut_into_many_pieces(stage: Stage, seed: int) -> No
 
 
 async def test_events_arrive_when_they_are_sent(stage: Stage) -> None:
-    """Each event reaches the client before the upstream says the next: nothing is gathered up."""
+    """Each event reaches the client before the upstream sends the next: there is no buffering."""
     go_on = asyncio.Event()
 
     async def converse(connection: Connection) -> None:
@@ -321,7 +321,7 @@ async def test_events_arrive_when_they_are_sent(stage: Stage) -> None:
 
 @pytest.mark.parametrize("tail", [b"", b"data: [DO", b'data: {"choices":[]', b"\n", b": bye"])
 async def test_a_stream_that_ends_early_is_passed_on_and_not_kept(stage: Stage, tail: bytes) -> None:
-    """Without [DONE], or within an event: the client sees what was said, and the next request asks again."""
+    """It ends without [DONE], or within an event: the client gets the sent bytes, and nothing is stored."""
     said = b"".join(EVENTS[:-1]) + tail
     raw = await stage.raw(saying(EVENT_STREAM + said))
     client = await stage.gateway(raw)
@@ -333,7 +333,7 @@ async def test_a_stream_that_ends_early_is_passed_on_and_not_kept(stage: Stage, 
 
 @pytest.mark.parametrize("framing", ["chunked", "length"])
 async def test_a_stream_that_breaks_off_ends_in_an_error_event(stage: Stage, framing: str) -> None:
-    """The client is told within the stream, in OpenAI's form; there is no [DONE], and nothing is kept."""
+    """The stream ends with an error in OpenAI's form and without [DONE], and nothing is stored."""
     head = CHUNKED_EVENT_STREAM if framing == "chunked" else EVENT_STREAM[:-2] + b"Content-Length: 9999\r\n\r\n"
     said = EVENTS[0] + EVENTS[4]
     raw = await stage.raw(saying(head + (chunked(said) if framing == "chunked" else said)))
@@ -349,7 +349,7 @@ async def test_a_stream_that_breaks_off_ends_in_an_error_event(stage: Stage, fra
 
 @pytest.mark.parametrize("ending", ["cut", "silent"])
 async def test_a_stream_has_ended_when_it_says_so(stage: Stage, ending: str) -> None:
-    """After [DONE] nothing is missing, even if the connection breaks or never ends: no error, and it is kept."""
+    """After [DONE] the answer is complete and stored, even if the connection breaks or never ends."""
     said = EVENTS[0] + EVENTS[4] + EVENTS[5]
 
     async def serve(connection: Connection) -> None:
@@ -368,7 +368,7 @@ async def test_a_stream_has_ended_when_it_says_so(stage: Stage, ending: str) -> 
 
 
 async def test_an_upstream_that_answers_a_stream_request_with_json_is_passed_on(stage: Stage) -> None:
-    """The client gets the JSON as it is; the cache, which knows both shapes, streams it from then on."""
+    """The client gets the JSON unchanged; later hits are streamed."""
     client = await stage.gateway(await stage.raw(saying(json_reply(ANSWER))))
     computed = await client.post(chat(stream=True))
     hit = await client.post(chat(stream=True))
@@ -379,7 +379,7 @@ async def test_an_upstream_that_answers_a_stream_request_with_json_is_passed_on(
 
 
 async def test_an_upstream_that_streams_unasked_is_passed_on(stage: Stage) -> None:
-    """Nobody is given an answer in another form than the upstream chose, on a miss."""
+    """On a miss the client gets the shape that the upstream chose."""
     client = await stage.gateway(await stage.raw(saying(EVENT_STREAM + b"".join(EVENTS))))
     computed = await client.post(chat())
 
@@ -390,7 +390,7 @@ async def test_an_upstream_that_streams_unasked_is_passed_on(stage: Stage) -> No
 @pytest.mark.parametrize(("coding", "encode"), [(b"gzip", gzip.compress), (b"deflate", zlib.compress)])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_compressed_answer_is_understood(stage: Stage, coding: bytes, encode: Any, stream: bool) -> None:
-    """The client gets a body that agrees with its headers, and the cache learns it."""
+    """The client gets a body that matches its headers, and the answer is stored."""
     said = b"".join(EVENTS) if stream else ANSWER
     head = EVENT_STREAM if stream else b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
     head = head[:-2] + b"Content-Encoding: " + coding + b"\r\n\r\n"
@@ -404,7 +404,7 @@ async def test_a_compressed_answer_is_understood(stage: Stage, coding: bytes, en
 
 
 async def test_an_answer_that_cannot_be_unpacked_is_an_error(stage: Stage) -> None:
-    """A body that is not what its Content-Encoding says is 502 in OpenAI's form."""
+    """A body that does not match its Content-Encoding is 502 in OpenAI's form."""
     reply = json_reply(b"this is no gzip", b"Content-Encoding: gzip")
     client = await stage.gateway(await stage.raw(saying(reply)))
     answer = await client.post(chat())
@@ -428,7 +428,7 @@ async def test_an_answer_that_cannot_be_unpacked_is_an_error(stage: Stage) -> No
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_upstream_that_does_not_speak_http_is_502(stage: Stage, said: bytes, stream: bool) -> None:
-    """In OpenAI's form, and the gateway goes on."""
+    """The error has OpenAI's form, and the gateway works on."""
     raw = await stage.raw(saying(said))
     client = await stage.gateway(raw)
     answer = await client.post(chat(stream=stream))
@@ -449,13 +449,13 @@ def nothing_listens() -> str:
 
 
 async def hang(connection: Connection) -> None:
-    """Say nothing until the gateway gives up."""
+    """Send nothing until the gateway closes."""
     await connection.closed()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_upstreams_that_cannot_be_reached_are_502(stage: Stage, stream: bool) -> None:
-    """In OpenAI's form, naming each of them."""
+    """The error has OpenAI's form, and names each of them."""
     urls = [nothing_listens(), nothing_listens()]
     client = await stage.gateway(*urls)
     answer = await client.post(chat(stream=stream))
@@ -465,7 +465,7 @@ async def test_upstreams_that_cannot_be_reached_are_502(stage: Stage, stream: bo
 
 
 async def test_a_connection_that_does_not_come_about_is_given_up(stage: Stage) -> None:
-    """After timeouts.connect, also when the other side neither accepts nor refuses."""
+    """It fails after timeouts.connect, also if the host neither accepts nor refuses."""
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -484,7 +484,7 @@ async def test_a_connection_that_does_not_come_about_is_given_up(stage: Stage) -
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_upstream_that_does_not_begin_is_504(stage: Stage, stream: bool) -> None:
-    """After timeouts.first_byte; the call is ended, not left behind."""
+    """It fails after timeouts.first_byte; the upstream call is cancelled."""
     ended = asyncio.Event()
 
     async def converse(connection: Connection) -> None:
@@ -500,7 +500,7 @@ async def test_an_upstream_that_does_not_begin_is_504(stage: Stage, stream: bool
 
 
 async def test_a_plain_answer_that_stalls_is_504(stage: Stage) -> None:
-    """After timeouts.idle without a byte."""
+    """It fails after timeouts.idle without a byte."""
 
     async def converse(connection: Connection) -> None:
         await connection.send(json_reply(ANSWER)[:-5])
@@ -513,7 +513,7 @@ async def test_a_plain_answer_that_stalls_is_504(stage: Stage) -> None:
 
 
 async def test_a_stream_that_stalls_ends_in_an_error_event(stage: Stage) -> None:
-    """After timeouts.idle without a byte; what came before stays."""
+    """It ends after timeouts.idle without a byte; earlier events stay."""
 
     async def converse(connection: Connection) -> None:
         await connection.send(EVENT_STREAM + EVENTS[0])
@@ -528,7 +528,7 @@ async def test_a_stream_that_stalls_ends_in_an_error_event(stage: Stage) -> None
 
 
 async def test_a_slow_answer_that_keeps_coming_is_not_given_up(stage: Stage) -> None:
-    """The limits are on silence, not on the whole: an answer may take many times timeouts.idle."""
+    """The limits are on idle time only: an answer may take many times timeouts.idle."""
     mock = await stage.mock(Reply(text="word " * 60, pause=0.06))
     client = await stage.gateway(mock, timeouts={"idle": 0.5, "first_byte": 0.5})
     answer = await client.post(chat(stream=True))
@@ -537,7 +537,7 @@ async def test_a_slow_answer_that_keeps_coming_is_not_given_up(stage: Stage) -> 
 
 
 async def test_a_reader_that_pauses_is_not_the_upstreams_silence(stage: Stage) -> None:
-    """Time that a client takes to read does not count as the upstream's."""
+    """The time of a slow client does not count as the upstream's."""
 
     async def converse(connection: Connection) -> None:
         await connection.send(EVENT_STREAM)
@@ -558,7 +558,7 @@ async def test_a_reader_that_pauses_is_not_the_upstreams_silence(stage: Stage) -
 
 
 async def test_another_upstream_answers_when_one_cannot_be_reached(stage: Stage) -> None:
-    """The request goes to the next, whichever order they are named in."""
+    """The request goes to the next, in any order of the list."""
     mock = await stage.mock()
     for upstreams in ((nothing_listens(), mock), (mock, nothing_listens())):
         client = await stage.gateway(*upstreams)
@@ -568,7 +568,7 @@ async def test_another_upstream_answers_when_one_cannot_be_reached(stage: Stage)
 
 
 async def test_an_upstreams_error_is_not_tried_elsewhere(stage: Stage) -> None:
-    """An answer is an answer: 429 and 500 go to the client, who knows its own budget."""
+    """429 and 500 are relayed to the client."""
     error = Reply(status=500, error={"message": "no"})
     one, other = await stage.mock(error), await stage.mock(error)
     client = await stage.gateway(one, other)
@@ -579,7 +579,7 @@ async def test_an_upstreams_error_is_not_tried_elsewhere(stage: Stage) -> None:
 
 
 async def test_a_request_that_was_read_is_not_sent_again(stage: Stage) -> None:
-    """An upstream that takes a request and hangs up may have begun to work: one client request, one call."""
+    """An upstream that closes after a request may have begun to work: one client request is one call."""
 
     async def converse(connection: Connection) -> None:
         connection.cut()
@@ -593,7 +593,7 @@ async def test_a_request_that_was_read_is_not_sent_again(stage: Stage) -> None:
 
 
 async def test_a_request_goes_where_its_model_is(stage: Stage) -> None:
-    """By the names that upstreams list, names with a slash too."""
+    """Requests are routed by the listed models, also with a slash in the name."""
     one = await stage.mock(models=("small", "org/large"))
     other = await stage.mock(models=("huge",))
     client = await stage.gateway(one, other)
@@ -606,7 +606,7 @@ async def test_a_request_goes_where_its_model_is(stage: Stage) -> None:
 
 
 async def test_a_model_that_nobody_lists_is_asked_for_all_the_same(stage: Stage) -> None:
-    """Some servers take names that they do not list; what they say is the answer."""
+    """Some servers accept unlisted names; their answer is relayed."""
     mock = await stage.mock(Reply(status=404, error={"message": "no such model", "code": "model_not_found"}))
     client = await stage.gateway(mock)
     await client.gateway.router.refresh()
@@ -616,7 +616,7 @@ async def test_a_model_that_nobody_lists_is_asked_for_all_the_same(stage: Stage)
 
 
 async def test_requests_are_spread_over_upstreams_of_one_model(stage: Stage) -> None:
-    """The least busy one gets the next."""
+    """The least busy upstream gets the next request."""
     mocks = [await stage.mock() for _ in range(3)]
     client = await stage.gateway(*mocks)
     await client.gateway.router.refresh()
@@ -636,7 +636,7 @@ async def test_requests_are_spread_over_upstreams_of_one_model(stage: Stage) -> 
 
 
 async def test_an_upstream_that_comes_back_is_used_again(stage: Stage) -> None:
-    """A restart of the backend is not the end of the gateway."""
+    """The gateway continues after a restart of the backend."""
     first = MockUpstream()
     async with first.serving():
         client = await stage.gateway(first)
@@ -656,7 +656,7 @@ async def test_an_upstream_that_comes_back_is_used_again(stage: Stage) -> None:
 
 
 async def test_a_connection_that_the_upstream_closed_meanwhile_is_no_error(stage: Stage) -> None:
-    """A kept-alive connection may be gone by the time it is used: the request takes another."""
+    """A kept-alive connection may be closed before its use: the request uses another one."""
     served = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -665,7 +665,7 @@ async def test_a_connection_that_the_upstream_closed_meanwhile_is_no_error(stage
         writer.write(json_reply(ANSWER).replace(b"Connection: close\r\n", b""))
         await writer.drain()
         served += 1
-        # Without having said that it would.
+        # Without an announcement.
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -678,7 +678,7 @@ async def test_a_connection_that_the_upstream_closed_meanwhile_is_no_error(stage
 
 @pytest.mark.parametrize("ending", ["closed", "reset"])
 async def test_many_connections_that_ended_meanwhile_are_no_error(stage: Stage, ending: str) -> None:
-    """All of them may have ended without anybody having noticed; the request then gets one of its own."""
+    """All of them may have ended unnoticed; the request then gets a new one."""
     open_connections: list[asyncio.StreamWriter] = []
     answering = asyncio.Event()
 
@@ -714,7 +714,7 @@ async def test_many_connections_that_ended_meanwhile_are_no_error(stage: Stage, 
 
 
 async def test_a_request_that_fails_the_upstream_is_not_sent_twice(stage: Stage) -> None:
-    """A connection that ends after a while has ended over the request: it is an error, on a kept connection too."""
+    """A connection that ends later was ended by the request: it is an error, on a reused connection, too."""
     requests = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -740,7 +740,7 @@ async def test_a_request_that_fails_the_upstream_is_not_sent_twice(stage: Stage)
 
 
 async def test_what_a_frozen_upstream_does_not_take_is_given_up(stage: Stage) -> None:
-    """The connection of a call that is over is over too, with all that was still to be sent."""
+    """The connection of a cancelled call is closed, with unsent data."""
     gone = asyncio.Event()
 
     class Frozen(asyncio.Protocol):
@@ -773,7 +773,7 @@ async def test_what_a_frozen_upstream_does_not_take_is_given_up(stage: Stage) ->
 
 @pytest.mark.parametrize("apart", [False, True], ids=["with the first answer", "later"])
 async def test_an_answer_that_nobody_asked_for_is_answered_to_nobody(stage: Stage, apart: bool) -> None:
-    """An upstream that says too much on a connection does not get to answer the next request on it."""
+    """Extra bytes of an upstream are not used as the answer to the next request."""
     answered = asyncio.Event()
     said = asyncio.Event()
     right = json_reply(ANSWER).replace(b"Connection: close\r\n", b"")
@@ -801,7 +801,7 @@ async def test_an_answer_that_nobody_asked_for_is_answered_to_nobody(stage: Stag
     if apart:
         async with asyncio.timeout(DEADLINE):
             await said.wait()
-        # The gateway runs on this loop: it reads while others wait their turn.
+        # The gateway runs on this loop, and reads during these turns.
         for _ in range(20):
             await asyncio.sleep(0)
     second = await client.post(chat("b"))
@@ -827,7 +827,7 @@ async def test_models_of_all_upstreams_are_listed_once(stage: Stage) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/models/org/large", "/v1/models/org%2Flarge"])
 async def test_a_model_with_a_slash_is_shown(stage: Stage, path: str) -> None:
-    """Written plainly or escaped."""
+    """The slash may be plain or escaped."""
     client = await stage.gateway(await stage.mock(models=("small",)), await stage.mock(models=("org/large",)))
     await client.gateway.router.refresh()
 
@@ -835,7 +835,7 @@ async def test_a_model_with_a_slash_is_shown(stage: Stage, path: str) -> None:
 
 
 async def test_a_model_that_is_not_there_is_404(stage: Stage) -> None:
-    """As the upstream says it."""
+    """The upstream's error is relayed."""
     client = await stage.gateway(await stage.mock())
 
     assert (await client.get("/v1/models/none")).json["error"]["code"] == "model_not_found"
@@ -843,7 +843,7 @@ async def test_a_model_that_is_not_there_is_404(stage: Stage) -> None:
 
 @pytest.mark.parametrize("listed", [b"[]", b'{"data":5}', b'{"data":[{"x":1}]}', b'{"data":[{"id":[]}]}', b"<html>"])
 async def test_a_list_of_models_in_another_form_is_an_error_not_a_fault(stage: Stage, listed: bytes) -> None:
-    """The upstream is named; the gateway itself has not failed."""
+    """The error names the upstream."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -873,7 +873,7 @@ async def test_a_list_of_models_in_another_form_is_an_error_not_a_fault(stage: S
     ],
 )
 async def test_other_endpoints_are_relayed(stage: Stage, method: str, path: str) -> None:
-    """Method, path and query as they came, status and body as they go; never from the cache."""
+    """Method, path, query, status and body are unchanged; nothing comes from the cache."""
     raw = await stage.raw(saying(json_reply(b'{"x": 1}', b"X-Theirs: 1", status=b"201 Made")))
     client = await stage.gateway(raw)
     body = b'{"model":"mock"}' if method in ("POST", "PUT", "PATCH") else None
@@ -888,7 +888,7 @@ async def test_other_endpoints_are_relayed(stage: Stage, method: str, path: str)
 async def test_a_request_without_a_body_says_so_where_one_is_expected(
     stage: Stage, method: str, length: bytes | None
 ) -> None:
-    """RFC 9110, section 8.6: some servers answer 411 to a POST that leaves it open."""
+    """RFC 9110, section 8.6: some servers answer 411 to a POST without it."""
     raw = await stage.raw(saying(json_reply(b"{}")))
     client = await stage.gateway(raw)
     async with wire(client) as connection:
@@ -902,7 +902,7 @@ async def test_a_request_without_a_body_says_so_where_one_is_expected(
 
 
 async def test_a_relayed_answer_without_a_body_has_none(stage: Stage) -> None:
-    """204 stays 204."""
+    """204 is relayed as 204."""
     raw = await stage.raw(saying(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"))
     client = await stage.gateway(raw)
     answer = await client.send("DELETE", "/v1/files/abc")
@@ -912,7 +912,7 @@ async def test_a_relayed_answer_without_a_body_has_none(stage: Stage) -> None:
 
 
 async def test_a_relayed_stream_is_not_gathered_up(stage: Stage) -> None:
-    """Other endpoints stream as well, piece by piece."""
+    """Streams of other endpoints are relayed piece by piece."""
     go_on = asyncio.Event()
 
     async def converse(connection: Connection) -> None:
@@ -928,7 +928,7 @@ async def test_a_relayed_stream_is_not_gathered_up(stage: Stage) -> None:
 
 
 async def test_a_relayed_answer_that_breaks_off_does_not_look_whole(stage: Stage) -> None:
-    """The connection breaks as it did upstream."""
+    """The client's connection breaks, too."""
     raw = await stage.raw(saying(CHUNKED_EVENT_STREAM + chunked(b"data: 1\n\n")))
     client = await stage.gateway(raw)
     body = b'{"model":"mock"}'
@@ -942,7 +942,7 @@ async def test_a_relayed_answer_that_breaks_off_does_not_look_whole(stage: Stage
 
 
 async def test_a_client_that_leaves_ends_a_relayed_call(stage: Stage) -> None:
-    """Nobody else can want it."""
+    """A relayed call has no other clients."""
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def converse(connection: Connection) -> None:
@@ -970,7 +970,7 @@ async def test_a_client_that_leaves_ends_a_relayed_call(stage: Stage) -> None:
     ],
 )
 async def test_no_path_leads_out_of_the_upstreams_base(stage: Stage, path: str) -> None:
-    """A client of the API cannot reach what else the upstream's host serves."""
+    """A client cannot reach other paths of the upstream's host."""
     raw = await stage.raw(saying(json_reply(b"{}")))
     client = await stage.gateway(raw.url.replace("/v1", "/api/v1"))
     async with wire(client) as connection:
@@ -984,7 +984,7 @@ async def test_no_path_leads_out_of_the_upstreams_base(stage: Stage, path: str) 
 
 
 async def test_a_base_url_may_have_a_path(stage: Stage) -> None:
-    """With /v1 or without, with a prefix, with a slash at its end."""
+    """It may have /v1 or not, a prefix, and a trailing slash."""
     raw = await stage.raw(saying(json_reply(ANSWER)))
     root = raw.url.removesuffix("/v1")
     for base, prefix in (("", "/v1"), ("/", "/v1"), ("/v1", "/v1"), ("/v1/", "/v1"), ("/openai/v2", "/openai/v2")):
@@ -994,7 +994,7 @@ async def test_a_base_url_may_have_a_path(stage: Stage) -> None:
 
 
 async def test_ready_when_an_upstream_can_be_reached(stage: Stage) -> None:
-    """/health says that the process lives; /ready, that a miss can be answered."""
+    """/health is 200 while the process runs; /ready, if a miss can be answered."""
     url = nothing_listens()
     client = await stage.gateway(url)
     await client.gateway.router.refresh()
@@ -1006,7 +1006,7 @@ async def test_ready_when_an_upstream_can_be_reached(stage: Stage) -> None:
 
 
 async def test_a_dead_upstream_holds_up_nothing_that_others_can_do(stage: Stage) -> None:
-    """Requests that name no model, or one that nobody lists, go where somebody answers."""
+    """Requests without a model, or with an unlisted one, go to an upstream that answers."""
     mock = await stage.mock()
     for upstreams in ((nothing_listens(), mock), (mock, nothing_listens())):
         client = await stage.gateway(*upstreams)
@@ -1020,7 +1020,7 @@ async def test_a_dead_upstream_holds_up_nothing_that_others_can_do(stage: Stage)
 
 
 async def test_a_request_that_was_read_is_sent_to_no_other_upstream(stage: Stage) -> None:
-    """A request that makes servers hang up does so to one of them, and the gateway stays ready."""
+    """A request that makes servers close reaches one of them only, and the gateway stays ready."""
 
     async def converse(connection: Connection) -> None:
         connection.cut()
@@ -1038,10 +1038,10 @@ async def test_a_request_that_was_read_is_sent_to_no_other_upstream(stage: Stage
 async def test_an_upstream_that_does_not_list_its_models_holds_up_no_list(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GET /v1/models shows what the others have."""
+    """GET /v1/models shows the others' models."""
     monkeypatch.setattr("gateway.api.handlers._LIST_DEADLINE", 0.3)
     mock = await stage.mock()
-    # Connections are made, and nobody ever takes them.
+    # Connections are made, and never accepted.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = await stage.gateway(f"http://127.0.0.1:{silent.getsockname()[1]}", mock)
         answer = await client.get("/v1/models")
@@ -1050,7 +1050,7 @@ async def test_an_upstream_that_does_not_list_its_models_holds_up_no_list(
 
 
 async def test_other_endpoints_go_where_their_model_is(stage: Stage) -> None:
-    """The body's model says where, for embeddings as for chats."""
+    """The body's model selects the upstream, for embeddings as for chats."""
     chats, embeddings = await stage.mock(models=("chat",)), await stage.mock(models=("embed",))
     client = await stage.gateway(chats, embeddings)
     await client.gateway.router.refresh()
@@ -1072,7 +1072,7 @@ async def test_an_absolute_target_is_the_same_target(stage: Stage) -> None:
 
 
 async def test_a_plain_answer_too_long_to_hold_is_passed_on_in_pieces(stage: Stage) -> None:
-    """It reaches its client whole, and is not kept."""
+    """It reaches its client completely, and is not stored."""
     body = msgspec.json.encode({"choices": [{"message": {"content": "x" * 3_000_000}, "finish_reason": "stop"}]})
 
     async def converse(connection: Connection) -> None:
@@ -1088,7 +1088,7 @@ async def test_a_plain_answer_too_long_to_hold_is_passed_on_in_pieces(stage: Sta
 
 @pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/chat/completions"])
 async def test_a_client_that_does_not_read_is_cut_off(stage: Stage, path: str) -> None:
-    """After timeouts.client its upstream call is given up, whatever kind of answer it is."""
+    """After timeouts.client its upstream call is cancelled, for any kind of answer."""
     gone = asyncio.Event()
 
     async def converse(connection: Connection) -> None:
@@ -1107,7 +1107,7 @@ async def test_a_client_that_does_not_read_is_cut_off(stage: Stage, path: str) -
 
 
 async def send_until_it_breaks(connection: Wire) -> None:
-    """Line breaks, which HTTP allows between requests: who sends finds out that a connection has ended."""
+    """Sends line breaks, which HTTP allows between requests, to detect the end of a connection."""
     async with asyncio.timeout(DEADLINE):
         while True:
             await connection.send(b"\r\n")
@@ -1115,7 +1115,7 @@ async def send_until_it_breaks(connection: Wire) -> None:
 
 
 async def test_a_client_that_does_not_read_a_hit_is_cut_off(stage: Stage) -> None:
-    """Nor does one hold the memory of whole answers for longer than timeouts.client."""
+    """Such a client holds an answer's memory for timeouts.client at most."""
     mock = await stage.mock(Reply(text="x" * 4_000_000))
     client = await stage.gateway(mock, timeouts={"client": 0.5})
     assert (await client.post(chat())).cache == "miss"
@@ -1127,7 +1127,7 @@ async def test_a_client_that_does_not_read_a_hit_is_cut_off(stage: Stage) -> Non
 
 @pytest.mark.parametrize("status", [b"000 Nothing", b"101 Switching Protocols"])
 async def test_a_status_that_no_answer_has_is_a_bad_gateway(stage: Stage, status: bytes) -> None:
-    """Clients get a 502 that says so, not a status line that HTTP does not know."""
+    """Clients get a 502, not an invalid status line."""
     raw = await stage.raw(saying(b"HTTP/1.1 " + status + b"\r\nConnection: close\r\n\r\n"))
     client = await stage.gateway(raw)
     answer = await client.post(chat())

@@ -1,4 +1,4 @@
-"""Codecs: what comes back, how far off, and how large it is meanwhile."""
+"""Codecs: round trips, error bounds and sizes."""
 
 import itertools
 
@@ -33,7 +33,7 @@ def round_trip(codec: Codec, layout: BlockLayout, block: Bytes) -> Bytes:
 
 
 def numbers(seed: int, exponent: int, layout: BlockLayout) -> Bytes:
-    """Normal ones whose size varies by channel and layer, with some zeros; none is infinite in the layout's dtype."""
+    """Normal numbers scaled by channel and layer, with some zeros; none is infinite in the layout's dtype."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(layout.shape, generator=generator) * torch.randn(layout.shape[-1], generator=generator).exp()
     values *= 2.0**exponent
@@ -45,7 +45,7 @@ def numbers(seed: int, exponent: int, layout: BlockLayout) -> Bytes:
 
 
 def error_bound(codec: Scaled, part: int, x: torch.Tensor, y: torch.Tensor, dtype: str) -> torch.Tensor:
-    """What `Scaled` promises, element by element."""
+    """The error bound of `Scaled` per element."""
     along = codec.keys_along if part == 0 else 3
     scale = (x.abs().amax(along, keepdim=True) / codec.largest * 1.008).clamp_min(2.0**-133)
     off = torch.maximum(x.abs() / 16, scale / 1024) if codec.is_float else scale / 2
@@ -75,7 +75,7 @@ def test_no_number_is_further_off_than_stated(
 
 @pytest.mark.parametrize(("axes", "shape", "transposed"), LAYOUTS)
 def test_keys_and_values_are_the_same_in_every_layout(axes: str, shape: tuple[int, ...], transposed: bool) -> None:
-    """Layer, head, token and dimension find the same number whatever the order in memory."""
+    """Layer, head, token and dimension give the same number for any order in memory."""
     layout = BlockLayout("float32", shape, axes, transposed)
     block = np.zeros(shape, np.float32)
     for place in np.ndindex(shape):
@@ -94,7 +94,7 @@ def test_keys_and_values_are_the_same_in_every_layout(axes: str, shape: tuple[in
 
 @given(block=st.binary(min_size=96, max_size=96))
 def test_plain_keeps_every_bit(block: bytes) -> None:
-    """What is no number at all too."""
+    """NaN bits are kept, too."""
     data = np.frombuffer(block, np.uint8)
     assert (round_trip(PLAIN, BlockLayout("bfloat16", (48,)), data) == data).all()
 
@@ -102,7 +102,7 @@ def test_plain_keeps_every_bit(block: bytes) -> None:
 @pytest.mark.parametrize("codec", [INT8, FP8], ids=lambda codec: codec.name)
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
 def test_what_is_not_finite_is_not_stored(codec: Codec, bad: float) -> None:
-    """It would take its whole group along."""
+    """Encoding a non-finite value fails."""
     layout = BlockLayout("float16", (1, 2, 1, 4, 8), "lphtd")
     block = np.ones(64, np.float16)
     block[37] = bad
@@ -112,7 +112,7 @@ def test_what_is_not_finite_is_not_stored(codec: Codec, bad: float) -> None:
 
 @pytest.mark.parametrize("codec", [INT8, FP8], ids=lambda codec: codec.name)
 def test_a_frame_takes_little_more_than_half_of_float16(codec: Codec) -> None:
-    """Of SmolLM2-135M's blocks, header and scales included."""
+    """For SmolLM2-135M, with header and scales."""
     layout = BlockLayout("float16", (30, 2, 3, 16, 64), "lphtd")
     assert FrameFormat(layout, codec).frame_bytes <= 0.54 * layout.nbytes
 
@@ -120,14 +120,14 @@ def test_a_frame_takes_little_more_than_half_of_float16(codec: Codec) -> None:
 @pytest.mark.parametrize("codec", [INT8, FP8], ids=lambda codec: codec.name)
 @pytest.mark.parametrize("layout", [BlockLayout("float16", (4, 8)), BlockLayout("uint8", (1, 2, 1, 4, 8), "lphtd")])
 def test_a_codec_refuses_layouts_that_it_cannot_read(codec: Codec, layout: BlockLayout) -> None:
-    """When a format is made, not when a block is lost."""
+    """The error comes when the format is made."""
     with pytest.raises(ValueError, match=f"{codec.name} cannot store a block of dtype {layout.dtype}"):
         FrameFormat(layout, codec)
 
 
 @given(key=st.binary(min_size=16, max_size=16))
 def test_lossy_forms_have_keys_of_their_own(key: bytes) -> None:
-    """One block has as many keys as there are forms of it that differ; the exact one is the block's own."""
+    """A block has a different key for each lossy codec; the exact form has the block's own key."""
     keys = {codec.name: stored_key(codec, key) for codec in CODECS.values()}
     assert keys["plain"] == key
     assert len(set(keys.values())) == len(CODECS)
@@ -140,6 +140,6 @@ def test_stored_keys_stay_as_they_are() -> None:
 
 
 def test_an_unknown_codec_is_refused() -> None:
-    """The sentence says which there are."""
+    """The message lists the codecs."""
     with pytest.raises(ValueError, match="codec is 'zip', expected one of plain, int8, fp8"):
         codec_named("zip")

@@ -1,4 +1,4 @@
-"""What caches of other sizes would hit, from a sample."""
+"""Hit ratios of other sizes, from a sample."""
 
 import random
 
@@ -12,8 +12,8 @@ from prefix_store.eviction.tree import BlockTree
 
 
 def conversations() -> list[list[int]]:
-    """Turns of conversations that grow, with a system prompt that all share; by number of the block."""
-    draw = random.Random(5)  # noqa: S311  # a test draws, no secret
+    """Turns of growing conversations, with a shared system prompt, as block numbers."""
+    draw = random.Random(5)  # noqa: S311  # not a secret
     lengths: dict[int, int] = {}
     turns = []
     for _ in range(6_000):
@@ -25,7 +25,7 @@ def conversations() -> list[list[int]]:
 
 @pytest.mark.parametrize("as_hashes", [False, True])
 def test_a_sample_tells_what_other_capacities_hit(as_hashes: bool) -> None:
-    """With an eighth of the blocks the ratios of three capacities are right to four points."""
+    """With an eighth of the blocks the ratios of three capacities are accurate to four points."""
     turns = conversations()
     capacities = (2_000, 4_000, 8_000)
     exact = {}
@@ -57,6 +57,6 @@ def test_nothing_seen_is_no_fault() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, 1.5])
 def test_an_impossible_rate_is_refused(rate: float) -> None:
-    """A rate is a share of the blocks."""
+    """A rate is above 0 and at most 1."""
     with pytest.raises(ValueError, match="rate"):
         GhostCaches[int]([5], rate, LeastRecentlyUsed)

@@ -1,4 +1,4 @@
-"""Chains that stay: which blocks that keeps, and how many at most."""
+"""Pinned chains: which blocks stay, and how many at most."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["use", "pin", "unpin", "remove"]), C
 
 @given(steps=STEPS)
 def test_what_is_pinned_stays_and_is_at_most_so_much(steps: list[tuple[str, list[Key]]]) -> None:
-    """Whatever is used, pinned, unpinned and removed, in a tree with room for ten blocks of which five may stay."""
+    """Pinned blocks stay for any operations, in a tree of ten blocks of which five may be pinned."""
     tree: BlockTree[Key] = BlockTree(20, LeastRecentlyUsed())
     pins = Pins(tree, 10)
     ends: set[Key] = set()
@@ -49,7 +49,7 @@ def test_what_is_pinned_stays_and_is_at_most_so_much(steps: list[tuple[str, list
 
 
 def test_only_what_is_stored_can_be_pinned() -> None:
-    """A pin at a block that is not there would keep nothing."""
+    """A pin of a missing block raises KeyError."""
     tree: BlockTree[Key] = BlockTree(10, LeastRecentlyUsed())
     with pytest.raises(KeyError):
         Pins(tree, 5).pin([(1,)])

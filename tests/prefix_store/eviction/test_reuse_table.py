@@ -1,4 +1,4 @@
-"""What the tables behind the learned policy say, against laws that are known."""
+"""The learned policy's tables, against known distributions."""
 
 import math
 import random
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prefix_store.eviction.age_histogram import AgeHistogram
 from prefix_store.eviction.ages import BUCKETS, EDGES, WIDTHS, bucket, buckets
 from prefix_store.eviction.reuse_table import ReuseTable, _index
-from prefix_store.eviction.waiting import Waiting
 
 
 @given(st.floats(0.0, 1e12))
@@ -22,13 +22,13 @@ def test_an_age_is_within_its_bucket(age: float) -> None:
 
 
 def test_many_ages_are_in_the_buckets_that_each_of_them_is_in() -> None:
-    """In the middle between edges, far beyond the last, and before the first second is over."""
+    """`buckets` agrees with `bucket` between edges, beyond the last one and below a second."""
     ages = [0.0, 0.5, -1.0, 1e12, *((EDGES[1:] + EDGES[:-1]) / 2)]
     assert buckets(np.array(ages)).tolist() == [bucket(age) for age in ages]
 
 
 def test_the_index_is_the_best_of_all_times_to_wait() -> None:
-    """Summed up bucket by bucket, the slow way, for hazards of all sizes."""
+    """It equals a sum over all buckets, for hazards of all sizes."""
     draw = np.random.default_rng(1)
     hazards = 10.0 ** draw.uniform(-7, 1, (6, BUCKETS))
     index = _index(hazards)
@@ -46,9 +46,9 @@ def test_the_index_is_the_best_of_all_times_to_wait() -> None:
 
 @pytest.mark.parametrize("rate", [1.0, 0.01, 0.0003])
 def test_a_constant_hazard_is_found(rate: float) -> None:
-    """Where uses come with a constant rate, the index is that rate at every age that was seen."""
-    draw = random.Random(1)  # noqa: S311  # a test draws, no secret
-    table, waiting = ReuseTable(2, 2, half_life=1e9), Waiting(4)
+    """For a constant rate of uses the index is that rate at every observed age."""
+    draw = random.Random(1)  # noqa: S311  # not a secret
+    table, waiting = ReuseTable(2, 2, half_life=1e9), AgeHistogram(4)
     for _ in range(20_000):
         age = draw.expovariate(rate)
         if age < 3 / rate:
@@ -62,7 +62,7 @@ def test_a_constant_hazard_is_found(rate: float) -> None:
 
 def test_a_class_that_comes_back_late_is_worth_its_waiting() -> None:
     """The index looks ahead: just before a certain reuse it is higher than just after the use, and never zero."""
-    table, waiting = ReuseTable(1, 2, half_life=1e9), Waiting(2)
+    table, waiting = ReuseTable(1, 2, half_life=1e9), AgeHistogram(2)
     for _ in range(50):
         table.reuse(0, 100.0, 100)
     index = table.compute(waiting, 0.0)[0]
@@ -72,8 +72,8 @@ def test_a_class_that_comes_back_late_is_worth_its_waiting() -> None:
 
 
 def test_what_still_waits_counts_as_exposure() -> None:
-    """A class whose blocks have waited long without a use is worth less than one that nothing is known of."""
-    table, waiting = ReuseTable(1, 2, half_life=1e9), Waiting(2)
+    """A class whose blocks have waited long without a use has a lower index than an unknown class."""
+    table, waiting = ReuseTable(1, 2, half_life=1e9), AgeHistogram(2)
     for _ in range(100):
         waiting.add(0, 0.0, 100)
     index = table.compute(waiting, 5_000.0)
@@ -81,9 +81,9 @@ def test_what_still_waits_counts_as_exposure() -> None:
 
 
 def test_a_block_that_changes_its_class_counts_in_each_for_its_time_there() -> None:
-    """Two classes with one constant rate are found to have it, whenever blocks go from one to the other."""
-    draw = random.Random(2)  # noqa: S311  # a test draws, no secret
-    table, waiting = ReuseTable(1, 2, half_life=1e9), Waiting(2)
+    """Two classes with the same constant rate both get it, whenever blocks change their class."""
+    draw = random.Random(2)  # noqa: S311  # not a secret
+    table, waiting = ReuseTable(1, 2, half_life=1e9), AgeHistogram(2)
     for _ in range(20_000):
         changed, age = draw.uniform(20.0, 60.0), draw.expovariate(0.01)
         if age < changed:
@@ -97,10 +97,10 @@ def test_a_block_that_changes_its_class_counts_in_each_for_its_time_there() -> N
 
 
 def test_a_kind_that_is_not_decided_yet_is_worth_what_its_group_is() -> None:
-    """Nothing is used again before it is decided and all soon after: to wait for that is worth something."""
+    """The index of an undecided kind includes the reuses after the decision."""
     index: dict[int | None, float] = {}
     for undecided in (None, 1):
-        table, waiting = ReuseTable(1, 2, half_life=1e9, undecided=undecided), Waiting(2)
+        table, waiting = ReuseTable(1, 2, half_life=1e9, undecided=undecided), AgeHistogram(2)
         for number in range(10_000):
             decided = 20.0 + number % 20
             table.change(1, 0, decided, 1)
@@ -110,8 +110,8 @@ def test_a_kind_that_is_not_decided_yet_is_worth_what_its_group_is() -> None:
 
 
 def test_what_was_seen_long_ago_fades() -> None:
-    """After many half-lives without news the table says what it said at first."""
-    table, waiting = ReuseTable(1, 1, half_life=1.0), Waiting(1)
+    """After many half-lives without data the table is the initial one."""
+    table, waiting = ReuseTable(1, 1, half_life=1.0), AgeHistogram(1)
     first = table.compute(waiting, 0.0)
     table.lose(0, 10_000.0, 1_000_000)
     assert table.compute(waiting, 0.0)[0][20] < first[0][20] / 10
@@ -122,8 +122,8 @@ def test_what_was_seen_long_ago_fades() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.floats(0.0, 1e5), st.integers(1, 9)), max_size=60), st.data())
 def test_waiting_blocks_are_counted_once_each(arrivals: list[tuple[int, float, int]], data: st.DataObject) -> None:
-    """However bins were joined meanwhile and in whatever order times come, what was added can be taken back."""
-    waiting = Waiting(3)
+    """What was added can be removed, after bins were merged and for times in any order."""
+    waiting = AgeHistogram(3)
     expected = [0, 0, 0]
     for label, since, blocks in arrivals:
         waiting.add(label, since, blocks)
@@ -139,8 +139,8 @@ def test_waiting_blocks_are_counted_once_each(arrivals: list[tuple[int, float, i
 
 
 def test_bins_stay_few() -> None:
-    """Three days of uses every second are a few hundred bins, and the ages are right to a few per cent."""
-    waiting = Waiting(1)
+    """Three days of uses every second make a few hundred bins, with ages accurate to a few per cent."""
+    waiting = AgeHistogram(1)
     for second in range(3 * 86_400):
         waiting.add(0, float(second), 1)
         if second % 1_000 == 0:

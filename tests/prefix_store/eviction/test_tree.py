@@ -1,4 +1,4 @@
-"""The books of a bounded tier, in cases small enough to work out by hand."""
+"""The tree of a bounded tier, in cases small enough to work out by hand."""
 
 import time
 
@@ -16,7 +16,7 @@ def tree_of(capacity: int, remembered: float = 8.0) -> BlockTree[str]:
 
 
 def test_the_tail_of_the_chain_that_was_used_least_recently_goes_first() -> None:
-    """Blocks go from the end of the oldest chain, and what chains share goes last."""
+    """Blocks are evicted from the end of the oldest chain, shared ones last."""
     tree = tree_of(5)
     assert tree.use(["system", "a1", "a2"], Access(1.0)) == []
     assert tree.use(["system", "b1", "b2"], Access(2.0)) == []
@@ -29,7 +29,7 @@ def test_the_tail_of_the_chain_that_was_used_least_recently_goes_first() -> None
 
 
 def test_uses_at_one_time_are_ordered_as_they_came() -> None:
-    """A burst of requests with equal times evicts as if each had come later than the one before."""
+    """Requests with equal times are ordered by their arrival."""
     tree = tree_of(3)
     for key in "abc":
         tree.use([key], Access(0.0))
@@ -38,7 +38,7 @@ def test_uses_at_one_time_are_ordered_as_they_came() -> None:
 
 
 def test_lead_changes_nothing() -> None:
-    """Looking is no use: what was only looked at goes as early as before."""
+    """A look-up is no use: it does not change the order of eviction."""
     tree = tree_of(2)
     tree.use(["a"], Access(1.0))
     tree.use(["b"], Access(2.0))
@@ -47,7 +47,7 @@ def test_lead_changes_nothing() -> None:
 
 
 def test_a_request_larger_than_everything_keeps_its_beginning() -> None:
-    """What does not fit of a chain is named at once, and is not to be stored."""
+    """The blocks that do not fit are returned at once, and are not stored."""
     tree = tree_of(3)
     tree.use(["a"], Access(1.0))
     assert tree.use(list("vwxyz"), Access(2.0)) == ["a", "z", "y"]
@@ -55,7 +55,7 @@ def test_a_request_larger_than_everything_keeps_its_beginning() -> None:
 
 
 def test_a_pinned_block_and_those_before_it_stay() -> None:
-    """A pin holds a chain up to its block until each pin has been taken back."""
+    """A pin keeps a chain up to its block until every pin is removed."""
     tree = tree_of(4)
     tree.use(["a1", "a2", "a3"], Access(1.0))
     tree.pin("a2")
@@ -73,7 +73,7 @@ def test_a_pinned_block_and_those_before_it_stay() -> None:
 
 
 def test_what_is_removed_takes_along_what_follows() -> None:
-    """A bad block goes with all chains through it, pinned or not, and is as new afterwards."""
+    """Removing a block removes its descendants, pinned or not; all are unknown afterwards."""
     tree = tree_of(9)
     tree.use(["a1", "a2", "a3"], Access(1.0))
     tree.use(["a1", "a2", "b3", "b4"], Access(2.0))
@@ -100,7 +100,7 @@ def test_a_one_shot_is_stored_when_it_is_used_again() -> None:
 
 
 def test_a_one_shot_is_forgotten_after_the_remembered_turnovers() -> None:
-    """Blocks that were seen once do not stay known for ever."""
+    """Blocks that were seen once are forgotten."""
     tree = tree_of(2, remembered=2.0)
     tree.use(["x"], Access(0.0, one_shot=True))
     for number in range(5):
@@ -110,7 +110,7 @@ def test_a_one_shot_is_forgotten_after_the_remembered_turnovers() -> None:
 
 
 def test_what_goes_long_after_its_last_use_is_not_remembered() -> None:
-    """A chain that was kept while the capacity was written over many times is unknown when it goes."""
+    """A chain that was kept over many turnovers is unknown after its eviction."""
     tree = tree_of(3, remembered=2.0)
     tree.use(["a1", "a2"], Access(0.0))
     tree.pin("a2")
@@ -122,7 +122,7 @@ def test_what_goes_long_after_its_last_use_is_not_remembered() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    """However many chains pass, no more than nine capacities of blocks are known."""
+    """For any number of chains at most nine capacities of blocks are known."""
     tree: BlockTree[int] = BlockTree(100, LeastRecentlyUsed())
     for number in range(2_000):
         tree.use([100_000 * (number % 700) + block for block in range(7)], Access(float(number)))
@@ -132,7 +132,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 
 def test_blocks_may_differ_in_size() -> None:
-    """The capacity is in bytes: a large block drives out several small ones."""
+    """The capacity is in bytes: a large block evicts several small ones."""
     tree = tree_of(10)
     tree.use(["a1", "a2", "a3"], Access(1.0), size=2)
     assert tree.use(["b1"], Access(2.0), size=7) == ["a3", "a2"]
@@ -142,7 +142,7 @@ def test_blocks_may_differ_in_size() -> None:
 
 
 def test_a_chain_may_be_offered_block_by_block() -> None:
-    """Offers of one request count as one use, however many they are."""
+    """All offers of one request count as one use."""
     tree = tree_of(10)
     access = Access(1.0)
     for end in range(1, 5):
@@ -153,7 +153,7 @@ def test_a_chain_may_be_offered_block_by_block() -> None:
 
 @pytest.mark.parametrize("keys", [["a", "a"], ["b", "a"], ["x", "b", "a"]])
 def test_keys_that_are_no_chain_are_refused(keys: list[str]) -> None:
-    """A key that stands in two places is a caller's fault; the books stay right."""
+    """A key in two places raises ValueError; the tree stays consistent."""
     tree = tree_of(9)
     tree.use(["a", "b"], Access(1.0))
     with pytest.raises(ValueError, match="chain"):
@@ -163,14 +163,14 @@ def test_keys_that_are_no_chain_are_refused(keys: list[str]) -> None:
 
 @pytest.mark.parametrize(("capacity", "remembered"), [(0, 8.0), (1, -1.0)])
 def test_impossible_bounds_are_refused(capacity: int, remembered: float) -> None:
-    """A tier without room, or with a negative memory, is a mistake in a setting."""
+    """A capacity of 0 or a negative `remembered` raises ValueError."""
     with pytest.raises(ValueError, match="expected at least"):
         BlockTree[str](capacity, LeastRecentlyUsed(), remembered)
 
 
 @pytest.mark.parametrize("policy", [LeastRecentlyUsed, HazardPolicy])
 def test_long_chains_are_used_at_two_million_blocks_a_second(policy: type[Policy]) -> None:
-    """A use costs as much as a chain has branchings: 2,000 blocks are no 2,000 steps."""
+    """A use costs as much as a chain has branches, not blocks."""
     tree: BlockTree[bytes] = BlockTree(40_000, policy())
     chains = [[f"{chain}:{block}".encode() for block in range(2_000)] for chain in range(16)]
     began = time.process_time()

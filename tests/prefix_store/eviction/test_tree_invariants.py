@@ -1,4 +1,4 @@
-"""The books of a bounded tier against a model that does everything the slow way."""
+"""The tree of a bounded tier against a simple, slow model."""
 
 from collections import Counter
 
@@ -26,7 +26,7 @@ class Model(RuleBasedStateMachine):
         raise NotImplementedError
 
     def check_victim(self, key: Key, may_go: list[Key]) -> None:
-        """Called for each victim with all that might have gone in its place."""
+        """Called for each victim with all possible victims."""
 
     @initialize(capacity=st.integers(1, 14), remembered=st.sampled_from([0.0, 1.0, 8.0]))
     def begin(self, capacity: int, remembered: float) -> None:
@@ -47,7 +47,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(keys=CHAINS, size=st.integers(1, 3), which=st.integers(0, 9))
     def use_again(self, keys: list[Key], size: int, which: int) -> None:
-        """A request offers blocks late, when others have come after it."""
+        """A request offers blocks late, after other requests."""
         if self.open:
             self._use(keys, self.open[which % len(self.open)], size)
 

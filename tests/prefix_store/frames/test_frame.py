@@ -1,4 +1,4 @@
-"""Frames: what is written is read, and nothing else is ever taken for it."""
+"""Frames: what is written is read, and anything else is refused."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def sealed(block: BlockId = BLOCK, form: FrameFormat = FORMAT) -> Bytes:
     shape=st.lists(st.integers(1, 4), min_size=1, max_size=5).map(tuple),
 )
 def test_what_is_sealed_is_verified_and_decoded(block: BlockId, dtype: str, shape: tuple[int, ...]) -> None:
-    """Any block of any layout comes back as it was."""
+    """Any block of any layout is restored bit by bit."""
     form = FrameFormat(BlockLayout(dtype, shape), PLAIN)
     frame = sealed(block, form)
     form.verify(block, frame)
@@ -42,7 +42,7 @@ def test_what_is_sealed_is_verified_and_decoded(block: BlockId, dtype: str, shap
 
 @given(bit=st.integers(0, FORMAT.frame_bytes * 8 - 1))
 def test_any_flipped_bit_is_found(bit: int) -> None:
-    """Wherever one bit differs, in header or payload, the frame is bad; for its reader and for who serves it."""
+    """A frame with one wrong bit, in header or payload, is bad, for its reader and for the server."""
     frame = sealed()
     frame[bit // 8] ^= 1 << bit % 8
     with pytest.raises(BadFrame):
@@ -53,7 +53,7 @@ def test_any_flipped_bit_is_found(bit: int) -> None:
 
 @given(size=st.integers(0, FORMAT.frame_bytes * 2))
 def test_a_frame_of_another_size_is_bad(size: int) -> None:
-    """A frame that was cut anywhere, or that goes on, is none."""
+    """A frame that is too short or too long is bad."""
     frame = np.resize(sealed(), size)
     if size == FORMAT.frame_bytes:
         FORMAT.verify(BLOCK, frame)
@@ -64,7 +64,7 @@ def test_a_frame_of_another_size_is_bad(size: int) -> None:
 
 @pytest.mark.parametrize("field", ["namespace", "key", "parent", "tokens"])
 def test_another_block_is_named_by_the_field_that_differs(field: str) -> None:
-    """A sound frame of another model, key, parent or text is not what was asked for."""
+    """An undamaged frame of another model, key, parent or text is refused."""
     parts = {name: getattr(BLOCK, name) for name in ("namespace", "key", "parent", "tokens")}
     other = BlockId(**{**parts, field: b"x" * 16})
     with pytest.raises(BadFrame, match=f"^{field} is another one$") as caught:
@@ -84,14 +84,14 @@ def test_another_block_is_named_by_the_field_that_differs(field: str) -> None:
     ],
 )
 def test_the_same_block_in_another_layout_is_another_frame(layout: BlockLayout, field: str) -> None:
-    """A layout that changed without its namespace is found before any number is read in a wrong order."""
+    """A changed layout in the same namespace is detected before numbers are read in a wrong order."""
     with pytest.raises(BadFrame) as caught:
         FORMAT.verify(BLOCK, sealed(form=FrameFormat(layout, PLAIN)))
     assert caught.value.field == field
 
 
 def test_a_header_of_another_version_says_so() -> None:
-    """A frame that a later version wrote is told from one that is damaged."""
+    """A frame of a later version is distinguished from a damaged one."""
     frame = sealed()
     frame[4] = 2
     with pytest.raises(BadFrame, match="version is 2, expected 1"):
@@ -99,7 +99,7 @@ def test_a_header_of_another_version_says_so() -> None:
 
 
 def test_the_format_stays_as_it_is() -> None:
-    """A frame that was written by this version is read by all that say they are of the same."""
+    """The bytes of a frame of version 1 do not change."""
     frame = sealed().tobytes()
     assert frame[:8].hex() == "4b474b5601008000"
     assert frame[8:72] == b"n" * 16 + b"k" * 16 + b"p" * 16 + b"t" * 16
@@ -122,7 +122,7 @@ def test_the_format_stays_as_it_is() -> None:
     ],
 )
 def test_what_is_no_layout_or_block_is_refused(make: object, message: str) -> None:
-    """One sentence names what is wrong and what would be right."""
+    """The message names what is wrong and what is expected."""
     assert callable(make)
     with pytest.raises(ValueError, match=message):
         make()

@@ -29,7 +29,7 @@ def test_a_view_with_gaps_is_one_segment() -> None:
 
 
 def test_segments_of_another_size_are_refused() -> None:
-    """Neither is anything written then."""
+    """The error comes before anything is written."""
     target = np.zeros(5, np.uint8)
     with pytest.raises(ValueError, match="segments have 5 bytes together, expected 6"):
         scatter(np.ones(6, np.uint8), [target])
@@ -38,7 +38,7 @@ def test_segments_of_another_size_are_refused() -> None:
 
 @pytest.mark.parametrize("size", [1, 4_096, 368_769, 2_097_281])
 def test_memory_for_a_frame_begins_at_a_cache_line(size: int) -> None:
-    """Where some processors copy ten times as fast as a few bytes into a page."""
+    """Copies are faster there on some processors."""
     memory = buffer(size)
     assert memory.nbytes == size
     assert memory.ctypes.data % 64 == 0

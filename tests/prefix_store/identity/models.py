@@ -6,7 +6,7 @@ from prefix_store.identity.fingerprint import Fingerprint
 
 
 def fingerprint(**changes: Any) -> Fingerprint:
-    """That of a small model, with what a test changes about it."""
+    """The fingerprint of a small model, with a test's changes."""
     parts: dict[str, Any] = {
         "weights": b"w" * 16,
         "tokenizer": b"t" * 16,

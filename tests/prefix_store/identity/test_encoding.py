@@ -13,7 +13,7 @@ _values = st.recursive(_scalars, lambda inner: st.lists(inner) | st.dictionaries
 
 
 def typed(value: object) -> object:
-    """A form of the value in which Python's == tells types and signs of zero apart."""
+    """A form of the value in which Python's == distinguishes types and signs of zero."""
     if isinstance(value, dict):
         return ("mapping", frozenset((key, typed(item)) for key, item in value.items()))
     if isinstance(value, list | tuple):
@@ -24,7 +24,7 @@ def typed(value: object) -> object:
 
 @given(_values, _values)
 def test_two_values_have_one_encoding_exactly_if_they_are_equal(one: Value, other: Value) -> None:
-    """Of one type and equal: then, and only then."""
+    """Encodings are equal exactly if type and value are."""
     assert (encoded(one) == encoded(other)) == (typed(one) == typed(other))
 
 
@@ -45,17 +45,17 @@ def test_two_values_have_one_encoding_exactly_if_they_are_equal(one: Value, othe
     ],
 )
 def test_nothing_moves_over_a_border(one: Value, other: Value) -> None:
-    """Values that look alike when they are written one after the other."""
+    """Values whose concatenated contents are equal differ."""
     assert encoded(one) != encoded(other)
 
 
 def test_the_order_of_a_mapping_is_nothing() -> None:
-    """As in JSON."""
+    """The order of keys does not change the encoding."""
     assert encoded({"a": 1, "b": [2]}) == encoded({"b": (2,), "a": 1})
 
 
 @pytest.mark.parametrize(("value", "error"), [(math.nan, ValueError), ({1: 2}, TypeError), ({"a": {3}}, TypeError)])
 def test_what_cannot_be_told_apart_is_refused(value: object, error: type[Exception]) -> None:
-    """A number that does not equal itself, a key that is no name, a set without an order."""
+    """NaN, keys that are not strings, and sets are refused."""
     with pytest.raises(error):
         encoded(value)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ def safetensors(path: Path, tensors: dict[str, bytes]) -> Path:
 
 
 def flip(path: Path, offset: int) -> None:
-    """Change one byte; size and time stay."""
+    """Changes one byte; size and time stay."""
     times = path.stat()
     with path.open("r+b") as file:
         file.seek(offset)
@@ -35,7 +35,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 async def test_any_byte_of_a_model_of_some_gigabytes_counts(tmp_path: Path) -> None:
-    """It is read whole, so size and time cannot hide a change."""
+    """It is read completely, so a change with equal size and time counts."""
     file = tmp_path / "model.safetensors"
     file.write_bytes(bytes(3 * _MIB))
     before = await digest_of_files([file])
@@ -46,7 +46,7 @@ async def test_any_byte_of_a_model_of_some_gigabytes_counts(tmp_path: Path) -> N
 
 
 async def test_the_folder_counts_for_nothing(tmp_path: Path) -> None:
-    """Two hosts that keep a model in unlike places share its blocks."""
+    """Two hosts with a model in different folders share its blocks."""
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "one").write_bytes(b"1")
@@ -69,7 +69,7 @@ async def test_contents_do_not_move_between_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tensor", ["embedding", "norm", "head"])
 async def test_every_tensor_of_a_large_model_is_sampled(tmp_path: Path, tensor: str) -> None:
-    """One that was trained further is found, however small it is beside the others."""
+    """A change of any tensor is detected, even of a small one."""
     tensors = {"embedding": bytes(9 * _MIB), "norm": bytes(700), "head": bytes(5 * _MIB)}
     file = safetensors(tmp_path / "model.safetensors", tensors)
     before = await digest_of_files([file], whole_up_to=0)
@@ -78,7 +78,7 @@ async def test_every_tensor_of_a_large_model_is_sampled(tmp_path: Path, tensor: 
 
 
 async def test_another_name_or_shape_of_a_tensor_is_another_model(tmp_path: Path) -> None:
-    """The header counts even where the bytes are alike."""
+    """The header counts even if the tensors' bytes are equal."""
     data = bytes(2 * _MIB)
     file = safetensors(tmp_path / "model.safetensors", {"a": data, "b": data})
     before = await digest_of_files([file], whole_up_to=0)
@@ -87,7 +87,7 @@ async def test_another_name_or_shape_of_a_tensor_is_another_model(tmp_path: Path
 
 
 async def test_a_large_file_of_any_format_is_sampled_to_its_end(tmp_path: Path) -> None:
-    """Its size, its pages, its last page."""
+    """The digest covers its size, sampled pages and the last page."""
     file = tmp_path / "model.gguf"
     file.write_bytes(b"\xff" * 8 + bytes(9 * _MIB))
     before = await digest_of_files([file], whole_up_to=0)
@@ -104,7 +104,7 @@ async def test_a_large_file_of_any_format_is_sampled_to_its_end(tmp_path: Path) 
 
 
 async def test_a_header_that_lies_is_only_bytes(tmp_path: Path) -> None:
-    """Tensors that are said to lie outside of the file are not looked for."""
+    """Tensors with offsets outside of the file are not read."""
     seen = set()
     for offsets in ([-5, 10], [0, 10**15], [10**15, 10**15 + 1], [10, 0]):
         head = json.dumps({"a": {"dtype": "U8", "shape": [10], "data_offsets": offsets}}).encode().ljust(200)
@@ -115,7 +115,7 @@ async def test_a_header_that_lies_is_only_bytes(tmp_path: Path) -> None:
 
 
 async def test_files_that_cannot_be_a_model_are_refused(tmp_path: Path) -> None:
-    """None at all, two of one name, one that is not there."""
+    """No files, two files of one name, and a missing file are refused."""
     with pytest.raises(ValueError, match="no files"):
         await digest_of_files([])
     with pytest.raises(ValueError, match="two files are called x"):

@@ -28,20 +28,20 @@ _CHANGES: list[dict[str, Any]] = [
 
 
 def test_every_part_counts() -> None:
-    """Whatever differs, the namespaces have nothing in common."""
+    """A change of any part gives another digest."""
     digests = [fingerprint(**change).digest for change in ({}, *_CHANGES)]
     assert all(one != other for one, other in itertools.combinations(digests, 2))
     assert {len(digest) for digest in digests} == {16}
 
 
 def test_equal_parts_make_one_namespace() -> None:
-    """In whatever order their names come."""
+    """The order of the names does not count."""
     geometry = {"head_dim": 64, "kv_heads": 3, "layers": 30}
     assert fingerprint(geometry=geometry).digest == fingerprint().digest
 
 
 def test_the_digest_is_known() -> None:
-    """The same in every version of Python, of this code, and on every machine: what lies on a disk stays valid."""
+    """The digest is the same for every version and machine, so that blocks on disk stay valid."""
     assert fingerprint().digest.hex() == _KNOWN
 
 
@@ -66,6 +66,6 @@ def test_the_digest_is_the_same_in_every_process(seed: str) -> None:
     ],
 )
 def test_a_missing_part_is_named(change: dict[str, object], message: str) -> None:
-    """An identity with a gap would be that of several models."""
+    """A missing part raises ValueError with its name."""
     with pytest.raises(ValueError, match=message):
         fingerprint(**change)

@@ -28,7 +28,7 @@ tokens = st.lists(st.integers(0, 2**31 - 1), max_size=80)
 
 
 def plain(root: bytes, token_ids: list[int], block_size: int) -> list[bytes]:
-    """Keys as the definition has them."""
+    """Keys by definition."""
     keys = [root]
     for start in range(0, len(token_ids) - block_size + 1, block_size):
         block = b"".join(token.to_bytes(4, "little") for token in token_ids[start : start + block_size])
@@ -48,7 +48,7 @@ def test_keys_are_a_chain_of_hashes(token_ids: list[int], block_size: int) -> No
 def test_the_next_key_needs_no_history(
     token_ids: list[int], published_ids: list[int], block_size: int, shared: int
 ) -> None:
-    """Block by block, as an engine fills them, gives the keys of the whole prompt, wherever the salt begins."""
+    """Keys computed block by block equal those of the whole prompt, wherever the salt begins."""
     token_ids = published_ids[: shared * block_size] + token_ids
     published = Published(_ROOT, block_size)
     published.publish(published_ids)
@@ -61,7 +61,7 @@ def test_the_next_key_needs_no_history(
 
 
 def test_a_prefix_has_the_keys_of_the_whole() -> None:
-    """Prompts that begin alike share blocks; from where they differ on they share none."""
+    """Prompts with a common prefix share its blocks and no others."""
     chain = KeyChain(_ROOT, 16)
     other = [*_PROMPT[:50], 7, *_PROMPT[51:]]
     keys, others = chain.keys_of(_PROMPT), chain.keys_of(other)
@@ -71,9 +71,9 @@ def test_a_prefix_has_the_keys_of_the_whole() -> None:
 
 
 def test_tenants_share_what_is_published_and_nothing_else() -> None:
-    """Public keys for the blocks that lie wholly inside a published prefix, the tenant's own from the next on."""
+    """Full blocks inside a published prefix have public keys, later blocks the tenant's own."""
     published = Published(_ROOT, 16)
-    assert published.publish(_PROMPT[:40]) == 2  # and half a block, which counts for nothing
+    assert published.publish(_PROMPT[:40]) == 2  # and half a block, which does not count
     public = KeyChain(_ROOT, 16).keys_of(_PROMPT)
     a, b = (KeyChain(_ROOT, 16, tenant_salt(_SECRET, name), published).keys_of(_PROMPT) for name in "ab")
     assert a[:2] == b[:2] == public[:2]
@@ -81,7 +81,7 @@ def test_tenants_share_what_is_published_and_nothing_else() -> None:
 
 
 def test_a_prompt_that_leaves_a_published_prefix_is_the_tenants_from_there_on() -> None:
-    """What is common of the prompt and the prefix is public all the same."""
+    """The common blocks of prompt and prefix stay public."""
     published = Published(_ROOT, 16)
     published.publish(_PROMPT)
     prompt = [*_PROMPT[:60], 5, *_PROMPT[61:]]
@@ -92,13 +92,13 @@ def test_a_prompt_that_leaves_a_published_prefix_is_the_tenants_from_there_on() 
 
 
 def test_a_tenants_keys_cannot_be_had_by_its_name() -> None:
-    """They depend on a secret of the server; a client that chooses its own name gains nothing."""
+    """A tenant's keys depend on a secret of the server, not only on the tenant's name."""
     first, second = (KeyChain(_ROOT, 16, tenant_salt(secret, "a")).keys_of(_PROMPT) for secret in (_SECRET, b"x" * 16))
     assert not set(first) & set(second)
 
 
 def test_salts_of_unlike_kinds_are_unlike() -> None:
-    """A tenant's salt never equals an adapter's, nor an empty name no salt."""
+    """A tenant's salt differs from an adapter's, an empty name from no salt."""
     value = b"v" * 32
     assert salted(_ROOT, Salt("tenant", value)) != salted(_ROOT, Salt("adapter", value))
     assert tenant_salt(_SECRET, "") != tenant_salt(_SECRET, "a")
@@ -108,7 +108,7 @@ def test_salts_of_unlike_kinds_are_unlike() -> None:
 
 
 def test_an_adapter_shares_nothing_with_its_model() -> None:
-    """Not even a published prefix: its blocks are computed with other weights."""
+    """Even published prefixes have other keys, as other weights compute the blocks."""
     adapted = root_key(fingerprint().digest, adapter_salt(b"l" * 16))
     chains = [KeyChain(root, 16).keys_of(_PROMPT) for root in (_ROOT, adapted)]
     assert not set(chains[0]) & set(chains[1])
@@ -117,7 +117,7 @@ def test_an_adapter_shares_nothing_with_its_model() -> None:
 
 
 def test_unlike_block_sizes_have_no_key_in_common() -> None:
-    """The fingerprint keeps them apart, and so does the chain."""
+    """The chain's keys depend on the block size."""
     assert not set(KeyChain(_ROOT, 16).keys_of(_PROMPT)) & set(KeyChain(_ROOT, 32).keys_of(_PROMPT))
 
 
@@ -134,13 +134,13 @@ def known_keys() -> dict[str, str]:
 
 
 def test_keys_are_known() -> None:
-    """The same in every version of Python and of this code: what was stored stays found."""
+    """The keys are the same in every version, so that stored blocks are found."""
     assert known_keys() == _KNOWN
 
 
 @pytest.mark.parametrize("seed", ["0", "777"])
 def test_keys_are_the_same_in_every_process(seed: str) -> None:
-    """Whatever the process's hash seed is."""
+    """The process's hash seed does not change keys."""
     program = "from tests.prefix_store.identity.test_keys import known_keys; print(known_keys())"
     environment = {**os.environ, "PYTHONHASHSEED": seed}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
@@ -148,14 +148,14 @@ def test_keys_are_the_same_in_every_process(seed: str) -> None:
 
 
 def test_a_salt_does_not_show_its_value() -> None:
-    """In a log it would let a reader compute a tenant's keys."""
+    """Its value is not in the repr, which may be logged."""
     salt = tenant_salt(_SECRET, "a")
     assert repr(salt.value)[2:-1] not in repr(salt)
     assert repr(salt) == "Salt(tenant)"
 
 
 def test_a_long_prompt_costs_little() -> None:
-    """20,000 blocks take some ten milliseconds; a second is for the busiest of machines."""
+    """20,000 blocks take some ten milliseconds; the limit of a second allows for a busy machine."""
     token_ids = np.random.default_rng(0).integers(0, 50_000, 320_000, np.int32)
     begun = time.process_time()
     keys = KeyChain(_ROOT, 16, tenant_salt(_SECRET, "a")).keys_of(token_ids)
@@ -164,7 +164,7 @@ def test_a_long_prompt_costs_little() -> None:
 
 
 def test_what_is_no_key_material_is_refused() -> None:
-    """With the field that is wrong and what would be right."""
+    """The message names the field and what is expected."""
     chain = KeyChain(_ROOT, 16)
     for token_ids in ([2**31] * 16, [0.5] * 16):
         with pytest.raises(ValueError, match="token_ids"):

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 from prefix_store.identity.keys import KeyChain, root_key
 from prefix_store.index.index import RedisIndex
-from prefix_store.index.local_owner import Held, LocalOwner
+from prefix_store.index.local_owner import CodecInventory, LocalOwner
 from prefix_store.index.match import Match
 from prefix_store.index.owner import TierKind
 
-# Far more than the default, so that a test about something else does not turn on how busy the machine is.
+# Far more than the default, so that a busy machine does not fail other tests.
 PATIENT = 5.0
 
 
 def new_namespace() -> bytes:
-    """One that no other test has."""
+    """A random namespace."""
     return secrets.token_bytes(16)
 
 
@@ -24,13 +24,13 @@ def chain(namespace: bytes, blocks: int, seed: int = 0) -> list[bytes]:
 
 
 class Shelf:
-    """What an owner of a test holds."""
+    """The blocks of a test's owner."""
 
     def __init__(self, *keys: bytes) -> None:
         self.keys = list(keys)
 
-    def inventory(self) -> list[Held]:
-        return [Held(0, list(self.keys))]
+    def inventory(self) -> list[CodecInventory]:
+        return [CodecInventory(0, list(self.keys))]
 
 
 async def owner(index: RedisIndex, name: str, *keys: bytes, tier: TierKind = TierKind.MEMORY) -> LocalOwner:

@@ -42,7 +42,7 @@ class Node:
 
 
 class Cluster:
-    """Three masters on loopback; `nodes[3]`, where it was asked for, is a replica of the first."""
+    """Three masters on loopback; `nodes[3]`, if requested, is a replica of the first."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -89,7 +89,7 @@ class Cluster:
             try:
                 await _ask(replica, "CLUSTER", "REPLICATE", name.decode())
                 break
-            except ResponseError:  # it has not heard of that node yet
+            except ResponseError:  # it does not have that node yet
                 await asyncio.sleep(_ASK_EVERY)
         while b"master_link_status:up" not in await _ask(replica, "INFO", "replication"):  # noqa: ASYNC110
             await asyncio.sleep(_ASK_EVERY)

@@ -1,7 +1,7 @@
 """A process that holds blocks and reads those of others, at random: `python -m tests.prefix_store.index.engine`.
 
-It says so in a line when it has done that for a while, and goes on until a line comes in. Then it says in one line of
-JSON which blocks it holds, and stays until the next line.
+After some operations it prints a line, and continues until it reads a line. Then it prints the blocks it holds as one
+line of JSON, and waits for the next line.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ LEASE_SECONDS = 1.0
 CHAINS = 6
 BLOCKS = 40
 A_WHILE = 30
-PACE = 0.003  # several of them share a machine with those who watch
+PACE = 0.003  # several of them share a machine with the test
 
 
 def chains(namespace: bytes) -> list[list[bytes]]:
-    """What all engines choose from."""
+    """The chains that all engines use."""
     return [chain(namespace, BLOCKS, seed) for seed in range(CHAINS)]
 
 
 async def main(url: str, namespace: bytes, name: str, seed: int) -> None:
-    """Hold, give up, read, until told to stop."""
+    """Holds, withdraws and reads blocks until it is stopped."""
     chance = random.Random(seed)  # noqa: S311 (a test's)
     shelf = Shelf()
     options = {"deadline": PATIENT, "heartbeat": 0.1, "lifetime": LIFETIME}
@@ -56,7 +56,7 @@ async def main(url: str, namespace: bytes, name: str, seed: int) -> None:
 
 
 async def write(owner: LocalOwner, shelf: Shelf, keys: list[bytes], chance: random.Random) -> None:
-    """Take in some blocks of a chain, or give up its tail; never with a hole."""
+    """Publishes some blocks of a chain, or withdraws its tail; never leaves a hole."""
     held = sum(key in shelf.keys for key in keys)
     if chance.random() < 0.5:
         new = keys[held : held + chance.randint(1, 20)]
@@ -70,7 +70,7 @@ async def write(owner: LocalOwner, shelf: Shelf, keys: list[bytes], chance: rand
 
 
 async def read(index: RedisIndex, keys: list[bytes], chance: random.Random) -> None:
-    """Find a prefix, lease it from one of its holders, and release it, most of the time."""
+    """Finds a prefix, leases it from one of its holders, and mostly releases it."""
     match = await index.match(keys)
     if not match.runs:
         return

@@ -9,7 +9,7 @@ from redis.crc import key_slot
 
 from prefix_store.index.index import open_index
 from prefix_store.index.layout import key_names
-from prefix_store.index.match import NOTHING_KNOWN
+from prefix_store.index.match import NO_MATCH
 from tests.cache.entries.entry_examples import until
 from tests.prefix_store.index.blocks import PATIENT, chain, new_namespace, outline, owner
 from tests.prefix_store.index.cluster import Cluster
@@ -23,7 +23,7 @@ def namespaces_on(node: int) -> Iterator[bytes]:
 
 
 def test_all_keys_of_a_namespace_lie_in_one_slot() -> None:
-    """Whatever bytes a block's key has, and whatever is looked up."""
+    """The slot depends on the namespace only, not on the block's key."""
     for _ in range(50):
         namespace = new_namespace()
         live, owners, block, lease = key_names(namespace)
@@ -35,7 +35,7 @@ def test_all_keys_of_a_namespace_lie_in_one_slot() -> None:
 
 
 async def test_a_namespace_is_found_whichever_node_is_asked(cluster: Cluster) -> None:
-    """Owners, matches, leases and withdrawals, with the URL of any of the nodes."""
+    """Owners, matches, leases and withdrawals work with the URL of any node."""
     for number in range(3):
         namespace = next(namespaces_on(number))
         keys = chain(namespace, 600)
@@ -53,7 +53,7 @@ async def test_a_namespace_is_found_whichever_node_is_asked(cluster: Cluster) ->
                 assert lease.blocks == 300
                 assert await held.withdraw(keys[499::-1], PATIENT) == set(keys[:300])
             held.touch(keys[:300])
-            two.deny(holder, keys[250:300])
+            two.remove_claims(holder, keys[250:300])
             await one.flush()
             await two.flush()
             assert (await two.match(keys)).blocks == 250
@@ -69,7 +69,7 @@ async def test_namespaces_spread_over_the_nodes(cluster: Cluster) -> None:
 
 
 async def test_a_moved_slot_is_followed(cluster: Cluster) -> None:
-    """Its keys are looked for where they are now."""
+    """The index follows its keys to their new node."""
     namespace = next(namespaces_on(0))
     keys = chain(namespace, 50)
     slot = key_slot(key_names(namespace)[0])
@@ -105,7 +105,7 @@ async def test_a_moved_slot_is_followed(cluster: Cluster) -> None:
 
 
 async def test_without_its_node_a_namespace_is_not_known(cluster: Cluster) -> None:
-    """The others go on; when the node is back, so is the namespace."""
+    """Other namespaces work; when the node is back, so does this one."""
     gone, there = next(namespaces_on(2)), next(namespaces_on(0))
     async with (
         open_index(cluster.nodes[0].url, gone, deadline=0.3, heartbeat=0.05, lifetime=60) as one,
@@ -118,7 +118,7 @@ async def test_without_its_node_a_namespace_is_not_known(cluster: Cluster) -> No
         await two.next_heartbeat()
         cluster.nodes[2].freeze()
         try:
-            assert await one.match(keys) == NOTHING_KNOWN
+            assert await one.match(keys) == NO_MATCH
             assert not one.connection.is_available
             assert (await two.match(others)).blocks == 30
         finally:

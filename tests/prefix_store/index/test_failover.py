@@ -1,4 +1,4 @@
-"""A master of a cluster dies, its replica takes over, and the index is there again."""
+"""A master of a cluster fails, its replica takes over, and the index works again."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ def own_cluster() -> Iterator[Cluster]:
 
 
 async def test_a_dead_master_is_replaced_by_its_replica(own_cluster: Cluster) -> None:
-    """Even one whose URL was the only one that was known at the start."""
+    """The master may be the only node that was known at the start."""
     namespace = next(namespaces_on(0))
     keys = chain(namespace, 200)
     master = own_cluster.nodes[0]

@@ -1,4 +1,4 @@
-"""Redis frozen, gone, flushed, failed over, full: a match ends in its deadline, and the index becomes right again."""
+"""Redis frozen, away, flushed, failed over or full: a match ends in time, and the index recovers."""
 
 import asyncio
 import statistics
@@ -10,7 +10,7 @@ import redis.asyncio
 
 from prefix_store.index.index import RedisIndex, open_index
 from prefix_store.index.layout import key_names
-from prefix_store.index.match import NOTHING_KNOWN
+from prefix_store.index.match import NO_MATCH
 from prefix_store.index.owner import TierKind
 from prefix_store.index.writes import _MAX_BLOCKS
 from tests.cache.entries.entry_examples import until
@@ -21,10 +21,10 @@ DEADLINE = 0.3
 
 
 async def seconds_of(index: RedisIndex, keys: list[bytes], count: int = 1) -> float:
-    """How long that many matches take that all find nothing."""
+    """Seconds for `count` matches that find nothing."""
     begun = time.monotonic()
     found = await asyncio.gather(*(index.match(keys) for _ in range(count)))
-    assert found == [NOTHING_KNOWN] * count
+    assert found == [NO_MATCH] * count
     return time.monotonic() - begun
 
 
@@ -36,7 +36,7 @@ async def until_matched(index: RedisIndex, keys: list[bytes], blocks: int) -> No
 
 
 async def test_a_frozen_redis_costs_one_deadline_once(own_valkey: Valkey) -> None:
-    """Those in flight wait for one deadline, those after them for nothing; then everything is there again."""
+    """Calls in flight wait for one deadline, later ones do not wait; then everything is found again."""
     namespace = new_namespace()
     keys = chain(namespace, 300)
     async with open_index(own_valkey.url, namespace, deadline=DEADLINE, heartbeat=0.05, lifetime=60) as index:
@@ -57,7 +57,7 @@ async def test_a_frozen_redis_costs_one_deadline_once(own_valkey: Valkey) -> Non
 
 
 async def test_a_withdrawal_in_flight_waits_for_its_deadline_only(own_valkey: Valkey) -> None:
-    """The bytes may go then; and when Redis is back, the index says that they are gone, leased or not."""
+    """Then the bytes may be removed; when Redis is back, the index drops the blocks, leased or not."""
     namespace = new_namespace()
     keys = chain(namespace, 4)
     async with open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=0.05, lifetime=60) as index:
@@ -74,7 +74,7 @@ async def test_a_withdrawal_in_flight_waits_for_its_deadline_only(own_valkey: Va
 
 
 async def test_a_redis_that_never_was_is_nothing_known(folder: Path) -> None:
-    """No error, no wait; what is said is not kept, for there will be an inventory."""
+    """Calls do not fail or wait; writes are not queued, since the inventory is claimed later."""
     async with open_index(f"unix://{folder}/nobody", new_namespace(), deadline=DEADLINE) as index:
         keys = chain(new_namespace(), 300)
         held = index.own("a", TierKind.MEMORY, Shelf(*keys).inventory)
@@ -87,7 +87,7 @@ async def test_a_redis_that_never_was_is_nothing_known(folder: Path) -> None:
 
 
 async def test_a_redis_that_comes_late_learns_everything(late_valkey: Valkey) -> None:
-    """The inventory is claimed as it is when Redis is there."""
+    """The present inventory is claimed when Redis is available."""
     namespace = new_namespace()
     keys = chain(namespace, 600)
     shelf = Shelf(*keys)
@@ -100,7 +100,7 @@ async def test_a_redis_that_comes_late_learns_everything(late_valkey: Valkey) ->
 
 
 async def test_a_flushed_redis_learns_everything_again(own_valkey: Valkey) -> None:
-    """Blocks, owners and scripts are gone; a heartbeat later they are back, and nothing failed meanwhile."""
+    """Blocks, owners and scripts are back after a heartbeat, and no call fails meanwhile."""
     namespace = new_namespace()
     keys = chain(namespace, 300)
     async with open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=0.05) as index:
@@ -122,7 +122,7 @@ async def test_a_flushed_redis_learns_everything_again(own_valkey: Valkey) -> No
 
 @pytest.mark.parametrize("lost", [0, 1])
 async def test_a_key_that_redis_evicted_is_made_good(own_valkey: Valkey, lost: int) -> None:
-    """Also where it was who is alive, or who has which epoch, and blocks were published meanwhile."""
+    """Lost live owners or epochs are restored, too, with blocks published meanwhile."""
     namespace = new_namespace()
     keys = chain(namespace, 40)
     shelf = Shelf(*keys[:20])
@@ -138,7 +138,7 @@ async def test_a_key_that_redis_evicted_is_made_good(own_valkey: Valkey, lost: i
 
 
 async def test_a_restarted_redis_without_its_data_learns_everything_again(late_valkey: Valkey) -> None:
-    """As after a crash of a server that keeps nothing on disk."""
+    """This is a crash of a server without persistence."""
     await late_valkey.start("--appendonly", "no")
     namespace = new_namespace()
     keys = chain(namespace, 300)
@@ -152,7 +152,7 @@ async def test_a_restarted_redis_without_its_data_learns_everything_again(late_v
 
 
 async def test_a_server_that_has_become_a_replica_is_left_alone(own_valkey: Valkey) -> None:
-    """After a failover it refuses writes: nothing is known until the one that takes them is found."""
+    """A replica refuses writes: matches are empty until the new master is found."""
     namespace = new_namespace()
     keys = chain(namespace, 50)
     raw = redis.asyncio.Redis.from_url(own_valkey.url)
@@ -162,14 +162,14 @@ async def test_a_server_that_has_become_a_replica_is_left_alone(own_valkey: Valk
         await raw.replicaof("127.0.0.1", 1)
         async with asyncio.timeout(10):
             await index.connection.wait_unavailable()
-        assert await index.match(keys) == NOTHING_KNOWN
+        assert await index.match(keys) == NO_MATCH
         await raw.replicaof("NO", "ONE")
         await until_matched(index, keys, 50)
     await raw.aclose()
 
 
 async def test_a_full_redis_loses_claims_and_nothing_else(own_valkey: Valkey) -> None:
-    """Refused writes are counted; what is there is found."""
+    """Refused writes are counted; existing claims are found."""
     namespace = new_namespace()
     keys = chain(namespace, 50)
     raw = redis.asyncio.Redis.from_url(own_valkey.url)
@@ -191,7 +191,7 @@ async def test_a_full_redis_loses_claims_and_nothing_else(own_valkey: Valkey) ->
 
 
 async def test_what_waits_is_bounded_and_what_is_lost_is_made_good(own_valkey: Valkey) -> None:
-    """An owner whose writes were lost takes back all it said, and claims what it has."""
+    """An owner whose writes were lost takes a new epoch, and claims its inventory."""
     namespace = new_namespace()
     keys = chain(namespace, 400)
     shelf = Shelf(*keys)
@@ -212,15 +212,15 @@ async def test_what_waits_is_bounded_and_what_is_lost_is_made_good(own_valkey: V
 
 
 async def test_a_refused_password_is_an_outage(late_valkey: Valkey) -> None:
-    """The engine computes, and the log says why."""
+    """Matches are empty during the outage."""
     await late_valkey.start("--requirepass", "secret")
     async with open_index(late_valkey.url, new_namespace(), deadline=PATIENT) as index:
-        assert await index.match(chain(new_namespace(), 3)) == NOTHING_KNOWN
+        assert await index.match(chain(new_namespace(), 3)) == NO_MATCH
         assert not index.connection.is_available
 
 
 async def test_replies_that_come_too_late_are_nobodys(own_valkey: Valkey) -> None:
-    """What was asked before a freeze is not the answer to what is asked after it."""
+    """Replies to calls before a freeze are not used for later calls."""
     namespace = new_namespace()
     keys = chain(namespace, 64)
     async with open_index(own_valkey.url, namespace, deadline=DEADLINE, heartbeat=0.05, lifetime=60) as index:
@@ -236,7 +236,7 @@ async def test_replies_that_come_too_late_are_nobodys(own_valkey: Valkey) -> Non
 
 
 async def test_a_name_that_two_processes_have_is_reported(own_valkey: Valkey, caplog: pytest.LogCaptureFixture) -> None:
-    """The older falls silent, so that the two do not take each other's place for ever."""
+    """The older one stops announcing itself, so that they do not replace each other forever."""
     namespace = new_namespace()
     async with (
         open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=0.05) as one,
@@ -254,7 +254,7 @@ async def test_a_name_that_two_processes_have_is_reported(own_valkey: Valkey, ca
 
 
 async def test_connections_that_redis_has_ended_are_no_outage(own_valkey: Valkey) -> None:
-    """A server that closes idle connections, or all of them, is as well as before."""
+    """The index stays available if the server closes idle connections, or all of them."""
     namespace = new_namespace()
     keys = chain(namespace, 64)
     raw = redis.asyncio.Redis.from_url(own_valkey.url)
@@ -271,7 +271,7 @@ async def test_connections_that_redis_has_ended_are_no_outage(own_valkey: Valkey
 
 
 async def test_connections_that_broke_are_no_outage(own_valkey: Valkey) -> None:
-    """One that was reset while nobody used it is replaced like one that ended."""
+    """An idle connection that was reset is replaced like a closed one."""
     namespace = new_namespace()
     keys = chain(namespace, 64)
     async with open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=60, lifetime=120) as index:
@@ -282,7 +282,7 @@ async def test_connections_that_broke_are_no_outage(own_valkey: Valkey) -> None:
             for connection in index.connection._node._client.connection_pool._available_connections:
                 assert connection._writer
                 connection._writer.transport.abort()
-            for _ in range(turns):  # the transport reports its end in a turn of the loop of its own
+            for _ in range(turns):  # the transport reports its end in a later turn of the loop
                 await asyncio.sleep(0)
             found = [await index.match(keys) for _ in range(8)]
             assert [match.blocks for match in found] == [64] * 8
@@ -292,13 +292,13 @@ async def test_connections_that_broke_are_no_outage(own_valkey: Valkey) -> None:
 async def test_a_redis_that_lets_nobody_run_scripts_is_named(
     own_valkey: Valkey, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It answers, so it is not ill; but the operator hears once why nothing is ever found."""
+    """Redis is available then; the reason is logged once."""
     raw = redis.asyncio.Redis.from_url(own_valkey.url)
     await raw.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")  # type: ignore[no-untyped-call]
     async with open_index(own_valkey.url, new_namespace(), deadline=PATIENT, heartbeat=0.02, lifetime=60) as index:
         index.own("a", TierKind.MEMORY, Shelf().inventory)
         for _ in range(20):
-            assert await index.match([bytes(16)]) == NOTHING_KNOWN
+            assert await index.match([bytes(16)]) == NO_MATCH
         await asyncio.sleep(0.5)  # several heartbeats
         assert index.connection.is_available
     await raw.aclose()
@@ -307,7 +307,7 @@ async def test_a_redis_that_lets_nobody_run_scripts_is_named(
 
 
 async def test_a_shutdown_does_not_wait_for_a_frozen_redis(own_valkey: Valkey) -> None:
-    """Not for more than some deadlines of the background, also where nobody has noticed yet that it is frozen."""
+    """It waits for a few background deadlines at most, also if the freeze was not noticed yet."""
     namespace = new_namespace()
     keys = chain(namespace, 300)
     async with asyncio.timeout(15):

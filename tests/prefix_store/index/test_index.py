@@ -8,8 +8,8 @@ import pytest
 import redis.asyncio
 
 from prefix_store.index.index import RedisIndex, open_index
-from prefix_store.index.local_owner import Held
-from prefix_store.index.match import NOTHING_KNOWN
+from prefix_store.index.local_owner import CodecInventory
+from prefix_store.index.match import NO_MATCH
 from prefix_store.index.owner import Details, TierKind
 from tests.cache.entries.entry_examples import until
 from tests.cache.valkey import Valkey
@@ -20,7 +20,7 @@ from tests.prefix_store.index.blocks import PATIENT, Shelf, chain, new_namespace
 async def index_of(
     valkey: Valkey, namespace: bytes, lifetime: float = 30.0, claim_seconds: int = 3600
 ) -> AsyncIterator[RedisIndex]:
-    """One process's view, patient with a busy machine."""
+    """One process's index, with long deadlines."""
     async with open_index(
         valkey.url, namespace, deadline=PATIENT, heartbeat=0.05, lifetime=lifetime, claim_seconds=claim_seconds
     ) as index:
@@ -28,7 +28,7 @@ async def index_of(
 
 
 async def test_the_longest_prefix_is_found_with_its_holders(valkey: Valkey) -> None:
-    """Runs of blocks that the same holders have, up to the first block that nobody has."""
+    """Runs of blocks that the same holders have, up to the first block without a holder."""
     namespace = new_namespace()
     keys = chain(namespace, 10)
     async with index_of(valkey, namespace) as one, index_of(valkey, namespace) as two:
@@ -49,11 +49,11 @@ async def test_the_longest_prefix_is_found_with_its_holders(valkey: Valkey) -> N
             Details("http://host:1", "boot-7", 4, 400),
         )
         assert (await one.match(keys[8:])).blocks == 1
-        assert await one.match(keys[9:]) == await one.match([]) == NOTHING_KNOWN
+        assert await one.match(keys[9:]) == await one.match([]) == NO_MATCH
 
 
 async def test_a_hole_ends_the_match(valkey: Valkey) -> None:
-    """What lies behind a block that nobody has is of no use, whoever has it."""
+    """Blocks after a block without a holder are not matched."""
     namespace = new_namespace()
     keys = chain(namespace, 10)
     async with index_of(valkey, namespace) as index:
@@ -63,12 +63,12 @@ async def test_a_hole_ends_the_match(valkey: Valkey) -> None:
 
 
 async def test_a_match_of_thousands_is_one_script(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
-    """One round trip, however long the prompt; only beyond 4,096 blocks it takes another."""
+    """A match is one round trip for up to 4,096 blocks."""
     namespace = new_namespace()
     keys = chain(namespace, 5_000)
     async with index_of(valkey, namespace) as index:
         await owner(index, "a", *keys)
-        await index.match(keys[:1])  # Redis knows the script from here on
+        await index.match(keys[:1])  # from here on Redis has the script
 
         async def scripts() -> int:
             return int((await raw.info("commandstats"))["cmdstat_evalsha"]["calls"])
@@ -91,27 +91,27 @@ async def test_a_match_of_thousands_is_one_script(valkey: Valkey, raw: "redis.as
 
 
 async def test_prompts_of_another_namespace_share_nothing(valkey: Valkey) -> None:
-    """The same keys, were there any, would be looked for elsewhere."""
+    """Equal keys of another namespace are not found."""
     first, second = new_namespace(), new_namespace()
     keys = chain(first, 3)
     async with index_of(valkey, first) as one, index_of(valkey, second) as two:
         await owner(one, "a", *keys)
         await two.next_heartbeat()
-        assert await two.match(keys) == NOTHING_KNOWN
+        assert await two.match(keys) == NO_MATCH
 
 
 async def test_the_dead_hold_nothing(valkey: Valkey) -> None:
-    """An owner that gives no sign of life is not believed when its time is over, and is again when it gives one."""
+    """Claims of an owner without announcements are invalid after its lifetime, and valid again later."""
     namespace = new_namespace()
     keys = chain(namespace, 3)
     async with index_of(valkey, namespace) as reader, index_of(valkey, namespace, lifetime=0.3) as index:
         held = await owner(index, "a", *keys)
         await reader.next_heartbeat()
         assert (await reader.match(keys)).blocks == 3
-        await held._announcing.acquire()  # no sign of life from here on
+        await held._announcing.acquire()  # no announcements from here on
 
         async def is_forgotten() -> bool:
-            return await reader.match(keys) == NOTHING_KNOWN
+            return await reader.match(keys) == NO_MATCH
 
         await until(is_forgotten)
         held._announcing.release()
@@ -121,7 +121,7 @@ async def test_the_dead_hold_nothing(valkey: Valkey) -> None:
 
 
 async def test_who_restarts_under_its_name_is_another(valkey: Valkey) -> None:
-    """From the moment at which it has its new epoch nothing is believed that it said before."""
+    """With its new epoch all claims of the old one are invalid."""
     namespace = new_namespace()
     keys = chain(namespace, 3)
     async with index_of(valkey, namespace) as reader, index_of(valkey, namespace) as before:
@@ -134,7 +134,7 @@ async def test_who_restarts_under_its_name_is_another(valkey: Valkey) -> None:
             assert old.epoch is None or new.epoch > old.epoch
             await reader.next_heartbeat()
             assert outline(await reader.match(keys)) == [(1, {"host:1"})]
-            old.publish(keys)  # it does not know yet, or knows and is silent
+            old.publish(keys)  # it has not noticed yet, or is silent
             await before.flush()
             assert (await reader.match(keys)).blocks == 1
             await before.next_heartbeat()
@@ -142,7 +142,7 @@ async def test_who_restarts_under_its_name_is_another(valkey: Valkey) -> None:
 
 
 async def test_a_disk_outlives_its_processes(valkey: Valkey) -> None:
-    """It is the same owner after a restart, also for several processes at a time; until its content is in doubt."""
+    """It is the same owner after a restart, also for several processes, until `start_new_epoch`."""
     namespace = new_namespace()
     keys = chain(namespace, 4)
     shelf = Shelf(*keys)
@@ -157,14 +157,14 @@ async def test_a_disk_outlives_its_processes(valkey: Valkey) -> None:
                 epochs += [disk.epoch for disk in disks]
                 await reader.next_heartbeat()
                 assert (await reader.match(keys)).blocks == 4
-            assert (await reader.match(keys)).blocks == 4  # for as long as it counts as alive
+            assert (await reader.match(keys)).blocks == 4  # while it counts as alive
         assert len(set(epochs)) == 1
         async with index_of(valkey, namespace) as one, index_of(valkey, namespace) as two:
             disks = [index.own("disk", TierKind.DISK, shelf.inventory, lasting=True) for index in (one, two)]
             await one.next_heartbeat()
             await two.next_heartbeat()
             shelf.keys = keys[:2]
-            disks[0].distrust()
+            disks[0].start_new_epoch()
             await one.next_heartbeat()
             await two.next_heartbeat()
             assert disks[0].epoch == disks[1].epoch != epochs[0]
@@ -174,7 +174,7 @@ async def test_a_disk_outlives_its_processes(valkey: Valkey) -> None:
 
 
 async def test_a_process_that_ends_is_believed_no_more(valkey: Valkey) -> None:
-    """Its memory goes with it, and the index knows at once."""
+    """The claims of its memory end at once."""
     namespace = new_namespace()
     keys = chain(namespace, 3)
     async with index_of(valkey, namespace) as reader:
@@ -182,11 +182,11 @@ async def test_a_process_that_ends_is_believed_no_more(valkey: Valkey) -> None:
             await owner(index, "a", *keys)
             await reader.next_heartbeat()
             assert (await reader.match(keys)).blocks == 3
-        assert await reader.match(keys) == NOTHING_KNOWN
+        assert await reader.match(keys) == NO_MATCH
 
 
 async def test_leased_blocks_stay(valkey: Valkey) -> None:
-    """An owner is told which blocks it must keep; released, they may go."""
+    """`withdraw` returns leased blocks, which stay until their release."""
     namespace = new_namespace()
     keys = chain(namespace, 6)
     async with index_of(valkey, namespace) as index, index_of(valkey, namespace) as reader:
@@ -203,11 +203,11 @@ async def test_leased_blocks_stay(valkey: Valkey) -> None:
             assert await held.withdraw(keys[3::-1], PATIENT) == set(keys[:4])
         assert lease.seconds_left == 0
         assert await held.withdraw(keys[3::-1], PATIENT) == frozenset()
-        assert await reader.match(keys) == NOTHING_KNOWN
+        assert await reader.match(keys) == NO_MATCH
 
 
 async def test_leases_end_by_themselves(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
-    """A reader that was killed keeps nothing beyond its deadline, and a late release changes nothing."""
+    """A killed reader's lease ends at its deadline; a late release changes nothing."""
     namespace = new_namespace()
     keys = chain(namespace, 3)
     async with index_of(valkey, namespace) as index:
@@ -227,7 +227,7 @@ async def test_leases_end_by_themselves(valkey: Valkey, raw: "redis.asyncio.Redi
 
 
 async def test_a_lease_guards_one_owners_copy(valkey: Valkey) -> None:
-    """Others may give up theirs; and nobody can lease what is not there."""
+    """Other owners may withdraw theirs; missing blocks cannot be leased."""
     namespace = new_namespace()
     keys = chain(namespace, 3)
     async with index_of(valkey, namespace) as index:
@@ -245,7 +245,7 @@ async def test_a_lease_guards_one_owners_copy(valkey: Valkey) -> None:
 
 
 async def test_what_a_holder_does_not_have_is_denied(valkey: Valkey) -> None:
-    """A lookup that hit and a read that missed happen once: nobody is sent there again."""
+    """A claim without a block is found once and then withdrawn."""
     namespace = new_namespace()
     keys = chain(namespace, 5)
     async with index_of(valkey, namespace) as index, index_of(valkey, namespace) as reader:
@@ -253,13 +253,13 @@ async def test_what_a_holder_does_not_have_is_denied(valkey: Valkey) -> None:
         await reader.next_heartbeat()
         holder = (await reader.match(keys)).runs[0].holders[0].owner
         async with await reader.lease(holder, keys, seconds=30):
-            reader.deny(holder, keys[2:])
+            reader.remove_claims(holder, keys[2:])
             await reader.flush()
             assert (await reader.match(keys)).blocks == 2
 
 
 async def test_claims_end_unless_they_are_repeated(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
-    """A block that its owner has forgotten is forgotten; one that it holds is not."""
+    """Claims of blocks that their owner no longer holds expire; others are repeated."""
     namespace = new_namespace()
     keys = chain(namespace, 3)
     shelf = Shelf(*keys[:2])
@@ -274,14 +274,14 @@ async def test_claims_end_unless_they_are_repeated(valkey: Valkey, raw: "redis.a
         await index.flush()
         assert (await index.match(keys)).blocks == 3
         await until(has_two)
-        for _ in range(4):  # more than two lives of a claim
+        for _ in range(4):  # more than two lifetimes of a claim
             await asyncio.sleep(0.6)
             assert (await index.match(keys)).blocks == 2
         assert await raw.exists(index.connection.block_names + keys[2]) == 0
 
 
 async def test_what_readers_use_lasts(valkey: Valkey) -> None:
-    """A claim that turned out to be true goes on counting, whoever found that out; nothing new is claimed by it."""
+    """Any reader's use extends a claim; it makes no new ones."""
     namespace = new_namespace()
     keys = chain(namespace, 3)
     async with (
@@ -294,17 +294,17 @@ async def test_what_readers_use_lasts(valkey: Valkey) -> None:
         await index.flush()
         await reader.next_heartbeat()
         holder = (await reader.match(keys)).runs[0].holders[0].owner
-        for _ in range(8):  # more than two lives of a claim
-            reader.confirm(holder, [keys[0], keys[2]])
+        for _ in range(8):  # more than two lifetimes of a claim
+            reader.refresh_claims(holder, [keys[0], keys[2]])
             await reader.flush()
             await asyncio.sleep(0.5)
             assert (await reader.match(keys)).blocks >= 1
         assert (await reader.match(keys)).blocks == 1
-        assert await reader.match(keys[2:]) == NOTHING_KNOWN
+        assert await reader.match(keys[2:]) == NO_MATCH
 
 
 async def test_every_key_has_an_end(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
-    """A store that is used no more leaves nothing behind."""
+    """All keys of an unused index expire."""
     namespace = new_namespace()
     keys = chain(namespace, 3)
     async with index_of(valkey, namespace) as index:
@@ -318,7 +318,7 @@ async def test_every_key_has_an_end(valkey: Valkey, raw: "redis.asyncio.Redis") 
 
 
 async def test_a_popular_block_keeps_a_few_holders(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
-    """Sixteen are enough to find it, and a match stays quick: the dead make room first, then the oldest."""
+    """A block keeps sixteen holders, so that matches stay fast: dead ones are dropped first, then the oldest."""
     namespace = new_namespace()
     (key,) = chain(namespace, 1)
     async with index_of(valkey, namespace) as index:
@@ -335,7 +335,7 @@ async def test_a_popular_block_keeps_a_few_holders(valkey: Valkey, raw: "redis.a
 
 
 async def test_an_unreadable_value_is_no_holder(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
-    """What somebody else has written there ends a match, and the next claim replaces it."""
+    """A foreign value ends a match, and the next claim replaces it."""
     namespace = new_namespace()
     keys = chain(namespace, 4)
     async with index_of(valkey, namespace) as index:
@@ -349,14 +349,14 @@ async def test_an_unreadable_value_is_no_holder(valkey: Valkey, raw: "redis.asyn
 
 
 async def test_an_inventory_brings_nothing_back(valkey: Valkey) -> None:
-    """What is given up while everything is being claimed anew stays given up."""
+    """Blocks withdrawn while the inventory is claimed are not claimed."""
     namespace = new_namespace()
     keys = chain(namespace, 2_000)
     async with index_of(valkey, namespace) as index:
         shelf = Shelf(*keys)
         begun = asyncio.Event()
 
-        def inventory() -> list[Held]:
+        def inventory() -> list[CodecInventory]:
             begun.set()
             return shelf.inventory()
 
@@ -386,7 +386,7 @@ async def test_an_inventory_brings_nothing_back(valkey: Valkey) -> None:
     ],
 )
 async def test_what_cannot_be_is_refused(wrong: dict[str, object], message: str) -> None:
-    """With the field that is wrong and what would be right."""
+    """The message names the field and what is expected."""
     options = {"namespace": new_namespace(), **wrong}
     with pytest.raises(ValueError, match=message):
         async with open_index("redis://127.0.0.1:1", **options):  # type: ignore[arg-type]
@@ -394,7 +394,7 @@ async def test_what_cannot_be_is_refused(wrong: dict[str, object], message: str)
 
 
 async def test_wrong_keys_are_refused(valkey: Valkey) -> None:
-    """A caller's mistake is an error, unlike a Redis that is ill."""
+    """Invalid keys raise ValueError, unlike an outage."""
     async with index_of(valkey, new_namespace()) as index:
         held = await owner(index, "a")
         with pytest.raises(ValueError, match="16 bytes"):

@@ -1,4 +1,4 @@
-"""Processes that hold and read blocks at one time, and are killed: what the index says in the end is so."""
+"""Processes that hold and read blocks and are killed: the index is correct in the end."""
 
 import asyncio
 import contextlib
@@ -37,13 +37,13 @@ async def engine(valkey: Valkey, namespace: bytes, number: int, seed: int) -> As
 
 
 async def until_working(process: asyncio.subprocess.Process) -> None:
-    """Return when an engine is in the midst of what it does."""
+    """Returns when an engine has made some operations."""
     assert process.stdout is not None
     assert await process.stdout.readline() == b"working\n"
 
 
 async def held_by(process: asyncio.subprocess.Process) -> set[bytes]:
-    """Let an engine come to rest; what it says it holds."""
+    """Stops an engine; returns the blocks that it holds."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(b"\n")

@@ -1,4 +1,4 @@
-"""The scripts against a model of what they are to do, operation by operation, on a real Valkey."""
+"""The scripts against a model, operation by operation, on a real Valkey."""
 
 import asyncio
 import secrets
@@ -18,7 +18,7 @@ from tests.prefix_store.index.blocks import new_namespace
 
 _DEADLINE = 10.0
 _LONG = 100_000
-# Two chains with a common beginning, and keys that batches of 128 part: what is looked up is a chain of either.
+# Two chains with a common prefix, and keys in several batches of 128; look-ups are chains of either.
 _KEYS = [bytes([number]) * 16 for number in range(6)]
 _CHAINS = [_KEYS[:4], [*_KEYS[:2], *_KEYS[4:]]]
 _NAMES = ["a", "b", "disk"]
@@ -26,7 +26,7 @@ _NAMES = ["a", "b", "disk"]
 
 @dataclass
 class Model:
-    """What the index must know."""
+    """The expected contents."""
 
     claims: dict[bytes, dict[int, tuple[int, int]]] = field(default_factory=dict)
     """key -> epoch -> (tier, codec), in the order of the claims."""
@@ -49,7 +49,7 @@ class Model:
 
 
 class World:
-    """The scripts and the model, told the same."""
+    """The scripts and the model, with the same operations."""
 
     def __init__(self, connection: IndexConnection) -> None:
         self._connection = connection
@@ -59,12 +59,12 @@ class World:
         self._all_epochs: list[int] = []
 
     async def ask(self, name: ScriptName, *words: bytes | str | int, again: bool) -> object:
-        """A reply may be lost, and the question asked again: that changes nothing."""
+        """A call may be repeated after a lost reply: that changes nothing."""
         reply = await self._connection.ask(name, *words, deadline=_DEADLINE)
         return await self._connection.ask(name, *words, deadline=_DEADLINE) if again else reply
 
     async def start(self, name: str, again: bool) -> None:
-        """An owner begins, or begins again."""
+        """An owner starts or restarts."""
         model, lasting = self.model, name == "disk"
         before = model.epochs.get(name)
         if not lasting:
@@ -81,7 +81,7 @@ class World:
         model.epochs[name] = epoch
 
     async def heartbeat(self, name: str, number: int, again: bool) -> None:
-        """A sign of life under some epoch that was given out once, the present one or not."""
+        """An announcement under a present or an earlier epoch."""
         if name in self.model.epochs and name != "disk":
             epoch = self._all_epochs[number % len(self._all_epochs)]
             instance = secrets.token_bytes(8)
@@ -191,7 +191,7 @@ def runner() -> Iterator[asyncio.Runner]:
 def test_the_scripts_do_what_the_model_says(
     shared_valkey: Valkey, runner: asyncio.Runner, operations: list[tuple[tuple[str, ...], bool]]
 ) -> None:
-    """Whatever owners, readers and restarts do, in any order, and whichever of it is said twice."""
+    """Scripts and model agree for any operations, in any order, some of them repeated."""
 
     async def run() -> None:
         node = RedisNode(shared_valkey.url)
@@ -199,7 +199,7 @@ def test_the_scripts_do_what_the_model_says(
         for name in ("a", "disk"):
             await world.start(name, again=False)
         for (operation, *arguments), again in operations:
-            # A start that is repeated is another start, but for what lasts.
+            # A repeated start is another start, except for lasting owners.
             twice = again and operation != "start"
             await getattr(world, operation)(*arguments, again=twice)
             await world.check()
@@ -209,7 +209,7 @@ def test_the_scripts_do_what_the_model_says(
 
 
 async def test_what_is_withdrawn_twice_is_kept_once(valkey: Valkey) -> None:
-    """A chain longer than one batch of a script, leased in part: what has to stay is told by its place."""
+    """A chain longer than one batch of a script, leased in part: the kept blocks are returned by their positions."""
     node = RedisNode(valkey.url)
     world = World(IndexConnection(node, new_namespace()))
     await world.start("a", again=False)

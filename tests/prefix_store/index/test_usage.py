@@ -1,4 +1,4 @@
-"""Counting what is in the index, and putting right what is not so."""
+"""Counting the index's claims, and repairing wrong ones."""
 
 from collections import Counter
 
@@ -16,7 +16,7 @@ from tests.prefix_store.index.cluster import Cluster
 
 @pytest.fixture(params=["single", "cluster"])
 def url(request: pytest.FixtureRequest) -> str:
-    """Of a single server, and of a node of a cluster."""
+    """The URL of a single server, and of a cluster's node."""
     if request.param == "single":
         server: Valkey = request.getfixturevalue("shared_valkey")
         return server.url
@@ -25,7 +25,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 async def test_blocks_are_counted_by_owner_tier_and_codec(url: str) -> None:
-    """Of one namespace, whatever else lies in the server; those of the dead are told apart."""
+    """Only one namespace is counted; claims of dead owners are counted separately."""
     first, second = new_namespace(), new_namespace()
     keys = chain(first, 2_500)
     async with (
@@ -52,7 +52,7 @@ async def test_blocks_are_counted_by_owner_tier_and_codec(url: str) -> None:
 
 
 async def test_a_repair_makes_the_index_say_what_is_held(valkey: Valkey) -> None:
-    """Claims of blocks that went unnoticed are withdrawn, missing ones are made; those of others stay."""
+    """Wrong claims are withdrawn, missing ones are made; those of others stay."""
     namespace = new_namespace()
     keys = chain(namespace, 1_500)
     shelf = Shelf()
@@ -72,7 +72,7 @@ async def test_a_repair_makes_the_index_say_what_is_held(valkey: Valkey) -> None
 
 
 async def test_a_census_needs_redis(own_valkey: Valkey) -> None:
-    """Unlike a request it says so when it cannot ask."""
+    """Unlike a match it raises an error in an outage."""
     async with open_index(own_valkey.url, new_namespace()) as index:
         await index.next_heartbeat()
         await own_valkey.kill()
@@ -81,7 +81,7 @@ async def test_a_census_needs_redis(own_valkey: Valkey) -> None:
 
 
 async def test_a_census_of_foreign_values_counts_no_claims(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
-    """What is no claim is nobody's."""
+    """Foreign values are not counted."""
     async with open_index(valkey.url, new_namespace(), deadline=PATIENT) as index:
         await raw.set(index.connection.block_names + bytes(16), b"something else")
         await index.next_heartbeat()

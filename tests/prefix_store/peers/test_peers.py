@@ -1,4 +1,4 @@
-"""Blocks from other engines: what they give is restored, and what is wrong with them costs a miss."""
+"""Blocks from other engines: valid ones are restored, every fault is a miss."""
 
 import asyncio
 import contextlib
@@ -65,7 +65,7 @@ async def answered(request: web.Request, body: bytes, epoch: str = EPOCH, kind: 
 
 
 async def test_what_a_peer_has_is_restored(client: PeerClient) -> None:
-    """All blocks of a chain, in the caller's memory, over one connection that is used again."""
+    """All blocks of a chain are restored, over one connection that is reused."""
     memory = Memory(6)
     async with serving(CHAIN) as (peer, _, server):
         assert await client.read(peer, CHAIN[:2], memory.all(2), FORMAT) == 2
@@ -77,7 +77,7 @@ async def test_what_a_peer_has_is_restored(client: PeerClient) -> None:
 
 
 async def test_blocks_end_where_the_peer_has_no_more(client: PeerClient) -> None:
-    """The leading ones are restored, the memory of the others is as it was, and the peer is asked again."""
+    """The leading blocks are restored, the other memory is unchanged, and the peer is not skipped."""
     memory = Memory(6)
     async with serving(CHAIN[:4]) as (peer, _, _server):
         assert await client.read(peer, CHAIN, memory.all(6), FORMAT) == 4
@@ -88,7 +88,7 @@ async def test_blocks_end_where_the_peer_has_no_more(client: PeerClient) -> None
 
 
 async def test_a_disk_serves_as_memory_does(client: PeerClient, tmp_path: Path) -> None:
-    """A frame on disk is verified on its way out, and one that is damaged is not sent."""
+    """A frame on disk is verified, and not sent if it is damaged."""
     tier = DiskTier(tmp_path / "kv", FORMAT, 100 * FORMAT.frame_bytes, LeastRecentlyUsed)
     memory = Memory(6)
     assert await tier.write(CHAIN, memory.fill(CHAIN), Access(0.0)) == 6
@@ -108,7 +108,7 @@ async def test_a_disk_serves_as_memory_does(client: PeerClient, tmp_path: Path) 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(FrameHeader)])
 async def test_a_peer_that_lies_in_one_field_is_found_out(client: PeerClient, field: str) -> None:
-    """Each field of a frame, with a header checksum that fits the lie; nothing of it reaches the memory."""
+    """A wrong field with a valid header checksum is detected; nothing of the frame is copied."""
     true = FrameHeader.unpack(frame_of(CHAIN[1])[:HEADER_BYTES].data)
     header = dataclasses.replace(true, **{field: lie_about(getattr(true, field))})
 
@@ -137,7 +137,7 @@ async def test_a_peer_that_lies_in_one_field_is_found_out(client: PeerClient, fi
     ],
 )
 async def test_an_answer_that_is_not_the_frames_is_no_answer(client: PeerClient, body: bytes) -> None:
-    """Whoever sends it is left alone."""
+    """Its peer is skipped."""
 
     async def handler(request: web.Request) -> web.Response:
         return await answered(request, body)
@@ -153,7 +153,7 @@ async def test_an_answer_that_is_not_the_frames_is_no_answer(client: PeerClient,
 
 @pytest.mark.parametrize("status", [401, 404, 500, 503])
 async def test_a_peer_that_refuses_is_left_alone_for_a_moment(client: PeerClient, status: int) -> None:
-    """And its answer is not read as frames."""
+    """Its answer is not read as frames."""
 
     async def handler(request: web.Request) -> web.Response:
         return web.Response(status=status, body=frame_of(CHAIN[0]).tobytes(), headers={EPOCH_HEADER: EPOCH})
@@ -166,7 +166,7 @@ async def test_a_peer_that_refuses_is_left_alone_for_a_moment(client: PeerClient
 
 
 async def test_a_peer_that_restarted_is_not_the_one_that_was_meant(client: PeerClient) -> None:
-    """The old epoch is never asked again; the new one is another peer."""
+    """The old epoch is skipped for good; the new one is another peer."""
     memory = Memory(6)
     async with serving(CHAIN, epoch="epoch 8") as (peer, _, server):
         old = Address(peer.url, "epoch 7")
@@ -178,7 +178,7 @@ async def test_a_peer_that_restarted_is_not_the_one_that_was_meant(client: PeerC
 
 
 async def test_an_answer_of_another_epoch_is_not_read(client: PeerClient) -> None:
-    """Also where the peer answers all the same."""
+    """An answer with another epoch is refused."""
 
     async def handler(request: web.Request) -> web.Response:
         return await answered(request, frame_of(CHAIN[0]).tobytes(), epoch="epoch 8")
@@ -191,7 +191,7 @@ async def test_an_answer_of_another_epoch_is_not_read(client: PeerClient) -> Non
 
 
 async def test_a_dead_peer_costs_a_refused_connection(client: PeerClient) -> None:
-    """Once; then it is left alone."""
+    """Then it is skipped."""
     async with serving(CHAIN) as (peer, _, _server):
         pass
     memory = Memory(1)
@@ -201,7 +201,7 @@ async def test_a_dead_peer_costs_a_refused_connection(client: PeerClient) -> Non
 
 
 async def test_a_connection_that_the_peer_has_closed_is_made_anew(client: PeerClient) -> None:
-    """A peer that ends idle connections is not a dead one."""
+    """A peer that closes idle connections is not skipped."""
     memory = Memory(6)
     ends: list[Callable[[], None]] = []
 
@@ -218,7 +218,7 @@ async def test_a_connection_that_the_peer_has_closed_is_made_anew(client: PeerCl
 
 
 async def test_a_silent_peer_costs_the_deadline_of_the_first_byte(client: PeerClient) -> None:
-    """Not that of the whole answer."""
+    """It does not wait for the deadline of the whole answer."""
     silence = asyncio.Event()
 
     async def handler(request: web.Request) -> web.Response:
@@ -234,7 +234,7 @@ async def test_a_silent_peer_costs_the_deadline_of_the_first_byte(client: PeerCl
 
 
 async def test_a_dripping_peer_costs_the_whole_deadline_and_no_more(client: PeerClient) -> None:
-    """A byte now and then passes for life; what came in time counts, and the thread is free again."""
+    """Blocks that came in time count, and the thread is free again."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={EPOCH_HEADER: EPOCH, "content-type": FRAMES_TYPE})
@@ -256,7 +256,7 @@ async def test_a_dripping_peer_costs_the_whole_deadline_and_no_more(client: Peer
 
 
 async def test_who_gives_up_has_its_memory_back(client: PeerClient) -> None:
-    """A read that is cancelled writes nothing afterwards, however much arrives."""
+    """A cancelled read writes nothing afterwards."""
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def handler(request: web.Request) -> web.Response:
@@ -277,7 +277,7 @@ async def test_who_gives_up_has_its_memory_back(client: PeerClient) -> None:
 
 
 async def test_who_takes_its_memory_back_ends_the_read(client: PeerClient) -> None:
-    """In any thread: what came before is counted, what comes later is not copied, and the peer is not blamed."""
+    """Earlier blocks count, later ones are not copied, and the peer is not skipped; in any thread."""
     sent, go_on = asyncio.Event(), asyncio.Event()
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -305,7 +305,7 @@ async def test_who_takes_its_memory_back_ends_the_read(client: PeerClient) -> No
 
 
 async def test_what_is_taken_back_at_once_is_not_asked_for(client: PeerClient) -> None:
-    """And nothing is copied."""
+    """No request is sent, and nothing is copied."""
     memory, cancel = Memory(6), CancelToken()
     cancel.set()
     async with serving(CHAIN) as (peer, _, server):
@@ -315,7 +315,7 @@ async def test_what_is_taken_back_at_once_is_not_asked_for(client: PeerClient) -
 
 
 async def test_what_arrives_too_late_is_not_copied(client: PeerClient) -> None:
-    """Even where the connection could not be ended from outside."""
+    """Not even if the connection could not be interrupted."""
 
     class Deaf(CancelToken):
         def set_interrupt(self, interrupt: Callable[[], None] | None) -> None:
@@ -331,7 +331,7 @@ async def test_what_arrives_too_late_is_not_copied(client: PeerClient) -> None:
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1:1", "127.0.0.1:80", "http://[", "http://127.0.0.1:0x"])
 async def test_an_address_that_is_none_is_a_dead_peer(client: PeerClient, url: str) -> None:
-    """It is what another engine said of itself, so it must not hurt this one."""
+    """Engines report their own addresses: an invalid one must do no harm."""
     assert await client.read(Address(url, EPOCH), CHAIN[:1], Memory(1).all(1), FORMAT) == 0
     assert client.counts.io_errors == {"PeerFailed": 1}
 
@@ -362,7 +362,7 @@ def requested(epoch: str = EPOCH, blocks: list[tuple[bytes, bytes]] | None = Non
 async def test_blocks_are_for_those_who_know_the_secret_and_ask_well(
     authorization: str | None, body: bytes, status: int
 ) -> None:
-    """Whoever else comes learns nothing about what is there."""
+    """Other clients get no information about stored blocks."""
     headers = {} if authorization is None else {"authorization": authorization}
     async with serving(CHAIN) as (peer, _, server), aiohttp.ClientSession() as session:
         async with session.post(peer.url + PATH, data=body, headers=headers) as response:
@@ -373,7 +373,7 @@ async def test_blocks_are_for_those_who_know_the_secret_and_ask_well(
 
 
 async def test_a_key_without_its_parent_opens_nothing() -> None:
-    """A block is given by both of its hashes, and one that is not there ends the answer."""
+    """A block needs both of its hashes; a missing block ends the answer."""
     wrong = [(CHAIN[0].key, b"x" * 16)]
     async with serving(CHAIN) as (peer, tier, _), aiohttp.ClientSession() as session:
         headers = {"authorization": f"Bearer {SECRET}"}
@@ -383,7 +383,7 @@ async def test_a_key_without_its_parent_opens_nothing() -> None:
 
 
 async def test_beyond_a_few_answers_at_a_time_nobody_waits() -> None:
-    """Who comes then computes."""
+    """Further requests are refused at once."""
     release = asyncio.Event()
     waiting = asyncio.Semaphore(0)
 
@@ -410,7 +410,7 @@ async def test_beyond_a_few_answers_at_a_time_nobody_waits() -> None:
 
 
 def test_without_a_secret_nothing_is_served_or_asked() -> None:
-    """An empty secret is a fault of the settings, and said as one."""
+    """An empty secret raises ValueError."""
     with pytest.raises(ValueError, match="without a secret no blocks are served"):
         BlockServer([], "", EPOCH)
     with pytest.raises(ValueError, match="the secret of the peers is empty"):
@@ -418,7 +418,7 @@ def test_without_a_secret_nothing_is_served_or_asked() -> None:
 
 
 async def test_who_goes_away_in_the_midst_of_a_question_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    """A request that was aborted, or an engine that was killed: nobody is told of it with a traceback."""
+    """An aborted request or a killed engine is not logged with a traceback."""
     async with serving(chain("a prompt", 6)) as (address, _, server):
         host, _, port = address.url.removeprefix("http://").partition(":")
         _, writer = await asyncio.open_connection(host, int(port))

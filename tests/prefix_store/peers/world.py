@@ -1,4 +1,4 @@
-"""An engine that serves, and one that asks, over real sockets."""
+"""An engine that serves, and a client, over real sockets."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -48,6 +48,6 @@ async def serving(chain: list[BlockId], epoch: str = EPOCH) -> AsyncIterator[tup
 
 @asynccontextmanager
 async def impostor(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[Address]:
-    """A peer that answers as it likes."""
+    """A peer with any handler."""
     async with listening(web.post(PATH, handler)) as url:
         yield Address(url, EPOCH)

@@ -1,4 +1,4 @@
-"""Caches written the slow way, to compare with."""
+"""Simple, slow caches for comparison."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ Chain = Sequence[int]
 
 
 def lru_hits(chains: Sequence[Chain], capacity: int) -> int:
-    """Leading blocks found by a cache that evicts, of the blocks that nothing stored follows, the one used first."""
+    """Leading blocks found by a cache that evicts the least recently used leaf."""
     last_use: dict[int, tuple[int, int]] = {}
     hits = 0
     for turn, chain in enumerate(chains):
@@ -16,7 +16,7 @@ def lru_hits(chains: Sequence[Chain], capacity: int) -> int:
                 break
         else:
             hits += len(chain)
-        # Within a chain what comes later is less recent, so the oldest of all is never followed by anything stored.
+        # Within a chain later blocks are less recent, so the oldest of all is always a leaf.
         last_use.update({key: (turn, -place) for place, key in enumerate(chain)})
         for key in sorted(last_use, key=last_use.__getitem__)[: max(0, len(last_use) - capacity)]:
             del last_use[key]
@@ -24,7 +24,7 @@ def lru_hits(chains: Sequence[Chain], capacity: int) -> int:
 
 
 def most_hits(chains: Sequence[Chain], capacity: int) -> int:
-    """The most leading blocks that any cache can find, by trying all that it may keep after each request."""
+    """The most leading blocks that any cache can find, by trying all its possible contents."""
     parents = {key: before for chain in chains for before, key in zip((-1, *chain), chain, strict=False)}
     best = {frozenset[int](): 0}
     for chain in chains:

@@ -1,4 +1,4 @@
-"""The command, as a user runs it."""
+"""The command as a process."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Two chats that take turns with a prompt in common, and grow by a block each time."""
+    """Two alternating chats with a common prompt, which grow by a block each time."""
     lines = []
     for turn in range(40):
         chat = turn % 2
@@ -33,7 +33,7 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", [KEEPGATE, MODULE], ids=["keepgate", "module"])
 def test_json_has_the_endless_cache_and_each_capacity(command: list[str], trace: Path) -> None:
-    """With room for all a turn finds all but its newest block; with less it finds less."""
+    """With unlimited capacity a turn finds all but its newest block; with less it finds fewer."""
     done = run(*command, trace, "--capacity", "50,10", "--engines", "2", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -48,7 +48,7 @@ def test_json_has_the_endless_cache_and_each_capacity(command: list[str], trace:
 
 
 def test_without_json_there_are_tables(trace: Path) -> None:
-    """They name the policies and say what capacity is enough."""
+    """The tables name the policies and the recommended capacity."""
     done = run(*KEEPGATE, trace, "--capacity", "10")
     assert done.returncode == 0, done.stderr
     for word in ("hazard", "belady", "by prefix", "of what room for everything would", "40 requests"):
@@ -57,7 +57,7 @@ def test_without_json_there_are_tables(trace: Path) -> None:
 
 
 def test_an_azure_trace_says_what_it_cannot_tell() -> None:
-    """No hit ratio is made up; how long a block would stay is told."""
+    """There is no hit ratio; it says how long a block would stay."""
     done = run(*KEEPGATE, TRACES / "azure_2023_code.csv.gz", "--capacity", "5000")
     assert done.returncode == 0, done.stderr
     assert "nothing can be told of hits" in done.stdout
@@ -68,7 +68,7 @@ def test_an_azure_trace_says_what_it_cannot_tell() -> None:
 
 
 def test_a_bad_trace_is_refused_with_a_line_for_each_fault(trace: Path) -> None:
-    """Nothing is replayed of a trace that is wrong in places."""
+    """A trace with errors is not replayed."""
     lines = trace.read_text().splitlines()
     lines[4], lines[8] = '{"timestamp": 1}', "no"
     trace.write_text("\n".join(lines))
@@ -84,7 +84,7 @@ def test_a_bad_trace_is_refused_with_a_line_for_each_fault(trace: Path) -> None:
     [["--capacity", "0"], ["--capacity", "5,x"], ["--engines", "-1"], ["--block-tokens", ""], ["--capacty", "5"]],
 )
 def test_a_wrong_argument_is_said_in_one_line(words: list[str], trace: Path) -> None:
-    """It names the option."""
+    """The line names the option."""
     done = run(*KEEPGATE, trace, *words)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()

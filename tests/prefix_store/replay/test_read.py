@@ -1,4 +1,4 @@
-"""Traces in their styles, and files that are none."""
+"""Traces of all styles, and invalid files."""
 
 import gzip
 import json
@@ -37,7 +37,7 @@ def test_a_mooncake_trace_plain_or_gzip(tmp_path: Path, packed: bool) -> None:
 
 
 def test_an_agent_trace(tmp_path: Path) -> None:
-    """Numbers of two conversations differ, a sub-agent's clock begins where it does, a user goes on to the next one."""
+    """Numbers of two conversations differ, a sub-agent's clock begins with it, a user continues with the next one."""
     first = {
         "block_size": 64,
         "requests": [
@@ -58,7 +58,7 @@ def test_an_agent_trace(tmp_path: Path) -> None:
 
 
 def test_users_of_an_agent_trace_begin_together(tmp_path: Path) -> None:
-    """Eleven conversations follow each other, and the twelfth is the first one of another user."""
+    """A user has eleven conversations in sequence; the twelfth is the first one of the next user."""
     requests = [{"t": 0.0, "in": 64, "out": 8, "keep": 0, "new": [[0, 1]]}]
     line = json.dumps({"block_size": 64, "requests": requests})
     trace = read_trace(write(tmp_path, f"{line}\n" * 12))
@@ -66,7 +66,7 @@ def test_users_of_an_agent_trace_begin_together(tmp_path: Path) -> None:
 
 
 def test_an_azure_trace(tmp_path: Path) -> None:
-    """Arrivals and lengths, and no prefixes."""
+    """It has arrivals and lengths, and no prefixes."""
     rows = "2023-11-16 18:15:50.9951690,396,109\n2023-11-16 18:15:46.4951690,374,44\n"
     trace = read_trace(write(tmp_path, AZURE + rows))
     assert (trace.style, trace.has_prefixes) == ("azure", False)
@@ -83,7 +83,7 @@ def test_an_azure_trace(tmp_path: Path) -> None:
     ],
 )
 def test_the_published_traces_are_read(name: str, style: str, count: int) -> None:
-    """Each of them whole, by its content."""
+    """Every published trace is read completely."""
     trace = read_trace(TRACES / name)
     assert (trace.style, trace.count) == (style, count)
 
@@ -99,7 +99,7 @@ def test_the_published_traces_are_read(name: str, style: str, count: int) -> Non
     ],
 )
 def test_a_bad_line_of_a_mooncake_trace_is_named(tmp_path: Path, change: dict[str, Any], says: str) -> None:
-    """The message has the number of the line and what would be right; good lines have none."""
+    """The message has the line's number and what is expected; valid lines have none."""
     file = write(tmp_path, "".join(json.dumps(line) + "\n" for line in (GOOD, GOOD | change, GOOD)))
     (message,) = faults(file)
     assert message.startswith(f"{file} line 2: ")
@@ -135,14 +135,14 @@ def test_a_bad_line_of_an_agent_trace_is_named(tmp_path: Path, request_: dict[st
     ],
 )
 def test_a_bad_line_of_an_azure_trace_is_named(tmp_path: Path, row: str, says: str) -> None:
-    """The header is line 1."""
+    """The message has the line's number; the header is line 1."""
     (message,) = faults(write(tmp_path, f"{AZURE}{row}\n2023-11-16 18:15:50,1,2\n"))
     assert "line 2: " in message
     assert says in message
 
 
 def test_each_bad_line_has_one_message_and_there_are_not_too_many(tmp_path: Path) -> None:
-    """After twenty the rest is not read, and that is said."""
+    """After twenty bad lines reading stops, with a message."""
     file = write(tmp_path, json.dumps(GOOD) + "\n" + "{}\n" * 50)
     messages = faults(file)
     assert [f"line {number}: " in message for number, message in zip(range(2, 22), messages, strict=False)] == [
@@ -167,7 +167,7 @@ def test_each_bad_line_has_one_message_and_there_are_not_too_many(tmp_path: Path
     ],
 )
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
-    """One message says what it should have been."""
+    """One message says what is expected."""
     file = tmp_path / "trace"
     file.write_bytes(content)
     (message,) = faults(file)
@@ -176,6 +176,6 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: bytes, says
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """And a folder is no file."""
+    """A missing file and a folder are named."""
     assert faults(tmp_path / "missing") == [f"{tmp_path / 'missing'}: cannot be read: No such file or directory"]
     assert faults(tmp_path) == [f"{tmp_path}: cannot be read: Is a directory"]

@@ -1,4 +1,4 @@
-"""Replays of real and of made-up traces against figures that are known."""
+"""Replays of real and synthetic traces against known figures."""
 
 from itertools import islice
 from pathlib import Path
@@ -52,14 +52,14 @@ CHAINS = st.lists(
 @given(CHAINS, st.integers(1, 5))
 @settings(max_examples=60, deadline=None)
 def test_belady_finds_as_much_as_any_cache_can(chains: list[list[int]], capacity: int) -> None:
-    """On small traces it equals the best of all that a cache might have kept."""
+    """On small traces it equals an exhaustive search."""
     if len({key for chain in chains for key in chain}) <= 8:
         assert belady_of(trace_of(chains)).hits(capacity).hit_blocks == most_hits(chains, capacity)
 
 
 @pytest.mark.parametrize("capacity", [50, 400, 2_000])
 def test_the_start_of_the_conversation_trace_is_as_the_slow_way_finds_it(conversation: Trace, capacity: int) -> None:
-    """Block by block and with a sort for each request, the count is the same."""
+    """The count equals that of a simple, slow LRU cache."""
     requests = list(islice(conversation.requests(), 300))
     cache = SingleCache(capacity, LeastRecentlyUsed(), 512)
     for request in requests:
@@ -69,7 +69,7 @@ def test_the_start_of_the_conversation_trace_is_as_the_slow_way_finds_it(convers
 
 @pytest.mark.parametrize(("capacity", "percent"), [(1_000, 4.45), (5_000, 11.18), (20_000, 28.78), (10**9, 36.64)])
 def test_the_conversation_trace_gives_its_published_oracles(conversation: Trace, capacity: int, percent: float) -> None:
-    """The share of blocks that a cache finds, the least recently used tails going first, to the digit."""
+    """The hit ratio of an LRU cache equals the published digits."""
     cache = SingleCache(capacity, LeastRecentlyUsed(), 512)
     for request in conversation.requests():
         cache.see(request, Access(request.time))
@@ -77,7 +77,7 @@ def test_the_conversation_trace_gives_its_published_oracles(conversation: Trace,
 
 
 def test_routing_by_prefix_finds_what_one_pool_would(conversation: Trace) -> None:
-    """Four engines that get requests in turn find less than half of it."""
+    """Four engines with requests in turn find less than half of it."""
     in_turn, by_prefix = RoundRobin(20_000, 4, 512), PrefixAware(20_000, 4, 512)
     for request in conversation.requests():
         in_turn.see(request, Access(request.time))
@@ -87,7 +87,7 @@ def test_routing_by_prefix_finds_what_one_pool_would(conversation: Trace) -> Non
 
 
 def test_the_default_policy_finds_more_than_the_order_of_uses(conversation: Trace) -> None:
-    """On the first part of the conversation trace, at a small and at a roomy capacity; Belady more than both."""
+    """On the first part of the conversation trace, at two capacities; Belady finds most."""
     requests = list(islice(conversation.requests(), 2_000))
     part = Trace("mooncake", 512, len(requests), lambda: iter(requests))
     said: list[float] = []

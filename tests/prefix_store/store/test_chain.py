@@ -16,7 +16,7 @@ _TOKENS = st.lists(st.integers(0, 100_000), max_size=60)
 
 
 def blocks_of(tokens: list[int]) -> list[BlockId]:
-    """Made at once."""
+    """Blocks added at once."""
     chain = Chain(NAMESPACE, _ROOT, _SIZE)
     whole = tokens[: len(tokens) // _SIZE * _SIZE]
     chain.extend(KeyChain(_ROOT, _SIZE).keys_of(whole), whole)
@@ -25,7 +25,7 @@ def blocks_of(tokens: list[int]) -> list[BlockId]:
 
 @given(_TOKENS, st.integers(0, 15))
 def test_a_chain_is_the_same_however_it_grew(tokens: list[int], cut: int) -> None:
-    """Block by block or all at once, from a list or an array; a copy grows by itself."""
+    """Blocks are added singly or at once, from lists or arrays; a copy grows independently."""
     whole = tokens[: len(tokens) // _SIZE * _SIZE]
     keys = KeyChain(_ROOT, _SIZE).keys_of(whole)
     cut = min(cut, len(keys))
@@ -48,7 +48,7 @@ def test_every_block_follows_the_one_before(tokens: list[int]) -> None:
 
 
 def test_blocks_of_the_same_tokens_have_one_digest_and_keys_of_their_own() -> None:
-    """The digest is of the tokens alone, the key of all that comes before too."""
+    """The digest depends on the tokens only, the key also on the prefix."""
     first, second, other = blocks_of([1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 5])
 
     assert first.tokens == second.tokens != other.tokens
@@ -56,7 +56,7 @@ def test_blocks_of_the_same_tokens_have_one_digest_and_keys_of_their_own() -> No
 
 
 def test_a_key_without_its_tokens_is_refused() -> None:
-    """The message says how many there are."""
+    """The message has the number of tokens."""
     chain = Chain(NAMESPACE, _ROOT, _SIZE)
 
     with pytest.raises(ValueError, match="2 blocks have 7 tokens, expected 4 in each"):

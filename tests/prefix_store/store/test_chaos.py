@@ -1,4 +1,4 @@
-"""Engines that share a store and are killed: no block comes back wrong, and what the index says in the end is so."""
+"""Engines that share a store and are killed: all restored blocks and the final index are correct."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ async def test_no_block_comes_back_wrong_and_the_index_agrees_with_the_tiers(val
     assert outcome.left_over == []
     assert outcome.leaked == 0
     assert outcome.most_bytes <= outcome.allowed_bytes
-    # It has been tried, too.
+    # The engines have done enough operations.
     assert outcome.operations >= 400
     assert outcome.kills >= 3
     assert outcome.corrupted > 0

@@ -1,4 +1,4 @@
-"""Fetch or recompute: the way to the blocks of a chain."""
+"""Fetch or recompute: plans for the blocks of a chain."""
 
 import itertools
 import random
@@ -19,7 +19,7 @@ _PLACES = ("memory", "disk", PEERS)
 
 
 def measured(each: float, ago: float = 0.0) -> TransferTime:
-    """Of a place that took so many seconds for a block."""
+    """The time of a place with `each` seconds per block."""
     time = TransferTime()
     for _ in range(3):
         time.note(100, 100 * each, _NOW - ago)
@@ -36,7 +36,7 @@ def unknown() -> dict[str, TransferTime]:
 
 @dataclass
 class Case:
-    """Any question that can be put to `plan_fetch`."""
+    """Arguments of `plan_fetch`."""
 
     first: int
     location: Location
@@ -69,7 +69,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 @given(cases())
 def test_every_leg_begins_where_the_one_before_ended_at_a_place_that_has_its_blocks(case: Case) -> None:
-    """And no place is asked that was to be left out."""
+    """Skipped places are not used."""
     done = case.first
     for step in plan_fetch(case.first, case.location, case.times, case.block_seconds, _NOW, case.without).steps:
         assert step.until > done
@@ -85,7 +85,7 @@ def test_every_leg_begins_where_the_one_before_ended_at_a_place_that_has_its_blo
 
 @given(cases())
 def test_nothing_is_fetched_that_is_expected_to_be_computed_sooner(case: Case) -> None:
-    """But a few blocks, of a place that was not measured for a while."""
+    """Only a few blocks of a place without recent measurements are."""
     done = case.first
     for step in plan_fetch(case.first, case.location, case.times, case.block_seconds, _NOW, case.without).steps:
         time, blocks = case.times[step.place], step.until - done
@@ -98,7 +98,7 @@ def test_nothing_is_fetched_that_is_expected_to_be_computed_sooner(case: Case) -
 
 @given(cases())
 def test_what_is_chosen_is_what_is_fetched(case: Case) -> None:
-    """The fetched choices are the legs, block by block."""
+    """The fetched choices are the steps, block by block."""
     way = plan_fetch(case.first, case.location, case.times, case.block_seconds, _NOW, case.without)
     ends = [case.first, *(step.until for step in way.steps)]
     lengths = [end - begin for begin, end in itertools.pairwise(ends)]
@@ -112,7 +112,7 @@ def test_what_is_chosen_is_what_is_fetched(case: Case) -> None:
 
 @given(cases(), st.randoms())
 def test_asking_again_after_what_failed_comes_to_an_end(case: Case, choose: random.Random) -> None:
-    """However little places give of what they said, never beyond what is anywhere."""
+    """Planning ends if places give fewer blocks than they had, within the located blocks."""
     done, failed, asked = case.first, set(case.without), 0
     while steps := plan_fetch(done, case.location, case.times, case.block_seconds, _NOW, failed).steps:
         got = choose.randint(done, steps[0].until)
@@ -125,7 +125,7 @@ def test_asking_again_after_what_failed_comes_to_an_end(case: Case, choose: rand
 
 
 def test_where_nothing_is_known_everything_is_fetched() -> None:
-    """From the first place that has a block, in order."""
+    """Blocks are fetched from the first place that has them."""
     location = Location({"memory": 5, "disk": 9}, (run(0, 7), run(7, 20)))
 
     steps = plan_fetch(2, location, unknown(), 0.001, _NOW).steps
@@ -134,7 +134,7 @@ def test_where_nothing_is_known_everything_is_fetched() -> None:
 
 
 def test_without_a_rate_of_computing_everything_is_fetched() -> None:
-    """However slow a place is."""
+    """Also from a slow place."""
     times = {place: measured(100.0) for place in _PLACES}
 
     assert plan_fetch(0, Location({"memory": 0, "disk": 30}), times, None, _NOW).until == 30
@@ -152,7 +152,7 @@ def test_a_slow_place_is_left_out_and_the_next_one_gives_what_it_would_have_give
 
 
 def test_a_slow_place_is_asked_for_eight_blocks_after_a_while() -> None:
-    """So that it is seen when it has become faster."""
+    """The probe shows if it has become faster."""
     times = unknown() | {"disk": measured(1.0, ago=21.0)}
 
     way = plan_fetch(3, Location({"memory": 0, "disk": 40}), times, 0.01, _NOW)
@@ -162,12 +162,12 @@ def test_a_slow_place_is_asked_for_eight_blocks_after_a_while() -> None:
 
 
 def test_a_run_of_a_peer_behind_a_gap_is_of_no_use() -> None:
-    """What comes before it cannot be had, so it is not asked for."""
+    """Its earlier blocks are missing, so it is not used."""
     assert plan_fetch(0, Location({"memory": 4}, (run(5, 9),)), unknown(), None, _NOW).until == 4
     assert plan_fetch(0, Location({"memory": 5}, (run(5, 9),)), unknown(), None, _NOW).until == 9
 
 
 def test_there_is_no_way_to_what_nobody_has() -> None:
-    """Nor to what is there already."""
+    """The plan is empty, also for blocks that are there already."""
     assert plan_fetch(0, Location({}), unknown(), None, _NOW).steps == ()
     assert plan_fetch(9, Location({"memory": 9}), unknown(), None, _NOW).steps == ()

@@ -1,4 +1,4 @@
-"""Stores that share an index and ask each other: real engines, a real Valkey, real sockets."""
+"""Stores that share an index and read from each other: real engines, a real Valkey, real sockets."""
 
 import asyncio
 import statistics
@@ -42,7 +42,7 @@ def frames_of(blocks: list[BlockId]) -> bytes:
 
 @asynccontextmanager
 async def stuck_peer(blocks: list[BlockId]) -> AsyncIterator[tuple[Owner, asyncio.Event]]:
-    """A peer that gives these blocks and then nothing more; the event says that it has."""
+    """A peer that sends these blocks and then hangs; the event is set after the blocks."""
     gave, leave = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -61,7 +61,7 @@ async def stuck_peer(blocks: list[BlockId]) -> AsyncIterator[tuple[Owner, asynci
 
 
 async def test_what_one_engine_has_another_restores(valkey: Valkey) -> None:
-    """Over HTTP, with every bit, and the index hears that it was used."""
+    """Blocks are restored over HTTP, bit by bit, and the claims are extended."""
     async with (
         engine(valkey.url, "a", memory_bytes=ROOM) as a,
         engine(valkey.url, "b", memory_bytes=ROOM) as b,
@@ -78,7 +78,7 @@ async def test_what_one_engine_has_another_restores(valkey: Valkey) -> None:
 
 
 async def test_the_beginning_comes_from_memory_and_the_rest_from_a_peer(valkey: Valkey) -> None:
-    """Legs follow each other without a gap; what is restored can then be kept."""
+    """Steps follow each other without a gap; restored blocks can be stored."""
     async with (
         engine(valkey.url, "a", memory_bytes=ROOM) as a,
         engine(valkey.url, "b", memory_bytes=ROOM) as b,
@@ -93,7 +93,7 @@ async def test_the_beginning_comes_from_memory_and_the_rest_from_a_peer(valkey: 
 
 
 async def test_a_lossy_peer_gives_what_no_exact_one_has(valkey: Valkey, tmp_path: Path) -> None:
-    """The exact beginning from one, the rest with a loss from another."""
+    """The first blocks come exact from one peer, the rest lossy from another."""
     async with (
         engine(valkey.url, "exact", memory_bytes=ROOM) as exact,
         engine(valkey.url, "lossy", memory_bytes=ROOM, memory_codec=INT8) as lossy,
@@ -110,19 +110,19 @@ async def test_a_lossy_peer_gives_what_no_exact_one_has(valkey: Valkey, tmp_path
 
 
 async def test_a_common_disk_is_read_and_not_asked_for(valkey: Valkey, tmp_path: Path) -> None:
-    """The index says that the other engine would give the blocks; this one has them itself."""
+    """Blocks on a shared disk are not fetched from the peer that also has them."""
     async with (
         engine(valkey.url, "a", disk=tmp_path / "kv") as a,
         engine(valkey.url, "b", disk=tmp_path / "kv") as b,
         engine(valkey.url, "c", memory_bytes=ROOM) as c,
     ):
         await a.keep(CHAIN)
-        assert (await c.finds(CHAIN, 10)).peers  # the index knows
+        assert (await c.finds(CHAIN, 10)).peers  # the index has them
         assert (await b.store.locate(CHAIN)) == Location({"disk": 10})
 
 
 async def test_who_only_has_others_asks_them(valkey: Valkey) -> None:
-    """An engine without a tier of its own; asked about its own tiers alone it has nothing."""
+    """An engine without tiers finds blocks at peers only."""
     async with engine(valkey.url, "a", memory_bytes=ROOM) as a, engine(valkey.url, "b") as b:
         await a.keep(CHAIN)
         memory = Memory(10)
@@ -131,7 +131,7 @@ async def test_who_only_has_others_asks_them(valkey: Valkey) -> None:
 
 
 async def test_a_lie_of_the_index_costs_a_miss_and_is_told_once(valkey: Valkey) -> None:
-    """What the owner does not have is taken out of the index, what it has stays."""
+    """Missing blocks are withdrawn from the index, the others stay."""
     async with (
         engine(valkey.url, "a", memory_bytes=ROOM) as a,
         engine(valkey.url, "b", memory_bytes=ROOM) as b,
@@ -148,7 +148,7 @@ async def test_a_lie_of_the_index_costs_a_miss_and_is_told_once(valkey: Valkey) 
 
 
 async def test_what_is_evicted_is_not_found_any_more(valkey: Valkey) -> None:
-    """The index hears of it from the tier."""
+    """The tier's evictions are withdrawn from the index."""
     async with (
         engine(valkey.url, "a", memory_bytes=ROOM) as a,
         engine(valkey.url, "b", memory_bytes=ROOM) as b,
@@ -161,7 +161,7 @@ async def test_what_is_evicted_is_not_found_any_more(valkey: Valkey) -> None:
 
 
 async def test_a_halt_says_nothing_about_a_peer(valkey: Valkey) -> None:
-    """Its blocks stay in the index, and it is asked again."""
+    """The peer's blocks stay in the index, and it is not skipped."""
     async with (
         engine(valkey.url, "a", memory_bytes=ROOM) as a,
         engine(valkey.url, "b", memory_bytes=ROOM) as b,
@@ -189,7 +189,7 @@ async def test_a_halt_says_nothing_about_a_peer(valkey: Valkey) -> None:
 
 
 async def test_a_stuck_peer_ends_at_the_deadline_and_is_left_alone(valkey: Valkey) -> None:
-    """What it gave until then counts; the next request does not wait for it."""
+    """Its blocks until then count; the next request skips it."""
     async with engine(valkey.url, "b", memory_bytes=ROOM) as b, stuck_peer(CHAIN[:3]) as (stuck, _):
         location = Location({}, (PeerRun((stuck,), FORMAT, 0, 10),))
         memory = Memory(10)
@@ -203,7 +203,7 @@ async def test_a_stuck_peer_ends_at_the_deadline_and_is_left_alone(valkey: Valke
 
 
 async def test_more_blocks_than_one_answer_has_are_restored(valkey: Valkey) -> None:
-    """Asked for in pieces; what came with another piece is not taken for missing."""
+    """Several requests fetch them; blocks of another request are not counted as missing."""
     long = chain("a long prompt", 2_100)
     async with (
         engine(valkey.url, "a", memory_bytes=ROOM) as a,
@@ -219,7 +219,7 @@ async def test_more_blocks_than_one_answer_has_are_restored(valkey: Valkey) -> N
 
 
 async def test_a_disk_from_before_the_start_is_announced(valkey: Valkey, tmp_path: Path) -> None:
-    """Once the folder has been looked through, others find what was on disk, though the index knew nothing of it."""
+    """After the first listing peers find the blocks that were on disk, though the index was empty."""
     long = chain("a long prompt", 1_500)
     async with engine(disk=tmp_path / "kv") as before:
         await before.keep(long)
@@ -228,7 +228,7 @@ async def test_a_disk_from_before_the_start_is_announced(valkey: Valkey, tmp_pat
 
 
 async def test_two_who_notice_another_folder_announce_it_once(valkey: Valkey, tmp_path: Path) -> None:
-    """And nobody speaks for the one before any more."""
+    """The previous owner is no longer announced."""
     async with engine(valkey.url, "a", disk=tmp_path / "kv") as a:
         tier = a.store.tiers["disk"]
         assert isinstance(tier, DiskTier)
@@ -243,7 +243,7 @@ async def test_two_who_notice_another_folder_announce_it_once(valkey: Valkey, tm
 
 
 async def test_a_repair_makes_the_index_say_what_the_tiers_hold(valkey: Valkey, tmp_path: Path) -> None:
-    """Of each tier by itself; one that there is not needs none."""
+    """Each tier is repaired separately; a missing tier needs no repair."""
     async with engine(valkey.url, "a", memory_bytes=ROOM, disk=tmp_path / "kv") as a:
         await a.keep(CHAIN)
         await a.owners.publish("memory", [block.key for block in chain("not kept", 7)])
@@ -261,7 +261,7 @@ async def test_a_repair_makes_the_index_say_what_the_tiers_hold(valkey: Valkey, 
 async def test_an_index_that_is_away_costs_a_request_less_than_a_tenth_of_a_second(
     own_valkey: Valkey, tmp_path: Path, trouble: str
 ) -> None:
-    """What is in this engine's tiers is found all the same."""
+    """Blocks in this engine's tiers are found nevertheless."""
     async with engine(own_valkey.url, "a", memory_bytes=ROOM) as a:
         await a.keep(CHAIN)
         if trouble == "frozen":
@@ -281,7 +281,7 @@ async def test_an_index_that_is_away_costs_a_request_less_than_a_tenth_of_a_seco
 
 
 async def test_a_frozen_index_does_not_hold_up_what_a_peer_gives(own_valkey: Valkey) -> None:
-    """Leases are asked for and given back, but nobody waits for them."""
+    """A restore does not wait for leases or their release."""
     async with (
         engine(own_valkey.url, "a", memory_bytes=ROOM) as a,
         engine(own_valkey.url, "b", memory_bytes=ROOM) as b,
@@ -298,7 +298,7 @@ async def test_a_frozen_index_does_not_hold_up_what_a_peer_gives(own_valkey: Val
 
 
 async def test_leases_end_with_the_restore(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
-    """Not only with their time."""
+    """A lease is released after the restore, before its deadline."""
     async with (
         engine(valkey.url, "a", memory_bytes=ROOM) as a,
         engine(valkey.url, "b", memory_bytes=ROOM) as b,
@@ -312,7 +312,7 @@ async def test_leases_end_with_the_restore(valkey: Valkey, raw: "redis.asyncio.R
 
 
 async def test_what_one_holder_does_not_give_the_next_one_does(valkey: Valkey) -> None:
-    """One that hangs costs its share of the deadline; the others have the same blocks."""
+    """A hanging holder uses its share of the deadline; another one sends the blocks."""
     async with (
         engine(valkey.url, "a", memory_bytes=ROOM) as a,
         engine(valkey.url, "b", memory_bytes=ROOM) as b,
@@ -320,7 +320,7 @@ async def test_what_one_holder_does_not_give_the_next_one_does(valkey: Valkey) -
     ):
         await a.keep(CHAIN)
         (real,) = (await b.finds(CHAIN, 10)).peers[0].owners
-        for owners in ((stuck, real), (real, stuck)):  # whoever's turn it is
+        for owners in ((stuck, real), (real, stuck)):  # in either order
             memory = Memory(10)
             restored = await b.restore(CHAIN, Location({}, (PeerRun(owners, FORMAT, 0, 10),)), memory)
             assert restored.blocks == 10

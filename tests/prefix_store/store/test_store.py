@@ -1,4 +1,4 @@
-"""A store over host memory and disk: what is kept comes back, from the place that has it, in its time."""
+"""A store over host memory and disk: stored blocks are restored, from the right place, in time."""
 
 import asyncio
 import functools
@@ -22,7 +22,7 @@ from prefix_store.store.config import StoreConfig
 from prefix_store.store.location import Location
 from prefix_store.store.open_store import open_store
 from prefix_store.tiers.cancellation import CancelToken
-from prefix_store.tiers.disk.membership import Membership
+from prefix_store.tiers.disk.folder_session import FolderSession
 from tests.prefix_store.store.world import ROOM, engine, file_of
 from tests.prefix_store.tiers.blocks import LAYOUT, NAMESPACE, Memory, chain
 from tests.prefix_store.tiers.waiting import until
@@ -32,10 +32,10 @@ CHAIN = chain("a prompt", 10)
 
 @contextmanager
 def hanging(folder: Path, blocks: Sequence[BlockId], place: int) -> Iterator[None]:
-    """A disk on which nobody comes back from opening the file of one block."""
+    """A disk on which opening the file of one block hangs."""
     path = file_of(folder, blocks, place)
     path.unlink()
-    os.mkfifo(path)  # who opens it for reading waits for a writer
+    os.mkfifo(path)  # opening it for reading waits for a writer
     try:
         yield
     finally:
@@ -49,7 +49,7 @@ def holds(memory: Memory, blocks: Sequence[BlockId], count: int) -> bool:
 
 
 async def test_what_is_kept_is_in_every_tier_and_comes_back_from_the_fastest(tmp_path: Path) -> None:
-    """With every bit, and with the figures that say so."""
+    """Every bit is restored, and the figures count it."""
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
         location = await one.leading(CHAIN, memory=10, disk=10)
@@ -65,7 +65,7 @@ async def test_what_is_kept_is_in_every_tier_and_comes_back_from_the_fastest(tmp
 
 
 async def test_nothing_is_found_of_an_empty_chain(tmp_path: Path) -> None:
-    """Nor by a store without places."""
+    """Also a store without places finds nothing."""
     async with engine(memory_bytes=ROOM) as one:
         assert await one.store.locate([]) == Location({"memory": 0})
     async with engine() as nothing:
@@ -76,7 +76,7 @@ async def test_nothing_is_found_of_an_empty_chain(tmp_path: Path) -> None:
 
 
 async def test_only_the_last_blocks_of_a_chain_are_restored(tmp_path: Path) -> None:
-    """Those before are in the engine's memory already."""
+    """The earlier blocks are in the engine's memory already."""
     async with engine(disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
         memory = Memory(4)
@@ -99,7 +99,7 @@ async def test_a_restart_finds_on_disk_what_was_in_memory(tmp_path: Path) -> Non
 
 
 async def test_where_a_place_has_less_than_it_said_the_next_one_goes_on(tmp_path: Path) -> None:
-    """Between the question and the reading, memory gave up half of the chain."""
+    """Memory evicts half of the chain between look-up and read."""
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
         location = await one.leading(CHAIN, memory=10, disk=10)
@@ -111,7 +111,7 @@ async def test_where_a_place_has_less_than_it_said_the_next_one_goes_on(tmp_path
 
 
 async def test_what_nobody_has_any_more_is_computed(tmp_path: Path) -> None:
-    """The restore ends with what there was."""
+    """The restore ends before the first missing block."""
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
         location = await one.leading(CHAIN, memory=10, disk=10)
@@ -123,7 +123,7 @@ async def test_what_nobody_has_any_more_is_computed(tmp_path: Path) -> None:
 
 
 async def test_a_damaged_file_ends_the_restore_before_its_block(tmp_path: Path) -> None:
-    """It is a miss, and what follows it is not fetched either."""
+    """The damaged block is a miss, and later ones are not fetched."""
     async with engine(disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
         path = file_of(tmp_path / "kv", CHAIN, 6)
@@ -136,7 +136,7 @@ async def test_a_damaged_file_ends_the_restore_before_its_block(tmp_path: Path) 
 
 
 async def test_a_hanging_place_ends_at_the_deadline_and_what_it_gave_counts(tmp_path: Path) -> None:
-    """The blocks before the one that hangs, of the place that hangs and of those before it."""
+    """The blocks before the one that hangs count, of this place and of earlier ones."""
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
         await one.store.tiers["memory"].discard(CHAIN, 4)
@@ -152,13 +152,13 @@ async def test_a_hanging_place_ends_at_the_deadline_and_what_it_gave_counts(tmp_
             assert one.store.figures.late == 1
             estimate = one.store.times["disk"].estimate(1)
             assert estimate is not None
-            assert estimate > 0.02  # so it is not asked again soon
+            assert estimate > 0.02  # so it is not used again soon
         await asyncio.sleep(0)
         assert memory.is_untouched(6)
 
 
 async def test_a_restore_that_takes_long_does_not_hide_the_disk_from_others(tmp_path: Path) -> None:
-    """Another request finds what is there meanwhile."""
+    """Look-ups of other requests are answered meanwhile."""
     async with engine(disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
         location = await one.leading(CHAIN, disk=10)
@@ -172,7 +172,7 @@ async def test_a_restore_that_takes_long_does_not_hide_the_disk_from_others(tmp_
 
 
 async def test_nobody_waits_long_to_tell_a_disk_that_hangs_of_a_use(tmp_path: Path) -> None:
-    """Else each request would leave something behind that never ends."""
+    """`touch` ends after its timeout, and leaves no tasks."""
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
         location = await one.leading(CHAIN, memory=10, disk=10)
@@ -190,9 +190,9 @@ async def test_nobody_waits_long_to_tell_a_disk_that_hangs_of_a_use(tmp_path: Pa
 async def test_a_disk_on_which_writing_hangs_does_not_keep_the_engine_s_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sources are free after a while; until the disk is tried again, the other tiers are all that is used."""
+    """The sources are free after a timeout; until the disk is tried again, it is skipped."""
     hung = threading.Event()
-    monkeypatch.setattr(Membership, "save", lambda *block: hung.wait(20))
+    monkeypatch.setattr(FolderSession, "save", lambda *block: hung.wait(20))
     monkeypatch.setattr("prefix_store.store.store._LONGEST_KEEP", 0.3)
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
         for name in ("first", "second"):
@@ -204,7 +204,7 @@ async def test_a_disk_on_which_writing_hangs_does_not_keep_the_engine_s_memory(
 
 
 async def test_a_halt_from_another_thread_ends_a_restore_at_once(tmp_path: Path) -> None:
-    """What was restored by then counts, and nothing is touched any more; no other place is asked."""
+    """Blocks restored by then count, no memory is touched afterwards, and no other place is used."""
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
         await one.store.tiers["memory"].discard(CHAIN, 4)
@@ -227,7 +227,7 @@ async def test_a_halt_from_another_thread_ends_a_restore_at_once(tmp_path: Path)
 
 
 async def test_a_halt_that_is_set_already_restores_and_keeps_nothing(tmp_path: Path) -> None:
-    """Nobody is asked."""
+    """No place is used."""
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
         cancel = CancelToken()
@@ -242,7 +242,7 @@ async def test_a_halt_that_is_set_already_restores_and_keeps_nothing(tmp_path: P
 
 
 async def test_the_first_block_that_came_back_with_a_loss_is_named(tmp_path: Path) -> None:
-    """Memory has the beginning with every bit, the disk only has int8."""
+    """Memory has the first blocks exact, the disk has int8."""
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv", disk_codec=INT8) as one:
         await one.keep(CHAIN)
         await one.store.tiers["memory"].discard(CHAIN, 4)
@@ -257,7 +257,7 @@ async def test_the_first_block_that_came_back_with_a_loss_is_named(tmp_path: Pat
 
 
 async def test_what_is_not_exact_is_kept_only_where_nothing_is(tmp_path: Path) -> None:
-    """Under an exact key nobody ever finds what was computed after a loss."""
+    """Blocks computed after lossy ones are not stored under exact keys."""
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv", disk_codec=INT8) as one:
         await one.keep(CHAIN, exact=False)
         await one.leading(CHAIN, memory=0, disk=10)
@@ -267,7 +267,7 @@ async def test_what_is_not_exact_is_kept_only_where_nothing_is(tmp_path: Path) -
 
 
 async def test_what_is_pinned_discarded_or_cleared_is_so_in_every_tier(tmp_path: Path) -> None:
-    """Of a chain, what follows on it goes too; a pin does not hold against that."""
+    """A discard also removes descendants, pinned or not."""
     longer = chain("a longer prompt", 15, root=CHAIN)
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
         await one.keep(longer)
@@ -285,7 +285,7 @@ async def test_what_is_pinned_discarded_or_cleared_is_so_in_every_tier(tmp_path:
 
 
 async def test_a_slow_place_is_computed_and_the_figures_say_so(tmp_path: Path) -> None:
-    """A disk that was measured to be slower than the engine."""
+    """A disk that is slower than the engine is not read."""
     async with engine(disk=tmp_path / "kv") as one:
         await one.keep(CHAIN)
         one.store.times["disk"].note_late(10, 10.0, time.monotonic())
@@ -311,7 +311,7 @@ async def test_a_slow_place_is_computed_and_the_figures_say_so(tmp_path: Path) -
     ],
 )
 async def test_what_cannot_be_opened_is_named(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
-    """One message, which begins with the field of the configuration."""
+    """The message begins with the field of the configuration."""
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         async with open_store(StoreConfig(**{"disk": tmp_path / "kv"} | fields), NAMESPACE, LAYOUT):
             raise AssertionError("it was opened")
@@ -319,7 +319,7 @@ async def test_what_cannot_be_opened_is_named(tmp_path: Path, fields: dict[str, 
 
 @pytest.mark.parametrize("field", ["memory_codec", "disk_codec"])
 async def test_a_codec_that_cannot_write_the_blocks_is_named(tmp_path: Path, field: str) -> None:
-    """Nobody has said how the numbers of a block lie, which a lossy one has to know."""
+    """A lossy codec needs the axes of a block's layout."""
     config = StoreConfig(memory_bytes=ROOM, disk=tmp_path / "kv", **{field: INT8})  # type: ignore[arg-type]  # by name
     with pytest.raises(ValueError, match=f"^{field}: "):
         async with open_store(config, NAMESPACE, BlockLayout("float16", (1_000,))):
@@ -327,7 +327,7 @@ async def test_a_codec_that_cannot_write_the_blocks_is_named(tmp_path: Path, fie
 
 
 async def test_two_lossy_codecs_are_refused(tmp_path: Path) -> None:
-    """An engine could not keep their blocks apart; one in two places will do."""
+    """Two lossy codecs are refused; one codec in two tiers is allowed."""
     with pytest.raises(ValueError, match="disk_codec is int8, expected plain or fp8"):
         async with engine(memory_bytes=ROOM, memory_codec=FP8, disk=tmp_path / "kv", disk_codec=INT8):
             raise AssertionError("it was opened")

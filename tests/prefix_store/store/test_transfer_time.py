@@ -1,4 +1,4 @@
-"""What is learned of a place from the blocks that it gave."""
+"""Transfer times learned from measurements."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ def learned(measured: list[tuple[int, float]]) -> TransferTime:
 
 
 def test_of_a_place_that_gave_nothing_nothing_is_known() -> None:
-    """It has no estimate, and whatever was believed of it is old."""
+    """It has no estimate, and is stale."""
     time = TransferTime()
 
     assert time.estimate(1) is None
@@ -29,7 +29,7 @@ def test_of_a_place_that_gave_nothing_nothing_is_known() -> None:
 def test_an_estimate_is_never_negative_and_never_less_for_more_blocks(
     measured: list[tuple[int, float]], fewer: int, more: int
 ) -> None:
-    """Whatever the noise of what was measured."""
+    """This holds for any measurements."""
     time = learned(measured)
     fewer, more = sorted((fewer, more))
     less, longer = time.estimate(fewer), time.estimate(more)
@@ -41,7 +41,7 @@ def test_an_estimate_is_never_negative_and_never_less_for_more_blocks(
 
 @given(_MEASURED, _BLOCKS)
 def test_an_estimate_lies_within_what_was_measured(measured: list[tuple[int, float]], blocks: int) -> None:
-    """No place is believed to be faster, for a block or for a whole transfer, than it was at its best."""
+    """An estimate is never below the fastest measurement, per block or per transfer."""
     estimate = learned(measured).estimate(blocks)
     best = min(min(seconds, seconds * blocks / count) for count, seconds in measured)
 
@@ -51,7 +51,7 @@ def test_an_estimate_lies_within_what_was_measured(measured: list[tuple[int, flo
 
 @given(st.floats(0.0, 0.1), st.floats(1e-5, 0.01), st.lists(st.integers(1, 200), min_size=12, max_size=40, unique=True))
 def test_a_fixed_part_is_told_from_a_part_for_each_block(fixed: float, each: float, counts: list[int]) -> None:
-    """A place that takes a while to begin is not taken for one that is slow."""
+    """The fixed time and the time per block are estimated separately."""
     time = learned([(count, fixed + each * count) for count in counts])
 
     assert time.estimate(1_000) == pytest.approx(fixed + 1_000 * each, rel=1e-3, abs=1e-6)
@@ -59,7 +59,7 @@ def test_a_fixed_part_is_told_from_a_part_for_each_block(fixed: float, each: flo
 
 @given(_BLOCKS, st.floats(1e-5, 0.01), st.floats(3.0, 1_000.0), st.integers(0, 500))
 def test_ten_transfers_show_that_a_place_has_become_slow(blocks: int, each: float, times: float, before: int) -> None:
-    """However long it was fast before, most of the new time is believed then; and the other way round."""
+    """The estimate is mostly the new time then, for faster places, too."""
     fast, slow = blocks * each, blocks * each * times
     time = learned([(blocks, fast)] * before + [(blocks, slow)] * 10)
     estimate = time.estimate(blocks)
@@ -72,7 +72,7 @@ def test_ten_transfers_show_that_a_place_has_become_slow(blocks: int, each: floa
 
 
 def test_one_transfer_says_little_and_one_that_was_ended_enough() -> None:
-    """The first one may have had to connect; the third is believed, and so is a deadline that was missed."""
+    """The first one may include connecting; three measurements suffice, or one missed deadline."""
     time = learned([(10, 1.0)] * 2)
     assert not time.is_known
     time.note(10, 1.0, 3.0)
@@ -84,7 +84,7 @@ def test_one_transfer_says_little_and_one_that_was_ended_enough() -> None:
 
 
 def test_a_place_that_was_not_measured_for_a_while_may_have_changed() -> None:
-    """What is known of it is old after 20 seconds, until it is measured again."""
+    """A measurement is stale after 20 seconds, until the next one."""
     time = learned([(10, 1.0)])
 
     assert not time.is_stale(20.0)

@@ -28,12 +28,12 @@ from tests.prefix_store.peers.world import SECRET
 from tests.prefix_store.tiers.blocks import LAYOUT, NAMESPACE, Memory, format_of
 
 ROOM = 3_000 * (LAYOUT.nbytes + HEADER_BYTES + 64)
-"""Bytes that hold three thousand blocks, in memory or on disk."""
+"""Bytes for three thousand blocks, in memory or on disk."""
 
 
 @dataclass
 class Engine:
-    """One that is up."""
+    """A running engine."""
 
     opened: OpenStore
     config: StoreConfig
@@ -53,17 +53,17 @@ class Engine:
         return self.opened.store.owners
 
     async def keep(self, blocks: Sequence[BlockId], exact: bool = True) -> None:
-        """All of a chain; returns when the index has heard of it."""
+        """Stores a chain; returns when the index has it."""
         await self.store.keep(blocks, Memory(len(blocks)).fill(blocks), Access(time.monotonic()), exact, CancelToken())
         if self.opened.index is not None:
             await self.opened.index.flush()
 
     async def finds(self, blocks: Sequence[BlockId], count: int) -> Location:
-        """Where a chain is, as soon as so many of its blocks are found: on a busy machine a place may be late."""
+        """Where a chain is, once `count` blocks are found: on a busy machine a place may be late."""
         return await self._until(blocks, lambda location: location.blocks == count)
 
     async def leading(self, blocks: Sequence[BlockId], **leading: int) -> Location:
-        """The same, as soon as each tier says that it has so many."""
+        """The same, once each tier has so many."""
         return await self._until(blocks, lambda location: location.leading == leading)
 
     async def _until(self, blocks: Sequence[BlockId], condition: Callable[[Location], bool]) -> Location:
@@ -81,7 +81,7 @@ class Engine:
         block_seconds: float | None = None,
         cancel: CancelToken | None = None,
     ) -> Restored:
-        """Into the first blocks of a memory; what was not restored must be as it was."""
+        """Restores into the first blocks of a memory; checks that the rest is unchanged."""
         count = len(blocks)
         access = Access(time.monotonic())
         restored = await self.store.restore(
@@ -91,7 +91,7 @@ class Engine:
         return restored
 
     async def claims(self) -> dict[str, int]:
-        """How many blocks the index believes of whom."""
+        """The number of claimed blocks by owner."""
         census = await measure_usage(self.index)
         found: dict[str, int] = {}
         for share, blocks in census.claims.items():
@@ -108,7 +108,7 @@ async def engine(
     disk: Path | None = None,
     disk_codec: Codec = PLAIN,
 ) -> AsyncIterator[Engine]:
-    """An engine with these places, a disk of `ROOM`; others can ask it where there is an index."""
+    """An engine with these places, a disk of `ROOM`; with an index peers can read from it."""
     config = StoreConfig(
         memory_bytes=memory_bytes,
         memory_codec=memory_codec,

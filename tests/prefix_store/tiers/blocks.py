@@ -1,4 +1,4 @@
-"""Chains of blocks with contents that can be told apart, in memory as an engine has it."""
+"""Chains of blocks with distinct contents, in memory as an engine has it."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ from prefix_store.frames.segments import Bytes, Segments
 from prefix_store.tiers.tier import Tier
 
 Make = Callable[..., Awaitable[Tier]]
-"""Makes the tier that a test is about: ``make(codec, removed, policy)``, each of which may be left out."""
+"""Makes the tier of a test: ``make(codec, removed, policy)``; all arguments are optional."""
 
 CAPACITY = 64
-"""Frames in it; a disk keeps an eighth of them free for what is written ahead."""
+"""Frames in it; a disk keeps an eighth of them free for writes ahead."""
 
 LAYERS, TOKENS, HEADS, DIMENSIONS = 3, 4, 2, 8
 LAYOUT = BlockLayout("float16", (LAYERS, 2, HEADS, TOKENS, DIMENSIONS), "lphtd")
@@ -30,7 +30,7 @@ def format_of(codec: Codec = PLAIN) -> FrameFormat:
 
 
 def chain(name: str, length: int, root: Sequence[BlockId] = ()) -> list[BlockId]:
-    """A chain whose blocks are the same wherever it is made; `root` is what it begins with."""
+    """A chain, the same for the same arguments; `root` is its prefix."""
     blocks = list(root)
     for number in range(len(blocks), length):
         parent = blocks[-1].key if blocks else NAMESPACE
@@ -40,7 +40,7 @@ def chain(name: str, length: int, root: Sequence[BlockId] = ()) -> list[BlockId]
 
 
 def content(block: BlockId) -> Bytes:
-    """What a block holds, float16 numbers as bytes; decided by its key alone."""
+    """A block's contents, float16 numbers as bytes, derived from its key."""
     seed = int.from_bytes(block.key[:8], "little")
     numbers = np.random.default_rng(seed).standard_normal(LAYOUT.nbytes // 2).astype(np.float16)
     return numbers.view(np.uint8)
@@ -48,7 +48,7 @@ def content(block: BlockId) -> Bytes:
 
 @dataclass
 class Memory:
-    """KV memory [layers, 2, blocks, bytes]: a block's numbers lie in 2 · layers pieces."""
+    """KV memory [layers, 2, blocks, bytes]: a block's numbers are in 2 · layers pieces."""
 
     blocks: int
     bytes: Bytes = field(init=False)

@@ -1,4 +1,4 @@
-"""Tiers of every kind, for what they promise alike."""
+"""Tiers of every kind, for the common contract."""
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 @pytest.fixture(params=["host", "disk"])
 async def own(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
-    """Those that evict and pin by themselves."""
+    """The tiers that evict and pin by themselves."""
     async for made in _made(request, tmp_path):
         yield made
 

@@ -1,4 +1,4 @@
-"""Disks that take no writes for a while, with the means that the machine allows."""
+"""Disks that refuse writes for a while, by the means that the machine allows."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def tmpfs(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def folder(path: Path) -> Iterator[None]:
-    """A plain one."""
+    """A plain folder."""
     path.mkdir()
     yield
 
@@ -51,7 +51,7 @@ def no_space(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_permission(path: Path) -> Iterator[None]:
-    """Nobody may make files in the folder (EPERM for root, EACCES for others)."""
+    """Creating files in the folder fails (EPERM for root, EACCES for others)."""
     writing = path / "kv" / "writing"
     if os.geteuid():
         writing.chmod(0o500)
@@ -67,7 +67,7 @@ def no_permission(path: Path) -> Iterator[None]:
 
 
 def may_forbid() -> bool:
-    """Whether `no_permission` works here: root obeys attributes only, which not every file system has."""
+    """Whether `no_permission` works here: root is stopped by attributes only, which not every file system has."""
     if os.geteuid():
         return True
     with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +87,7 @@ def small_files(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_drafts(path: Path) -> Iterator[None]:
-    """Somebody has removed the folder in which frames are written (ENOENT)."""
+    """The folder in which frames are written was removed (ENOENT)."""
     shutil.rmtree(path / "kv" / "writing")
     try:
         yield

@@ -1,6 +1,6 @@
-"""Four processes share a folder and are killed one after the other, for as long as one likes.
+"""Four processes share a folder and are killed one after the other, for a given time.
 
-`python -m tests.prefix_store.tiers.soak SECONDS` says what was done and what was wrong; status 1 if anything was.
+`python -m tests.prefix_store.tiers.soak SECONDS` prints operations and problems; status 1 if there are problems.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _CHAINS, _LENGTH = 60, 12
 
 @dataclass
 class Report:
-    """What came of it."""
+    """The results."""
 
     kills: int = 0
     operations: int = 0
@@ -43,8 +43,8 @@ class Report:
 
 
 async def work(folder: Path, seed: int) -> None:
-    """One process: reads chains, compares each block, writes what is missing; says what it has done so far."""
-    choose = random.Random(seed)  # noqa: S311  # the same each time
+    """One process: reads chains, compares each block, writes missing ones; prints its progress."""
+    choose = random.Random(seed)  # noqa: S311  # reproducible
     tier = DiskTier(folder, FORMAT, CAPACITY, LeastRecentlyUsed)
     operations = blocks_read = 0
     while True:
@@ -69,9 +69,9 @@ def _is_right(memory: Memory, place: int, block: BlockId, restored: int) -> bool
 
 
 async def soak(folder: Path, seconds: float, kills: int, seed: int = 0) -> Report:
-    """Runs it for so many seconds and kills, whichever takes longer; looks at every file of what is left."""
+    """Runs for these seconds and kills, whichever takes longer; then checks every file."""
     report = Report()
-    choose = random.Random(seed)  # noqa: S311  # the same each time
+    choose = random.Random(seed)  # noqa: S311  # reproducible
     with tempfile.TemporaryDirectory() as said:
         outputs = [Path(said, "0")]
         workers = [await _start(folder, outputs) for _ in range(PROCESSES)]
@@ -109,7 +109,7 @@ async def _start(folder: Path, outputs: list[Path]) -> tuple[asyncio.subprocess.
 
 
 def _take_into(report: Report, lines: list[str]) -> None:
-    """The last whole line counts; what is no pair of numbers is a problem, a line that was cut is not."""
+    """The last whole line counts; a line without two numbers is a problem, a truncated one is not."""
     counted = [line.split() for line in lines if len(line.split()) == 2 and line.replace(" ", "").isdigit()]
     if counted:
         report.operations += int(counted[-1][0])
@@ -128,7 +128,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 async def _look_through(folder: Path, report: Report) -> None:
-    """Every file is a whole frame, and one more process finds books that agree with them, and nothing half done."""
+    """Checks that every file is a whole frame, and that a new process finds a consistent state without drafts."""
     found = Folder.find(folder)
     report.problems += _torn(found)
     tier = DiskTier(folder, FORMAT, CAPACITY, LeastRecentlyUsed)

@@ -1,4 +1,4 @@
-"""Memory that is taken back while a tier reads into it or writes from it."""
+"""Cancellation while a tier reads into memory or writes from it."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from prefix_store.eviction.access import Access
 from prefix_store.frames.layout import BlockLayout
 from prefix_store.frames.segments import Bytes, Segments
 from prefix_store.tiers.cancellation import CancelToken
-from prefix_store.tiers.counts import TAKEN_BACK
+from prefix_store.tiers.counts import CANCELLED
 from prefix_store.tiers.tier import Tier
 from prefix_store.tiers.worker import Worker
 from tests.prefix_store.tiers.blocks import Make, Memory, chain
@@ -19,7 +19,7 @@ from tests.prefix_store.tiers.waiting import until
 
 
 class Stopping(Plain):
-    """Stops in the middle of the block which it comes to so many blocks later, until it may go on."""
+    """Stops in the middle of a later block until it may continue."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
@@ -49,7 +49,7 @@ def worker_of(tier: Tier, side: str) -> Worker:
 
 
 async def test_a_read_ends_with_the_block_that_is_being_copied(make: Make) -> None:
-    """Whoever takes the memory back waits for that one; what is after it is as it was."""
+    """The cancellation waits for that block; later memory is unchanged."""
     codec = Stopping()
     tier, blocks, cancel = await make(codec), chain("a", 6), CancelToken()
     await tier.write(blocks, Memory(6).fill(blocks), Access(0.0))
@@ -72,7 +72,7 @@ async def test_a_read_ends_with_the_block_that_is_being_copied(make: Make) -> No
 
 
 async def test_a_write_ends_with_the_block_that_is_being_copied(make: Make) -> None:
-    """What was sealed until then is kept, and right."""
+    """Blocks that were sealed until then are stored and correct."""
     codec = Stopping()
     tier, blocks, cancel, source = await make(codec), chain("a", 6), CancelToken(), Memory(6)
     codec.blocks_left = 2
@@ -85,9 +85,9 @@ async def test_a_write_ends_with_the_block_that_is_being_copied(make: Make) -> N
     await setting
     source.bytes[:] = 0
     kept = await writing
-    # The thread may still be on its way with the block that it sealed last, or, for Mooncake, with all of them.
+    # The thread may still be storing the block that it sealed last, or, for Mooncake, all of them.
     assert kept <= 3
-    assert tier.counts.rejected == {TAKEN_BACK: 6 - kept}
+    assert tier.counts.rejected == {CANCELLED: 6 - kept}
     await worker_of(tier, "_writer").run(lambda cancel: None)
     assert await tier.lookup(blocks) == 3
     memory = Memory(6)
@@ -98,7 +98,7 @@ async def test_a_write_ends_with_the_block_that_is_being_copied(make: Make) -> N
 
 @pytest.mark.parametrize("side", ["_reader", "_writer"])
 async def test_what_is_taken_back_before_its_turn_is_not_begun(make: Make, side: str) -> None:
-    """Nobody waits for a thread that hangs, nor for one that has other work."""
+    """A cancellation does not wait for a hanging or busy thread."""
     tier, blocks, cancel = await make(), chain("a", 4), CancelToken()
     source, memory = Memory(4), Memory(4)
     if side == "_reader":
@@ -127,11 +127,11 @@ async def test_what_is_taken_back_before_its_turn_is_not_begun(make: Make, side:
 
 
 async def test_memory_that_was_taken_back_already_is_not_touched(make: Make) -> None:
-    """And the tier is as useful to others as before."""
+    """The tier still serves other requests."""
     tier, blocks, cancel = await make(), chain("a", 4), CancelToken()
     cancel.set()
     assert await tier.write(blocks, Memory(4).fill(blocks), Access(0.0), cancel) == 0
-    assert tier.counts.rejected == {TAKEN_BACK: 4}
+    assert tier.counts.rejected == {CANCELLED: 4}
     assert await tier.write(blocks, Memory(4).fill(blocks), Access(1.0)) == 4
     memory = Memory(4)
     assert await tier.read(blocks, memory.all(4), Access(2.0), cancel) == 0
@@ -140,7 +140,7 @@ async def test_memory_that_was_taken_back_already_is_not_touched(make: Make) -> 
 
 
 async def test_who_cancels_one_read_gives_up_no_other(make: Make) -> None:
-    """Though both were given the same token, of one sequence."""
+    """Both reads have the same token."""
     codec = Stopping()
     tier, blocks, cancel = await make(codec), chain("a", 4), CancelToken()
     await tier.write(blocks, Memory(4).fill(blocks), Access(0.0))
@@ -158,7 +158,7 @@ async def test_who_cancels_one_read_gives_up_no_other(make: Make) -> None:
 
 
 async def test_memory_is_nobodys_whenever_it_is_taken_back(make: Make) -> None:
-    """However far the thread has come: after that nothing in it changes any more, and what was restored is right."""
+    """After a cancellation at any time memory does not change, and restored blocks are correct."""
     tier, blocks = await make(), chain("a", 40)
     await tier.write(blocks, Memory(40).fill(blocks), Access(0.0))
     counts = set()

@@ -1,4 +1,4 @@
-"""What tiers promise alike."""
+"""The contract of all tiers."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ async def kept(tier: Tier, blocks: list[BlockId], time: float = 0.0, **about: An
 
 
 async def restored(tier: Tier, blocks: list[BlockId], time: float = 1.0) -> int:
-    """How many are, after a look at each of them."""
+    """The number of restored blocks, which are checked."""
     memory = Memory(len(blocks))
     count = await tier.read(blocks, memory.all(len(blocks)), Access(time))
     assert all(memory.holds(number, blocks[number]) for number in range(count))
@@ -31,7 +31,7 @@ async def restored(tier: Tier, blocks: list[BlockId], time: float = 1.0) -> int:
 
 
 async def test_what_is_written_is_read(make: Make) -> None:
-    """Bit for bit, the whole chain or its end alone."""
+    """Reads return every bit, of the whole chain or of its end alone."""
     tier = await make()
     blocks = chain("a", 12)
     assert await kept(tier, blocks) == 12
@@ -45,7 +45,7 @@ async def test_what_is_written_is_read(make: Make) -> None:
 
 
 async def test_what_is_not_there_is_a_miss(make: Make) -> None:
-    """Nothing is touched, and counted it is."""
+    """No memory is touched, and the miss is counted."""
     tier = await make()
     await kept(tier, chain("a", 3))
     assert await restored(tier, chain("b", 5)) == 0
@@ -54,7 +54,7 @@ async def test_what_is_not_there_is_a_miss(make: Make) -> None:
 
 
 async def test_a_chain_that_goes_on_elsewhere_is_read_as_far_as_it_is_known(make: Make) -> None:
-    """The leading blocks that two prompts share."""
+    """The leading blocks shared by two prompts are read."""
     tier = await make()
     first = chain("a", 4)
     await kept(tier, first)
@@ -68,7 +68,7 @@ async def test_a_chain_that_goes_on_elsewhere_is_read_as_far_as_it_is_known(make
 
 @pytest.mark.parametrize("field", ["namespace", "tokens"])
 async def test_a_block_of_another_model_or_text_is_a_miss_and_goes(make: Make, field: str) -> None:
-    """Whoever has come by the same key for something else gets nothing, and nobody gets it any more."""
+    """A block with the same key and other contents is not returned, and is removed."""
     tier = await make()
     blocks = chain("a", 6)
     await kept(tier, blocks)
@@ -83,7 +83,7 @@ async def test_a_block_of_another_model_or_text_is_a_miss_and_goes(make: Make, f
 
 
 async def test_blocks_after_a_gap_are_not_kept(make: Make) -> None:
-    """A chain has no holes: what nobody can reach takes no room."""
+    """A chain has no holes: unreachable blocks are not stored."""
     tier = await make()
     blocks = chain("a", 6)
     memory = Memory(6)
@@ -95,7 +95,7 @@ async def test_blocks_after_a_gap_are_not_kept(make: Make) -> None:
 
 
 async def test_what_is_there_is_not_written_again(make: Make) -> None:
-    """Offering a chain twice costs look-ups."""
+    """A chain that is offered twice is only looked up."""
     tier = await make()
     blocks = chain("a", 5)
     assert await kept(tier, blocks) == 5
@@ -104,7 +104,7 @@ async def test_what_is_there_is_not_written_again(make: Make) -> None:
 
 
 async def test_a_tier_keeps_what_was_used_last_and_evicts_tails_first(own: Make) -> None:
-    """Whatever is written, there is room for it, and what is left of a chain is its beginning."""
+    """There is always space for new blocks, and the rest of a chain is its leading blocks."""
     gone: list[bytes] = []
     tier = await own(removed=gone.extend)
     hot = chain("hot", 8)
@@ -123,7 +123,7 @@ async def test_a_tier_keeps_what_was_used_last_and_evicts_tails_first(own: Make)
 
 
 async def test_a_one_shot_is_kept_when_it_comes_again(make: Make) -> None:
-    """Second touch: what may never be asked for again costs no write the first time."""
+    """Blocks of a one-shot prompt are written at their second use."""
     tier = await make()
     blocks = chain("a", 5)
     assert await kept(tier, blocks, one_shot=True) == 0
@@ -135,7 +135,7 @@ async def test_a_one_shot_is_kept_when_it_comes_again(make: Make) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 async def test_a_form_is_found_under_its_own_key_alone(make: Make, codec: str) -> None:
-    """What is asked for by the block's own key is exact, or not there."""
+    """A look-up by the block's own key finds the exact form only."""
     tier = await make(CODECS[codec])
     blocks = chain("a", 2)
     assert await kept(tier, blocks) == 2
@@ -145,7 +145,7 @@ async def test_a_form_is_found_under_its_own_key_alone(make: Make, codec: str) -
 
 
 async def test_frames_are_given_by_both_of_their_hashes(make: Make) -> None:
-    """A peer gets a whole frame, or nothing."""
+    """`frame` returns a whole frame or None."""
     tier = await make()
     blocks = chain("a", 2)
     await kept(tier, blocks)
@@ -158,7 +158,7 @@ async def test_frames_are_given_by_both_of_their_hashes(make: Make) -> None:
 
 @pytest.mark.parametrize("policy", [LeastRecentlyUsed, HazardPolicy])
 async def test_many_at_once_get_what_they_asked_for(make: Make, policy: Callable[[], Policy]) -> None:
-    """Readers and writers of the same and of other chains, while the tier evicts all the time."""
+    """Concurrent reads and writes are correct while the tier evicts all the time."""
     tier = await make(policy=policy)
     shared = chain("shared", 6)
     chains = [chain(f"{number}", 12, root=shared) for number in range(12)]
@@ -179,7 +179,7 @@ async def test_many_at_once_get_what_they_asked_for(make: Make, policy: Callable
 
 
 async def test_a_block_that_cannot_be_written_is_dropped(make: Make) -> None:
-    """And it alone is said to be missing; what came before it stays."""
+    """Only this block is dropped; earlier ones stay."""
     tier = await make(CODECS["int8"])
     blocks = chain("a", 4)
     memory = Memory(4)
@@ -190,7 +190,7 @@ async def test_a_block_that_cannot_be_written_is_dropped(make: Make) -> None:
 
 
 async def test_what_is_touched_stays(own: Make) -> None:
-    """Blocks that an engine has in its own memory are used, though nobody reads them here."""
+    """A touch counts as a use of blocks that an engine has in its own memory."""
     tier = await own()
     hot = chain("hot", 8)
     await kept(tier, hot)

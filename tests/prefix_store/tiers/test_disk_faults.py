@@ -1,4 +1,4 @@
-"""Disks that fail: a miss or a dropped write, counted, and over when the fault is."""
+"""Disks that fail: misses and dropped writes are counted, and end with the fault."""
 
 import asyncio
 import logging
@@ -48,7 +48,7 @@ def file_of(tmp_path: Path, number: int) -> Path:
 async def test_a_disk_that_takes_no_writes_costs_those_writes(
     tmp_path: Path, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is there is read all the same; one line says what is wrong; it goes on when the fault is over."""
+    """Stored blocks are read, the fault is logged once, and writes continue after it."""
     caplog.set_level(logging.WARNING, "prefix_store")
     disk = tmp_path / "disk"
     with tmpfs(disk) if fault in MOUNTED else folder(disk):
@@ -69,7 +69,7 @@ async def test_a_disk_that_takes_no_writes_costs_those_writes(
 
 
 async def test_a_file_that_was_cut_is_a_miss_and_goes(tier: DiskTier, tmp_path: Path) -> None:
-    """Wherever it was cut; the blocks before it are restored, and it is written anew when it is offered."""
+    """For any length: earlier blocks are restored, and the block is written again when offered."""
     await kept(tier, BLOCKS)
     for size in (0, 1, 127, 128, 500, FORMAT.frame_bytes - 1):
         os.truncate(file_of(tmp_path, 2), size)
@@ -80,7 +80,7 @@ async def test_a_file_that_was_cut_is_a_miss_and_goes(tier: DiskTier, tmp_path: 
 
 @pytest.mark.parametrize("place", [0, 9, 20, 40, 60, 75, 80, 110, 121, 128, 500, -1])
 async def test_a_flipped_bit_is_a_miss(tier: DiskTier, tmp_path: Path, place: int) -> None:
-    """In the header as in the numbers; the file is removed and the fault is counted by its field."""
+    """In header or numbers: the file is removed and the fault is counted by its field."""
     await kept(tier, BLOCKS)
     file = file_of(tmp_path, 3)
     data = bytearray(file.read_bytes())
@@ -92,7 +92,7 @@ async def test_a_flipped_bit_is_a_miss(tier: DiskTier, tmp_path: Path, place: in
 
 
 async def test_what_follows_a_bad_block_goes_too(tier: DiskTier, tmp_path: Path) -> None:
-    """Nobody could reach it any more."""
+    """Its descendants are unreachable."""
     await kept(tier, BLOCKS)
     await until(lambda: tier.is_evictor, "the folder has an evictor")
     os.truncate(file_of(tmp_path, 1), 5)
@@ -101,7 +101,7 @@ async def test_what_follows_a_bad_block_goes_too(tier: DiskTier, tmp_path: Path)
 
 
 async def test_files_of_others_are_left_alone(tier: DiskTier, tmp_path: Path) -> None:
-    """What does not have a block's name is none, and what has it and is none is removed when it is read."""
+    """Files with other names stay; a file with a block's name that is no frame is removed when it is read."""
     await kept(tier, BLOCKS)
     file = file_of(tmp_path, 5)
     stranger = file.with_name("holiday.jpg")
@@ -113,7 +113,7 @@ async def test_files_of_others_are_left_alone(tier: DiskTier, tmp_path: Path) ->
 
 
 async def test_a_folder_in_the_way_of_a_block_is_a_miss(tier: DiskTier, tmp_path: Path) -> None:
-    """Of what nobody could have foreseen too there is a count, and no exception."""
+    """The unexpected error is counted and not raised."""
     await kept(tier, BLOCKS)
     file = file_of(tmp_path, 0)
     file.unlink()
@@ -123,7 +123,7 @@ async def test_a_folder_in_the_way_of_a_block_is_a_miss(tier: DiskTier, tmp_path
 
 
 async def test_a_folder_that_vanishes_and_comes_back_is_the_same(tier: DiskTier, tmp_path: Path) -> None:
-    """A disk that was unplugged: meanwhile there are misses, and nothing is made in its place."""
+    """While the folder is missing there are misses, and it is not created."""
     await kept(tier, BLOCKS)
     identity = tier.identity
     (tmp_path / "kv").rename(tmp_path / "away")
@@ -140,7 +140,7 @@ async def test_a_folder_that_vanishes_and_comes_back_is_the_same(tier: DiskTier,
 
 
 async def test_an_empty_folder_in_place_of_the_old_one_is_another(tier: DiskTier, tmp_path: Path) -> None:
-    """A disk that was wiped: it has a new identity, so that the index does not believe it has the old blocks."""
+    """A wiped disk has a new identity, so that the index has no claims of the old blocks."""
     await kept(tier, BLOCKS)
     identity = tier.identity
     shutil.rmtree(tmp_path / "kv")
@@ -151,12 +151,12 @@ async def test_an_empty_folder_in_place_of_the_old_one_is_another(tier: DiskTier
 
 
 async def test_a_disk_that_hangs_costs_the_deadline_of_who_asks(tier: DiskTier, tmp_path: Path) -> None:
-    """A read that does not come back holds nobody up beyond that, and writes nothing when it does come back."""
+    """A hanging read is waited for until the deadline, and writes nothing when it returns."""
     await kept(tier, BLOCKS)
     file = file_of(tmp_path, 0)
     frame = file.read_bytes()
     file.unlink()
-    os.mkfifo(file)  # who opens it for reading waits for a writer
+    os.mkfifo(file)  # opening it for reading waits for a writer
     memory = Memory(1)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
@@ -169,12 +169,12 @@ async def test_a_disk_that_hangs_costs_the_deadline_of_who_asks(tier: DiskTier, 
 
 
 async def test_a_file_that_is_being_read_may_be_evicted(tier: DiskTier, tmp_path: Path) -> None:
-    """The reader goes on reading it."""
+    """The reader continues."""
     await kept(tier, BLOCKS)
-    membership = tier._maintenance.membership
-    assert membership is not None
+    session = tier._maintenance.session
+    assert session is not None
     with file_of(tmp_path, 5).open("rb") as file:
-        membership.discard(BlockName(BLOCKS[5].key, BLOCKS[5].parent, is_first=False))
+        session.discard(BlockName(BLOCKS[5].key, BLOCKS[5].parent, is_first=False))
         assert len(file.read()) == FORMAT.frame_bytes
     assert await restored(tier, BLOCKS) == 5
 
@@ -187,7 +187,7 @@ async def test_a_file_that_is_being_read_may_be_evicted(tier: DiskTier, tmp_path
     ],
 )
 async def test_a_folder_of_something_else_is_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
-    """When the engine starts, with what would be right; nothing in it is touched."""
+    """The start fails with what is expected; the folder is not changed."""
     (tmp_path / name).write_text(content)
     with pytest.raises(FolderUnusable, match=message):
         DiskTier(tmp_path, FORMAT, CAPACITY, LeastRecentlyUsed)
@@ -195,16 +195,16 @@ async def test_a_folder_of_something_else_is_refused(tmp_path: Path, name: str, 
 
 
 async def test_a_capacity_without_room_to_write_ahead_is_refused(tmp_path: Path) -> None:
-    """The sentence says how much is needed."""
+    """The message has the needed capacity."""
     with pytest.raises(ValueError, match=f"expected at least {64 * FORMAT.frame_bytes:,}: 64 blocks of this model"):
         DiskTier(tmp_path / "kv", FORMAT, 63 * FORMAT.frame_bytes, LeastRecentlyUsed)
 
 
 async def _kept_in_the_end(tier: DiskTier, name: str) -> None:
-    """Writes that failed are not tried again for a second: this goes on until they are."""
+    """Writes pause for a second after a failure: retries until they succeed."""
     blocks = chain(name, 4)
     deadline = asyncio.get_running_loop().time() + 20
     while await kept(tier, blocks, 5.0) < 4:
         assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.05)  # it is the writing that is waited for
+        await asyncio.sleep(0.05)  # waits for the write
     assert await restored(tier, blocks, 6.0) == 4

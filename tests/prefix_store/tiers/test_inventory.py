@@ -1,4 +1,4 @@
-"""What a tier says that it holds, for the index."""
+"""A tier's inventory, for the index."""
 
 import asyncio
 import functools
@@ -14,7 +14,7 @@ from prefix_store.tiers.disk import maintenance
 from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.disk.folder import Folder
-from prefix_store.tiers.disk.inventory import Inventory, Listed, Listing
+from prefix_store.tiers.disk.inventory import Inventory, Scan, ScanResult
 from tests.prefix_store.tiers.blocks import CAPACITY, Make, chain, format_of
 from tests.prefix_store.tiers.test_contract import kept
 from tests.prefix_store.tiers.waiting import until
@@ -27,7 +27,7 @@ def disk(path: Path, frames: int = CAPACITY) -> DiskTier:
 
 
 async def test_what_can_be_read_is_in_it(own: Make) -> None:
-    """Stored keys, parents before children, whoever wrote first; and what has gone is not."""
+    """It has the stored keys, parents before children, and no removed blocks."""
     gone: list[bytes] = []
     tier = await own(CODECS["int8"], gone.extend)
     root = chain("root", 4)
@@ -51,7 +51,7 @@ async def test_what_can_be_read_is_in_it(own: Make) -> None:
 
 
 async def test_a_restart_of_a_disk_finds_what_was_there(tmp_path: Path) -> None:
-    """As soon as the folder has been looked through, in whatever order its files come."""
+    """Old blocks are in it after the first listing, for any order of files."""
     before = disk(tmp_path / "kv")
     chains = [chain(f"{number}", 12) for number in range(4)]
     for blocks in chains:
@@ -70,7 +70,7 @@ async def test_a_restart_of_a_disk_finds_what_was_there(tmp_path: Path) -> None:
 
 
 async def test_what_other_processes_do_is_found_a_while_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever keeps the folder."""
+    """Also if another process is the evictor."""
     monkeypatch.setattr(maintenance, "LIST_SECONDS", 0.05)
     tiers = [disk(tmp_path / "kv"), disk(tmp_path / "kv")]
     blocks = [chain("a", 6), chain("b", 6)]
@@ -94,7 +94,7 @@ def _is_right(tier: DiskTier, path: Path) -> bool:
 
 
 async def test_a_folder_that_is_away_holds_nothing(tmp_path: Path) -> None:
-    """And is looked through anew when there is one again."""
+    """It is listed again when it is back."""
     tier = disk(tmp_path / "kv")
     await kept(tier, chain("a", 6))
     (tmp_path / "kv").rename(tmp_path / "away")
@@ -106,7 +106,7 @@ async def test_a_folder_that_is_away_holds_nothing(tmp_path: Path) -> None:
 
 
 def listed(folder: Folder) -> list[bytes]:
-    last = list(Listing(folder, 100).look())[-1]
+    last = list(Scan(folder, 100).look())[-1]
     assert last is not None
     return list(last.keys)
 
@@ -120,7 +120,7 @@ def put(folder: Folder, key: str, parent: str, is_first: bool = False, size: int
 
 
 def test_only_what_can_be_reached_is_listed(tmp_path: Path) -> None:
-    """Neither what has lost its parent, nor frames of another format, nor what goes round in a circle."""
+    """Orphans, frames of another format and cycles are not listed."""
     folder = Folder.open(tmp_path / "kv")
     third = put(folder, "c", "b")
     second = put(folder, "b", "a")
@@ -134,9 +134,9 @@ def test_only_what_can_be_reached_is_listed(tmp_path: Path) -> None:
 
 
 def test_a_look_reads_only_what_has_changed(tmp_path: Path) -> None:
-    """But what changed a moment before it was read is read again: clocks of file systems are coarse."""
+    """A recently changed subfolder is read again: clocks of file systems are coarse."""
     folder = Folder.open(tmp_path / "kv")
-    listing = Listing(folder, 100)
+    listing = Scan(folder, 100)
     first = put(folder, "a", "0", is_first=True)
     old = time.time() - 100
     part = Path(folder.block(BlockName(first, b"", True))).parent
@@ -160,14 +160,14 @@ def test_a_look_reads_only_what_has_changed(tmp_path: Path) -> None:
 
 
 async def test_what_is_done_during_a_look_is_not_lost_by_it() -> None:
-    """Whatever the look has seen of it."""
+    """Changes during a listing are kept."""
     inventory = Inventory()
     inventory.add([b"old", b"early"])
     began = time.monotonic()
     inventory.add([b"a", b"b"])
     inventory.remove([b"early", b"b"])
-    inventory.take(Listed(began, dict.fromkeys([b"old", b"early", b"b"])))
+    inventory.take(ScanResult(began, dict.fromkeys([b"old", b"early", b"b"])))
     assert inventory.is_listed.is_set()
     assert inventory.keys() == (b"old", b"a")
-    inventory.take(Listed(time.monotonic(), dict.fromkeys([b"a"])))
+    inventory.take(ScanResult(time.monotonic(), dict.fromkeys([b"a"])))
     assert inventory.keys() == (b"a",)

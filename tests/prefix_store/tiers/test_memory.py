@@ -1,4 +1,4 @@
-"""Host memory: how much it takes, what it gives back, and what is safe while others work in it."""
+"""Host memory: its size, its release, and its safety with concurrent threads."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ MIB = 2**20
 
 @given(steps=st.lists(st.integers(0, 30), max_size=120))
 def test_slots_are_never_shared_and_never_more_than_there_is_room(steps: list[int]) -> None:
-    """Whatever is taken and let go: each slot has bytes of its own, and slabs stay within the capacity."""
+    """For any sequence: each slot has its own bytes, and slabs stay within the capacity."""
     slabs = Slabs(5 * MIB, 32 * MIB)
     held: list[Slot] = []
     for step in steps:
@@ -33,7 +33,7 @@ def test_slots_are_never_shared_and_never_more_than_there_is_room(steps: list[in
                 slot.frame[:1] = len(held)
                 held.append(slot)
         else:
-            slabs.let_go(held.pop(step % len(held)))
+            slabs.free_later(held.pop(step % len(held)))
         addresses = [slot.frame.ctypes.data for slot in held]
         assert all(abs(a - b) >= 5 * MIB for place, a in enumerate(addresses) for b in addresses[:place])
         assert slabs.allocated_bytes <= 32 * MIB
@@ -41,37 +41,37 @@ def test_slots_are_never_shared_and_never_more_than_there_is_room(steps: list[in
 
 
 def test_memory_is_taken_as_it_is_needed_and_given_back() -> None:
-    """Slabs come one by one; those that are empty go, but for one."""
+    """Slabs are allocated singly; empty ones are freed, except one."""
     slabs = Slabs(MIB, 100 * MIB)
     assert slabs.allocated_bytes == 0
     slots = [slabs.take() for _ in range(33)]
     assert slabs.allocated_bytes == 48 * MIB
     for slot in slots:
         assert slot is not None
-        slabs.let_go(slot)
+        slabs.free_later(slot)
     assert slabs.allocated_bytes == 16 * MIB
 
 
 def test_a_slot_that_is_used_is_freed_when_nobody_uses_it_any_more() -> None:
-    """Evicted or not: until then its memory is nobody else's."""
+    """Its memory is not reused until then, evicted or not."""
     slabs = Slabs(MIB, MIB)
     slot = slabs.take()
     assert slot is not None
     slabs.use(slot)
-    slabs.let_go(slot)
+    slabs.free_later(slot)
     assert slabs.take() is None
     slabs.unuse(slot)
     assert slabs.take() is not None
 
 
 def test_a_capacity_below_one_frame_is_refused() -> None:
-    """The sentence has both numbers."""
+    """The message has both numbers."""
     with pytest.raises(ValueError, match="999 bytes, expected at least 1,000: one block of this model"):
         Slabs(1000, 999)
 
 
 async def test_clearing_gives_the_memory_back() -> None:
-    """All of it is a miss then, and the index hears of it."""
+    """All blocks are misses then, and are reported as removed."""
     gone: list[bytes] = []
     form = format_of()
     tier = HostMemory(form, 100 * form.frame_bytes, LeastRecentlyUsed(), gone.extend)
@@ -85,7 +85,7 @@ async def test_clearing_gives_the_memory_back() -> None:
 
 
 async def test_a_bit_that_flips_in_memory_is_found() -> None:
-    """What follows the block goes with it; the rest of the chain is restored."""
+    """The block's descendants are removed with it; the rest of the chain is restored."""
     form = format_of()
     tier = HostMemory(form, 100 * form.frame_bytes, LeastRecentlyUsed())
     blocks = chain("a", 8)
@@ -100,7 +100,7 @@ async def test_a_bit_that_flips_in_memory_is_found() -> None:
 
 
 class _Slow:
-    """Memory that somebody else may be using: says when it is touched, and waits until it may go on."""
+    """Memory that reports when it is touched, and waits until it may continue."""
 
     def __init__(self) -> None:
         self.touched = threading.Event()
@@ -112,7 +112,7 @@ class _Slow:
 
 
 async def test_work_that_is_given_up_touches_nothing_afterwards() -> None:
-    """A thread that comes back from wherever it was finds the door closed."""
+    """A thread that returns after the cancellation cannot enter the token."""
     slow = _Slow()
     worker = Worker("test")
     touches = []
@@ -133,7 +133,7 @@ async def test_work_that_is_given_up_touches_nothing_afterwards() -> None:
 
 
 async def test_who_gives_up_in_the_middle_of_a_copy_waits_for_its_end() -> None:
-    """So that the memory is nobody's when it is taken back."""
+    """Then the memory is free."""
     slow = _Slow()
     worker = Worker("test")
     ended = []
@@ -154,7 +154,7 @@ async def test_who_gives_up_in_the_middle_of_a_copy_waits_for_its_end() -> None:
 
 
 def test_a_halt_interrupts_what_the_thread_waits_for() -> None:
-    """Whether it is set before or after the thread has said how."""
+    """The token may be set before or after `set_interrupt`."""
     calls: list[str] = []
     late, early = CancelToken(), CancelToken()
     late.set_interrupt(lambda: calls.append("late"))
@@ -167,7 +167,7 @@ def test_a_halt_interrupts_what_the_thread_waits_for() -> None:
 
 
 async def test_a_block_that_has_to_go_while_it_is_written_is_not_there_afterwards() -> None:
-    """Of two chains for which there is not room, offered at once, what is kept of each is its beginning."""
+    """Of two concurrent chains that do not both fit, the leading blocks are stored."""
     form = format_of()
     tier = HostMemory(form, 20 * 64 * -(-form.frame_bytes // 64), LeastRecentlyUsed())
     first, second = chain("a", 12), chain("b", 16)
@@ -177,7 +177,7 @@ async def test_a_block_that_has_to_go_while_it_is_written_is_not_there_afterward
         asyncio.create_task(tier.write(blocks, Memory(16).fill(blocks), Access(float(time))))
         for time, blocks in enumerate((first, second))
     ]
-    await asyncio.sleep(0)  # both have been admitted, and wait for the thread
+    await asyncio.sleep(0)  # both are admitted, and wait for the thread
     go_on.set()
     kept = await asyncio.gather(*writing)
     await holding
@@ -189,7 +189,7 @@ async def test_a_block_that_has_to_go_while_it_is_written_is_not_there_afterward
 
 
 async def test_writes_that_are_given_up_leave_nothing_behind() -> None:
-    """Neither blocks nor memory that nobody uses, however far they had come."""
+    """A cancelled write leaves no blocks and no unused memory."""
     form = format_of()
     tier = HostMemory(form, 100 * form.frame_bytes, LeastRecentlyUsed())
     blocks = chain("a", 60)

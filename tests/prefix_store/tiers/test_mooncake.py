@@ -1,4 +1,4 @@
-"""A Mooncake store of several engines, and what may be wrong with it."""
+"""A Mooncake store of several engines, and its faults."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ Tiers = Callable[..., MooncakeTier]
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Iterator[MooncakeMaster]:
-    """A master of the test's own, not started yet."""
+    """A master for one test, not started yet."""
     master = MooncakeMaster(tmp_path)
     yield master
     master.stop()
@@ -40,7 +40,7 @@ def broken(tmp_path: Path) -> Iterator[MooncakeMaster]:
 
 @pytest.fixture
 async def tiers() -> AsyncIterator[Tiers]:
-    """Makes tiers with a namespace in common, which know each other's blocks."""
+    """Makes tiers with a common namespace, which share blocks."""
     namespace = secrets.token_bytes(16)
     async with AsyncExitStack() as stack:
 
@@ -53,7 +53,7 @@ async def tiers() -> AsyncIterator[Tiers]:
 
 
 async def test_what_one_engine_writes_another_reads(master: MooncakeMaster, tiers: Tiers) -> None:
-    """Though it has no memory in the pool itself; and it is gone with the engine in whose memory it was."""
+    """The reader needs no memory in the pool; the block is lost with the engine that stores it."""
     writer, reader = tiers(master), tiers(master, global_segment_size=0)
     await asyncio.gather(writer.connected(), reader.connected())
     blocks = chain("a", 30)
@@ -67,7 +67,7 @@ async def test_what_one_engine_writes_another_reads(master: MooncakeMaster, tier
 
 
 async def test_a_model_is_cleared_alone(master: MooncakeMaster) -> None:
-    """The store is everybody's, so what others have stays."""
+    """Blocks of other models stay in the shared store."""
     one, other = (MooncakeTier(master.settings(), format_of(), secrets.token_bytes(16)) for _ in range(2))
     await asyncio.gather(one.connected(), other.connected())
     blocks = chain("a", 5)
@@ -79,7 +79,7 @@ async def test_a_model_is_cleared_alone(master: MooncakeMaster) -> None:
 
 
 async def test_a_prefix_that_was_wrong_is_discarded(master: MooncakeMaster, tiers: Tiers) -> None:
-    """The blocks after the first that stay, though what follows on them elsewhere is only out of reach."""
+    """The blocks after the kept ones are removed; descendants of other chains are only unreachable."""
     tier = tiers(master)
     await tier.connected()
     blocks = chain("a", 6)
@@ -102,7 +102,7 @@ async def test_a_prefix_that_was_wrong_is_discarded(master: MooncakeMaster, tier
 async def test_a_bad_frame_is_a_miss_and_is_removed(
     master: MooncakeMaster, bad: Callable[[np.ndarray], np.ndarray], field: str
 ) -> None:
-    """One bit, cut, too long, nothing: what is not the block is never restored, and makes room for what is."""
+    """A flipped, truncated, long or empty frame is never restored, and is replaced by a valid one."""
     form, namespace, blocks = format_of(), secrets.token_bytes(16), chain("a", 4)
     tier = MooncakeTier(master.settings(), form, namespace)
     await tier.connected()
@@ -130,7 +130,7 @@ async def test_a_bad_frame_is_a_miss_and_is_removed(
 
 
 async def test_a_store_that_begins_later_is_found(broken: MooncakeMaster, tiers: Tiers) -> None:
-    """Until then nothing is there, nothing is kept, and nobody waits."""
+    """Until then look-ups and writes do nothing, without waiting."""
     tier, blocks = tiers(broken), chain("a", 4)
     async with asyncio.timeout(1.0):
         assert await kept(tier, blocks) == 0
@@ -149,7 +149,7 @@ async def test_a_store_that_begins_later_is_found(broken: MooncakeMaster, tiers:
 async def test_what_lies_in_the_working_directory_is_not_run(
     master: MooncakeMaster, tiers: Tiers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though a child process tries to join first."""
+    """A child process tries to join first."""
     (tmp_path / "json.py").write_text("raise SystemExit(1)", "utf-8")
     monkeypatch.chdir(tmp_path)
     async with asyncio.timeout(DEADLINE):
@@ -157,11 +157,11 @@ async def test_what_lies_in_the_working_directory_is_not_run(
 
 
 async def test_who_leaves_while_it_joins_leaves_nothing_in_the_pool(broken: MooncakeMaster, tiers: Tiers) -> None:
-    """Though its event loop has not heard yet that it has joined; who comes then has nowhere to keep anything."""
+    """The event loop has not noticed yet that it has joined; no memory stays in the pool."""
     broken.start()
     tier = tiers(broken)
     await asyncio.sleep(0)
-    time.sleep(4.0)  # noqa: ASYNC251 (the thread that joins goes on meanwhile, and the loop does not hear of it)
+    time.sleep(4.0)  # noqa: ASYNC251 (the joining thread continues meanwhile, and the loop does not notice)
     await tier.close()
     other = tiers(broken, global_segment_size=0)
     await other.connected()
@@ -174,7 +174,7 @@ async def test_who_leaves_while_it_joins_leaves_nothing_in_the_pool(broken: Moon
 async def test_what_comes_before_a_host_that_is_away_is_restored(
     master: MooncakeMaster, tiers: Tiers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mooncake says for each block how it went, and the first three are here."""
+    """Mooncake has a status per block, and the first three are local."""
     tier, blocks = tiers(master), chain("a", 6)
     await tier.connected()
     await kept(tier, blocks)
@@ -191,7 +191,7 @@ async def test_what_comes_before_a_host_that_is_away_is_restored(
 async def test_a_store_that_goes_is_a_miss_until_it_is_back(
     broken: MooncakeMaster, tiers: Tiers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was in it is forgotten; it is used again without anybody's help."""
+    """Its contents are lost; it is used again without a restart of the engine."""
     broken.start()
     tier, blocks = tiers(broken), chain("a", 4)
     await tier.connected()
@@ -220,7 +220,7 @@ async def test_a_store_that_goes_is_a_miss_until_it_is_back(
 
 
 async def test_who_gives_up_on_a_frozen_store_has_its_memory_back(broken: MooncakeMaster, tiers: Tiers) -> None:
-    """Mooncake itself waits for half a minute."""
+    """A cancellation frees memory at once, though Mooncake waits for half a minute."""
     broken.start()
     tier, blocks = tiers(broken), chain("a", 4)
     await tier.connected()
@@ -241,7 +241,7 @@ async def test_who_gives_up_on_a_frozen_store_has_its_memory_back(broken: Moonca
 
 
 async def test_a_full_pool_makes_room_or_says_so(broken: MooncakeMaster, tiers: Tiers) -> None:
-    """What was used just now is not evicted; a moment later it is."""
+    """Recently used blocks are not evicted; later they are."""
     layout = BlockLayout("float16", (1, 2, 1, 512, 512), "lphtd")
     form = FrameFormat(layout, PLAIN)
     broken.start()
@@ -281,7 +281,7 @@ async def test_a_full_pool_makes_room_or_says_so(broken: MooncakeMaster, tiers: 
     ],
 )
 def test_a_bad_file_is_named(master: MooncakeMaster, tmp_path: Path, text: str | None, says: str) -> None:
-    """With what is wrong with it, in the words of Mooncake's own reader where it has them."""
+    """The message has the error of Mooncake's own reader, if there is one."""
     path = tmp_path / "mooncake.json"
     if text is not None:
         if text.startswith("{") and "local_hostname" not in text:

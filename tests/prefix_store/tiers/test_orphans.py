@@ -1,4 +1,4 @@
-"""Blocks whose parents are gone, or not heard of yet: they are no use, but they take room."""
+"""Blocks whose parents were removed or are not known yet: they are not found, but use space."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from prefix_store.frames.block_id import BlockId
 from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.disk.folder import Folder
-from prefix_store.tiers.disk.membership import Membership
+from prefix_store.tiers.disk.folder_session import FolderSession
 from tests.prefix_store.tiers.blocks import chain, format_of
 from tests.prefix_store.tiers.test_contract import kept
 from tests.prefix_store.tiers.waiting import until
@@ -28,7 +28,7 @@ class Full:
     def __init__(self, path: Path) -> None:
         self.removed: list[bytes] = []
         self.tier = DiskTier(path, FORMAT, CAPACITY, LeastRecentlyUsed, self.removed.extend)
-        self.other = Membership(Folder.open(path))
+        self.other = FolderSession(Folder.open(path))
         self._path = path
 
     @property
@@ -36,7 +36,7 @@ class Full:
         return len(list((self._path / "blocks").glob("*/*"))) * FORMAT.frame_bytes
 
     async def write(self, block: BlockId, *, is_first: bool = False) -> None:
-        """As soon as the evictor lets the other process."""
+        """Writes as soon as there is space."""
         await until(lambda: self.other.may_write(FORMAT.frame_bytes), "there is room")
         self.other.save(BlockName(block.key, block.parent, is_first), np.zeros(FORMAT.frame_bytes, np.uint8))
 
@@ -56,7 +56,7 @@ async def full(tmp_path: Path) -> AsyncIterator[Full]:
 
 
 async def test_orphans_do_not_take_more_room_than_there_is(full: Full) -> None:
-    """Whoever writes one after the other has to wait until the first of them are gone."""
+    """A process that writes many orphans waits until the first of them are removed."""
     most = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(2.5):
@@ -67,7 +67,7 @@ async def test_orphans_do_not_take_more_room_than_there_is(full: Full) -> None:
 
 
 async def test_an_orphan_goes_and_its_tier_says_so(full: Full) -> None:
-    """After a second; at once where its parent has been removed, as that of a chain which was turned away is."""
+    """It is removed after a second, or sooner if its parent was evicted."""
     orphan, bereaved = chain("orphan", 2)[1], chain("0", 21)[20]
     parent = chain("0", 20)[19]
     assert parent.key in full.removed
@@ -80,7 +80,7 @@ async def test_an_orphan_goes_and_its_tier_says_so(full: Full) -> None:
 
 
 async def test_a_child_whose_parent_is_heard_of_later_stays(full: Full) -> None:
-    """It was in a journal that was read before; that the parent had been removed once makes no difference."""
+    """The parent's journal is read later; an earlier removal of the parent makes no difference."""
     parent, child = chain("0", 20)[0], chain("0", 20)[1]
     await full.tier.discard([parent], 0)
     await until(lambda: parent.key in full.removed, "the parent is gone")

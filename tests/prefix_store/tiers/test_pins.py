@@ -1,4 +1,4 @@
-"""What must stay in a tier, and what must go, because somebody wants it."""
+"""Pinned, discarded and cleared blocks of a tier."""
 
 import asyncio
 from pathlib import Path
@@ -7,7 +7,7 @@ from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.disk.folder import Folder
-from prefix_store.tiers.disk.membership import put_pin
+from prefix_store.tiers.disk.folder_session import put_pin
 from prefix_store.tiers.tier import Tier
 from tests.prefix_store.tiers.blocks import CAPACITY, Make, chain, format_of
 from tests.prefix_store.tiers.test_contract import kept, restored
@@ -17,13 +17,13 @@ FORMAT = format_of()
 
 
 async def fill(tier: Tier, name: str, time: float = 10.0) -> None:
-    """More than there is room for."""
+    """Writes more than the capacity."""
     for number in range(6):
         await kept(tier, chain(f"{name} {number}", 12), time + number)
 
 
 async def test_what_is_pinned_stays_until_it_is_unpinned(own: Make) -> None:
-    """And all that it follows with it, whatever else comes."""
+    """Its ancestors stay with it."""
     gone: list[bytes] = []
     tier = await own(removed=gone.extend)
     blocks = chain("a", 12)
@@ -40,7 +40,7 @@ async def test_what_is_pinned_stays_until_it_is_unpinned(own: Make) -> None:
 
 
 async def test_pins_keep_at_most_half(own: Make) -> None:
-    """Of a chain that is longer, or one more chain, only the beginning is pinned, or nothing."""
+    """Beyond that only leading blocks of a chain are pinned, or none."""
     tier = await own()
     first, second = chain("a", 25), chain("b", 25)
     await kept(tier, first)
@@ -58,7 +58,7 @@ async def test_pins_keep_at_most_half(own: Make) -> None:
 
 
 async def test_only_what_is_there_is_pinned(own: Make) -> None:
-    """Nobody can say of what will come that it must stay."""
+    """Blocks that are not stored cannot be pinned."""
     tier = await own()
     blocks = chain("a", 8)
     assert await tier.pin(blocks) == 0
@@ -68,7 +68,7 @@ async def test_only_what_is_there_is_pinned(own: Make) -> None:
 
 
 async def test_what_two_pinned_chains_share_stays_while_one_is(own: Make) -> None:
-    """And a pin in the middle of a chain does not go with that of a chain which leaves it earlier."""
+    """Unpinning a chain keeps a pin in the middle of another one."""
     tier = await own()
     root = chain("root", 6)
     first, second = chain("a", 10, root=root), chain("b", 10, root=root)
@@ -82,7 +82,7 @@ async def test_what_two_pinned_chains_share_stays_while_one_is(own: Make) -> Non
 
 
 async def test_a_prefix_that_was_wrong_is_discarded(own: Make) -> None:
-    """With all that follows on it, pinned or not; what comes before it stays, and it can be written again."""
+    """Its descendants are removed, pinned or not; ancestors stay, and it can be written again."""
     gone: list[bytes] = []
     tier = await own(removed=gone.extend)
     blocks = chain("a", 10)
@@ -103,7 +103,7 @@ async def test_a_prefix_that_was_wrong_is_discarded(own: Make) -> None:
 
 
 async def test_everything_can_be_removed(own: Make) -> None:
-    """Pinned or not; the index hears of it, and there is as much room as ever."""
+    """Pinned blocks, too; the removals are reported, and the whole capacity is free."""
     gone: list[bytes] = []
     tier = await own(removed=gone.extend)
     chains = [chain(f"{number}", 10) for number in range(4)]
@@ -125,7 +125,7 @@ def disk(path: Path, frames: int = CAPACITY) -> DiskTier:
 
 
 async def test_a_disk_keeps_pins_whoever_keeps_the_folder(tmp_path: Path) -> None:
-    """Any process may pin; it holds after another one has become the evictor, and after a restart of all."""
+    """A pin of any process holds after a change of the evictor, and after a restart of all."""
     first, second = disk(tmp_path / "kv", 96), disk(tmp_path / "kv", 96)
     await until(lambda: first.is_evictor or second.is_evictor, "the folder has an evictor")
     evictor, other = (first, second) if first.is_evictor else (second, first)
@@ -151,7 +151,7 @@ async def test_a_disk_keeps_pins_whoever_keeps_the_folder(tmp_path: Path) -> Non
 
 
 async def test_pins_that_cannot_hold_are_taken_out(tmp_path: Path) -> None:
-    """Those of blocks that are not there, and what is beyond half of a capacity that has become smaller."""
+    """Pins of missing blocks, and those beyond half of a reduced capacity, are removed."""
     before = disk(tmp_path / "kv", 192)
     blocks = chain("a", 40)
     await kept(before, blocks)
@@ -166,7 +166,7 @@ async def test_pins_that_cannot_hold_are_taken_out(tmp_path: Path) -> None:
 
 
 async def test_who_pins_and_who_evicts_at_once_agree(tmp_path: Path) -> None:
-    """What a pin says is there stays there."""
+    """Blocks that were reported as pinned stay."""
     first, second = disk(tmp_path / "kv"), disk(tmp_path / "kv")
     filling = asyncio.create_task(fill(first, "b"))
     for number in range(3):
@@ -182,7 +182,7 @@ async def test_who_pins_and_who_evicts_at_once_agree(tmp_path: Path) -> None:
 
 
 async def test_a_folder_whose_pins_are_away_is_kept_all_the_same(tmp_path: Path) -> None:
-    """Nothing can be pinned then, which is counted; what has to go goes, and the next start mends it."""
+    """Pins fail and are counted, eviction continues, and the next start repairs the folder."""
     tier = disk(tmp_path / "kv")
     blocks = chain("a", 10)
     await kept(tier, blocks)

@@ -1,4 +1,4 @@
-"""A folder that several processes share: one keeps it, all use it, and any of them may die at any time."""
+"""A folder that several processes share: one evicts, all use it, and any may be killed at any time."""
 
 import asyncio
 import os
@@ -12,8 +12,8 @@ from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.disk.folder import Folder
+from prefix_store.tiers.disk.folder_session import rename_into
 from prefix_store.tiers.disk.journal import RECORD_BYTES, Journal, JournalReader, Kind, Record
-from prefix_store.tiers.disk.membership import put_in_place
 from tests.cache.entries.entry_examples import until as eventually
 from tests.prefix_store.tiers.blocks import chain, format_of
 from tests.prefix_store.tiers.soak import soak
@@ -27,7 +27,7 @@ Join = Callable[[], DiskTier]
 
 @pytest.fixture
 async def join(tmp_path: Path) -> AsyncIterator[Join]:
-    """Another member of the same folder, as one more process would be."""
+    """Another member of the same folder, as another process."""
     members: list[DiskTier] = []
 
     def join() -> DiskTier:
@@ -51,7 +51,7 @@ def place_in_circle(folder: Folder) -> None:
 
 
 async def test_what_one_writes_the_others_read(join: Join) -> None:
-    """At once, and under one identity."""
+    """Others read a block at once, under one identity."""
     writer, reader = join(), join()
     blocks = chain("a", 8)
     assert await kept(writer, blocks) == 8
@@ -60,7 +60,7 @@ async def test_what_one_writes_the_others_read(join: Join) -> None:
 
 
 async def test_one_of_them_evicts_and_another_one_takes_over(join: Join, tmp_path: Path) -> None:
-    """The bytes of all together stay within the capacity, whoever writes and whoever keeps."""
+    """The bytes of all together stay within the capacity, for any writer and evictor."""
     first, second = join(), join()
     await until(lambda: first.is_evictor or second.is_evictor, "the folder has an evictor")
     evictor, other = (first, second) if first.is_evictor else (second, first)
@@ -78,7 +78,7 @@ async def test_one_of_them_evicts_and_another_one_takes_over(join: Join, tmp_pat
 
 
 async def test_the_keeper_hears_of_what_others_use(join: Join) -> None:
-    """A chain that only another process reads is the last to go."""
+    """A chain that only another process reads is evicted last."""
     first, second = join(), join()
     await until(lambda: first.is_evictor or second.is_evictor, "the folder has an evictor")
     evictor, other = (first, second) if first.is_evictor else (second, first)
@@ -90,7 +90,7 @@ async def test_the_keeper_hears_of_what_others_use(join: Join) -> None:
 
 
 async def test_a_restart_finds_what_is_there(join: Join, tmp_path: Path) -> None:
-    """Readable at once; and what was used last before is what stays after."""
+    """Blocks are readable at once; those used last are evicted last."""
     before = join()
     hot = chain("hot", 10)
     await kept(before, hot)
@@ -113,7 +113,7 @@ async def test_a_restart_finds_what_is_there(join: Join, tmp_path: Path) -> None
 async def test_after_a_power_cut_files_may_be_empty(
     join: Join, tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int
 ) -> None:
-    """Names reach some disks before what they name. The books are made all the same, and the file goes."""
+    """Some disks store names before contents. The state is built nevertheless, and the file removed."""
     before = join()
     blocks = chain("a", 10)
     await kept(before, blocks)
@@ -125,7 +125,7 @@ async def test_after_a_power_cut_files_may_be_empty(
     await until(lambda: not empty.exists(), "the empty file has gone")
 
     async def is_whole_again() -> bool:
-        # The evictor may not have heard yet that what followed the empty file was to go.
+        # The evictor may not have removed the empty file's descendants yet.
         return await kept(after, blocks, 1.0) == 10 == await restored(after, blocks, 2.0)
 
     await eventually(is_whole_again, within=10.0)
@@ -133,7 +133,7 @@ async def test_after_a_power_cut_files_may_be_empty(
 
 
 async def test_a_smaller_capacity_takes_effect_at_the_next_start(join: Join, tmp_path: Path) -> None:
-    """What was used last stays, whole chains from their beginning."""
+    """The chains used last stay, from their first block."""
     before = join()
     for number in range(10):
         await kept(before, chain(f"{number}", 10), float(number))
@@ -146,7 +146,7 @@ async def test_a_smaller_capacity_takes_effect_at_the_next_start(join: Join, tmp
 
 
 async def test_what_a_dead_process_had_not_finished_is_removed(join: Join, tmp_path: Path) -> None:
-    """Its drafts and its journal; a file that it had no time to tell of is taken into the books."""
+    """Its drafts and its journal are removed; an unreported file is added to the state."""
     folder = Folder.open(tmp_path / "kv")
     dead = Journal(folder.journals)
     (folder.drafts / f"{dead.name}.0").write_bytes(b"half a frame")
@@ -161,14 +161,14 @@ async def test_what_a_dead_process_had_not_finished_is_removed(join: Join, tmp_p
 
 
 async def test_a_damaged_evictor_state_is_rebuilt(join: Join, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """From what is in the folder; a fault of the evictor does not leave it without one."""
+    """It is rebuilt from the folder; the folder keeps an evictor."""
     member = join()
     for number in range(9):
         await kept(member, chain(f"{number}", 10), float(number))
     evictor_state = member._maintenance.evictor
     assert evictor_state is not None
     evictor_state._names.clear()
-    for number in range(9, 12):  # more than there is room for, and what has to go has no name
+    for number in range(9, 12):  # more than the capacity, and the victims have no name
         await kept(member, chain(f"{number}", 10), float(number))
     await until(lambda: bool(caplog.records), "it is noticed")
     assert "rebuilding the evictor's state" in caplog.text
@@ -180,7 +180,7 @@ async def test_a_damaged_evictor_state_is_rebuilt(join: Join, tmp_path: Path, ca
 
 
 async def test_names_that_go_round_in_a_circle_are_removed(join: Join, tmp_path: Path) -> None:
-    """However such files have come there, nobody waits for the end of the chain."""
+    """Cycles of parents do not hang the evictor."""
     place_in_circle(Folder.open(tmp_path / "kv"))
     member = join()
     await until(lambda: files_in(tmp_path) == 0, "they have gone")
@@ -188,7 +188,7 @@ async def test_names_that_go_round_in_a_circle_are_removed(join: Join, tmp_path:
 
 
 async def test_the_end_of_a_request_reaches_the_evictor(join: Join) -> None:
-    """In whatever process it ends: the policy learns from output lengths."""
+    """The policy gets output lengths from all processes."""
     first, second = join(), join()
     await until(lambda: first.is_evictor or second.is_evictor, "the folder has an evictor")
     evictor, other = (first, second) if first.is_evictor else (second, first)
@@ -207,7 +207,7 @@ def _contents(count: int) -> list[memoryview]:
 
 
 def test_a_journal_says_what_was_written_into_it(tmp_path: Path) -> None:
-    """Record by record, and how far the evictor has come goes the other way."""
+    """Records are read in order, and the writer reads the evictor's progress."""
     journal = Journal(tmp_path)
     reader = JournalReader(tmp_path / journal.name)
     records = [Record(Kind.WROTE, BlockName(bytes([n]) * 16, b"p" * 16, n == 0), 100) for n in range(5)]
@@ -228,7 +228,7 @@ def test_a_journal_says_what_was_written_into_it(tmp_path: Path) -> None:
 
 
 def test_a_damaged_record_is_passed_over_and_noticed(tmp_path: Path) -> None:
-    """What it should have said is looked for in the folder."""
+    """The folder is scanned then."""
     journal = Journal(tmp_path)
     records = [Record(Kind.USED, BlockName(bytes([n]) * 16, b"p" * 16, False), -1, 1) for n in range(3)]
     journal.append(*records)
@@ -263,7 +263,7 @@ def test_a_long_journal_is_begun_anew_when_it_has_been_read(tmp_path: Path) -> N
 
 
 def test_a_subfolder_may_be_made_by_another_process_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the look for it and the making of it."""
+    """The race between check and creation is harmless."""
     (tmp_path / "draft").write_bytes(b"block")
     target = tmp_path / "cd" / "block"
     rename = os.rename
@@ -275,12 +275,12 @@ def test_a_subfolder_may_be_made_by_another_process_meanwhile(tmp_path: Path, mo
         rename(draft, path)
 
     monkeypatch.setattr(os, "rename", late)
-    put_in_place(str(tmp_path / "draft"), str(target))
+    rename_into(str(tmp_path / "draft"), str(target))
     assert target.read_bytes() == b"block"
 
 
 async def test_nothing_torn_is_ever_seen_while_processes_are_killed(tmp_path: Path) -> None:
-    """Four processes write, read and evict; one after the other is killed with SIGKILL in the middle of it."""
+    """Four processes write, read and evict; one after the other is killed with SIGKILL."""
     report = await asyncio.wait_for(soak(tmp_path / "kv", 1.0, kills=6), 120)
     assert report.problems == []
     assert report.operations > report.kills >= 6
@@ -288,7 +288,7 @@ async def test_nothing_torn_is_ever_seen_while_processes_are_killed(tmp_path: Pa
 
 
 async def test_nobody_else_may_look_into_the_folder(tmp_path: Path) -> None:
-    """What is kept can be turned back into prompts, so the folder and all that is in it are for its owner alone."""
+    """Blocks can be turned back into prompts, so the folder and its files are readable by the owner only."""
     tier = DiskTier(tmp_path / "kv", format_of(), CAPACITY * format_of().frame_bytes, LeastRecentlyUsed)
     try:
         assert await kept(tier, chain("a", 2)) == 2

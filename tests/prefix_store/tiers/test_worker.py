@@ -1,4 +1,4 @@
-"""What becomes of work in a thread that nobody waits for any more."""
+"""Cancelled work in a thread."""
 
 import asyncio
 import subprocess
@@ -17,7 +17,7 @@ from tests.prefix_store.tiers.waiting import until
 async def test_work_that_fails_after_it_was_given_up_is_mentioned_and_no_error_of_the_loop(
     caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
-    """As a peer's answer that times out just then: whoever would have handled that has gone."""
+    """Its caller, which would have handled the error, was cancelled."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
     worker, cancel, begun, go_on = Worker("test"), CancelToken(), threading.Event(), threading.Event()
@@ -44,7 +44,7 @@ async def test_work_that_fails_after_it_was_given_up_is_mentioned_and_no_error_o
 
 
 async def test_work_that_ends_as_it_was_told_to_is_not_mentioned(caplog: pytest.LogCaptureFixture) -> None:
-    """Or that nobody came to begin."""
+    """Neither is work that was cancelled before it began."""
     worker, cancel, begun, go_on = Worker("test"), CancelToken(), threading.Event(), threading.Event()
 
     def stop(cancel: CancelToken) -> None:
@@ -65,7 +65,7 @@ async def test_work_that_ends_as_it_was_told_to_is_not_mentioned(caplog: pytest.
 
 
 async def test_what_has_not_begun_when_it_closes_is_cancelled_and_what_has_is_waited_for() -> None:
-    """And nothing is taken on any more."""
+    """New work is refused."""
     worker, begun, go_on = Worker("test"), threading.Event(), threading.Event()
 
     def work(cancel: CancelToken) -> str:
@@ -112,6 +112,6 @@ asyncio.run(main())
 
 
 def test_a_thread_that_never_returns_holds_no_process_that_ends() -> None:
-    """As one that reads from a disk which has gone; the process would be stopped, and stay."""
+    """Its threads are daemons, so that a hanging disk does not block the process's end."""
     ended = subprocess.run([sys.executable, "-c", _HANGS], capture_output=True, text=True, timeout=30, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "closed\n", "")

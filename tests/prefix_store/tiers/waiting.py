@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 async def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
-    """Returns when the condition holds; fails the test where it never does."""
+    """Returns when the condition holds; fails the test if it never does."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:g} s in vain until {what}"

@@ -34,8 +34,8 @@ def test_an_outlier_that_no_input_reaches_is_cut_off() -> None:
     weight = torch.randn(2, 64, generator=torch.Generator().manual_seed(1)) * 0.02
     weight[:, 5] = 0.2
     scheme, importance = IntScheme(4, 64), torch.ones(64)
-    for worth, kept in ((1e-6, 0.1), (1e3, 0.2)):
-        importance[5] = worth
+    for blocks_to_load, kept in ((1e-6, 0.1), (1e3, 0.2)):
+        importance[5] = blocks_to_load
         grid = searched_grid(weight, scheme, by_inputs(importance))
         got = grid.decode(grid.encode(weight))[:, 5]
         assert bool(((got - kept).abs() <= grid.scales[:, 0]).all())

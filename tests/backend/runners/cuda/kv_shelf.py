@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backend.engine.engine import Engine
-from backend.engine.kv_connector import Fetch, Keep, StoredPrefix
+from backend.engine.kv_connector import LoadRequest, SaveRequest, StoredPrefix
 from backend.engine.model_runner import BLOCK_SIZE
 from backend.engine.sequence import NO_TENANT, SamplingParams, Sequence
 from backend.text.detokenizer import Detokenizer, TokenBytes
@@ -24,15 +24,15 @@ class KvShelf:
 
     def __init__(self) -> None:
         self.frames: dict[bytes, npt.NDArray[np.uint8]] = {}
-        self.fetches: list[Fetch] = []
-        self.keeps: list[Keep] = []
+        self.fetches: list[LoadRequest] = []
+        self.keeps: list[SaveRequest] = []
         self.fetched = 0
 
-    def fetch(self, fetch: Fetch) -> None:
+    def fetch(self, fetch: LoadRequest) -> None:
         """See ``KvConnector.fetch``."""
         self.fetches.append(fetch)
 
-    def keep(self, keep: Keep) -> None:
+    def keep(self, keep: SaveRequest) -> None:
         """See ``KvConnector.keep``."""
         self.keeps.append(keep)
 
@@ -66,5 +66,5 @@ class KvShelf:
         chain = Chain(bytes(16), NO_TENANT.root, BLOCK_SIZE)
         chain.extend(keys, np.array(tokens[: len(keys) * BLOCK_SIZE]))
         here = next((place for place, key in enumerate(keys) if key not in self.frames), len(keys))
-        sequence.prefix = StoredPrefix(chain, Location({}), Access(0.0), worth=here, kept=here)
+        sequence.prefix = StoredPrefix(chain, Location({}), Access(0.0), blocks_to_load=here, kept=here)
         return sequence
