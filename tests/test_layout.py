@@ -62,6 +62,14 @@ def test_a_room_is_small_and_says_what_it_is_for(room: Path) -> None:
     assert len(docstring.splitlines()) > 1
 
 
+@pytest.mark.parametrize("room", rooms(), ids=lambda room: str(room.relative_to(ROOT)))
+def test_a_file_that_a_room_names_exists(room: Path) -> None:
+    """A name in its ``__init__.py`` is a file of the room, or a path from there or from the root."""
+    docstring = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8"))) or ""
+    named = re.findall(r"[\w/.-]+\.(?:py|md|lua)\b", docstring)
+    assert [name for name in named if not any((folder / name).is_file() for folder in (room, ROOT))] == []
+
+
 @pytest.mark.parametrize("room", [room for room in rooms() if room.parent != ROOT], ids=lambda room: str(room.name))
 def test_a_room_says_which_others_it_uses(room: Path) -> None:
     """The sentence `Uses …` of its ``__init__.py`` names the rooms that its files import, and no others."""

@@ -79,14 +79,14 @@ class SchedulePair:
 
 @functools.cache
 def schedule_pair(precision: str = "float16", kv_precision: KVPrecision = "float16") -> SchedulePair:
-    """The stage for these precisions of weights and KV."""
+    """The pair of runners for these precisions of weights and KV."""
     return SchedulePair(fused(NUM_BLOCKS, precision, kv_precision), fused(NUM_BLOCKS, precision, kv_precision))
 
 
 def run_schedule(
     engine: Engine, requests: list[ScheduledRequest], shelf: Shelf | None = None
 ) -> tuple[EngineClient, set[int]]:
-    """Runs a schedule to its end; returns the client, and the requests whose client has left."""
+    """Runs a schedule to its end; returns the client and the numbers of the requests whose client left early."""
     client = EngineClient(engine, shelf)
     outputs_of = dict.fromkeys(range(len(requests)), 0)
     left: set[int] = set()

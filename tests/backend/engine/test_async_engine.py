@@ -1,4 +1,4 @@
-"""The engine's thread sleeps without work, wakes in time, and checks its integrity meanwhile."""
+"""The engine's thread sleeps without work, wakes in time, and runs its integrity check while it is idle."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def running(
 
 
 async def answers(served: AsyncEngine, *sequences: Sequence) -> list[Output]:
-    """Last outputs of one request."""
+    """The last output of each sequence of one request."""
     generation = served.submit(sequences)
     last: dict[int, Output] = {}
     try:
@@ -62,7 +62,7 @@ async def answers(served: AsyncEngine, *sequences: Sequence) -> list[Output]:
 
 
 async def test_a_dynamic_batch_begins_without_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread wakes when the first one has waited long enough, not when somebody comes or the books are due."""
+    """The thread wakes when the first request has waited for `max_wait`, without another request or a check."""
     monkeypatch.setattr(async_engine, "_CHECK_AFTER_SECONDS", 3600.0)
     engine = Engine(fused(20), 4, 32, Batching(BatchingMode.DYNAMIC, max_wait=0.05))
     async with running(engine) as served:
@@ -75,7 +75,7 @@ async def test_a_dynamic_batch_begins_without_another_request(monkeypatch: pytes
 
 
 async def test_a_deadline_wakes_the_thread() -> None:
-    """Even if the batch would have waited for an hour."""
+    """The thread wakes at a waiting request's deadline, even if the batch would have waited for an hour."""
     engine = Engine(fused(20), 4, 32, Batching(BatchingMode.DYNAMIC, max_wait=3600.0))
     async with running(engine) as served:
         (output,) = await answers(served, sequence([20], deadline=time.monotonic() + 0.05))
@@ -83,10 +83,12 @@ async def test_a_deadline_wakes_the_thread() -> None:
     assert output.error == "the request's deadline passed while it waited"
 
 
-async def test_the_books_are_checked_when_there_is_nothing_to_do(
+async def test_an_idle_engine_checks_its_integrity_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once after each busy time; what is wrong is logged and counted, and not repaired."""
+    """The idle engine checks its integrity once after each busy period; it logs and counts problems and repairs
+    nothing.
+    """
     monkeypatch.setattr(async_engine, "_CHECK_AFTER_SECONDS", 0.01)
     engine = Engine(fused(20), 4, 32)
     found: asyncio.Queue[int] = asyncio.Queue()
@@ -118,8 +120,8 @@ async def test_the_books_are_checked_when_there_is_nothing_to_do(
     assert [record.message for record in caplog.records] == [message]
 
 
-async def test_a_full_queue_says_when_to_come_again() -> None:
-    """From how fast answers have ended so far."""
+async def test_a_full_queue_gives_a_retry_after() -> None:
+    """`QueueFull.retry_after` follows from how fast answers have ended so far."""
     engine = Engine(fused(20), 1, 32)
     async with running(engine, max_in_flight=2) as served:
         for _ in range(3):
@@ -134,8 +136,8 @@ async def test_a_full_queue_says_when_to_come_again() -> None:
         await answers(served, sequence([20]))
 
 
-async def test_news_are_taken_once() -> None:
-    """All that has come since the last time, with the place of its sequence in the request."""
+async def test_each_output_is_taken_once() -> None:
+    """`take` returns all outputs since the last call, each with its sequence's index in the request."""
     generation = Generation([7, 9])
     first, second = (Output(number, "a", [], [], 1, None) for number in (9, 7))
     last = Output(7, "b", [], [], 2, FinishReason.LENGTH)
@@ -148,7 +150,9 @@ async def test_news_are_taken_once() -> None:
 
 
 def test_the_completion_rate_is_the_mean_of_the_last_completions() -> None:
-    """Before the first completion, the time since the first request counts."""
+    """The completion rate is the mean of the last 64 completions; before the first one, the time since the first
+    request counts.
+    """
     rate = CompletionRate()
     rate.begin(100.0)
     assert rate.seconds_until(1, 100.0) == 1
@@ -166,8 +170,8 @@ def test_the_completion_rate_is_the_mean_of_the_last_completions() -> None:
     assert rate.seconds_until(1, 2012.0) == 3, "the four answers of one request, in 12 s"
 
 
-async def test_metrics_say_what_the_engine_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts, times and shares, under names that stay."""
+async def test_metrics_report_what_the_engine_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metrics report the engine's counts, times and ratios under stable names."""
     engine = Engine(fused(40), 4, 64)
     metrics = Metrics(engine.stats())
     async with running(engine, metrics.record_step) as served:
@@ -200,7 +204,7 @@ async def test_metrics_say_what_the_engine_did(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_every_fault_is_counted() -> None:
-    """A failed step once, and each sentence of an integrity check."""
+    """A failed step counts as one fault, and each problem of an integrity check counts."""
     stats = Engine(fused(4), 1, 32).stats()
     metrics = Metrics(stats)
     metrics.record_step(StepReport(stats, StepTimings(), computed=False, seconds=0.0, failed=False, problems=3))
@@ -211,7 +215,7 @@ def test_every_fault_is_counted() -> None:
 
 
 class Held(Around):
-    """A runner whose first step lasts until it is let go."""
+    """A runner whose first step lasts until `let_go` is set."""
 
     def __init__(self, runner: ModelRunner) -> None:
         super().__init__(runner)
@@ -225,8 +229,8 @@ class Held(Around):
         return self._runner.run(step)
 
 
-async def test_who_came_during_a_step_is_in_the_next_one() -> None:
-    """All of them, and who has left since is not."""
+async def test_requests_that_arrive_during_a_step_join_the_next_one() -> None:
+    """The next step has all requests that arrived during a step, except those that were released meanwhile."""
     runner = Held(fused(20))
     async with running(Engine(runner, 8, 64)) as served:
         first = asyncio.create_task(answers(served, sequence([20])))
@@ -241,8 +245,10 @@ async def test_who_came_during_a_step_is_in_the_next_one() -> None:
     assert runner.rows[:2] == [1, 4]
 
 
-def test_a_loop_that_has_ended_gets_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """The thread does not take that for a fault of its own, and can still be stopped."""
+def test_an_event_loop_that_has_ended_gets_no_outputs(caplog: pytest.LogCaptureFixture) -> None:
+    """The thread logs nothing when its event loop has ended before a step's outputs arrive, and it can still be
+    stopped.
+    """
     runner = Held(fused(20))
     served = AsyncEngine(Engine(runner, 4, 32), 8, lambda _: None)
 
@@ -259,14 +265,16 @@ def test_a_loop_that_has_ended_gets_nothing(caplog: pytest.LogCaptureFixture) ->
 
 
 class Padded(Around):
-    """A runner that has prepared steps of eight rows."""
+    """A runner that pads each step to a multiple of eight rows."""
 
     def run(self, step: StepInput) -> StepOutput:
         return dataclasses.replace(self._runner.run(step), padding_rows=-len(step.token_ids) % 8)
 
 
-async def test_padding_is_what_the_runner_computes_for_nobody() -> None:
-    """Its rows count in the efficiency and not as tokens; nor does what is computed again after a preemption."""
+async def test_padding_rows_lower_the_efficiency_and_are_no_tokens() -> None:
+    """Padding rows count in the padding efficiency only, and rows computed again after a preemption lower the fresh
+    ratio.
+    """
     engine = Engine(Padded(fused(4)), 2, 64)
     metrics = Metrics(engine.stats())
     async with running(engine, metrics.record_step) as served:
@@ -283,8 +291,8 @@ async def test_padding_is_what_the_runner_computes_for_nobody() -> None:
     assert shares["fresh_rows_ratio"] == stats.first_time_rows / stats.computed_rows < 1
 
 
-async def test_a_sequence_that_should_not_have_come_harms_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
-    """It cannot fit the memory: its request fails at once and whole, and all others go on."""
+async def test_a_sequence_that_cannot_fit_fails_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """A sequence that cannot fit the KV memory fails its whole request at once, and all other requests go on."""
     engine = Engine(fused(20), 4, 64)
     async with running(engine) as served:
         going_on = asyncio.create_task(answers(served, sequence([*range(20, 60)], 200)))
@@ -299,8 +307,8 @@ async def test_a_sequence_that_should_not_have_come_harms_nobody_else(caplog: py
     assert record.message == "a request is refused that should not have been submitted"
 
 
-async def test_the_speed_of_an_answer_that_was_given_up_does_not_count() -> None:
-    """Its caller saw no end of it."""
+async def test_aborted_answers_do_not_count_in_the_answer_speed() -> None:
+    """The histogram of answer speeds counts completed answers and no aborted ones."""
     engine = Engine(fused(40), 4, 64)
     metrics = Metrics(engine.stats())
     async with running(engine, metrics.record_step) as served:
@@ -315,8 +323,8 @@ async def test_the_speed_of_an_answer_that_was_given_up_does_not_count() -> None
     assert "keepgate_backend_answer_tokens_per_second_count 5.0" in text
 
 
-async def test_the_pace_is_of_one_busy_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins anew with the first answer after an idle time, and not with each answer."""
+async def test_the_completion_rate_begins_anew_after_an_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The completion rate begins anew with the first request after an idle time, and not with each request."""
     begun: list[float] = []
     monkeypatch.setattr(CompletionRate, "begin", lambda self, now: begun.append(now))
     async with running(Engine(fused(40), 4, 64)) as served:

@@ -1,4 +1,4 @@
-"""Blocks are never lost, never handed out twice, free exactly when nobody holds them, and never taken for others."""
+"""The pool loses no block, hands none out twice, frees what no sequence holds, and never confuses contents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SALTS = st.sampled_from(["", "tenant"])
 
 
 def keys_of(tokens: list[int], salt: str, weak: bool = False) -> list[bytes]:
-    """Keys of the full blocks; weak ones collide all the time, as far as four values go."""
+    """The keys of the full blocks; weak keys have four different values, so they collide often."""
     keys: list[bytes] = []
     for start in range(0, len(tokens) - SIZE + 1, SIZE):
         key = chain_key(keys[-1] if keys else salt.ljust(16).encode(), tokens[start : start + SIZE])
@@ -55,7 +55,7 @@ class Pool(RuleBasedStateMachine):
 
     @rule(tokens=TOKENS, salt=SALTS)
     def join(self, tokens: list[int], salt: str) -> None:
-        """Shares what is known, which must be what the sequence begins with, and takes the rest."""
+        """Shares the blocks that are found, which must have the sequence's first tokens, and allocates the rest."""
         if self.weak_keys:
             salt = ""  # tenants are kept apart by keys alone
         shared = self.pool.match(self.keys(tokens, salt), tokens, SIZE).blocks
@@ -113,7 +113,7 @@ class Pool(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def distrust(self, data: st.DataObject) -> None:
-        """What a sequence holds cannot be found any more, by nobody."""
+        """After `forget`, the blocks that a sequence holds can no longer be found."""
         holder = data.draw(st.sampled_from(self.holders))
         self.pool.forget(holder.blocks)
         keys = self.keys(holder.tokens, holder.salt)
@@ -122,7 +122,7 @@ class Pool(RuleBasedStateMachine):
 
     @rule(tokens=TOKENS, salt=SALTS)
     def wait(self, tokens: list[int], salt: str) -> None:
-        """Somebody comes who will look again for what others have computed."""
+        """A prompt is matched now and will be matched again later."""
         self.waiting.append((tokens, salt, self.pool.match(self.keys(tokens, salt), tokens, SIZE)))
 
     @invariant()
@@ -146,7 +146,7 @@ class Pool(RuleBasedStateMachine):
 
 
 class PoolWithCollisions(Pool):
-    """The same when keys collide: they find less, and never what they should not."""
+    """The same with keys that collide: matches are shorter, and never wrong."""
 
     weak_keys = True
 
@@ -170,7 +170,7 @@ def chain(pool: BlockPool, tokens: list[int]) -> list[int]:
 
 
 def test_the_least_recently_used_end_of_a_chain_goes_first() -> None:
-    """Beginnings, which more sequences have in common, outlive what follows them."""
+    """Eviction takes the least recently used chain first, and the end of a chain before its beginning."""
     pool = BlockPool(4)
     old, new = chain(pool, [1, 2, 3, 4]), chain(pool, [5, 6, 7, 8])
     pool.release(old)
@@ -181,7 +181,7 @@ def test_the_least_recently_used_end_of_a_chain_goes_first() -> None:
 
 
 def test_blank_blocks_are_used_before_cached_ones() -> None:
-    """A content is given up only when there is no other block."""
+    """Allocation takes blank blocks first and evicts a cached block only when no blank one is left."""
     pool = BlockPool(3)
     blocks = chain(pool, [1, 2])
     pool.release(blocks)
@@ -194,7 +194,7 @@ def test_blank_blocks_are_used_before_cached_ones() -> None:
 
 
 def test_equal_blocks_become_one() -> None:
-    """Two sequences that computed the same in one step hold one block afterwards."""
+    """Two sequences that computed the same content in one step share one block afterwards."""
     pool = BlockPool(4)
     first, second = chain(pool, [1, 2, 3, 4]), chain(pool, [1, 2, 9, 9])
     assert second[0] == first[0]
@@ -202,8 +202,8 @@ def test_equal_blocks_become_one() -> None:
     assert pool.num_free == 1
 
 
-def test_a_key_alone_is_not_believed() -> None:
-    """The same tokens after others are another content, even if the keys were the same."""
+def test_a_match_compares_tokens_and_parent_not_the_key_alone() -> None:
+    """A block matches only if its tokens and its parent match too, so an equal key alone finds nothing."""
     pool = BlockPool(4)
     blocks = pool.allocate(4)
     assert blocks is not None
@@ -217,8 +217,10 @@ def test_a_key_alone_is_not_believed() -> None:
     assert pool.register(after_two, b"same", two, [9, 9]) is None
 
 
-def test_what_was_found_before_is_continued_or_cut() -> None:
-    """As far as there are keys, and without changing what was found."""
+def test_a_match_continues_an_earlier_match_or_cuts_it() -> None:
+    """A match that starts from an earlier match is extended or cut to the given keys, and the earlier match stays as it
+    is.
+    """
     pool = BlockPool(4)
     tokens = [1, 2, 3, 4]
     keys = keys_of(tokens, "")
@@ -238,8 +240,8 @@ def test_salts_separate() -> None:
     assert pool.match(keys_of([1, 2], "tenant"), [1, 2], SIZE).blocks == []
 
 
-def test_the_check_finds_what_is_wrong() -> None:
-    """A lost reference, and a reference too many, are said with the block's number."""
+def test_the_integrity_check_reports_wrong_reference_counts() -> None:
+    """The integrity check reports each lost and each surplus reference with the number of its block."""
     pool = BlockPool(3)
     blocks = pool.allocate(2)
     assert blocks == [0, 1]
@@ -287,7 +289,7 @@ def test_the_check_knows_every_way_to_be_wrong() -> None:
 
 
 def test_misuse_is_an_error() -> None:
-    """A free block can be neither released nor shared, and a pool has at least one block."""
+    """The pool raises ValueError when a free block is released or shared, and when it is made with no block."""
     pool = BlockPool(2)
     with pytest.raises(ValueError, match="already free"):
         pool.release([0])

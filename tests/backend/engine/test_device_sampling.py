@@ -1,4 +1,4 @@
-"""Sequences' own parameters and generators, in front of the sampling kernel."""
+"""The sampling kernel gets each sequence's own parameters and generator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sequence(seed: int = 0, temperature: float = 1.0, top_k: int = 0, top_p: flo
 
 
 def test_each_row_has_its_own_parameters() -> None:
-    """Greedy, the best of one, the smallest nucleus: all the most likely token, beside one that is free to vary."""
+    """Greedy, top_k=1 and tiny top_p rows give the most likely token beside a row that samples freely."""
     best = LOGITS.argmax(-1).tolist()
     rows = [sequence(temperature=0.0), sequence(top_k=1), sequence(top_p=1e-6), sequence(temperature=50.0)]
     assert sample_on_device(LOGITS, rows).tolist()[:3] == best[:3]
@@ -29,7 +29,7 @@ def test_each_row_has_its_own_parameters() -> None:
 
 
 def test_a_seed_draws_the_same_in_any_batch() -> None:
-    """Alone, and in another row beside others; the next token draws anew."""
+    """A seeded row draws the same token alone and in another row of a batch, and its next draw is a new one."""
     alone, beside = sequence(7, 30.0), sequence(7, 30.0)
     first = sample_on_device(LOGITS[2:3], [alone]).item()
     batch = torch.stack([LOGITS[0], LOGITS[2]])

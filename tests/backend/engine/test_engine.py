@@ -1,4 +1,4 @@
-"""Sequences join and leave the batch at any step, and what a sequence says does not depend on the others."""
+"""Sequences join and leave the batch at any step, and no sequence's output depends on the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMPTS = [
 
 
 class Conversation:
-    """Feeds one engine and keeps what it says."""
+    """Feeds one engine and keeps its outputs."""
 
     def __init__(self, engine: Engine, model: ServedModel) -> None:
         self.engine = engine
@@ -72,8 +72,8 @@ def shallow(model: ServedModel, config: ModelConfig, weights: ModelWeights) -> S
     return dataclasses.replace(model, config=config, runner=runner)
 
 
-def test_joining_and_leaving_changes_nobodys_words(model: ServedModel) -> None:
-    """Sequences that start at different steps, greedy and seeded, say what they say alone."""
+def test_joining_and_leaving_changes_no_other_output(model: ServedModel) -> None:
+    """Greedy and seeded sequences that start at different steps generate the same text as alone."""
     assert model.runner.deterministic
     settings = [{}, {"temperature": 0.9}, {"temperature": 1.2, "top_p": 0.9}, {"presence_penalty": 1.0}, {}]
     expected = [alone(model, p, n, **s) for n, (p, s) in enumerate(zip(PROMPTS, settings, strict=True))]
@@ -87,8 +87,8 @@ def test_joining_and_leaving_changes_nobodys_words(model: ServedModel) -> None:
     assert conversation.engine.pool.num_free == model.runner.num_blocks
 
 
-def test_preemption_changes_nobodys_words(shallow: ServedModel) -> None:
-    """With KV memory for a part of the batch, preempted sequences go on where they were."""
+def test_preemption_changes_no_output(shallow: ServedModel) -> None:
+    """Preempted sequences continue where they were, so each one generates the same text as alone."""
     expected = [alone(shallow, p, n, max_tokens=40, temperature=0.7) for n, p in enumerate(PROMPTS[:3])]
     conversation = Conversation(Engine(shallow.runner, max_batch=3, step_tokens=64), shallow)
     for number, prompt in enumerate(PROMPTS[:3]):
@@ -100,7 +100,7 @@ def test_preemption_changes_nobodys_words(shallow: ServedModel) -> None:
 
 
 def test_random_requests_with_random_aborts_end_with_every_block_free(shallow: ServedModel) -> None:
-    """Whatever comes and goes, nothing is lost: not a block, not a sequence."""
+    """Random requests and aborts lose neither a block nor a sequence."""
     rng = random.Random(7)  # noqa: S311 - a fixed sequence of events
     conversation = Conversation(Engine(shallow.runner, max_batch=3, step_tokens=16), shallow)
     engine, started, aborted = conversation.engine, 0, set()
@@ -125,7 +125,9 @@ def test_random_requests_with_random_aborts_end_with_every_block_free(shallow: S
 
 
 def test_finish_reasons(model: ServedModel) -> None:
-    """length at the limit, stop at an end token or a stop string, and end tokens can be ignored."""
+    """The finish reason is `length` at the limit and `stop` at an end token or stop string; `ignore_eos` ignores end
+    tokens.
+    """
     conversation = Conversation(Engine(model.runner, max_batch=8, step_tokens=128), model)
     chat = "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n"
     conversation.submit(0, PROMPTS[3], max_tokens=5)
@@ -142,7 +144,7 @@ def test_finish_reasons(model: ServedModel) -> None:
 
 
 def test_a_stop_string_over_token_borders(model: ServedModel) -> None:
-    """The stop string may begin and end in the middle of tokens; nothing of it is sent, not even for a while."""
+    """A stop string may begin and end in the middle of tokens, and no part of it is ever sent."""
     full = alone(model, PROMPTS[2], max_tokens=30)
     for start, end in ((9, 14), (20, 31), (3, 5)):
         stop = full[start:end]
@@ -156,7 +158,7 @@ def test_a_stop_string_over_token_borders(model: ServedModel) -> None:
 
 
 def test_logprobs_belong_to_the_text_they_come_with(model: ServedModel) -> None:
-    """With a stop string that holds text back, each entry is sent with its token's text, once and in order."""
+    """Text held back for a stop string is sent with the logprobs of its tokens, once and in order."""
     conversation = Conversation(Engine(model.runner, max_batch=2, step_tokens=128), model)
     sequence = conversation.submit(0, PROMPTS[3], logprobs=2, stop=("5, 6, 7, 8, x",))
     entries, texts = [], []
@@ -171,7 +173,7 @@ def test_logprobs_belong_to_the_text_they_come_with(model: ServedModel) -> None:
 
 
 def test_a_sequence_that_can_never_fit_is_refused(shallow: ServedModel) -> None:
-    """At once, rather than waiting for ever."""
+    """The engine refuses a sequence that can never fit the KV memory at once instead of queueing it."""
     conversation = Conversation(Engine(shallow.runner, max_batch=2, step_tokens=64), shallow)
     with pytest.raises(ValueError, match="does not fit"):
         conversation.submit(0, PROMPTS[0], max_tokens=96)

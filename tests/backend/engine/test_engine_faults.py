@@ -1,4 +1,4 @@
-"""What goes wrong for one sequence ends that sequence, with a reason, and nobody else's."""
+"""A fault of one sequence ends that sequence alone, with a reason."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ def reason(client: EngineClient, number: int) -> FinishReason | None:
 
 @pytest.mark.parametrize("make", [fused, reference])
 @pytest.mark.parametrize("poisoned_at", [0, 25, 39])
-def test_numbers_that_are_none_end_one_answer(
+def test_nan_logits_fail_one_sequence(
     make: Callable[[int], ModelRunner], poisoned_at: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The others in its batch, and those that get its blocks later, say what they say alone."""
+    """NaN logits fail their sequence; others in its batch, and later ones with its blocks, generate the same text as
+    alone.
+    """
     runner = make(12)
     expected = [alone(make(12), prompt).text for prompt in PROMPTS]
     client = EngineClient(Engine(runner, max_batch=4, step_tokens=20))
@@ -51,8 +53,8 @@ def test_numbers_that_are_none_end_one_answer(
     assert {client.completions[number].text for number in range(10, 16)} == {expected[2]}
 
 
-def test_blocks_with_bad_numbers_are_never_found() -> None:
-    """A prompt that is non_finite in its first block shares none, neither while it runs nor afterwards."""
+def test_blocks_with_nan_values_are_never_shared() -> None:
+    """A prompt whose first block has NaN values shares no block, neither while it runs nor afterwards."""
     client = EngineClient(Engine(fused(20), max_batch=2, step_tokens=16))
     bad = [POISON, *range(20, 70)]
     client.submit(0, bad)
@@ -65,7 +67,7 @@ def test_blocks_with_bad_numbers_are_never_found() -> None:
 
 
 class Around:
-    """A runner that is another one in all but its steps."""
+    """A runner that forwards everything but its steps to another runner."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -83,7 +85,7 @@ class Around:
 
 
 class Failing(Around):
-    """A runner of which one row's logits have some value while it ``fails``."""
+    """A runner that sets one logit of the first row to some value while it ``fails``."""
 
     def __init__(self, runner: ModelRunner, value: float = torch.nan) -> None:
         super().__init__(runner)
@@ -97,8 +99,8 @@ class Failing(Around):
         return result
 
 
-def test_an_answer_that_goes_wrong_late_takes_its_blocks_back() -> None:
-    """What it had shared before is not to be trusted either; whoever holds it goes on."""
+def test_a_sequence_that_fails_late_withdraws_its_shared_blocks() -> None:
+    """Blocks of a sequence that fails late are no longer found, and a sequence that already shares them goes on."""
     runner = Failing(fused(20))
     client = EngineClient(Engine(runner, max_batch=2, step_tokens=64))
     client.submit(0, PROMPTS[0], 30)
@@ -122,8 +124,8 @@ def test_an_answer_that_goes_wrong_late_takes_its_blocks_back() -> None:
     ("value", "ends"),
     [(torch.inf, FinishReason.FAILED), (torch.nan, FinishReason.FAILED), (-torch.inf, FinishReason.LENGTH)],
 )
-def test_one_bad_logit_is_enough(value: float, ends: FinishReason) -> None:
-    """Except minus infinity, which is a token that never comes."""
+def test_one_nan_or_infinite_logit_fails_the_sequence(value: float, ends: FinishReason) -> None:
+    """One NaN or plus infinity among the logits fails the sequence; minus infinity is a token that is never drawn."""
     runner = Failing(fused(20), value)
     client = EngineClient(Engine(runner, max_batch=2, step_tokens=64))
     client.submit(0, PROMPTS[0])
@@ -134,8 +136,8 @@ def test_one_bad_logit_is_enough(value: float, ends: FinishReason) -> None:
     assert reason(client, 0) is ends
 
 
-def test_a_pooled_prompt_with_bad_numbers_fails() -> None:
-    """Instead of an embedding that is not a number."""
+def test_a_pooled_prompt_with_nan_values_fails() -> None:
+    """A pooled prompt with NaN values fails instead of returning an embedding of NaN."""
     client = EngineClient(Engine(fused(20), max_batch=2, step_tokens=16))
     client.submit(0, [*range(20, 40), POISON], 0, pooled=True)
     client.submit(1, PROMPTS[1], 0, pooled=True)
@@ -166,7 +168,7 @@ class Narrow(Around):
     ],
 )
 def test_out_of_memory_ends_the_youngest(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    """The older ones go on and say what they say alone."""
+    """A step without memory sheds the youngest sequences, and the older ones generate the same text as alone."""
     expected = [alone(fused(20), [20 + number], 30, ignore_eos=True).text for number in range(2)]
     client = EngineClient(Engine(Narrow(fused(20), 2, error), max_batch=4, step_tokens=8))
     for number in range(4):
@@ -179,7 +181,7 @@ def test_out_of_memory_ends_the_youngest(error: Exception, caplog: pytest.LogCap
 
 
 def test_out_of_memory_spares_the_urgent() -> None:
-    """Though it came last."""
+    """A step without memory sheds the less urgent sequences first, even if the urgent one arrived last."""
     client = EngineClient(Engine(Narrow(fused(20), 2, MemoryError()), max_batch=4, step_tokens=8))
     for number, priority in enumerate((1, 1, 0)):
         client.submit(number, [20 + number], priority=priority, ignore_eos=True)
@@ -187,8 +189,8 @@ def test_out_of_memory_spares_the_urgent() -> None:
     assert [reason(client, number) for number in range(3)] == [FinishReason.SHED] * 2 + [FinishReason.LENGTH]
 
 
-def test_a_step_that_never_fits_ends_too() -> None:
-    """With one sequence left there is nobody else to end, and the engine takes the next one."""
+def test_a_single_sequence_that_never_fits_is_shed() -> None:
+    """The engine sheds a sequence whose step does not fit alone, and goes on with the next one."""
     client = EngineClient(Engine(Narrow(fused(20), 2, MemoryError()), max_batch=4, step_tokens=8))
     client.submit(0, [20, 21, 22, 23])
     client.run()
@@ -199,15 +201,15 @@ def test_a_step_that_never_fits_ends_too() -> None:
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
-    """They concern the whole step, and whoever drives the engine decides."""
+    """The engine raises every other error of a step instead of shedding sequences."""
     client = EngineClient(Engine(Narrow(fused(20), 0, RuntimeError("the device is gone")), max_batch=4, step_tokens=8))
     client.submit(0, [20])
     with pytest.raises(RuntimeError, match="the device is gone"):
         client.step()
 
 
-def test_deadlines_end_those_who_wait_and_those_who_run() -> None:
-    """With a sentence that says which; the blocks are free at once."""
+def test_deadlines_end_waiting_and_running_sequences() -> None:
+    """A deadline ends a waiting or running sequence with a message that says which, and its blocks are free at once."""
     client = EngineClient(Engine(fused(20), max_batch=1, step_tokens=32))
     client.submit(0, [20], 200, ignore_eos=True, deadline=time.monotonic() + 3600)
     waiting = client.submit(1, [21], deadline=time.monotonic() - 1)
@@ -227,8 +229,8 @@ def test_deadlines_end_those_who_wait_and_those_who_run() -> None:
     assert client.engine.stats().deadline_exceeded == 2
 
 
-def test_the_engine_says_when_there_is_something_to_do() -> None:
-    """So that who drives it can sleep: until a batch opens, or until a deadline."""
+def test_seconds_until_work_follows_batches_and_deadlines() -> None:
+    """`seconds_until_work` is the time until a batch opens or a deadline passes, and None without work."""
     engine = Engine(fused(20), 4, 32, Batching(BatchingMode.DYNAMIC, max_wait=1000.0))
     client = EngineClient(engine)
     assert engine.seconds_until_work() is None
@@ -250,8 +252,8 @@ def test_the_engine_says_when_there_is_something_to_do() -> None:
     client.run()
 
 
-def test_the_integrity_check_sees_what_is_wrong() -> None:
-    """Lost blocks, sequences that nobody schedules, and tables that say too much; and it changes nothing."""
+def test_the_integrity_check_reports_problems_and_repairs_none() -> None:
+    """The integrity check reports lost blocks, unscheduled sequences and wrong block tables, and changes nothing."""
     engine = Engine(fused(20), 4, 32)
     client = EngineClient(engine)
     for number, prompt in enumerate(PROMPTS):
@@ -277,8 +279,8 @@ def test_the_integrity_check_sees_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("fault", ["a block twice", "more shared than computed", "more computed than there is"])
-def test_the_integrity_check_looks_at_each_table(fault: str) -> None:
-    """Each way in which a sequence's own notes can be wrong is found with the sequence's number."""
+def test_the_integrity_check_reports_a_wrong_block_table(fault: str) -> None:
+    """The integrity check reports each kind of inconsistent block table with the sequence's number."""
     engine = Engine(fused(20), 4, 32)
     client = EngineClient(engine)
     sequence = client.submit(0, PROMPTS[0], 50, ignore_eos=True)
@@ -295,7 +297,7 @@ def test_the_integrity_check_looks_at_each_table(fault: str) -> None:
 
 
 def test_an_answer_of_no_tokens_ends_after_its_prompt() -> None:
-    """However many chunks that takes; nothing is chosen, and the reason is its length."""
+    """A sequence with `max_tokens=0` ends with `length` after the last chunk of its prompt and generates nothing."""
     client = EngineClient(Engine(fused(20), max_batch=2, step_tokens=16))
     nothing = client.submit(0, PROMPTS[0], 0)
     client.step()
@@ -305,8 +307,8 @@ def test_an_answer_of_no_tokens_ends_after_its_prompt() -> None:
     assert (nothing.num_generated, client.completions[0].text) == (0, "")
 
 
-def test_log_probabilities_of_a_prompt_come_once_however_it_is_cut() -> None:
-    """In chunks, and after a preemption in their midst: with the first output, the same as of the whole."""
+def test_prompt_logprobs_come_once_over_chunks_and_preemptions() -> None:
+    """Prompt logprobs come whole with the first output, however the prompt was cut into chunks or preempted."""
     whole = alone(fused(20), PROMPTS[0], 3, prompt_logprobs=True)
     expected = whole.sequence.prompt_logprobs
     assert whole.content == alone(fused(20), PROMPTS[0], 3).content
@@ -328,15 +330,15 @@ def test_log_probabilities_of_a_prompt_come_once_however_it_is_cut() -> None:
 
 
 def test_a_prompt_is_scored_as_the_answer_was() -> None:
-    """The log-probabilities of an answer's tokens, when it comes back as a prompt, are those it was given with."""
+    """An answer's tokens get the same log-probabilities as part of a prompt as when they were generated."""
     completion = alone(fused(20), PROMPTS[0], 5, ignore_eos=True)
     again = alone(fused(20), completion.sequence.tokens, 1, prompt_logprobs=True)
     assert len(completion.logprobs) == 5
     assert again.sequence.prompt_logprobs[-5:] == completion.logprobs
 
 
-def test_each_row_of_a_prompt_with_log_probabilities_is_checked() -> None:
-    """Not only the last one, of which a token is chosen."""
+def test_every_row_of_prompt_logprobs_is_checked_for_nan() -> None:
+    """With prompt logprobs a NaN in any row fails the sequence, and not only one in the last row."""
     runner = Failing(fused(20))
     runner.fails = True
     client = EngineClient(Engine(runner, max_batch=1, step_tokens=64))
@@ -346,7 +348,7 @@ def test_each_row_of_a_prompt_with_log_probabilities_is_checked() -> None:
 
 
 def test_embeddings_are_means_of_the_prompt_however_it_is_cut() -> None:
-    """Bit for bit, beside others, in chunks, and after a preemption."""
+    """An embedding is the mean of the prompt's hidden states, bit for bit the same in chunks and after a preemption."""
     whole = alone(fused(20), PROMPTS[0], 0, pooled=True).last
     assert whole is not None
     assert whole.embedding is not None
@@ -384,8 +386,8 @@ def test_embeddings_are_means_of_the_prompt_however_it_is_cut() -> None:
     assert cut.cached_tokens == 0, "the states of computed blocks are not kept"
 
 
-def test_usage_says_what_was_there_already() -> None:
-    """Whole blocks of the prompt, and never its last token."""
+def test_cached_tokens_are_whole_blocks_without_the_last_token() -> None:
+    """`cached_tokens` counts the whole cached blocks of the prompt, and never its last token."""
     client = EngineClient(Engine(fused(20), max_batch=3, step_tokens=64))
     client.submit(0, PROMPTS[0])
     client.run()
@@ -402,7 +404,7 @@ def test_usage_says_what_was_there_already() -> None:
 
 
 def test_fragmentation_is_the_unused_rest_of_last_blocks() -> None:
-    """Shared blocks count once, and hold no unused slot."""
+    """Fragmentation is the share of unused slots; a shared block counts once and has none."""
     client = EngineClient(Engine(fused(20), max_batch=3, step_tokens=64))
     assert client.engine.stats().fragmentation == 0.0
     client.submit(0, [*range(20, 50)], 50, ignore_eos=True)
@@ -416,8 +418,8 @@ def test_fragmentation_is_the_unused_rest_of_last_blocks() -> None:
     assert stats.fragmentation == unused / held
 
 
-def test_what_fits_to_the_last_token_is_taken() -> None:
-    """One more token needs one more block than there is, and is refused at once."""
+def test_a_sequence_that_fills_the_memory_exactly_is_taken() -> None:
+    """A sequence that fills the KV memory exactly is taken, and one that needs a token more is refused."""
     client = EngineClient(Engine(fused(4), max_batch=1, step_tokens=64))
     with pytest.raises(ValueError, match="up to 65 tokens does not fit 4 KV blocks"):
         client.submit(0, [20], 4 * BLOCK_SIZE)

@@ -1,4 +1,4 @@
-"""The next step is launched before the tokens of the last one are known, and nobody can tell from the answers."""
+"""The engine launches a step before it knows the last tokens, and no answer depends on that."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ OPTIONS: st.SearchStrategy[Options] = st.sampled_from(
     step_tokens=st.sampled_from([1, 17, 80, 400]),
     mode=st.sampled_from(BatchingMode),
 )
-def test_no_answer_depends_on_it(
+def test_no_answer_depends_on_launching_ahead(
     requests: list[ScheduledRequest], max_batch: int, step_tokens: int, mode: BatchingMode
 ) -> None:
-    """Whatever comes, leaves, stops and is preempted: who stays gets what he gets alone, one step after the other."""
+    """Every answer is the same as alone without launching ahead, whatever arrives, leaves, stops or is preempted."""
     on = schedule_pair()
     client, left = run_schedule(Engine(Device(on.runner), max_batch, step_tokens, Batching(mode)), requests)
     assert_same_as_alone(on, requests, client, left)
@@ -92,7 +92,7 @@ def plain(client: EngineClient, number: int, answer: int = 30, **options: Any) -
 
 
 def test_steps_are_launched_before_the_last_tokens_are_known() -> None:
-    """All but the first; an answer of a known length has no row too many, and the last step nothing after it."""
+    """All steps but the first are launched ahead, and an answer of known length computes no surplus row."""
     device = Device(fused(20))
     client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
     plain(client, 0, 10)
@@ -111,7 +111,9 @@ def test_steps_are_launched_before_the_last_tokens_are_known() -> None:
     "options", [{"logprobs": 0}, {"frequency_penalty": 0.5}, {"logit_bias": {9: 1.0}}, {"prompt_logprobs": True}]
 )
 def test_a_row_that_needs_the_host_keeps_its_batch_waiting(options: dict[str, Any]) -> None:
-    """While it runs no step is launched ahead; when it has ended they are again."""
+    """No step is launched ahead while a row needs the host's logits; after it has ended, steps are launched ahead
+    again.
+    """
     device = Device(fused(20))
     client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
     plain(client, 0, 12)
@@ -120,8 +122,8 @@ def test_a_row_that_needs_the_host_keeps_its_batch_waiting(options: dict[str, An
     assert device.ahead == [False] * 5 + [True] * 7
 
 
-def test_who_comes_waits_for_one_step() -> None:
-    """The step that is under way; then nothing is launched ahead before the newcomer has joined."""
+def test_a_new_sequence_waits_for_one_step() -> None:
+    """A new sequence waits for the step under way, and no further step is launched ahead before it has joined."""
     device = Device(fused(20))
     client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
     plain(client, 0)
@@ -135,8 +137,8 @@ def test_who_comes_waits_for_one_step() -> None:
     assert device.ahead == [False, True, True, True, False, True]
 
 
-def test_who_waits_for_memory_stops_nobody() -> None:
-    """As long as nothing is given back there is nothing to let in, and steps go on ahead of their tokens."""
+def test_a_sequence_that_waits_for_memory_stops_no_launching_ahead() -> None:
+    """Steps are launched ahead while a sequence waits for memory that no running sequence has given back."""
     device = Device(fused(4))
     client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
     plain(client, 0, 33)
@@ -149,8 +151,8 @@ def test_who_waits_for_memory_stops_nobody() -> None:
     assert client.completions[1].text == alone(fused(4), [*range(20, 69)], 4).text
 
 
-def test_who_waited_for_memory_joins_when_there_is_some() -> None:
-    """While others still run, and at the latest in the step after the next."""
+def test_a_sequence_that_waited_for_memory_joins_within_two_steps() -> None:
+    """A sequence that waits for memory joins at most two steps after the memory is free, while others still run."""
     client = EngineClient(Engine(Device(fused(6)), max_batch=4, step_tokens=64))
     plain(client, 0, 40)
     plain(client, 1, 12)
@@ -166,7 +168,7 @@ def test_who_waited_for_memory_joins_when_there_is_some() -> None:
 
 
 def test_rows_that_go_on_keep_their_own_tokens() -> None:
-    """When one drops out in front of them and between them."""
+    """The rows that go on keep their own tokens when a row before or between them ends."""
     client = EngineClient(Engine(Device(fused(20)), max_batch=8, step_tokens=64))
     lengths = [3, 20, 9, 15, 4]
     for number, length in enumerate(lengths):
@@ -176,8 +178,8 @@ def test_rows_that_go_on_keep_their_own_tokens() -> None:
         assert client.completions[number].text == alone(fused(20), [20 + number], length, ignore_eos=True).text
 
 
-def test_a_prompt_that_got_nothing_is_not_passed_over() -> None:
-    """All of a step's rows give tokens, but a longer prompt still waits for its part of the budget."""
+def test_a_prompt_that_got_no_budget_is_not_passed_over() -> None:
+    """No step is launched ahead past a prompt that still waits for its part of the budget."""
     client = EngineClient(Engine(Device(fused(20)), max_batch=2, step_tokens=2))
     client.submit(0, [20, 21], 30, logprobs=None, ignore_eos=True)
     client.submit(1, [*range(30, 60)], 4, logprobs=None)
@@ -189,8 +191,8 @@ def test_a_prompt_that_got_nothing_is_not_passed_over() -> None:
     client.run()
 
 
-def test_blocks_are_taken_from_nobody_for_a_step_ahead() -> None:
-    """When there are none left, the steps before are taken over first, and somebody gives his own back."""
+def test_a_step_ahead_preempts_no_sequence() -> None:
+    """When blocks run out, the engine takes over the steps under way before it preempts a sequence."""
     client = EngineClient(Engine(Device(fused(4)), max_batch=2, step_tokens=64))
     for number in range(2):
         client.submit(number, [20 + number] * 14, 40, logprobs=None, ignore_eos=True)
@@ -202,7 +204,7 @@ def test_blocks_are_taken_from_nobody_for_a_step_ahead() -> None:
 
 
 class Even:
-    """An answer of even tokens."""
+    """A constraint that allows even tokens only."""
 
     def __init__(self) -> None:
         self.accepted: list[int] = []
@@ -214,8 +216,8 @@ class Even:
         self.accepted.append(token_id)
 
 
-def test_an_answer_with_a_form_follows_it() -> None:
-    """What may come next depends on the last token, so nothing is launched ahead of it."""
+def test_a_constrained_answer_launches_nothing_ahead() -> None:
+    """A constrained answer follows its constraint, and no step is launched ahead of its tokens."""
     device = Device(fused(20))
     client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
     plain(client, 0, 12)
@@ -228,8 +230,8 @@ def test_an_answer_with_a_form_follows_it() -> None:
     assert not any(device.ahead)
 
 
-def test_stop_strings_end_one_step_late_and_nobody_sees_it() -> None:
-    """The row too many is computed, thrown away, and not called useful."""
+def test_the_surplus_row_of_a_stop_string_is_thrown_away() -> None:
+    """After a stop string one surplus row is computed, thrown away and not counted as a first-time row."""
     full = alone(fused(20), [20], 30, ignore_eos=True).text
     device = Device(fused(20))
     client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
@@ -246,8 +248,10 @@ def test_stop_strings_end_one_step_late_and_nobody_sees_it() -> None:
     assert client.completions[1].text == alone(fused(20), [21], 40, ignore_eos=True).text
 
 
-def test_a_step_under_way_when_all_have_left() -> None:
-    """Is forgotten: their blocks serve the next ones, who get what they get alone."""
+def test_a_step_whose_sequences_have_all_left_is_forgotten() -> None:
+    """A step whose sequences have all left is forgotten, and later sequences with their blocks get the same text as
+    alone.
+    """
     device = Device(fused(4))
     client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
     for leave in (lambda: client.engine.abort(0), client.engine.fail_all):
@@ -264,7 +268,7 @@ def test_a_step_under_way_when_all_have_left() -> None:
 
 
 def test_a_deadline_ends_an_answer_under_way() -> None:
-    """The step that has a row of it gives the others their tokens."""
+    """A deadline ends an answer with a row in the step under way, and the other rows keep their tokens."""
     client = EngineClient(Engine(Device(fused(20)), max_batch=4, step_tokens=64))
     plain(client, 0)
     plain(client, 1)
@@ -278,8 +282,8 @@ def test_a_deadline_ends_an_answer_under_way() -> None:
     assert client.completions[1].text == alone(fused(20), [21], 30, ignore_eos=True).text
 
 
-def test_numbers_that_are_none_end_one_answer() -> None:
-    """Also when they come in a step that was launched ahead, and the step after it is under way."""
+def test_nan_logits_of_a_step_ahead_fail_one_sequence() -> None:
+    """NaN logits in a step that was launched ahead fail one sequence, though the next step is under way."""
     client = EngineClient(Engine(Device(fused(20)), max_batch=4, step_tokens=64))
     plain(client, 0)
     plain(client, 1)
@@ -298,7 +302,7 @@ def test_numbers_that_are_none_end_one_answer() -> None:
 
 
 class Poisoning(Around):
-    """Puts a token whose embedding is not a number into the first row, once."""
+    """Replaces the first row's token by one whose embedding is NaN, once."""
 
     def __init__(self, runner: ModelRunner) -> None:
         super().__init__(runner)
@@ -315,7 +319,7 @@ class Poisoning(Around):
 
 @pytest.mark.parametrize("fails_at", [1, 2, 7])
 def test_out_of_memory_ahead_ends_the_younger_half(fails_at: int) -> None:
-    """In its turn: the tokens before it are delivered, and the others say what they say alone, drawn ones too."""
+    """A step ahead without memory sheds the younger half after the tokens before it are delivered."""
     device = Device(fused(20))
     device.fails_at = fails_at
     client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
@@ -330,8 +334,8 @@ def test_out_of_memory_ahead_ends_the_younger_half(fails_at: int) -> None:
         assert client.completions[number].text == expected.text
 
 
-def test_blocks_that_windows_have_left_are_given_back_under_a_step_ahead() -> None:
-    """What the step under way still sees is not among them."""
+def test_a_step_ahead_keeps_the_blocks_that_its_windows_see() -> None:
+    """Blocks outside the window are given back while a step is under way, except those that it still reads."""
     config = dataclasses.replace(CONFIG, windows=(24, 24))
     client = EngineClient(Engine(Device(TorchRunner(config, weights(), 14, CONTEXT)), max_batch=3, step_tokens=32))
     for number in range(3):
@@ -343,8 +347,8 @@ def test_blocks_that_windows_have_left_are_given_back_under_a_step_ahead() -> No
         assert client.completions[number].text == expected.text
 
 
-async def test_random_requests_with_random_ends() -> None:
-    """Clients that come and leave as they like, in front of the engine's own thread: see ``soak``."""
+async def test_random_requests_with_random_ends_and_steps_ahead() -> None:
+    """The soak test passes with a runner that launches ahead: blocks are free and equal requests get equal answers."""
     devices: list[Device] = []
 
     def make(num_blocks: int, precision: str, kv_precision: KVPrecision) -> Device:

@@ -1,4 +1,4 @@
-"""What says that there is too little memory, and what is another failure."""
+"""Errors that mean too little memory are told from other failures."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import torch
 from backend.errors import is_out_of_memory
 
 
-def test_an_allocation_that_cannot_be_is_known() -> None:
-    """torch's own allocator raises no class of its own for it."""
+def test_failed_allocations_are_out_of_memory() -> None:
+    """Failed allocations of torch and Python are recognised, though torch's CPU allocator has no exception class for
+    them.
+    """
     with pytest.raises(RuntimeError) as of_torch:
         torch.empty(2**50, dtype=torch.float64)
     with pytest.raises(MemoryError) as of_python:
@@ -19,8 +21,8 @@ def test_an_allocation_that_cannot_be_is_known() -> None:
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
 
 
-def test_other_failures_are_not_taken_for_it() -> None:
-    """They would be shed as one step too many, or shown without a trace."""
+def test_other_failures_are_not_out_of_memory() -> None:
+    """Other runtime errors are not recognised as a lack of memory."""
     with pytest.raises(RuntimeError) as wrong:
         torch.ones(2) @ torch.ones(3)
     assert not is_out_of_memory(wrong.value)

@@ -1,4 +1,4 @@
-"""Each row is sampled on its own: filters, penalties and seeds mean the same alone and in any batch."""
+"""Each row is sampled on its own: filters, penalties and seeds have the same effect alone and in any batch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def logits(rows: int, seed: int = 0) -> torch.Tensor:
 @NO_DEADLINE
 @given(params=st.lists(PARAMS, min_size=1, max_size=6), seed=st.integers(0, 1000))
 def test_a_row_alone_is_the_row_in_any_batch(params: list[dict[str, Any]], seed: int) -> None:
-    """Token and log-probabilities are equal, bit for bit, whatever the other rows ask for."""
+    """A row's token and log-probabilities are bitwise the same alone and in any batch."""
     matrix = logits(len(params), seed)
     together = sample(matrix.clone(), [make(row, [7, 7, 9], **p) for row, p in enumerate(params)])
     for row, p in enumerate(params):
@@ -59,7 +59,7 @@ def test_a_row_alone_is_the_row_in_any_batch(params: list[dict[str, Any]], seed:
 @NO_DEADLINE
 @given(params=PARAMS, seed=st.integers(0, 1000))
 def test_the_chosen_token_passes_every_filter(params: dict[str, Any], seed: int) -> None:
-    """Checked against the filters' definitions, written out the slow way."""
+    """The chosen token passes every filter, by a slow reference of the filters' definitions."""
     params |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
     matrix = logits(1, seed)
     token = sample(matrix.clone(), [make(seed, **params)])[0].token_id
@@ -85,7 +85,7 @@ def allowed(row: torch.Tensor, temperature: float, top_p: float, top_k: int, min
 
 
 def test_draws_follow_the_distribution() -> None:
-    """Thousands of draws from four tokens come out in the right shares, with a filter and without."""
+    """Thousands of draws from four tokens have the right shares, with and without a filter."""
     row = torch.full((VOCABULARY,), -50.0)
     row[[3, 40, 500, 2499]] = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     for params, shares in (
@@ -106,7 +106,7 @@ def test_draws_follow_the_distribution() -> None:
 @pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-300, 1e-46, 1e-40])
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
 def test_the_smallest_temperatures_are_greedy(temperature: float, filters: dict[str, Any]) -> None:
-    """Down to the smallest number there is, also beside a row of another temperature."""
+    """Sampling is greedy down to the smallest positive temperature, also beside a row of another temperature."""
     matrix = logits(2)
     matrix[0, 3] = float("-inf")
     beside = make(seed=1, temperature=1.0)
@@ -116,13 +116,13 @@ def test_the_smallest_temperatures_are_greedy(temperature: float, filters: dict[
 
 
 def test_the_greedy_choice_among_equals_is_the_first() -> None:
-    """Whatever the seed."""
+    """The greedy choice among equal logits is the lowest token id, whatever the seed."""
     matrix = torch.zeros(20, VOCABULARY)
     assert {s.token_id for s in sample(matrix, [make(seed, temperature=0.0) for seed in range(20)])} == {0}
 
 
-def test_penalties_and_biases_do_what_they_say() -> None:
-    """Presence counts once, frequency each time, repetition scales, and a bias of -100 forbids."""
+def test_penalties_and_biases_change_the_logits_as_defined() -> None:
+    """The presence penalty counts once, frequency counts each time, repetition scales, and a bias of -100 forbids."""
     base = torch.zeros(1, VOCABULARY)
     base[0, :4] = torch.tensor([10.0, 9.0, 8.0, 7.0])
 
@@ -140,7 +140,9 @@ def test_penalties_and_biases_do_what_they_say() -> None:
 
 
 def test_repetition_looks_at_the_prompt_but_the_other_penalties_do_not() -> None:
-    """As at OpenAI and in the paper."""
+    """The repetition penalty covers the prompt; presence and frequency penalties cover generated tokens alone, as at
+    OpenAI.
+    """
     base = torch.zeros(1, VOCABULARY)
     base[0, [5, 8]] = torch.tensor([10.0, 9.5])  # 5 is in the prompt
 
@@ -152,7 +154,7 @@ def test_repetition_looks_at_the_prompt_but_the_other_penalties_do_not() -> None
 
 
 def test_logprobs_are_those_of_the_model() -> None:
-    """Penalties, temperature and filters choose, but what is reported is the distribution before them."""
+    """Reported logprobs are the model's distribution before penalties, temperature and filters."""
     matrix = logits(1)
     expected = torch.log_softmax(matrix[0], dim=-1)
     first = int(matrix.argmax())
@@ -164,14 +166,14 @@ def test_logprobs_are_those_of_the_model() -> None:
 
 
 def test_there_are_no_more_logprobs_than_tokens() -> None:
-    """Whoever asks for more alternatives than the vocabulary has gets all of it."""
+    """A request for more alternatives than the vocabulary has gets the whole vocabulary."""
     (sampled,) = sample(logits(1)[:, :3].clone(), [make(temperature=0.0, logprobs=5)])
     assert sampled.logprobs is not None
     assert {token for token, _ in sampled.logprobs.top} == {0, 1, 2}
 
 
 def test_rows_computed_in_inference_mode_can_be_adjusted() -> None:
-    """Bias and penalties change what the reference runner hands over, in a thread that is not in that mode."""
+    """Biases and penalties are applied to logits from inference mode in a thread that is not in that mode."""
     with torch.inference_mode():
         rows = logits(1).clone()
     sampled = sample(rows, [make(0, [7, 7], logit_bias={9: 100.0}, frequency_penalty=1.0, repetition_penalty=1.2)])
@@ -180,8 +182,8 @@ def test_rows_computed_in_inference_mode_can_be_adjusted() -> None:
 
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_that_are_none_choose_some_token(value: float, filters: dict[str, Any]) -> None:
-    """Who asks for it throws it away; what matters is that the other rows of the batch get theirs."""
+def test_nan_logits_leave_other_rows_their_tokens(value: float, filters: dict[str, Any]) -> None:
+    """A row with NaN or infinite logits draws some token, and the other rows of the batch draw theirs."""
     matrix = logits(2)
     matrix[0, 7] = value
     good = sample(matrix[1:].clone(), [make(seed=1, temperature=1.0, **filters)])[0]
@@ -194,8 +196,8 @@ def test_numbers_that_are_none_choose_some_token(value: float, filters: dict[str
     weights=st.lists(st.sampled_from([0.0, 1e-30, 0.1, 0.3, 1.0]), min_size=1, max_size=900).filter(any),
     uniform=st.floats(0, 1, exclude_max=True),
 )
-def test_a_draw_is_where_the_running_sum_passes_the_number(weights: list[float], uniform: float) -> None:
-    """Whatever block it is in; and a token without weight, which a grammar has ruled out, is never drawn."""
+def test_a_draw_is_where_the_cumulative_sum_passes_the_number(weights: list[float], uniform: float) -> None:
+    """A draw is the token where the cumulative sum passes the uniform number, and never a token of weight 0."""
     array = np.array(weights, dtype=np.float32)
     running = array.cumsum(dtype=np.float64)
     token = _invert(array, uniform)
@@ -206,7 +208,7 @@ def test_a_draw_is_where_the_running_sum_passes_the_number(weights: list[float],
 
 
 def test_each_token_has_its_share_of_the_numbers() -> None:
-    """From its beginning on, the first and the last of a block too; what has no weight has no share."""
+    """Each token's interval of uniform numbers begins at its cumulative sum, and a token of weight 0 has none."""
     weights = np.ones(1024, dtype=np.float32)
     for at in (0.0, 0.5):
         assert [_invert(weights, (token + at) / 1024) for token in range(1024)] == list(range(1024))
@@ -215,7 +217,7 @@ def test_each_token_has_its_share_of_the_numbers() -> None:
 
 
 def test_the_largest_number_draws_the_last_token_with_weight() -> None:
-    """Also where the sum over the blocks is a little more than the sum over the tokens."""
+    """The largest uniform number below 1 draws the last token with weight, even where block sums are rounded up."""
     for seed in range(50):
         weights = np.random.default_rng(seed).random(300, dtype=np.float32)
         weights[150:] = 0
@@ -225,7 +227,7 @@ def test_the_largest_number_draws_the_last_token_with_weight() -> None:
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
 @pytest.mark.parametrize("top_k", [0, 1, 5, 2000])
 def test_every_token_that_passes_the_filters_can_be_drawn(temperature: float, top_k: int) -> None:
-    """What one filter leaves out changes nothing about what another is a share of, whichever are set."""
+    """The candidates of all filters together are those of a slow reference, for every combination of the filters."""
     row = logits(1, seed=int(10 * temperature) + top_k)[0]
     weights = np.exp((row.numpy() - float(row.max())) / np.float32(temperature))
     mass = float(weights.sum())
@@ -238,15 +240,15 @@ def test_every_token_that_passes_the_filters_can_be_drawn(temperature: float, to
         assert len(kept ^ expected) <= 1, params
 
 
-def test_top_k_are_k() -> None:
-    """Also where there is a wide gap between two of them."""
+def test_top_k_keeps_k_tokens_across_a_gap() -> None:
+    """`top_k` keeps k tokens even where two of them lie far apart."""
     weights = np.array([1.0, 0.5, 0.005, 0.004, 0.003], dtype=np.float32)
     params = SamplingParams(max_tokens=1, top_k=3)
     assert _candidates(weights, float(weights.sum()), params)[:3].tolist() == [0, 1, 2]
 
 
-def test_equals_go_by_their_ids_and_pass_min_p_together() -> None:
-    """A token as likely as the limit asks is kept, as in transformers."""
+def test_equal_tokens_are_ordered_by_id_and_pass_min_p_together() -> None:
+    """Equal weights are ordered by token id, and a token exactly at the min_p limit is kept, as in transformers."""
     weights = np.array([0.5, 1.0, 1.0, 0.5, 0.1], dtype=np.float32)
     for min_p, kept in ((0.5, [1, 2, 0, 3]), (1.0, [1, 2])):
         params = SamplingParams(max_tokens=1, min_p=min_p)
@@ -254,8 +256,8 @@ def test_equals_go_by_their_ids_and_pass_min_p_together() -> None:
         assert candidates[: len(_filter(weights[candidates], float(weights.sum()), params))].tolist() == kept
 
 
-def test_min_p_does_not_change_what_top_p_is_a_share_of() -> None:
-    """Top-k, then top-p of its mass, then min-p, as in transformers."""
+def test_min_p_applies_after_top_p() -> None:
+    """The filters apply as in transformers: top_k, then top_p of its mass, then min_p."""
     weights = np.array([1.0] + [0.05] * 9 + [0.009] * 200, dtype=np.float32)
     params = SamplingParams(max_tokens=1, top_k=200, top_p=0.6, min_p=0.01)
     mass = float(weights.sum())

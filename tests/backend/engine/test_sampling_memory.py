@@ -1,4 +1,4 @@
-"""A lack of memory while tokens are chosen is shed like one while the model computes: some end, the others go on."""
+"""A lack of memory while tokens are sampled sheds sequences as one during the forward pass does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT = [*range(20, 60)]
 
 
 def words(number: int) -> str:
-    """What a request says when nobody is beside it."""
+    """The text of a request that runs alone."""
     client = EngineClient(Engine(fused(20), max_batch=1, step_tokens=256, shares_prefixes=False))
     client.submit(number, [*PROMPT, number + 11], 20, ignore_eos=True, **OPTIONS[number])
     client.run()
@@ -35,7 +35,7 @@ def words(number: int) -> str:
 def test_sampling_out_of_memory_ends_the_youngest(
     error: Exception, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Penalties are not applied twice and no draw is lost, even if the memory ended when all was chosen."""
+    """Sampling without memory sheds the youngest; the others lose no draw and get no penalty twice."""
 
     def narrow(logits: torch.Tensor, sequences: list[Sequence]) -> list[SampledToken]:
         if len(sequences) > 2:
@@ -62,8 +62,10 @@ def test_sampling_out_of_memory_ends_the_youngest(
     assert client.engine.stats().out_of_memory == 2
 
 
-def test_the_memory_of_log_probabilities_is_shed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the prompt are noted once, though the step that computed them is tried again."""
+def test_prompt_logprobs_out_of_memory_sheds_the_youngest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log-probabilities without memory shed the youngest, and the prompt's are recorded once though the step is
+    repeated.
+    """
     expected = alone(fused(20), PROMPT, 3, prompt_logprobs=True).sequence.prompt_logprobs
     failures = iter([False] * 10 + [True])
     real = torch.log_softmax

@@ -1,4 +1,4 @@
-"""The scheduler keeps its budget, loses nothing, starves nobody, and always gets to the end."""
+"""The scheduler keeps its budget, loses no block, starves no sequence, and ends every sequence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make() -> Maker:
 
 
 def step(scheduler: Scheduler, now: float = 0.0) -> list[Chunk]:
-    """One step; sequences that reach their end get a token, and leave with their last one."""
+    """Schedules one step; sequences that reach their end get a token, and are removed with their last one."""
     chunks = scheduler.schedule(now)
     take_over(scheduler, chunks)
     return chunks
@@ -88,7 +88,7 @@ def test_every_sequence_ends_and_every_block_comes_back(
     window: int | None,
     data: st.DataObject,
 ) -> None:
-    """With too few blocks for all, preemption and admission still bring every sequence to its last token."""
+    """Preemption and admission end every sequence and free every block, though there are too few blocks for all."""
     make = Maker()
     pool = BlockPool(NUM_BLOCKS)
     scheduler = Scheduler(pool, max_batch, step_tokens, batching, shares, window)
@@ -145,7 +145,7 @@ def test_decoding_goes_on_while_a_long_prompt_is_computed(make: Maker) -> None:
 
 
 def test_a_budget_below_the_batch_is_the_batch(make: Maker) -> None:
-    """Whoever runs gets a token, and a prompt goes on all the same."""
+    """With a budget below the batch each running sequence gets a token, and a prompt still advances."""
     scheduler = Scheduler(BlockPool(20), max_batch=3, step_tokens=1)
     first, second, prompt = make(1), make(1), make(20)
     for sequence in (first, second, prompt):
@@ -155,7 +155,7 @@ def test_a_budget_below_the_batch_is_the_batch(make: Maker) -> None:
 
 
 def test_short_prompts_do_not_starve_behind_a_stream_of_long_ones(make: Maker) -> None:
-    """Each step brings another long prompt; a short one is through in the step in which it came."""
+    """A short prompt is computed in the step in which it arrives, though each step brings another long prompt."""
     scheduler = Scheduler(BlockPool(10_000), max_batch=64, step_tokens=64)
     for number in range(20):
         scheduler.add(make(1000))
@@ -169,7 +169,7 @@ def test_short_prompts_do_not_starve_behind_a_stream_of_long_ones(make: Maker) -
 
 
 def test_a_long_prompt_does_not_starve_behind_a_stream_of_short_ones(make: Maker) -> None:
-    """The first in order gets at least half of what decoding leaves, however many short ones come."""
+    """The first prompt gets at least half of the budget that decoding leaves, however many short ones arrive."""
     scheduler = Scheduler(BlockPool(10_000), max_batch=64, step_tokens=64)
     long = make(1000)
     scheduler.add(long)
@@ -183,8 +183,8 @@ def test_a_long_prompt_does_not_starve_behind_a_stream_of_short_ones(make: Maker
     assert steps <= 1000 // 32 + 1
 
 
-def test_what_is_left_of_a_step_goes_to_the_more_urgent(make: Maker) -> None:
-    """However short the others are."""
+def test_the_rest_of_a_budget_goes_to_the_more_urgent(make: Maker) -> None:
+    """The rest of a step's budget goes to the more urgent prompt, not to a shorter one."""
     scheduler = Scheduler(BlockPool(100), max_batch=4, step_tokens=64)
     first, second, short = make(200), make(60), make(20, priority=5)
     for sequence in (first, second, short):
@@ -192,8 +192,8 @@ def test_what_is_left_of_a_step_goes_to_the_more_urgent(make: Maker) -> None:
     assert counts(step(scheduler)) == {first.id: 32, second.id: 32}
 
 
-def test_half_of_an_odd_number_is_the_larger_half(make: Maker) -> None:
-    """At least half of a step is for the first prompt, also where that is one token and a half."""
+def test_half_of_an_odd_budget_is_rounded_up(make: Maker) -> None:
+    """The first prompt's half of an odd budget is rounded up."""
     scheduler = Scheduler(BlockPool(100), max_batch=3, step_tokens=3)
     first, short = make(200), make(20)
     scheduler.add(first)
@@ -202,7 +202,7 @@ def test_half_of_an_odd_number_is_the_larger_half(make: Maker) -> None:
 
 
 def test_equal_prompts_are_computed_one_after_the_other(make: Maker) -> None:
-    """Dividing a step among equals would let all of them end late."""
+    """Prompts of equal length are computed one after the other, as sharing a step would delay both."""
     scheduler = Scheduler(BlockPool(100), max_batch=4, step_tokens=64)
     first, second = make(64), make(64)
     scheduler.add(first)
@@ -211,7 +211,9 @@ def test_equal_prompts_are_computed_one_after_the_other(make: Maker) -> None:
 
 
 def test_the_oldest_is_never_preempted(make: Maker) -> None:
-    """When blocks run out the youngest starts again; the oldest keeps what it has."""
+    """When blocks run out the youngest sequence is preempted and keeps its generated tokens; the oldest keeps its
+    blocks.
+    """
     scheduler = Scheduler(BlockPool(4), max_batch=2, step_tokens=64)
     old, young = make(16, 40), make(16, 40)
     scheduler.add(old)
@@ -225,7 +227,7 @@ def test_the_oldest_is_never_preempted(make: Maker) -> None:
 
 
 def test_preemption_goes_on_until_there_is_room(make: Maker) -> None:
-    """The last two hold the same two blocks, so that one of them alone gives nothing back."""
+    """Preemption continues while the preempted sequences only held shared blocks, which free nothing."""
     scheduler = Scheduler(BlockPool(13), 6, 256, Batching(BatchingMode.STATIC))
     older = [make(20) for _ in range(4)]
     for sequence in (*older, make(20, family=3), make(20, family=3)):
@@ -239,7 +241,7 @@ def test_preemption_goes_on_until_there_is_room(make: Maker) -> None:
 
 
 def test_a_preempted_sequence_finds_its_blocks_again(make: Maker) -> None:
-    """If nobody needed them meanwhile, it computes only its last block anew; when it began is not when it goes on."""
+    """A preempted sequence whose blocks are still cached computes its last block only, and keeps its start time."""
     scheduler = Scheduler(BlockPool(8), max_batch=1, step_tokens=64)
     common, urgent = make(40, 5), make(10, 1, priority=-1)
     scheduler.add(common)
@@ -255,7 +257,7 @@ def test_a_preempted_sequence_finds_its_blocks_again(make: Maker) -> None:
 
 
 def test_prefixes_are_not_shared_where_that_is_switched_off(make: Maker) -> None:
-    """Each sequence computes all of its prompt, beside another one and after it."""
+    """With prefix sharing off each sequence computes its whole prompt, beside an equal one and after it."""
     pool = BlockPool(20)
     scheduler = Scheduler(pool, max_batch=2, step_tokens=128, shares_prefixes=False)
     for _ in range(3):
@@ -265,7 +267,7 @@ def test_prefixes_are_not_shared_where_that_is_switched_off(make: Maker) -> None
 
 
 def test_smaller_priorities_go_first(make: Maker) -> None:
-    """In the queue, in the budget, and for memory: an urgent one makes a less urgent one start again."""
+    """A smaller priority goes first in the queue, in the budget and for memory, and preempts larger ones."""
     scheduler = Scheduler(BlockPool(8), max_batch=2, step_tokens=32)
     later, sooner, first = make(16, priority=5), make(16, priority=1), make(16, priority=0)
     for sequence in (later, sooner, first):
@@ -279,8 +281,8 @@ def test_smaller_priorities_go_first(make: Maker) -> None:
     assert scheduler.waiting == [sooner, later]
 
 
-def test_nobody_passes_one_that_does_not_fit_yet(make: Maker) -> None:
-    """Small ones that come later wait too, or a large one might wait for ever; it is the first to join."""
+def test_no_sequence_passes_one_that_does_not_fit_yet(make: Maker) -> None:
+    """Small sequences wait behind a large one that does not fit yet, and the large one joins first."""
     scheduler = Scheduler(BlockPool(10), max_batch=4, step_tokens=128)
     first, large, small = make(60, 3), make(100, 3), make(10, 3)
     scheduler.add(first)
@@ -296,8 +298,8 @@ def test_nobody_passes_one_that_does_not_fit_yet(make: Maker) -> None:
     assert scheduler.running == [large, small]
 
 
-def test_one_block_is_left_for_those_who_run(make: Maker) -> None:
-    """Else the one that joins would soon have to give its blocks back; who is alone may take the last one."""
+def test_admission_leaves_one_block_for_running_sequences(make: Maker) -> None:
+    """Admission leaves one block free for running sequences; a sequence that is alone may take the last one."""
     for blocks, joins in ((4, False), (5, True)):
         scheduler = Scheduler(BlockPool(blocks), max_batch=2, step_tokens=64)
         scheduler.add(make(20))
@@ -311,8 +313,8 @@ def test_one_block_is_left_for_those_who_run(make: Maker) -> None:
     assert len(step(scheduler)) == 1
 
 
-def test_nobody_is_preempted_for_what_does_not_fit_anyway(make: Maker) -> None:
-    """An urgent one that needs more than the less urgent ones could give waits without harming them."""
+def test_a_sequence_that_would_not_fit_preempts_none(make: Maker) -> None:
+    """An urgent sequence that would not fit even after preemption waits and preempts none."""
     scheduler = Scheduler(BlockPool(8), max_batch=4, step_tokens=128)
     for priority in (-5, 5):
         scheduler.add(make(40, priority=priority))
@@ -323,8 +325,8 @@ def test_nobody_is_preempted_for_what_does_not_fit_anyway(make: Maker) -> None:
     assert len(scheduler.running) == 2
 
 
-def test_nobody_is_preempted_for_blocks_that_others_hold_too(make: Maker) -> None:
-    """Of the less urgent one's three blocks two are shared: with the last there would still be one too few."""
+def test_shared_blocks_do_not_count_as_room_by_preemption(make: Maker) -> None:
+    """A sequence is not preempted when most of its blocks are shared and its own would not suffice."""
     scheduler = Scheduler(BlockPool(8), max_batch=4, step_tokens=128)
     for priority in (-5, 5):
         scheduler.add(make(40, priority=priority, family=3))
@@ -347,7 +349,7 @@ def test_prompts_join_only_with_room_for_all_their_tokens(make: Maker) -> None:
 
 
 def test_answers_to_one_prompt_compute_it_once(make: Maker) -> None:
-    """The others wait for the first one's blocks, share them, and compute only their last tokens."""
+    """Sequences with one prompt wait for the first one's blocks, share them, and compute only their last tokens."""
     pool = BlockPool(100)
     scheduler = Scheduler(pool, max_batch=8, step_tokens=64)
     answers = [make(200, 4, family=3) for _ in range(4)]
@@ -364,10 +366,8 @@ def test_answers_to_one_prompt_compute_it_once(make: Maker) -> None:
     assert other.num_generated > answers[0].num_generated, "nobody else waits for the first one"
 
 
-def test_those_who_wait_for_a_prompt_look_at_each_of_its_blocks_once(
-    make: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many steps the prompt takes: everybody else waits for these looks."""
+def test_waiting_sequences_look_up_each_block_of_a_prompt_once(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence that waits for another's prompt looks up each of its blocks once, however many steps that takes."""
     looks: Counter[int] = Counter()
     look = BlockPool._contains
 
@@ -386,7 +386,7 @@ def test_those_who_wait_for_a_prompt_look_at_each_of_its_blocks_once(
 
 
 def test_an_urgent_sequence_follows_no_less_urgent_one(make: Maker) -> None:
-    """It would wait for chunks that are computed when nobody needs the budget more."""
+    """An urgent sequence does not wait for the blocks of a less urgent one with the same prompt."""
     scheduler = Scheduler(BlockPool(100), max_batch=8, step_tokens=64)
     leader, urgent = make(200, 4, priority=5, family=3), make(200, 4, family=3)
     scheduler.add(leader)
@@ -397,7 +397,7 @@ def test_an_urgent_sequence_follows_no_less_urgent_one(make: Maker) -> None:
 
 
 def test_a_prompt_that_is_known_to_its_end_still_computes_its_last_token(make: Maker) -> None:
-    """Whether it ends with a block or not."""
+    """A fully cached prompt computes its last token again, whether or not it ends with a block."""
     for length in (2 * BLOCK_SIZE, 2 * BLOCK_SIZE + 1):
         scheduler = Scheduler(BlockPool(20), max_batch=2, step_tokens=64)
         scheduler.add(make(length, 1, family=3))
@@ -410,7 +410,7 @@ def test_a_prompt_that_is_known_to_its_end_still_computes_its_last_token(make: M
 
 
 def test_a_second_turn_finds_what_was_generated(make: Maker) -> None:
-    """Blocks of an answer are shared like those of a prompt."""
+    """The full blocks of an answer are shared like those of a prompt."""
     scheduler = Scheduler(BlockPool(20), max_batch=2, step_tokens=64)
     first = make(10, 30, family=3)
     scheduler.add(first)
@@ -425,7 +425,7 @@ def test_a_second_turn_finds_what_was_generated(make: Maker) -> None:
 
 
 def test_a_static_batch_ends_before_the_next_begins(make: Maker) -> None:
-    """Nobody joins, though there is room."""
+    """No sequence joins a static batch before it has ended, though there is room."""
     scheduler = Scheduler(BlockPool(100), 2, 64, Batching(BatchingMode.STATIC))
     sequences = [make(5, answer) for answer in (2, 6, 3)]
     for sequence in sequences:
@@ -437,15 +437,15 @@ def test_a_static_batch_ends_before_the_next_begins(make: Maker) -> None:
     assert seen == [[one, two]] * 2 + [[two]] * 4 + [[three]] * 3
 
 
-def test_a_static_batch_begins_with_those_who_are_there(make: Maker) -> None:
-    """Whatever a dynamic one would wait for."""
+def test_a_static_batch_begins_at_once(make: Maker) -> None:
+    """A static batch begins with the sequences that are present and ignores `max_wait`."""
     scheduler = Scheduler(BlockPool(100), 3, 64, Batching(BatchingMode.STATIC, max_wait=2.0))
     scheduler.add(make(5, 2), now=10.0)
     assert len(step(scheduler, 10.0)) == 1
 
 
 def test_a_dynamic_batch_waits_to_be_full_but_not_for_ever(make: Maker) -> None:
-    """It begins when it is full, or when its first sequence has waited long enough."""
+    """A dynamic batch begins when it is full or when its first sequence has waited for `max_wait`."""
     scheduler = Scheduler(BlockPool(100), 3, 64, Batching(BatchingMode.DYNAMIC, max_wait=2.0))
     assert scheduler.seconds_until_work(0.0) is None
     scheduler.add(make(5, 2), now=10.0)
@@ -459,8 +459,8 @@ def test_a_dynamic_batch_waits_to_be_full_but_not_for_ever(make: Maker) -> None:
     assert len(step(scheduler, 12.0)) == 3, "full at once"
 
 
-def test_an_urgent_sequence_takes_the_place_of_siblings(make: Maker) -> None:
-    """Blocks that two less urgent ones share are free once both are gone."""
+def test_an_urgent_sequence_preempts_two_that_share_blocks(make: Maker) -> None:
+    """An urgent sequence preempts two less urgent ones when the blocks that they share are free once both are gone."""
     scheduler = Scheduler(BlockPool(NUM_BLOCKS), max_batch=4, step_tokens=512)
     siblings = [make(130, priority=1, family=5), make(130, priority=1, family=5)]
     for sibling in siblings:
@@ -475,8 +475,8 @@ def test_an_urgent_sequence_takes_the_place_of_siblings(make: Maker) -> None:
     assert urgent in scheduler.running
 
 
-def test_no_step_is_made_ahead_of_one_who_may_join(make: Maker) -> None:
-    """Somebody who does not fit holds up nobody; but one who comes before him and does fit is not passed over."""
+def test_no_step_is_scheduled_ahead_of_a_sequence_that_may_join(make: Maker) -> None:
+    """A waiting sequence that does not fit allows a step ahead, and one that fits forbids it."""
     scheduler = Scheduler(BlockPool(6), max_batch=4, step_tokens=64)
     scheduler.add(make(20))
     step(scheduler)
@@ -491,8 +491,8 @@ def test_no_step_is_made_ahead_of_one_who_may_join(make: Maker) -> None:
     assert urgent in scheduler.running
 
 
-def test_no_step_is_made_ahead_of_one_who_waits_for_anothers_blocks(make: Maker) -> None:
-    """They are there when the step that fills them is taken over, whoever else waits for room."""
+def test_no_step_is_scheduled_ahead_of_one_that_waits_for_blocks(make: Maker) -> None:
+    """No step is scheduled ahead while a sequence waits for blocks that the step under way fills."""
     scheduler = Scheduler(BlockPool(10), max_batch=4, step_tokens=64)
     leader, follower, large = make(40, family=3), make(40, family=3), make(200)
     for sequence in (leader, follower, large):
@@ -505,8 +505,8 @@ def test_no_step_is_made_ahead_of_one_who_waits_for_anothers_blocks(make: Maker)
     assert follower in scheduler.running
 
 
-def test_a_full_batch_goes_on_ahead_whoever_comes(make: Maker) -> None:
-    """There is no place for a newcomer, unless he is more urgent."""
+def test_a_full_batch_schedules_ahead_unless_a_more_urgent_waits(make: Maker) -> None:
+    """A full batch schedules ahead of a new sequence, unless that one is more urgent."""
     scheduler = Scheduler(BlockPool(20), max_batch=1, step_tokens=64)
     scheduler.add(make(20))
     chunks = scheduler.schedule()

@@ -1,4 +1,4 @@
-"""The same answer every time: whatever else runs, and however the work is cut, a greedy answer keeps every bit."""
+"""A greedy answer is bitwise the same whatever else runs and however the work is cut."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_no_schedule_changes_a_bit(
     mode: BatchingMode,
     on: SchedulePair,
 ) -> None:
-    """Text, log-probabilities and embeddings are what they are alone, for those who stay to the end."""
+    """Completed requests get bitwise the text, log-probabilities and embeddings that they get alone."""
     assert on.runner.deterministic
     client, left = run_schedule(Engine(on.runner, max_batch, step_tokens, Batching(mode), shares), requests)
     assert_same_as_alone(on, requests, client, left)
 
 
-def test_the_schedules_do_what_they_are_made_for(on: SchedulePair) -> None:
-    """The same kind of requests does share, does preempt, and does get to its end."""
+def test_the_schedules_share_preempt_and_end(on: SchedulePair) -> None:
+    """Requests of this kind share prefixes, are preempted, and reach their end."""
     client = EngineClient(Engine(on.runner, max_batch=4, step_tokens=24))
     for number in range(6):
         client.submit(number, [*range(20, 68), 11 + number], 20, ignore_eos=True)
@@ -81,14 +81,14 @@ def test_the_schedules_do_what_they_are_made_for(on: SchedulePair) -> None:
 
 
 @pytest.mark.parametrize("make", [fused, reference])
-def test_a_runner_says_whether_it_promises_this(make: Callable[[int], ModelRunner]) -> None:
-    """The engine's picture of itself repeats it."""
+def test_stats_repeat_whether_the_runner_is_deterministic(make: Callable[[int], ModelRunner]) -> None:
+    """The engine's stats repeat whether its runner is deterministic."""
     runner = make(4)
     assert Engine(runner, 1, 16).stats().deterministic is runner.deterministic
 
 
 def test_the_reference_says_the_same_up_to_rounding() -> None:
-    """Its sums may round differently in another batch, so it promises nothing; the words agree here all the same."""
+    """The reference runner is not deterministic, and its greedy texts still agree with those alone."""
     runner = reference(40)
     assert not runner.deterministic
     prompts = [[*range(20, 60), 11 + number] for number in range(4)]

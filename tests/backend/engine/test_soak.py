@@ -18,5 +18,5 @@ def covers_everything(tally: Tally) -> bool:
 
 
 async def test_random_requests_with_random_ends_leave_every_block_free() -> None:
-    """No schedule loses a block, and equal requests get equal answers."""
+    """Random requests with random ends leave every block free, and equal requests get equal answers."""
     assert covers_everything(await soak(60.0, seed=1, enough=covers_everything))

@@ -1,4 +1,4 @@
-"""What is known of a step that is under way: which of its rows still count, and which tokens are on their way."""
+"""A pending step knows which of its rows still count and which tokens are still on the device."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.backend.engine.test_engine_overlap import Device, plain
 from tests.backend.tiny_model import EngineClient, fused
 
 
-def test_tokens_of_unsound_rows_arrive_as_none() -> None:
-    """Minus infinity is sound. The next step gets a token for each row all the same: it has to compute something."""
+def test_tokens_of_nan_rows_are_read_as_minus_one() -> None:
+    """The token of a row with NaN or infinity is read as -1, and the next step still gets a valid token for it."""
     logits = torch.tensor([[0.0, torch.inf], [torch.nan, 0.0], [-torch.inf, 1.0], [2.0, 3.0]])
     tokens = PendingTokens(logits, torch.tensor([1, -1, 1, 0]))
     assert tokens.read() == [-1, -1, 1, 0]
@@ -21,8 +21,8 @@ def test_tokens_of_unsound_rows_arrive_as_none() -> None:
     assert tokens.of([2]).tolist() == [1]
 
 
-def test_a_step_of_which_all_have_left_delays_nobody() -> None:
-    """Who comes next gets his first token from the next step, as if there had been none before it."""
+def test_a_step_whose_sequences_have_left_delays_no_other() -> None:
+    """A sequence that arrives after all others have left gets its first token from the next step."""
     client = EngineClient(Engine(Device(fused(20)), max_batch=4, step_tokens=64))
     plain(client, 0)
     for _ in range(3):
@@ -34,8 +34,8 @@ def test_a_step_of_which_all_have_left_delays_nobody() -> None:
     client.run()
 
 
-def test_who_leaves_takes_nothing_from_the_others() -> None:
-    """His row of the step under way has been computed, so it is counted; the steps after it go on ahead."""
+def test_an_aborted_sequence_takes_nothing_from_the_others() -> None:
+    """The row of an aborted sequence in the step under way is counted, and later steps are still launched ahead."""
     device = Device(fused(20))
     client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
     plain(client, 0, 10)
@@ -49,8 +49,8 @@ def test_who_leaves_takes_nothing_from_the_others() -> None:
     assert (stats.batch_slots_used, stats.computed_rows, stats.first_time_rows) == (14, 14, 13)
 
 
-def test_who_has_left_is_not_ended_again_when_the_memory_ends() -> None:
-    """The half that is ended is that of those who are still there."""
+def test_an_aborted_sequence_is_not_shed_again() -> None:
+    """A step without memory sheds half of the sequences that remain and ignores the aborted one."""
     device = Device(fused(20))
     device.fails_at = 3
     client = EngineClient(Engine(device, max_batch=4, step_tokens=64))

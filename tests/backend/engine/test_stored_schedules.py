@@ -1,4 +1,4 @@
-"""Prefixes that are fetched from elsewhere, late, in part or not at all: nobody's answer changes by a bit."""
+"""Prefixes that are fetched late, in part or not at all change no bit of any answer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def engine_with(shelf: Shelf, num_blocks: int = 40, max_batch: int = 4, step_tok
 
 
 def until_ended(engine: Engine, sequence: Sequence) -> None:
-    """Steps; what is asked of the shelf waits."""
+    """Steps until the sequence has ended, without turning the shelf."""
     while sequence.finish_reason is None:
         engine.step()
 
@@ -65,7 +65,7 @@ def test_no_fetch_changes_a_bit(
     step_tokens: int,
     chance: random.Random,
 ) -> None:
-    """Whatever is fetched and kept, and whenever: text, log-probabilities and embeddings are what they are alone."""
+    """Text, log-probabilities and embeddings are bitwise those alone, whatever is fetched and saved, and whenever."""
     on, shelf = schedule_pair(), Shelf(chance)
     for some in (requests, more):  # the second engine has nothing but what the first one gave away
         shelf.engine = engine = Engine(on.runner, max_batch, step_tokens, kv_connector=shelf)
@@ -81,10 +81,10 @@ def test_no_fetch_changes_a_bit(
     max_batch=st.integers(1, 5),
     chance=st.randoms(use_true_random=False),
 )
-def test_what_came_back_with_a_loss_is_never_found_as_exact(
+def test_lossy_blocks_are_never_found_as_exact(
     requests: list[ScheduledRequest], more: list[ScheduledRequest], max_batch: int, chance: random.Random
 ) -> None:
-    """Neither in the engine's memory nor among what it hands over, nor what was computed after it."""
+    """Lossy blocks, and blocks computed after them, are exact neither in the engine's memory nor in what it saves."""
     on, truth, shelf = schedule_pair(), Shelf(random.Random(0)), Shelf(chance, loss=6)  # noqa: S311
     for request in (*requests, *more):
         run_schedule(engine_with(truth), [request], truth)
@@ -100,8 +100,10 @@ def test_what_came_back_with_a_loss_is_never_found_as_exact(
                 assert np.ascontiguousarray(segment).tobytes() == content
 
 
-def test_a_second_engine_computes_the_tail_alone() -> None:
-    """It takes what another one computed, and computes what is left: the last token at least."""
+def test_a_second_engine_computes_only_the_tail() -> None:
+    """A second engine fetches the blocks that the first one computed and computes only the rest, at least the last
+    token.
+    """
     shelf = Shelf(random.Random(1), reliable=True)  # noqa: S311
     first = EngineClient(engine_with(shelf), shelf)
     first.submit(0, PROMPT, 20, ignore_eos=True)
@@ -118,7 +120,7 @@ def test_a_second_engine_computes_the_tail_alone() -> None:
 
 
 def test_others_decode_while_a_prefix_is_fetched() -> None:
-    """A fetch that takes its time makes nobody wait but who needs it."""
+    """Other sequences decode while one waits for its prefix to be fetched."""
     shelf = Shelf(random.Random(2), reliable=True)  # noqa: S311
     client = EngineClient(engine_with(shelf), shelf)
     client.submit(0, PROMPT, 1)
@@ -136,8 +138,8 @@ def test_others_decode_while_a_prefix_is_fetched() -> None:
     assert waiting.num_cached == 48
 
 
-def test_who_asks_the_same_waits_for_the_fetch() -> None:
-    """One fetch serves all who begin alike, however many choices there are."""
+def test_equal_prompts_wait_for_one_fetch() -> None:
+    """One fetch serves all sequences with the same prompt."""
     shelf = Shelf(random.Random(3), reliable=True)  # noqa: S311
     client = EngineClient(engine_with(shelf), shelf)
     client.submit(0, PROMPT, 1)
@@ -150,7 +152,7 @@ def test_who_asks_the_same_waits_for_the_fetch() -> None:
 
 
 def test_an_engine_that_only_waits_for_a_fetch_rests() -> None:
-    """It has nothing to compute until the fetch is over, or somebody else comes."""
+    """An engine whose sequences all wait for a fetch has no work until the fetch ends or another request arrives."""
     shelf = Shelf(random.Random(4), reliable=True)  # noqa: S311
     client = EngineClient(engine_with(shelf), shelf)
     client.submit(0, PROMPT, 1)
@@ -170,8 +172,8 @@ def test_an_engine_that_only_waits_for_a_fetch_rests() -> None:
     client.run()
 
 
-def test_who_leaves_during_a_fetch_has_its_memory_back_at_once() -> None:
-    """The blocks serve others from the next step on, and what still arrives is written nowhere."""
+def test_an_abort_during_a_fetch_frees_its_blocks_at_once() -> None:
+    """An abort during a fetch frees the blocks at once, and data that still arrives is written nowhere."""
     shelf = Shelf(random.Random(5), reliable=True)  # noqa: S311
     client = EngineClient(engine_with(shelf), shelf)
     client.submit(0, PROMPT, 1)
@@ -190,8 +192,8 @@ def test_who_leaves_during_a_fetch_has_its_memory_back_at_once() -> None:
     assert engine.problems() == []
 
 
-def test_a_grown_answer_is_handed_over_too() -> None:
-    """So the next turn of a conversation finds question and answer."""
+def test_the_blocks_of_an_answer_are_saved_too() -> None:
+    """The blocks of an answer are saved too, so the next turn of a conversation finds question and answer."""
     shelf = Shelf(random.Random(6), reliable=True)  # noqa: S311
     client = EngineClient(engine_with(shelf), shelf)
     turn = client.submit(0, PROMPT, 40, ignore_eos=True)
@@ -202,8 +204,8 @@ def test_a_grown_answer_is_handed_over_too() -> None:
     assert follow_up.num_cached == (len(turn.tokens) - 1) // 16 * 16
 
 
-def test_what_there_is_no_room_for_at_the_end_comes_later() -> None:
-    """Only a quarter of the blocks is held for copying; the others wait in the pool while nobody needs them."""
+def test_blocks_beyond_the_copy_limit_are_saved_later() -> None:
+    """The engine holds a quarter of its blocks for saving at most, and saves the others later from the pool."""
     shelf = Shelf(random.Random(7), reliable=True)  # noqa: S311
     engine = engine_with(shelf, num_blocks=9)
     client = EngineClient(engine, shelf)
@@ -216,8 +218,10 @@ def test_what_there_is_no_room_for_at_the_end_comes_later() -> None:
     assert engine.pool.num_held == 0
 
 
-def test_an_engine_rests_while_what_it_needs_is_being_copied() -> None:
-    """It takes the request in as soon as the blocks are back, and does nothing until then."""
+def test_an_engine_waits_for_blocks_that_are_being_saved() -> None:
+    """A request that needs the blocks being saved is admitted as soon as they are free, and the engine is idle until
+    then.
+    """
     shelf = Shelf(random.Random(8), reliable=True)  # noqa: S311
     engine = engine_with(shelf, num_blocks=5)
     client = EngineClient(engine, shelf)
@@ -234,8 +238,8 @@ def test_an_engine_rests_while_what_it_needs_is_being_copied() -> None:
     assert other.num_generated == 2
 
 
-def test_what_is_forgotten_is_not_kept_after_all() -> None:
-    """Neither what is being copied, nor what waits for its turn, nor what a running answer still has."""
+def test_forgotten_prefixes_are_not_saved() -> None:
+    """`forget_prefixes` stops saves that run, saves that wait, and saves of answers that still run."""
     shelf = Shelf(random.Random(9), reliable=True)  # noqa: S311
     engine = engine_with(shelf, num_blocks=20)
     client = EngineClient(engine, shelf)
@@ -255,10 +259,12 @@ def test_what_is_forgotten_is_not_kept_after_all() -> None:
 
 
 @pytest.mark.parametrize(("all_of_it", "taken"), [(True, [0, 0]), (False, [0, 48])])
-def test_what_is_forgotten_on_its_way_is_not_taken(
+def test_blocks_forgotten_while_they_are_fetched_are_not_used(
     all_of_it: bool, taken: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks that are filled when the engine has not been told yet; those of another chain are taken."""
+    """Fetched blocks that were forgotten before the engine learned of them are not used, and those of another chain
+    are.
+    """
     shelf = Shelf(random.Random(11), reliable=True)  # noqa: S311
     prompts = [PROMPT, [*range(30, 94)]]
     told: list[Callable[[], None]] = []
@@ -278,8 +284,8 @@ def test_what_is_forgotten_on_its_way_is_not_taken(
     assert len(told) == len(prompts)
 
 
-def test_memory_to_copy_through_that_is_full_only_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left over is handed over when there is some again, and not looked for before."""
+def test_full_staging_memory_only_delays_saving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full staging memory delays saving, and the engine tries again only when a sequence ends."""
     shelf = Shelf(random.Random(10), reliable=True)  # noqa: S311
     engine = engine_with(shelf, num_blocks=40)
     client = EngineClient(engine, shelf)

@@ -1,4 +1,4 @@
-"""Where every layer is windowed a sequence holds the blocks of its window, and says what it would say with all."""
+"""A sequence of a fully windowed model holds the blocks of its window and generates the same text as with all."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ PROMPTS = st.builds(
 def test_answers_past_the_window_are_those_of_transformers(
     requests: list[tuple[list[int], int, int]], max_batch: int, step_tokens: int, stagger: int, pair: Pair
 ) -> None:
-    """With prefix hits, preemption and chunks: each token is the likeliest, or as likely up to rounding."""
+    """Each token past the window is the most likely one in transformers, up to rounding, with hits, preemption and
+    chunks.
+    """
     client = EngineClient(Engine(pair.runner, max_batch, step_tokens))
     for number, (prompt, answer, priority) in enumerate(requests):
         client.submit(number, prompt, answer, priority=priority)
@@ -93,8 +95,8 @@ def test_answers_past_the_window_are_those_of_transformers(
         torch.testing.assert_close(got, expected.gather(1, chosen[:, None])[:, 0], rtol=1e-3, atol=1e-3)
 
 
-def test_the_window_bounds_what_is_held(pair: Pair) -> None:
-    """Past it every layer looks back no further, so the blocks are free; one layer that sees all keeps them all."""
+def test_the_window_bounds_the_held_blocks(pair: Pair) -> None:
+    """A sequence holds its window's blocks if all layers are windowed, and all of its blocks if one layer is not."""
     attention_window = pair.runner.config.attention_window
     engine = Engine(pair.runner, max_batch=1, step_tokens=STEP)
     client = EngineClient(engine)
@@ -114,7 +116,7 @@ def test_the_window_bounds_what_is_held(pair: Pair) -> None:
 
 
 def test_a_second_turn_past_the_window_finds_the_first(pair: Pair) -> None:
-    """The blocks that were left behind keep their contents until they are needed."""
+    """Blocks that a sequence's window has left stay cached, so a second turn finds them."""
     client = EngineClient(Engine(pair.runner, max_batch=1, step_tokens=STEP))
     first = client.submit(0, random_tokens(100).tolist(), 20)
     client.run()
@@ -124,7 +126,7 @@ def test_a_second_turn_past_the_window_finds_the_first(pair: Pair) -> None:
 
 
 class Failing(Around):
-    """A runner whose logits are none while it ``fails``."""
+    """A runner whose logits are NaN while it ``fails``."""
 
     fails = False
 
@@ -133,8 +135,8 @@ class Failing(Around):
         return dataclasses.replace(output, logits=output.logits * torch.nan) if self.fails else output
 
 
-def test_what_was_left_behind_is_not_trusted_either(pair: Pair) -> None:
-    """When a sequence goes wrong past its window, nobody begins with the blocks before it."""
+def test_a_failure_past_the_window_withdraws_the_earlier_blocks(pair: Pair) -> None:
+    """When a sequence fails past its window, the blocks that it gave back before are no longer found."""
     runner = Failing(pair.runner)
     client = EngineClient(Engine(runner, max_batch=1, step_tokens=STEP))
     first = client.submit(0, random_tokens(100).tolist(), 20)
@@ -150,8 +152,8 @@ def test_what_was_left_behind_is_not_trusted_either(pair: Pair) -> None:
     assert again.num_cached == 0
 
 
-def test_the_model_says_what_windows_save_and_what_they_do_not(pair: Pair, model: ServedModel) -> None:
-    """With windows everywhere a long sequence takes few blocks; with some, it says what the others keep for nothing."""
+def test_model_info_reports_the_kv_bytes_that_windows_save(pair: Pair, model: ServedModel) -> None:
+    """The model info reports the window, the KV bytes outside it, and the batch that fits."""
     runner = pair.runner
     served = dataclasses.replace(model, config=runner.config, runner=runner, max_context=256)
     info = describe(served, Engine(runner, max_batch=8, step_tokens=STEP).stats(), None)
@@ -165,7 +167,7 @@ def test_the_model_says_what_windows_save_and_what_they_do_not(pair: Pair, model
 
 
 def test_a_sequence_longer_than_the_memory_is_served(pair: Pair) -> None:
-    """By windows, if those of one step fit; the others refuse it at once."""
+    """A fully windowed model serves a sequence longer than the KV memory, and other models refuse it at once."""
     client = EngineClient(Engine(pair.small, max_batch=2, step_tokens=12))
     prompts = [random_tokens(120, seed).tolist() for seed in range(2)]
     if pair.small.config.attention_window is None:
@@ -183,7 +185,7 @@ def test_a_sequence_longer_than_the_memory_is_served(pair: Pair) -> None:
 
 
 def test_the_longest_context_is_what_windows_allow(tmp_path: Path, source: ModelSource) -> None:
-    """All that is asked for, if the memory holds the windows and a step; else what it holds, with a sentence."""
+    """The longest context is what was asked for if the memory holds the windows and a step, else what it holds."""
     save(KINDS["mistral"], tmp_path)
     shutil.copy(source.directory / "tokenizer.json", tmp_path)
     memory = 5 * TorchRunner.block_bytes(read_config(tmp_path))
@@ -197,8 +199,8 @@ def test_the_longest_context_is_what_windows_allow(tmp_path: Path, source: Model
     ]
 
 
-def test_more_sequences_fit_at_the_same_time(pair: Pair) -> None:
-    """Four of 100 tokens need 28 blocks of the 16 there are; of windows they need 12."""
+def test_windows_let_more_sequences_run_at_the_same_time(pair: Pair) -> None:
+    """Four sequences run without preemption with windows, and do not fit the same memory without them."""
     client = EngineClient(Engine(pair.runner, max_batch=4, step_tokens=STEP, shares_prefixes=False))
     for number in range(4):
         client.submit(number, random_tokens(70, number).tolist(), 30)
@@ -211,6 +213,6 @@ def test_more_sequences_fit_at_the_same_time(pair: Pair) -> None:
     [((), None), ((24, None), None), ((None, None), None), ((24, 24), 24), ((16, 24), 24)],
 )
 def test_the_widest_layer_decides(windows: tuple[int | None, ...], attention_window: int | None) -> None:
-    """One layer without a window sees everything."""
+    """The attention window is that of the widest layer, and None if one layer has no window."""
     config: ModelConfig = dataclasses.replace(read(num_hidden_layers=2), windows=windows)
     assert config.attention_window == attention_window

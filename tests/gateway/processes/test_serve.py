@@ -42,7 +42,7 @@ def state_of(gateway: Serving) -> Path:
 
 
 async def test_it_says_where_it_serves_once_it_can(stage: Stage, tmp_path: Path) -> None:
-    """The last line of the start is `Ready`; then an app can use the printed URL, on the port that KEEPGATE_PORT names."""
+    """The last line of the start is `Ready`; then an app can use the printed URL, on KEEPGATE_PORT."""
     mock, port = await stage.mock(), free_port()
     async with serving(tmp_path, "--upstream", mock.url, KEEPGATE_PORT=str(port)) as gateway:
         assert gateway.url == f"http://127.0.0.1:{port}"
