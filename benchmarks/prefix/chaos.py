@@ -20,10 +20,9 @@ import redis.asyncio
 from benchmarks.harness.measurement import Figure, Row, Target
 from benchmarks.harness.processes import ROOT, CannotMeasure, cores, free_port, server
 from benchmarks.prefix.chaos_engine import LAYOUT, Plan, Said, disk_bytes
+from benchmarks.prefix.claims import claims_by_owner, repair
 from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.codecs.registry import CODECS
-from prefix_store.index.index import RedisIndex
-from prefix_store.index.layout import claimed
 from prefix_store.store.config import StoreConfig
 from prefix_store.store.open_store import open_store
 from prefix_store.tiers.disk.disk_tier import DiskTier
@@ -34,7 +33,6 @@ _OPERATIONS, _KILLS = 12_000, 40
 _QUICK_OPERATIONS, _QUICK_KILLS = 400, 3
 _WORK_BETWEEN_KILLS = 20
 _PATIENCE = 60.0
-_LEASE_SECONDS = 10.0
 # A block whose parent does not come is removed after a second.
 _SETTLED_SECONDS = 2.0
 _POLL_SECONDS = 0.02
@@ -64,8 +62,6 @@ class Outcome:
     restored: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    leaked: int = 0
-    """Leases that did not end."""
     disagreements: list[str] = field(default_factory=list)
     claims: int = 0
     """That were compared."""
@@ -172,7 +168,6 @@ def _rows(outcomes: list[Outcome]) -> tuple[Row, ...]:
         Row(what="random operations by 4 processes, a round", unit="", rounds=done, beside=beside),
         row("wrong blocks", *(len(outcome.wrong) for outcome in outcomes)),
         row("errors that nobody handled", *(len(outcome.faults) for outcome in outcomes)),
-        row("leases that did not end", *(outcome.leaked for outcome in outcomes)),
         row("blocks about which index and tiers disagree", *(len(outcome.disagreements) for outcome in outcomes)),
         row("drafts and journals left by the dead", *(len(outcome.left_over) for outcome in outcomes)),
         Row(
@@ -303,47 +298,24 @@ def _left(folder: Folder) -> list[str]:
 async def _audit(
     url: str, namespace: bytes, folder: Path, codec: str, held: dict[str, set[bytes]], outcome: Outcome
 ) -> None:
-    """Compares all claims of the living with what is there, and waits for leases to end."""
+    """Compares all claims of the living with what is there."""
     config = StoreConfig(disk=folder, disk_bytes=disk_bytes(codec), disk_codec=CODECS[codec], index=url, name="auditor")
-    async with open_store(config, namespace, LAYOUT) as opened, redis.asyncio.from_url(url) as plain:
+    async with open_store(config, namespace, LAYOUT) as opened:
         disk, owners, index = opened.store.tiers["disk"], opened.store.owners, opened.index
         assert isinstance(disk, DiskTier)  # noqa: S101  # as it was configured
         assert owners is not None and index is not None and disk.identity is not None  # noqa: S101, PT018  # as well
         await disk.listed()
-        await index.next_heartbeat()
-        await owners.repair("disk")
+        await repair(url, owners, "disk", disk.identity, disk.inventory())
         truth = held | {disk.identity: set(disk.inventory())}
         frame_bytes = FrameFormat(LAYOUT, CODECS[codec]).frame_bytes
         whole = {block.name.key for block in Folder.find(folder).stored() if block.size == frame_bytes}
         outcome.disagreements += [f"{key.hex()} is listed and has no file" for key in truth[disk.identity] - whole]
-        said = await _claims(plain, index)
+        said = await claims_by_owner(url, index)
         outcome.claims = sum(map(len, said.values()))
         for name in truth.keys() | said.keys():
             there, claims = truth.get(name, set()), said.get(name, set())
             outcome.disagreements += [f"{name} has {key.hex()}, the index does not know" for key in there - claims]
             outcome.disagreements += [f"{name} does not have {key.hex()}, the index says so" for key in claims - there]
-        outcome.leaked = await _leaked(plain)
-
-
-async def _claims(plain: "redis.asyncio.Redis", index: RedisIndex) -> dict[str, set[bytes]]:
-    """Stored keys that the index believes, by the owner's name."""
-    said: dict[str, set[bytes]] = {}
-    async for name in plain.scan_iter(index.connection.block_names + b"*"):
-        value = await plain.get(name)
-        for epoch, *_ in claimed(value if isinstance(value, bytes) else b""):
-            if epoch in index.owners:
-                said.setdefault(index.owners[epoch].name, set()).add(name[-16:])
-    return said
-
-
-async def _leaked(plain: "redis.asyncio.Redis") -> int:
-    """Leases that are there when the longest one must have ended."""
-    deadline = time.monotonic() + _LEASE_SECONDS + 1.0
-    while left := [name async for name in plain.scan_iter(b"keepgate:lease:*")]:
-        if time.monotonic() > deadline:
-            return len(left)
-        await asyncio.sleep(_POLL_SECONDS)
-    return 0
 
 
 @asynccontextmanager

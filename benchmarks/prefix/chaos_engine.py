@@ -21,6 +21,7 @@ import uvloop
 import xxhash
 from aiohttp import web
 
+from benchmarks.prefix.claims import repair
 from prefix_store.codecs.registry import CODECS
 from prefix_store.eviction.access import Access
 from prefix_store.frames.block_id import BlockId
@@ -283,10 +284,10 @@ async def main(plan: Plan) -> None:
                 tasks.create_task(engine.work(rest))
             await lines.readline()
             rest.set()
-        owners, memory = opened.store.owners, opened.store.tiers["memory"]
+        owners, held = opened.store.owners, opened.store.tiers["memory"].inventory()
         assert owners is not None  # noqa: S101  # there is an index
-        await owners.repair("memory")
-        engine.said.held = list(memory.inventory())
+        await repair(plan.redis, owners, "memory", plan.name, held)
+        engine.said.held = list(held)
         engine.say()
         await lines.readline()
         await runner.cleanup()

@@ -62,7 +62,6 @@ class Filled(msgspec.Struct, kw_only=True):
     server: str
     one_holder: float
     two_holders: float
-    leased: float
 
 
 async def measure(quick: bool) -> Figure:
@@ -100,18 +99,13 @@ def _times(asked: Asked) -> list[Row]:
         Row(what=f"{prompt}: pipelined HKEYS, p50", unit="ms", rounds=tuple(medians["hkeys"])),
         Row(what=f"{prompt}: sequential EXISTS, p50", unit="ms", rounds=tuple(medians["exists"])),
         Row(what=f"publish {_PUBLISHED} new blocks, p50", unit="ms", rounds=tuple(medians["publish"])),
-        Row(what=f"lease {_PRESENT} blocks, p50", unit="ms", rounds=tuple(medians["lease"])),
-        Row(what=f"release {_PRESENT} blocks, p50", unit="ms", rounds=tuple(medians["release"])),
         Row(what=f"withdraw {_PUBLISHED} blocks, p50", unit="ms", rounds=tuple(medians["withdraw"])),
     ]
 
 
 def _sizes(filled: list[Filled]) -> list[Row]:
     first, *others = filled
-    beside: dict[str, float | str] = {
-        "with a second holder": first.two_holders,
-        "with a lease on it besides": first.leased,
-    }
+    beside: dict[str, float | str] = {"with a second holder": first.two_holders}
     for other in others:
         beside |= {f"in {other.server}": other.one_holder, f"in {other.server} with two": other.two_holders}
     row = Row(
@@ -219,29 +213,24 @@ async def _round(
     number: int,
 ) -> dict[str, list[float]]:
     """Milliseconds of each question, by what was asked."""
-    (owner,) = [owner for owner in index.owners.values() if owner.name == "engine-7"]
     own = index.own(f"writer-{number}", TierKind.MEMORY, lambda: ())
     await index.next_heartbeat()
     times: dict[str, list[float]] = {"match": [await _milliseconds(_match, index, keys) for _ in range(questions)]}
     times["hkeys"] = [await _milliseconds(_hkeys, bare, keys) for _ in range(max(2, questions // 4))]
     times["exists"] = [await _milliseconds(_exists, bare, keys) for _ in range(max(2, questions // 40))]
-    times |= {"lease": [], "release": [], "publish": [], "withdraw": []}
+    times |= {"publish": [], "withdraw": []}
     for question in range(questions):
-        begun = time.perf_counter()
-        lease = await index.lease(owner, keys[:_PRESENT], seconds=30)
-        times["lease"].append((time.perf_counter() - begun) * 1e3)
-        if lease.blocks != _PRESENT:
-            raise CannotMeasure(f"{lease.blocks} blocks were leased, not {_PRESENT}.")
-        times["release"].append(await _milliseconds(lease.release))
         seed = np.full(_PUBLISHED * _BLOCK_SIZE, number * questions + question, np.int32)
         new = chain.keys_of(seed)
-        begun = time.perf_counter()
-        own.publish(new)
-        await index.flush()
-        times["publish"].append((time.perf_counter() - begun) * 1e3)
-        times["withdraw"].append(await _milliseconds(own.withdraw, new[::-1], _PATIENT))
+        times["publish"].append(await _milliseconds(_written, index, own.publish, new))
+        times["withdraw"].append(await _milliseconds(_written, index, own.forget, new[::-1]))
     await index.disown(own)
     return times
+
+
+async def _written(index: RedisIndex, write: Callable[[list[bytes]], None], keys: list[bytes]) -> None:
+    write(keys)
+    await index.flush()
 
 
 async def _match(index: RedisIndex, keys: list[bytes]) -> None:
@@ -294,7 +283,7 @@ async def _milliseconds(question: Callable[..., Awaitable[object]], *words: Any)
 
 
 async def fill(url: str, blocks: int) -> Filled:
-    """Bytes a block: held by one, by two, and leased besides."""
+    """Bytes a block: held by one, and by two."""
     plain = redis.asyncio.from_url(url, protocol=2, driver_info=None)
     chain = KeyChain(root_key(_NAMESPACE), _BLOCK_SIZE)
     chains = [chain.keys_of(np.full(_CHAIN * _BLOCK_SIZE, number, np.int32)) for number in range(blocks // _CHAIN)]
@@ -308,17 +297,13 @@ async def fill(url: str, blocks: int) -> Filled:
                 owner.publish(keys)
                 await index.flush()
             sizes.append((await _used(plain) - empty) / blocks)
-        holder = (await index.match(chains[-1])).runs[0].holders[0].owner
-        for keys in chains:
-            lease = await index.lease(holder, keys, seconds=60)
-            if lease.blocks != _CHAIN:
-                raise CannotMeasure(f"{lease.blocks} blocks of a chain are there, not {_CHAIN}.")
-        sizes.append((await _used(plain) - empty) / blocks)
+        if (found := (await index.match(chains[-1])).blocks) != _CHAIN:
+            raise CannotMeasure(f"{found} blocks of a chain are there, not {_CHAIN}.")
         about = await plain.info("server")
     await plain.aclose()
     name = "Valkey" if "valkey_version" in about else "Redis"
     version = about.get("valkey_version", about["redis_version"])
-    return Filled(server=f"{name} {version}", one_holder=sizes[0], two_holders=sizes[1], leased=sizes[2])
+    return Filled(server=f"{name} {version}", one_holder=sizes[0], two_holders=sizes[1])
 
 
 async def _used(plain: "redis.asyncio.Redis") -> int:

@@ -18,12 +18,12 @@ _STRIDE = 4 * 2**20
 _LARGEST_HEADER = 100 * 2**20  # what safetensors itself accepts
 
 
-async def digest_of_files(paths: Sequence[Path], whole_up_to: int = _WHOLE_UP_TO) -> bytes:
+async def digest_of_files(paths: Sequence[Path]) -> bytes:
     """16 bytes (XXH3-128) that change with the files' names or contents. Reads in a thread.
 
     Folders and times do not count, and nothing is cached between starts: a file that was replaced by another of the
-    same name, size and time has another digest. All bytes are read if the files have at most `whole_up_to` bytes
-    together (4 GiB: about a second from the page cache).
+    same name, size and time has another digest. All bytes are read if the files have at most 4 GiB together
+    (about a second from the page cache).
 
     Larger models, which cannot be read completely at every start, are sampled: of every file the size, the first MiB
     and a page of 4 KiB every 4 MiB up to its last; of a safetensors file also the header and of every tensor its first,
@@ -32,10 +32,10 @@ async def digest_of_files(paths: Sequence[Path], whole_up_to: int = _WHOLE_UP_TO
 
     Raises OSError if a file cannot be read, ValueError if there are none or two of one name.
     """
-    return await asyncio.to_thread(_digest, paths, whole_up_to)
+    return await asyncio.to_thread(_digest, paths)
 
 
-def _digest(paths: Sequence[Path], whole_up_to: int) -> bytes:
+def _digest(paths: Sequence[Path]) -> bytes:
     files = sorted(paths, key=lambda path: path.name)
     if not files:
         raise ValueError("no files were given, expected those of a model's weights or of its tokenizer")
@@ -43,7 +43,7 @@ def _digest(paths: Sequence[Path], whole_up_to: int) -> bytes:
         if one.name == other.name:
             raise ValueError(f"two files are called {one.name}: {one} and {other}; expected one of each name")
     sizes = [path.stat().st_size for path in files]
-    whole = sum(sizes) <= whole_up_to
+    whole = sum(sizes) <= _WHOLE_UP_TO
     digest = xxhash.xxh3_128()
     for path, size in zip(files, sizes, strict=True):
         digest.update(encoded([path.name, size, "whole" if whole else "sample"]))

@@ -1,7 +1,7 @@
 """Keys of KV blocks: each is a hash of the previous key and of its block's tokens.
 
-namespace ─ adapter ─► root ─► block 0 ─► block 1 ─►│─► block 2 ─► block 3
-                               └ in a published prefix ┘  └ the tenant's salt, mixed in once ┘
+namespace ─► block 0 ─► block 1 ─►│─► block 2 ─► block 3
+             └ in a published prefix ┘  └ the tenant's salt, mixed in once ┘
 """
 
 from array import array
@@ -20,25 +20,11 @@ KEY_BYTES = 16
 TokenIds = Sequence[int] | npt.NDArray[np.int32]
 
 
-def root_key(namespace: bytes, adapter: Salt | None = None) -> bytes:
-    """The parent of first blocks, 16 bytes: `namespace` is a `Fingerprint.digest`, `adapter` an adapter's salt."""
+def root_key(namespace: bytes) -> bytes:
+    """The parent of first blocks, 16 bytes: the namespace, which is a `Fingerprint.digest`."""
     if len(namespace) != DIGEST_BYTES:
         raise ValueError(f"the namespace has {len(namespace)} bytes, expected the 16 of a fingerprint")
-    if adapter is None:
-        return namespace
-    if adapter.kind != "adapter":
-        raise ValueError(f"the root is salted by adapters, not by a {adapter.kind}; give that to KeyChain")
-    return salted(namespace, adapter)
-
-
-def chain_key(parent: bytes, token_ids: TokenIds) -> bytes:
-    """The key of the block with these tokens after the block with key `parent`: XXH3-128, 16 bytes.
-
-    Over the parent's 16 bytes and the token ids as int32, little endian: fixed widths, so boundaries are unambiguous,
-    and blocks of other sizes have other keys. XXH3 is not a cryptographic hash. The tenant's salt makes forged
-    collisions useless to other tenants, and frames have a digest of their tokens.
-    """
-    return xxhash.xxh3_128_digest(parent + _int32_bytes(token_ids))
+    return namespace
 
 
 class Published:
@@ -62,6 +48,10 @@ class Published:
 class KeyChain:
     """The keys of all sequences of one tenant, or of all tenants where `tenant` is None.
 
+    A key is the XXH3-128 of the parent's key (16 bytes) and the block's token ids (int32, little endian): fixed widths,
+    so boundaries are unambiguous, and blocks of other sizes have other keys. XXH3 is not a cryptographic hash. The
+    tenant's salt makes forged collisions useless to other tenants, and frames have a digest of their tokens.
+
     A tenant's blocks have public keys within a published prefix, then keys of this tenant only. A parent's key shows
     whether it is public, so the next key needs no history.
     """
@@ -71,8 +61,6 @@ class KeyChain:
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}, expected at least 1")
-        if tenant is not None and tenant.kind != "tenant":
-            raise ValueError(f"the chain is salted by tenants, not by an {tenant.kind}; give that to root_key")
         self.root = root
         self.block_size = block_size
         self._tenant = tenant

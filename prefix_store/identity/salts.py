@@ -1,8 +1,7 @@
-"""Salts that separate blocks of equal tokens, by tenant and by adapter weights."""
+"""Salts that separate tenants' blocks of equal tokens."""
 
 import hashlib
 import hmac
-from typing import Literal
 
 import msgspec
 
@@ -12,14 +11,12 @@ _SHORTEST_SECRET = 16
 
 
 class Salt(msgspec.Struct, frozen=True):
-    """Made by `tenant_salt` and `adapter_salt`. The kind counts, so a tenant's salt never equals an adapter's, and an
-    empty value is not the same as no salt."""
+    """Made by `tenant_salt`. An empty value is not the same as no salt."""
 
-    kind: Literal["tenant", "adapter"]
     value: bytes
 
     def __repr__(self) -> str:
-        return f"Salt({self.kind})"  # a tenant's keys can be computed from its value
+        return "Salt(…)"  # a tenant's keys can be computed from its value
 
 
 def tenant_salt(secret: bytes, tenant: str) -> Salt:
@@ -30,24 +27,14 @@ def tenant_salt(secret: bytes, tenant: str) -> Salt:
     """
     if len(secret) < _SHORTEST_SECRET:
         raise ValueError(f"the secret has {len(secret)} bytes, expected 16 random ones at least")
-    return Salt("tenant", hmac.digest(secret, encoded(["tenant", tenant]), "sha256"))
-
-
-def adapter_salt(weights: bytes) -> Salt:
-    """The salt of an adapter (LoRA, arXiv 2106.09685) by the digest of its weights.
-
-    Not by its name: two adapters of one name, or one that was trained further, compute different blocks. Raises
-    ValueError if it is too short to be a digest.
-    """
-    if len(weights) < _SHORTEST_SECRET:
-        raise ValueError(f"weights has {len(weights)} bytes, expected a digest of 16 or more")
-    return Salt("adapter", weights)
+    return Salt(hmac.digest(secret, encoded(["tenant", tenant]), "sha256"))
 
 
 def salted(parent: bytes, salt: Salt) -> bytes:
     """The salted parent key, which replaces it for later blocks. 16 bytes.
 
-    BLAKE2b with its own personalisation: block keys, which are XXH3, are not computed this way.
+    BLAKE2b with its own personalisation: block keys, which are XXH3, are not computed this way. The kind of the salt is
+    hashed with it, so a salt of another kind would have other keys.
     """
-    content = encoded([parent, salt.kind, salt.value])
+    content = encoded([parent, "tenant", salt.value])
     return hashlib.blake2b(content, digest_size=16, person=b"kg-salt").digest()

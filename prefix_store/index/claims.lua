@@ -4,16 +4,14 @@
 --   1 live    sorted set: epoch -> until when its owner counts as alive, ms
 --   2 owners  hash: name -> epoch (6 bytes), until when (6, ms), instance (8), details; '' -> the last epoch given out
 --   3 block   the beginning of blocks' names: a block's key of 16 bytes follows
---   4 lease   the beginning of leases' names: the epoch of the owner that is read from follows, and for one lease its id
--- Numbers in values are big endian.
---   a block   claims of 11 bytes: epoch (6), tier and codec (1), until when, seconds (4)
---   a lease   the keys that it holds, until its deadline; an owner's leases: a sorted set, id (8 bytes) -> deadline, ms
+-- Numbers in values are big endian. A block's value: claims of 11 bytes, each of epoch (6), tier and codec (1), until
+-- when, seconds (4).
 local CLAIM, KEY = 11, 16
 -- A block that everybody holds is found with a few of its holders; more would make each look at it slower.
 local MAX_CLAIMS = 16
 local AT_ONCE = 128
 
-local live, owners, block, lease = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local live, owners, block = KEYS[1], KEYS[2], KEYS[3]
 local sub, byte = string.sub, string.byte
 local clock = redis.call('TIME')
 local seconds = tonumber(clock[1])
@@ -33,25 +31,15 @@ local function claim_of(value, epoch)
   return nil
 end
 
-local function names(prefix, keys, first, last)
-  local found, at = {}, (first - 1) * KEY
-  for i = 1, last - first + 1 do
-    found[i] = prefix .. sub(keys, at + 1, at + KEY)
-    at = at + KEY
-  end
-  return found
-end
-
--- Calls look(number, name, value) for each of the keys, in order, until it returns false.
-local function each(prefix, keys, look)
-  local count = #keys / KEY
-  for first = 1, count, AT_ONCE do
-    local last = math.min(count, first + AT_ONCE - 1)
-    local batch = names(prefix, keys, first, last)
-    local values = redis.call('MGET', unpack(batch))
-    for i = 1, #batch do
-      if look(first + i - 1, batch[i], values[i]) == false then return end
+-- Calls look(name, value) for each of the keys, in order.
+local function each(keys, look)
+  for first = 1, #keys, AT_ONCE * KEY do
+    local names = {}
+    for at = first, math.min(#keys, first + AT_ONCE * KEY - 1), KEY do
+      names[#names + 1] = block .. sub(keys, at, at + KEY - 1)
     end
+    local values = redis.call('MGET', unpack(names))
+    for i = 1, #names do look(names[i], values[i]) end
   end
 end
 

@@ -66,14 +66,6 @@ class IndexConnection:
             self._available.set()
         return reply
 
-    async def command(self, *words: Word, deadline: float) -> Any:
-        """The reply to any command about the namespace. Raises IndexUnavailable."""
-        try:
-            async with asyncio.timeout(deadline):
-                return await self._node.command(*words)
-        except (RedisError, OSError, TimeoutError) as error:
-            raise IndexUnavailable(f"redis: {_reason(error)}") from error
-
     async def learn_nodes(self, deadline: float) -> None:
         """Lists the cluster's nodes. Raises IndexUnavailable."""
         try:

@@ -1,7 +1,7 @@
 """The index of one namespace, as one process uses it.
 
-match ─► (lease ─► read ─► release) ─► deny, for what a holder does not have
-own ─► publish, touch, withdraw, in the background, in order
+match ─► read ─► refresh_claims, or remove_claims for what a holder lacks
+own ─► publish, touch, forget, in the background, in order
 """
 
 import asyncio
@@ -15,7 +15,6 @@ from prefix_store.errors import IndexUnavailable
 from prefix_store.identity.fingerprint import DIGEST_BYTES
 from prefix_store.index.connection import IndexConnection
 from prefix_store.index.layout import check_keys, packed_names
-from prefix_store.index.lease import Lease
 from prefix_store.index.local_owner import FORGET_SECONDS, CodecInventory, LocalOwner
 from prefix_store.index.match import Match, match_of
 from prefix_store.index.node import RedisNode
@@ -88,15 +87,6 @@ class RedisIndex:
         except IndexUnavailable:
             self.failed_matches += 1
         return match_of(runs, self._owners)
-
-    async def lease(self, owner: Owner, keys: Sequence[bytes], seconds: float) -> Lease:
-        """Keeps an owner from removing these blocks, parents first, for `seconds` (60 at most).
-
-        `Lease.blocks` is the number of leased blocks.
-        """
-        lease = Lease(self.connection, owner, keys)
-        await lease.renew(seconds)
-        return lease
 
     def remove_claims(self, owner: Owner, keys: Sequence[bytes]) -> None:
         """An owner does not have blocks that it claims: withdraws these claims."""

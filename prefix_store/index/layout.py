@@ -6,22 +6,21 @@ from collections.abc import Iterable, Sequence
 from prefix_store.identity.keys import KEY_BYTES
 
 EPOCH_BYTES = 6
-CLAIM_BYTES = 11
 _HELD_BYTES = 7
 _TAG_BYTES = 9
 _STR8, _ARRAY16 = 0xD9, 0xDC
 _WRONG_KEY = "a block key has 16 bytes, as prefix_store.identity makes it"
 
 
-def key_names(namespace: bytes) -> tuple[bytes, bytes, bytes, bytes]:
-    """KEYS of every script: live, owners, and the prefixes of blocks' and of leases' names.
+def key_names(namespace: bytes) -> tuple[bytes, bytes, bytes]:
+    """KEYS of every script: live, owners, and the prefix of blocks' names.
 
     All have one hash tag, made of the first 9 bytes of the namespace's fingerprint, so they are in one slot of a Redis
     Cluster. It has no braces and no glob characters.
     """
     tag = base64.urlsafe_b64encode(namespace[:_TAG_BYTES])
-    live, owners, block, lease = (b"keepgate:%s:{%s}" % (kind, tag) for kind in (b"live", b"owners", b"kv", b"lease"))
-    return live, owners, block, lease
+    live, owners, block = (b"keepgate:%s:{%s}" % (kind, tag) for kind in (b"live", b"owners", b"kv"))
+    return live, owners, block
 
 
 def joined(keys: Sequence[bytes]) -> bytes:
@@ -60,16 +59,5 @@ def packed_kind(tier: int, codec: int) -> bytes:
 def held(claims: bytes) -> Iterable[tuple[int, int, int]]:
     """(epoch, tier, codec) of claims as a match returns them."""
     for start in range(0, len(claims), _HELD_BYTES):
-        yield _held(claims, start)
-
-
-def claimed(block: bytes) -> Iterable[tuple[int, int, int, int]]:
-    """(epoch, tier, codec, seconds since 1970 until when) of a block's value; nothing if it is not one."""
-    if len(block) % CLAIM_BYTES == 0:
-        for start in range(0, len(block), CLAIM_BYTES):
-            yield *_held(block, start), int.from_bytes(block[start + _HELD_BYTES : start + CLAIM_BYTES], "big")
-
-
-def _held(claims: bytes, start: int) -> tuple[int, int, int]:
-    kind = claims[start + EPOCH_BYTES]
-    return int.from_bytes(claims[start : start + EPOCH_BYTES], "big"), kind >> 4, kind & 15
+        kind = claims[start + EPOCH_BYTES]
+        yield int.from_bytes(claims[start : start + EPOCH_BYTES], "big"), kind >> 4, kind & 15

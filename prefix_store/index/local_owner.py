@@ -17,7 +17,6 @@ log = logging.getLogger(__name__)
 
 _INSTANCE_BYTES = 8
 _NEW = b"new"
-_WITHDRAW_SECONDS = 0.1
 FORGET_SECONDS = 7 * 86_400
 
 
@@ -83,33 +82,10 @@ class LocalOwner:
         """These blocks were used."""
         self._say("touch", keys)
 
-    async def withdraw(self, keys: Sequence[bytes], deadline: float = _WITHDRAW_SECONDS) -> frozenset[bytes]:
-        """Withdraws blocks, children before parents; returns those that are leased, which must stay.
-
-        Call it before their bytes are removed. If Redis does not reply within `deadline` seconds, all may be removed:
-        readers verify what they get.
-        """
-        if self.epoch is None or not self._connection.is_available:
-            self.forget(keys)
-            return frozenset()
-        self._note_withdrawn(keys)
-        loop = asyncio.get_running_loop()
-        asked = [Write("withdraw", self, piece, forced=False, kept=loop.create_future()) for piece in _pieces(keys)]
-        for write in asked:
-            self._writes.add(write)
-        try:
-            async with asyncio.timeout(deadline):
-                kept = frozenset[bytes]().union(*[await write.kept for write in asked if write.kept is not None])
-        except TimeoutError:
-            for write in asked:
-                write.forced = True
-            return frozenset()
-        self._withdrawn -= kept
-        return kept
-
     def forget(self, keys: Sequence[bytes]) -> None:
-        """These blocks are removed, leased or not."""
-        self._note_withdrawn(keys)
+        """These blocks are removed; children before parents."""
+        if self._claiming.locked():
+            self._withdrawn.update(keys)
         self._say("withdraw", keys)
 
     def start_new_epoch(self) -> None:
@@ -146,11 +122,6 @@ class LocalOwner:
                     if still := tuple(key for key in piece if key not in self._withdrawn):
                         self._say("publish", still, codec)
                     await asyncio.sleep(0)
-
-    def not_held(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Those of these blocks that `inventory` does not have."""
-        held = {key for _, held in self._inventory() for key in held}
-        return [key for key in keys if key not in held]
 
     async def retire(self, deadline: float) -> None:
         """Ends the owner and its claims. Those of a lasting one stay until they expire."""
@@ -193,10 +164,6 @@ class LocalOwner:
             return
         for piece in _pieces(keys):
             self._writes.add(Write(kind, self, piece, self.tier, codec, unknown=self._is_unknown))
-
-    def _note_withdrawn(self, keys: Sequence[bytes]) -> None:
-        if self._claiming.locked():
-            self._withdrawn.update(keys)
 
     def _is_unknown(self, epoch: int) -> None:
         if epoch == self.epoch:  # Redis has lost the owner, and maybe claims

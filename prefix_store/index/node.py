@@ -38,20 +38,9 @@ class RedisNode:
     async def run(self, script: Script, keys: tuple[bytes, ...], *args: Word) -> Any:
         """The script's reply; loads it if Redis lacks it. Raises RedisError, OSError."""
         try:
-            return await self.command("EVALSHA", script.sha, len(keys), *keys, *args)
+            return await self._command("EVALSHA", script.sha, len(keys), *keys, *args)
         except NoScriptError:  # restarted, flushed, or another node
-            return await self.command("EVAL", script.source, len(keys), *keys, *args)
-
-    async def command(self, *words: Word) -> Any:
-        """The reply to any command about the namespace. Raises RedisError, OSError."""
-        for _ in range(_MAX_REDIRECTS):
-            try:
-                return await self._ask(*words)
-            except MovedError as moved:
-                # No host: the same host, on another port.
-                host = moved.host or (self._address[0] if self._address else "127.0.0.1")
-                await self._switch_node((host, int(moved.port)))
-        raise RedisError("the cluster's nodes send each other's clients round in a circle")
+            return await self._command("EVAL", script.source, len(keys), *keys, *args)
 
     async def learn_nodes(self) -> None:
         """Lists the cluster's nodes, in case this one fails. Raises OSError, RedisError."""
@@ -74,6 +63,17 @@ class RedisNode:
         # Closing a connection may still raise an error of its peer.
         with contextlib.suppress(RedisError, OSError):
             await self._client.aclose()
+
+    async def _command(self, *words: Word) -> Any:
+        """The reply of the node that has the namespace."""
+        for _ in range(_MAX_REDIRECTS):
+            try:
+                return await self._ask(*words)
+            except MovedError as moved:
+                # No host: the same host, on another port.
+                host = moved.host or (self._address[0] if self._address else "127.0.0.1")
+                await self._switch_node((host, int(moved.port)))
+        raise RedisError("the cluster's nodes send each other's clients round in a circle")
 
     async def _ask(self, *words: Word) -> Any:
         try:

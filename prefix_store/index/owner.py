@@ -34,8 +34,6 @@ class Owner(msgspec.Struct, frozen=True):
     name: str
     epoch: int
     details: Details
-    seconds_left: float
-    """Until it counts as dead without another announcement, as of the query."""
 
 
 _decode = msgspec.msgpack.Decoder(Details).decode
@@ -44,13 +42,12 @@ packed_details = msgspec.msgpack.Encoder().encode
 
 def owners_of(reply: Sequence[bytes]) -> Mapping[int, Owner]:
     """The owners in a reply of owners.lua, by epoch, except those with unreadable details."""
-    now = int(reply[0])
     found: dict[int, Owner] = {}
-    for name, value in zip(reply[1::2], reply[2::2], strict=True):
-        epoch, ends = (int.from_bytes(value[at : at + EPOCH_BYTES], "big") for at in (0, EPOCH_BYTES))
+    for name, value in zip(reply[::2], reply[1::2], strict=True):
+        epoch = int.from_bytes(value[:EPOCH_BYTES], "big")
         try:
             details = _decode(value[2 * EPOCH_BYTES + 8 :])
         except msgspec.DecodeError:
             continue
-        found[epoch] = Owner(name.decode(errors="replace"), epoch, details, (ends - now) / 1000)
+        found[epoch] = Owner(name.decode(errors="replace"), epoch, details)
     return found

@@ -1,6 +1,6 @@
 -- Who is alive, and for how long: names, then epoch, until when and details in one. ARGV: ms after which one that is
--- dead is forgotten. Returns the time, ms, and all that count as alive, with their names.
-local found = {string.format('%.0f', milliseconds)}
+-- dead is forgotten. Returns all that count as alive, with their names.
+local found = {}
 local known = redis.call('HGETALL', owners)
 for i = 1, #known, 2 do
   local name, value = known[i], known[i + 1]

@@ -13,7 +13,7 @@ local function least_wanted(claims)
   return 1
 end
 
-each(block, keys, function(_, name, value)
+each(keys, function(name, value)
   if not value or #value % CLAIM ~= 0 then
     redis.call('SET', name, own, 'EXAT', ends)
     return

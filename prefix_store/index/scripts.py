@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-ScriptName = Literal["announce", "lease", "match", "owners", "publish", "release", "retire", "touch", "withdraw"]
+ScriptName = Literal["announce", "match", "owners", "publish", "retire", "touch", "withdraw"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 -- Returns how many of them it claims.
 local epoch, lasts = ARGV[1], tonumber(ARGV[2])
 local ends, found = seconds + 1 + lasts, 0
-each(block, ARGV[3], function(_, name, value)
+each(ARGV[3], function(name, value)
   local claim = claim_of(value, epoch)
   if not claim then return end
   found = found + 1

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -37,17 +37,13 @@ class Write:
     keys: tuple[bytes, ...]
     tier: int = 0
     codec: int = 0
-    forced: bool = True
-    """Of a withdrawal: the blocks are removed, leased or not."""
-    kept: "asyncio.Future[frozenset[bytes]] | None" = field(default=None, repr=False)
-    """Of a withdrawal with a waiter: which blocks have to stay."""
     unknown: Callable[[int], None] = field(default=lambda epoch: None, repr=False)
     """Of a publication: called with the epoch when the registry knows no such owner."""
 
     def joins(self, other: "Write") -> bool:
         """Whether both can be sent as one."""
-        ours, theirs = ((w.kind, w.owner, w.tier, w.codec, w.forced) for w in (self, other))
-        return ours == theirs and self.kept is None and other.kept is None
+        ours, theirs = ((w.kind, w.owner, w.tier, w.codec) for w in (self, other))
+        return ours == theirs
 
 
 class WriteQueue:
@@ -105,7 +101,6 @@ class WriteQueue:
                     continue
                 log.warning("redis refused to %s %d blocks: %s", write.kind, len(write.keys), error)
                 self.dropped += len(write.keys)
-                _answer(write, frozenset())
             if not self._waiting:
                 self._is_empty.set()
 
@@ -134,7 +129,6 @@ class WriteQueue:
         """Raises IndexUnavailable."""
         epoch = write.owner.epoch
         if epoch is None:
-            _answer(write, frozenset())
             return
         epoch_bytes, keys = packed_epoch(epoch), joined(write.keys)
         match write.kind:
@@ -148,28 +142,13 @@ class WriteQueue:
             case "touch":
                 await self._connection.ask("touch", epoch_bytes, self._claim_seconds, keys, deadline=_DEADLINE)
             case "withdraw":
-                forced = write.forced
-                numbers: Sequence[int] = await self._connection.ask(
-                    "withdraw", epoch_bytes, b"1" if forced else b"0", keys, deadline=_DEADLINE
-                )
-                kept = frozenset(write.keys[number] for number in numbers)
-                if kept and write.forced:  # the waiter timed out meanwhile, and the bytes are removed
-                    self.add(Write("withdraw", write.owner, tuple(kept)))
-                _answer(write, kept)
+                await self._connection.ask("withdraw", epoch_bytes, keys, deadline=_DEADLINE)
 
     def _give_up(self, write: Write) -> None:
-        self.dropped += len(write.keys)
-        for lost in (*self._waiting, write):
-            _answer(lost, frozenset())
-        self.dropped += self._blocks
+        self.dropped += len(write.keys) + self._blocks
         self._waiting.clear()
         self._has_waiting.clear()
         self._blocks = 0
         self._has_room.set()
         self._is_empty.set()
         self._lost()
-
-
-def _answer(write: Write, kept: frozenset[bytes]) -> None:
-    if write.kept is not None and not write.kept.done():
-        write.kept.set_result(kept)

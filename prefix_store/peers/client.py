@@ -9,7 +9,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -30,15 +29,8 @@ log = logging.getLogger(__name__)
 _THREADS = 4
 _IDLE_CONNECTIONS = 16
 _MAX_PEERS = 1_024
-
-
-@dataclass(frozen=True, slots=True)
-class PeerDeadlines:
-    """Seconds. `whole` is for a complete response."""
-
-    connect: float = 0.25
-    first_byte: float = 0.5
-    whole: float = 5.0
+_CONNECT_SECONDS, _FIRST_BYTE_SECONDS = 0.25, 0.5
+_ANSWER_SECONDS = 5.0
 
 
 class PeerClient:
@@ -54,12 +46,11 @@ class PeerClient:
         ValueError: the secret is empty.
     """
 
-    def __init__(self, secret: str, deadlines: PeerDeadlines | None = None) -> None:
+    def __init__(self, secret: str) -> None:
         if not secret:
             raise ValueError("the secret of the peers is empty, expected one")
         self.counts = TierCounts()
         self._secret = secret
-        self._deadlines = deadlines or PeerDeadlines()
         self._healths: OrderedDict[Address, PeerHealth] = OrderedDict()
         self._worker = Worker("kv-peers", _THREADS)
         # Least recently used first.
@@ -77,14 +68,14 @@ class PeerClient:
         wanted: Sequence[BlockId],
         into: Sequence[Segments],
         frame_format: FrameFormat,
-        within: float | None = None,
+        within: float = _ANSWER_SECONDS,
         cancel: CancelToken | None = None,
     ) -> int:
         """Restores blocks of a chain, in order, up to the first that the peer does not send.
 
         Args:
             frame_format: of the peer's blocks; the index has its codec.
-            within: seconds, if less than `PeerDeadlines.whole`.
+            within: seconds, 5 at most.
             cancel: see `Tier.read`. A cancellation does not count against the peer.
 
         Returns:
@@ -98,7 +89,7 @@ class PeerClient:
         progress = Progress()
         began = time.perf_counter()
         try:
-            async with asyncio.timeout(min(within or self._deadlines.whole, self._deadlines.whole)):
+            async with asyncio.timeout(min(within, _ANSWER_SECONDS)):
                 await self._worker.run(
                     lambda cancel: self._fetch(peer, wanted, into, frame_format, progress, cancel), cancel
                 )
@@ -132,8 +123,7 @@ class PeerClient:
     ) -> None:
         names = [(frame_format.stored_key(block.key), frame_format.stored_key(block.parent)) for block in wanted]
         request = msgspec.msgpack.encode(BlocksRequest(peer.epoch, names))
-        deadlines = self._deadlines
-        question = Question(peer, self._secret, request, deadlines.connect, deadlines.first_byte)
+        question = Question(peer, self._secret, request, _CONNECT_SECONDS, _FIRST_BYTE_SECONDS)
         try:
             with self._ask(question, cancel) as answer:
                 self._receive(answer, wanted, into, frame_format, progress, cancel)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from prefix_store.peers.errors import PeerFailed, PeerInvalid, PeerRestarted
@@ -19,14 +18,13 @@ class PeerHealth:
     After a false reply it is skipped for a minute; after a restart for good, since it has a new epoch then.
     """
 
-    clock: Callable[[], float] = time.monotonic
     failures: int = 0
     """Consecutive failures."""
     skipped_until: float = 0.0
 
     def is_available(self) -> bool:
         """Whether it may be called now."""
-        return self.clock() >= self.skipped_until
+        return time.monotonic() >= self.skipped_until
 
     def succeeded(self) -> None:
         """Records a success."""
@@ -42,4 +40,4 @@ class PeerHealth:
                 pause = _LONGEST
             case _:
                 pause = min(_SHORTEST * 2.0 ** (self.failures - 1), _LONGEST)
-        self.skipped_until = self.clock() + pause
+        self.skipped_until = time.monotonic() + pause

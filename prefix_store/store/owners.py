@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from prefix_store.index.index import RedisIndex
 from prefix_store.index.local_owner import CodecInventory, LocalOwner
 from prefix_store.index.owner import Details, TierKind
-from prefix_store.index.usage import repair
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.tier import Tier
 
@@ -74,14 +73,6 @@ class Owners:
         owner = self._owners.get(tier_name)
         if owner is not None:
             owner.forget(keys)
-
-    async def repair(self, tier_name: str) -> int:
-        """Makes the index agree with a tier; returns how many wrong claims it had.
-
-        Raises IndexUnavailable.
-        """
-        owner = self._owners.get(tier_name)
-        return 0 if owner is None else await repair(self.index, owner)
 
     async def close(self) -> None:
         """Ends the background tasks; nothing more is published."""

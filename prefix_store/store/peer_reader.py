@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +10,6 @@ from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.segments import Segments
 from prefix_store.index.index import RedisIndex
-from prefix_store.index.lease import Lease
 from prefix_store.index.match import Holder
 from prefix_store.index.owner import Owner
 from prefix_store.peers.client import PeerClient
@@ -21,8 +19,6 @@ from prefix_store.store.location import PeerRun
 from prefix_store.tiers.cancellation import CancelToken
 from prefix_store.tiers.counts import TierCounts
 
-_LEASE_SECONDS = 10.0
-_LEASE_TIMEOUT = 0.05
 _PEERS_SHARE = 0.9
 _MAX_BYTES_AT_ONCE = 2**29
 _MAX_OWNERS = 2
@@ -47,7 +43,6 @@ class PeerReader:
         self._client = client
         self._formats = tuple(formats)
         self._is_own = is_own
-        self._releases: set[asyncio.Task[None]] = set()
         self._turns = itertools.count()
 
     @property
@@ -92,8 +87,6 @@ class PeerReader:
     async def close(self) -> None:
         """Ends the connections."""
         await self._client.close()
-        if self._releases:
-            await asyncio.wait(self._releases)
 
     async def _read(
         self,
@@ -129,34 +122,13 @@ class PeerReader:
         keys = [frame_format.stored_key(block.key) for block in wanted]
         if not self._client.may_ask(peer):
             return 0
-        began = time.monotonic()
-        lease = await self._lease(owner, keys)
-        try:
-            # Shorter than the restore's own deadline: a slow peer is then skipped for a while.
-            left = _PEERS_SHARE * (within - (time.monotonic() - began))
-            restored = await self._client.read(peer, wanted, into, frame_format, left, cancel) if left > 0 else 0
-        finally:
-            self._release(lease)
+        # Shorter than the restore's own deadline: a slow peer is then skipped for a while.
+        restored = await self._client.read(peer, wanted, into, frame_format, _PEERS_SHARE * within, cancel)
         if restored:
             self._index.refresh_claims(owner, keys[:restored])
-        if restored < len(keys) and left > 0 and not cancel.is_set and self._client.may_ask(peer):
+        if restored < len(keys) and not cancel.is_set and self._client.may_ask(peer):
             self._index.remove_claims(owner, keys[restored:])  # it answered completely, and has no more
         return restored
-
-    async def _lease(self, owner: Owner, keys: Sequence[bytes]) -> Lease | None:
-        """None if Redis is slow: a lease is optional, and not waited for."""
-        try:
-            async with asyncio.timeout(_LEASE_TIMEOUT):
-                return await self._index.lease(owner, keys, _LEASE_SECONDS)
-        except TimeoutError:
-            return None
-
-    def _release(self, lease: Lease | None) -> None:
-        """Released in the background, after the restore."""
-        if lease is not None:
-            release = asyncio.create_task(lease.release())
-            self._releases.add(release)
-            release.add_done_callback(self._releases.discard)
 
     async def _runs(self, frame_format: FrameFormat, chain: Sequence[BlockId]) -> list[PeerRun]:
         """The runs that peers hold in this format."""

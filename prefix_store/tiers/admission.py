@@ -14,9 +14,8 @@ _MAX_KEYS = 200_000
 class SecondUseAdmission:
     """Remembers the latest 200,000 keys that were offered (some 20 MB)."""
 
-    def __init__(self, counts: TierCounts, max_keys: int = _MAX_KEYS) -> None:
+    def __init__(self, counts: TierCounts) -> None:
         self._counts = counts
-        self._max_keys = max_keys
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     def admitted(self, keys: Sequence[bytes], access: Access) -> int:
@@ -33,6 +32,6 @@ class SecondUseAdmission:
         for key in keys:
             self._seen[key] = None
             self._seen.move_to_end(key)
-        while len(self._seen) > self._max_keys:
+        while len(self._seen) > _MAX_KEYS:
             self._seen.popitem(last=False)
         return known

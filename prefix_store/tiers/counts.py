@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 CANCELLED = "the sources were taken back"
@@ -53,6 +55,15 @@ class FailureLog:
         self._doing = doing
         self._counter = counter
         self._last = ""
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Within this an OSError is recorded, and ends the block; without one the calls work again."""
+        try:
+            yield
+            self.recovered()
+        except OSError as error:
+            self.failed(error)
 
     def failed(self, error: OSError) -> None:
         """Counts it under its name, such as ENOSPC; logs it unless the last one was the same."""

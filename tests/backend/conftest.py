@@ -44,7 +44,7 @@ MODEL = "SmolLM2-135M-Instruct"
 
 
 def quiet(sentence: str) -> None:
-    """Progress that nobody reads."""
+    """Progress that is thrown away."""
 
 
 def built_library() -> ctypes.CDLL:
@@ -96,7 +96,7 @@ class Served:
         return str(answer["choices"][0]["text"])
 
     async def forget_own_blocks(self) -> None:
-        """So that the next request has to go to the tiers."""
+        """Empties the engine's own cache, so that the next request has to use the tiers."""
         engine, forgotten = self.state.engine, threading.Event()
         engine.command(engine.engine.forget_prefixes)
         engine.command(forgotten.set)

@@ -166,7 +166,7 @@ def chunked(runner: ModelRunner, tokens: npt.NDArray[np.int32], *sizes: int) -> 
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Norm of the difference in units of the norm of what was expected."""
+    """Norm of the difference, relative to the norm of the expected tensor."""
     return float((got - expected).norm() / expected.norm())
 
 

@@ -59,7 +59,7 @@ CONFIG = ModelConfig(
 
 @functools.cache
 def weights() -> ModelWeights:
-    """The same random numbers in each run, with a head that makes up its mind."""
+    """The same random weights in each run, with a head whose greedy choices are clear."""
     made = random_weights(CONFIG, seed=11)
     made.embedding[POISON] = torch.nan
     return dataclasses.replace(made, head=4 * dense(made.head))
@@ -71,7 +71,7 @@ def fused(num_blocks: int, precision: str = "float16", kv_precision: KVPrecision
 
 
 def reference(num_blocks: int) -> ModelRunner:
-    """The runner that promises nothing of the kind."""
+    """The torch runner, which is not deterministic across schedules."""
     return TorchRunner(CONFIG, weights(), num_blocks, CONTEXT)
 
 
@@ -85,7 +85,7 @@ def token_bytes() -> TokenBytes:
 
 @dataclass
 class Completion:
-    """What a sequence has answered so far."""
+    """The outputs of a sequence so far."""
 
     sequence: Sequence
     text: str = ""
@@ -99,12 +99,12 @@ class Completion:
 
 
 def keys_of(tenant: str) -> KeyChain:
-    """How the keys of a tenant's blocks are made; nobody's, where it has no name."""
+    """The block keys of a tenant; those without a tenant for an empty name."""
     return KeyChain(bytes(16), BLOCK_SIZE, tenant_salt(b"a secret of the tests", tenant)) if tenant else NO_TENANT
 
 
 class EngineClient:
-    """Feeds an engine and keeps what it says."""
+    """Feeds an engine and keeps its outputs."""
 
     def __init__(self, engine: Engine, shelf: Shelf | None = None) -> None:
         self.engine = engine
@@ -125,7 +125,7 @@ class EngineClient:
         return sequence
 
     def step(self) -> list[Output]:
-        """One step; the books are right after each."""
+        """One step, followed by an integrity check."""
         outputs = self.engine.step()
         for output in outputs:
             completion = self.completions[output.sequence_id]
@@ -149,8 +149,8 @@ class EngineClient:
 
 
 def alone(runner: ModelRunner, prompt: list[int], answer: int = 8, *, number: int = 0, **options: Any) -> Completion:
-    """What a request with such a number, and so such a seed, gets that shares nothing with anybody and is computed in
-    the largest possible steps, one after the other.
+    """The completion of a request with this number, and so this seed, that shares nothing and is computed alone in the
+    largest possible steps.
     """
     client = EngineClient(Engine(runner, max_batch=1, step_tokens=CONTEXT, shares_prefixes=False))
     client.submit(number, prompt, answer, **options)

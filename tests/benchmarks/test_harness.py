@@ -1,4 +1,4 @@
-"""The benchmarks run end to end, and their report says what was measured and nothing else."""
+"""The benchmarks run end to end, and their report says exactly what was measured."""
 
 import os
 import shutil
@@ -71,8 +71,8 @@ def edit(file: Path, **fields: Any) -> None:
 # The harness
 
 
-def test_a_quick_run_measures_a_real_gateway_and_keeps_nothing() -> None:
-    """Streams are relayed and a store is frozen; every row is printed, and no file of the repository changes."""
+def test_a_quick_run_measures_a_real_gateway_and_saves_nothing() -> None:
+    """A quick run measures a real gateway, prints every row, and changes no file of the repository."""
     folders = (ROOT / "benchmarks" / "results", ROOT / "docs" / "benchmarks")
     before = {file: file.read_bytes() for folder in folders for file in folder.iterdir()}
     done = run("--quick", "relay_cpu", "frozen_redis")
@@ -85,7 +85,7 @@ def test_a_quick_run_measures_a_real_gateway_and_keeps_nothing() -> None:
 
 
 def test_a_missing_load_generator_is_named(tmp_path: Path) -> None:
-    """With how to get it."""
+    """A missing load generator is named with the command that installs it."""
     git = shutil.which("git")
     assert git is not None
     (tmp_path / "git").symlink_to(git)
@@ -97,7 +97,7 @@ def test_a_missing_load_generator_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_figure_is_refused() -> None:
-    """Before anything is measured."""
+    """An unknown figure is refused before anything is measured."""
     done = run("--quick", "beauty")
 
     assert done.returncode == 2
@@ -115,21 +115,21 @@ def ratio(*rounds: float, at: Literal["least", "most"] = "least", what: str = "b
     return Row(what=what, unit=RATIO, rounds=rounds, target=Target(at, 1.0))
 
 
-def test_what_was_slower_in_every_round_is_named() -> None:
-    """With what it was and what it is."""
+def test_a_ratio_that_is_lower_in_every_round_is_a_regression() -> None:
+    """A ratio that is lower in every round is a regression, named with its old and new value."""
     (line,) = regressions(decode(ratio(2.0, 3.0, 2.5)), decode(ratio(1.0, 1.9, 1.5)))
 
     assert line == "decode, batch 1: 1.9 at best, 2 at worst before"
 
 
-def test_what_must_be_small_is_worse_when_it_has_grown() -> None:
-    """The smallest round of now is compared with the largest of then."""
+def test_a_ratio_with_an_upper_target_is_worse_when_it_grows() -> None:
+    """A ratio with an upper target is worse if its smallest round exceeds the largest one of before."""
     assert regressions(decode(ratio(0.5, 0.6, at="most")), decode(ratio(0.61, 0.9, at="most")))
     assert not regressions(decode(ratio(0.5, 0.6, at="most")), decode(ratio(0.59, 0.9, at="most")))
 
 
 def test_rounds_that_overlap_are_no_regression() -> None:
-    """A machine is noisy; nor is a faster one, nor what is not a ratio, nor what has no target."""
+    """Overlapping rounds, rows that are no ratios and rows without a target are no regression."""
     saved = decode(
         ratio(2.0, 3.0),
         Row(what="tokens", unit="tok/s", rounds=(90.0,), target=Target("least", 50.0)),
@@ -145,7 +145,7 @@ def test_rounds_that_overlap_are_no_regression() -> None:
 
 
 def test_a_row_that_is_no_longer_measured_counts_as_worse() -> None:
-    """A figure cannot be kept up by leaving a line out."""
+    """A row that is no longer measured is a regression."""
     assert regressions(decode(ratio(2.0)), decode(ratio(2.0, what="batch one"))) == [
         "decode, batch 1: not measured any more"
     ]
@@ -155,7 +155,7 @@ def test_a_row_that_is_no_longer_measured_counts_as_worse() -> None:
 
 
 def test_the_report_has_the_median_the_spread_and_the_verdict(results: Path) -> None:
-    """Worked out from the rounds, and each on the page of its subject."""
+    """The report has each row's median, spread and verdict, on the page of its subject."""
     files = render(results)
     text = "".join(files.values())
 
@@ -165,16 +165,16 @@ def test_the_report_has_the_median_the_spread_and_the_verdict(results: Path) -> 
     assert "commit 0123456789ab" in files["engine.md"]
 
 
-def test_the_report_is_what_the_results_say() -> None:
-    """The committed pages and charts are drawn from the committed measurements, with every headline."""
+def test_the_committed_report_matches_the_committed_results() -> None:
+    """The committed pages and charts are those that the committed results give, with every headline."""
     files = render(RESULTS)
     assert {file.name: file.read_text() for file in REPORT.iterdir()} == files
     assert all(f"| {line.text} |" in files["index.md"] for line in HEADLINES)
     assert {f"{chart.name}.svg" for chart in CHARTS} <= files.keys()
 
 
-def test_a_target_that_was_missed_is_said_first(results: Path) -> None:
-    """On the first page, and again where its figure stands."""
+def test_a_missed_target_is_on_the_first_page(results: Path) -> None:
+    """A missed target is on the first page and on the page of its figure."""
     row = Row(what="memory", unit="MB", rounds=(130.0, 90.0), target=Target("most", 120.0), summary="maximum")
     save(measurement("memory", row), results)
     files = render(results)
@@ -183,8 +183,8 @@ def test_a_target_that_was_missed_is_said_first(results: Path) -> None:
     assert "| memory | ≤ 120 MB | 130 MB (maximum) | 90.0 to 130 | **not met** |" in files["exact-cache.md"]
 
 
-def test_one_of_two_targets_is_enough_where_either_will_do(results: Path) -> None:
-    """The other then says so, and is not counted as missed."""
+def test_one_of_two_alternative_targets_is_enough(results: Path) -> None:
+    """One of two alternative targets is enough, and the other is not counted as missed."""
     slow = Row(what="tokens", unit="tok/s", rounds=(10.0,), target=Target("least", 50.0), either="batch 1")
     ratio = Row(what="ratio", unit="x", rounds=(2.5,), target=Target("least", 2.0), either="batch 1")
     save(measurement("decode", slow, ratio), results)
@@ -195,8 +195,8 @@ def test_one_of_two_targets_is_enough_where_either_will_do(results: Path) -> Non
 
 
 @pytest.mark.parametrize("figure", FIGURES)
-def test_a_missing_figure_is_no_gap_but_an_error(results: Path, figure: str) -> None:
-    """A report without it cannot be made."""
+def test_a_report_without_a_figure_is_an_error(results: Path, figure: str) -> None:
+    """A report without one of the figures is an error that names the command for it."""
     (results / f"{figure}.json").unlink()
 
     with pytest.raises(CannotReport, match=rf"{figure}\.json: missing; `python -m benchmarks {figure}`"):
@@ -204,7 +204,7 @@ def test_a_missing_figure_is_no_gap_but_an_error(results: Path, figure: str) -> 
 
 
 def test_a_quick_run_is_no_result(results: Path) -> None:
-    """Its few short rounds are for trying the harness."""
+    """The result of a quick run is refused in a report."""
     save(measurement("decode", quick=True), results)
 
     with pytest.raises(CannotReport, match=r"decode\.json: is of a --quick run"):
@@ -221,8 +221,8 @@ def test_a_quick_run_is_no_result(results: Path) -> None:
         {"is_met": True},
     ],
 )
-def test_figures_that_nothing_stands_behind_are_refused(results: Path, made_up: dict[str, Any]) -> None:
-    """A row says what its rounds say; it cannot be told what to say."""
+def test_results_with_made_up_fields_are_refused(results: Path, made_up: dict[str, Any]) -> None:
+    """A result with fields that do not follow from its rounds is refused."""
     edit(results / "memory.json", **made_up)
 
     with pytest.raises(CannotReport, match=r"^memory\.json: "):
@@ -230,14 +230,14 @@ def test_figures_that_nothing_stands_behind_are_refused(results: Path, made_up: 
 
 
 def test_a_result_under_another_name_is_refused(results: Path) -> None:
-    """A copied file is no measurement."""
+    """A result under another figure's name is refused."""
     (results / "decode.json").write_bytes((results / "memory.json").read_bytes())
 
     with pytest.raises(CannotReport, match="holds the figure 'memory'"):
         load("decode", results)
 
 
-def test_every_committed_result_is_whole() -> None:
-    """What lies in the repository can be reported."""
+def test_every_committed_result_can_be_loaded() -> None:
+    """Every committed result can be loaded as its figure."""
     for file in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
         assert load(file.stem, file.parent).figure.figure in (*FIGURES, *OPTIONAL_FIGURES)

@@ -1,4 +1,4 @@
-"""The comparison with another package's quantisation says what is missing, and divides what both have lost."""
+"""The comparison with another package's quantisation names what is missing, and divides both losses."""
 
 import numpy as np
 import pytest
@@ -8,15 +8,15 @@ from benchmarks.harness.processes import CannotMeasure
 from benchmarks.quantization.peers import GPTQMODEL, python_of, rows_of
 
 
-def test_an_environment_without_the_package_is_told_what_to_name() -> None:
-    """The variable is named, and what it has to say."""
+def test_a_missing_package_variable_is_named() -> None:
+    """Without the package's environment the variable is named with what it must contain."""
     with pytest.raises(CannotMeasure, match=rf"{GPTQMODEL}: the Python of an environment with gptqmodel"):
         python_of({})
     assert python_of({GPTQMODEL: "/somewhere/python"}) == "/somewhere/python"
 
 
-def test_what_is_lost_is_divided_by_what_the_other_loses() -> None:
-    """Half the rise in perplexity and half the divergence is a ratio of about a half, within the target."""
+def test_losses_are_ratios_against_the_other_package() -> None:
+    """Half of the other package's rise in perplexity and divergence is a ratio of a half, within the target."""
     reference = scores(nll=1.0, kl=0.0)
 
     rise, kl = rows_of("gptq", "it 1.0", (scores(1.001, 0.01), scores(1.002, 0.02)), reference)
@@ -29,5 +29,5 @@ def test_what_is_lost_is_divided_by_what_the_other_loses() -> None:
 
 
 def scores(nll: float, kl: float) -> Scores:
-    """Of 8 tokens, all alike."""
+    """Scores of 8 equal tokens."""
     return Scores(nll=np.full(8, nll, np.float32), kl=np.full(8, kl, np.float32), agrees=np.full(8, True))

@@ -1,4 +1,4 @@
-"""The comparison of semantic caches asks all of them the same, and counts what they say."""
+"""The comparison of semantic caches asks all of them the same questions and counts their answers."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from benchmarks.semantic.stream_simulation import Stream, serve_by_threshold
 
 
 class ByFirstWord:
-    """Takes questions with the same first word for the same question, and has every second hit audited."""
+    """A cache that takes questions with one first word as equal, and has every second hit audited."""
 
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
@@ -43,7 +43,7 @@ class ByFirstWord:
 
 
 async def test_a_cache_is_told_of_misses_and_of_audited_hits_only() -> None:
-    """The upstream answers when nothing was served, or when the cache wants to compare."""
+    """The upstream answers misses and audited hits only, and the cache keeps these answers."""
     cache = ByFirstWord()
     questions = ["how a", "how b", "who a", "how c", "who b"]
 
@@ -56,8 +56,8 @@ async def test_a_cache_is_told_of_misses_and_of_audited_hits_only() -> None:
     assert len(outcome.milliseconds) == len(questions)
 
 
-def test_the_upstream_answers_alike_where_intents_are_alike() -> None:
-    """Each of the 77 intents has its own answer; a question that wants an answer of its own gets one."""
+def test_the_upstream_has_one_answer_for_each_intent() -> None:
+    """The upstream has one answer for each of the 77 intents, and an own answer for each unrepeatable question."""
     questions = banking77("test")
     said = answers_of(questions)
     assert len(set(said)) == np.unique(questions.answers).size == 77
@@ -68,8 +68,8 @@ def test_the_upstream_answers_alike_where_intents_are_alike() -> None:
     assert len(set(own)) == np.unique(mixed.answers).size > 1000
 
 
-def test_hindsight_is_the_best_threshold_that_is_wrong_rarely_enough() -> None:
-    """No other threshold that keeps within the limit would have had more hits in this order."""
+def test_hindsight_is_the_best_threshold_within_the_error_limit() -> None:
+    """The threshold in hindsight has the most hits of all thresholds within the limit of wrong answers."""
     chance = np.random.default_rng(3)
     answers = chance.integers(0, 8, size=200)
     vectors = chance.normal(size=(200, 16)).astype(np.float32) + 4 * np.eye(8, 16, dtype=np.float32)[answers]
@@ -86,7 +86,7 @@ def test_hindsight_is_the_best_threshold_that_is_wrong_rarely_enough() -> None:
 
 
 def test_shares_are_of_requests_and_ratios_against_the_first() -> None:
-    """What is wrong and what hits is counted over all requests, not over hits."""
+    """Hits and wrong answers are shares of all requests, and ratios are against the first cache."""
     ours = Run("ours", Outcome(["a", None, None, "b"], [2.0, 2.0, 2.0, 2.0], [1.0], 1, {}), 0.25, None)
     theirs = Run(
         "theirs", Outcome([None, None, None, "b"], [6.0, 6.0, 6.0, 6.0], [4.0, 5.0, 6.0], 0, {"them": "1.2"}), 0.0, 0.9
@@ -103,8 +103,8 @@ def test_shares_are_of_requests_and_ratios_against_the_first() -> None:
     assert (ratio.unit, ratio.measured) == (RATIO, 3.0)
 
 
-def test_what_is_missing_is_named() -> None:
-    """Nothing to compare with, and RedisVL without a store, are complaints that say which variable helps."""
+def test_missing_peers_are_named() -> None:
+    """Without a peer, or RedisVL without its store, the error names the variable to set."""
     with pytest.raises(CannotMeasure, match=GPTCACHE):
         peers_of({})
     with pytest.raises(CannotMeasure, match=REDISEARCH):
@@ -112,8 +112,8 @@ def test_what_is_missing_is_named() -> None:
     assert [peer.name for peer in peers_of({GPTCACHE: "python"})] == ["GPTCache"]
 
 
-def test_keepgate_serves_what_the_upstream_said_before(tmp_path: Path) -> None:
-    """The real parts, in a process of their own: a question again in other case is a hit, a new one is not."""
+def test_keepgate_serves_an_earlier_answer_of_the_upstream(tmp_path: Path) -> None:
+    """The real cache in its own process answers a repeated question in another case, and not a new one."""
     job = Job(
         ["How do I change my card?", "Is there a fee for cash abroad?", "how do I change my card"],
         ["In the app.", "Two per cent.", "In the app."],

@@ -1,4 +1,4 @@
-"""The engine on a device: it launches ahead, and says what it says one step after the other."""
+"""The engine on a device launches steps ahead and gives the same answers as step by step."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def answers(engine: Engine, **options: Any) -> list[list[int]]:
 
 
 def test_launching_ahead_changes_no_token() -> None:
-    """Log-probabilities keep an engine from launching ahead, and change nothing else; drawn tokens are the same too."""
+    """Launching ahead changes no token, greedy or sampled, against an engine that logprobs keep from it."""
     made = runner()
     assert answers(Engine(made, 8, 512)) == answers(Engine(made, 8, 512, shares_prefixes=False), logprobs=0)
 
 
-def test_the_host_is_free_while_the_device_computes() -> None:
-    """A step hands over its tokens while the next one is still being computed."""
+def test_a_step_returns_tokens_while_the_next_one_is_computed() -> None:
+    """A step returns its tokens while the device still computes the next one."""
     made = runner()
     engine = Engine(made, 4, 512)
     params = SamplingParams(max_tokens=50, temperature=0.0, ignore_eos=True)
@@ -80,13 +80,14 @@ def test_the_host_is_free_while_the_device_computes() -> None:
 
     made.run = slow  # type: ignore[method-assign]
     assert engine.step()
+    # Whether a step is under way shows in no output, so the private field is read.
     assert isinstance(engine._in_flight, InFlightStep)
     assert len(ended) == 1
     assert not ended[0].query(), "the tokens of the step before came without waiting for this one"
 
 
 def test_prefixes_are_kept_and_restored_while_others_decode() -> None:
-    """By an engine that launches ahead; what was restored is gone on with as if it had been computed there."""
+    """Prefixes are saved and restored while others decode, and answers on them are those on computed ones."""
     prefix = [(7 * place) % CONFIG.vocab_size for place in range(9 * 16)]
     shelf = KvShelf()
     answered = []
@@ -116,7 +117,7 @@ def test_prefixes_are_kept_and_restored_while_others_decode() -> None:
 
 
 def test_requests_after_the_warm_up_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever they ask for, in prompts and batches of any size."""
+    """After the warm-up no request compiles a kernel, whatever its options and sizes."""
     engine = Engine(runner(), 8, 100)
     compiled: list[str] = []
 

@@ -1,4 +1,4 @@
-"""The kernels as the device's compiler makes them, at sizes that the interpreter has no time for."""
+"""The kernels compiled for the device, at sizes that the interpreter is too slow for."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ SHAPES = [
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("splits", [1, 2, 32])
-def test_decode(shape: AttentionShape, dtype: torch.dtype, splits: int) -> None:
-    """Contexts from one token to thousands in one launch."""
+def test_decode_attention_at_device_sizes(shape: AttentionShape, dtype: torch.dtype, splits: int) -> None:
+    """Decode attention matches the formula for contexts from one token to thousands in one launch."""
     case = paged_case(shape, [(length - 1, 1) for length in (1, 16, 17, 333, 4096, 5000)], dtype, 1, "cuda")
     rows = torch.arange(6, dtype=torch.int32, device="cuda")
     got = paged_decode(case.query, case.keys, case.values, case.where, rows, shape, splits)
@@ -49,8 +49,8 @@ def test_decode(shape: AttentionShape, dtype: torch.dtype, splits: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_prefill(shape: AttentionShape, dtype: torch.dtype) -> None:
-    """Whole prompts, chunks in the middle of one, and rows that are left alone."""
+def test_prefill_attention_at_device_sizes(shape: AttentionShape, dtype: torch.dtype) -> None:
+    """Prefill attention matches the formula for prompts and chunks, and leaves rows of one token alone."""
     case = paged_case(shape, [(0, 700), (1000, 129), (40, 1), (15, 2), (0, 17)], dtype, 2, "cuda")
     tiles = prefill_tiles(case.query_starts, case.positions, prefill_tile_rows(shape, dtype))
     width = shape.num_heads * shape.head_dim
@@ -64,7 +64,7 @@ def test_prefill(shape: AttentionShape, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [576, 4096, 16384])
 def test_norm_and_gate(width: int, dtype: torch.dtype) -> None:
-    """Row widths of small and large models."""
+    """RMS norm and gate match their formulas at the row widths of small and large models."""
     residual, delta = (torch.randn(33, width, device="cuda", dtype=dtype) for _ in range(2))
     weight = torch.randn(width, device="cuda")
     summed = residual + delta
@@ -80,7 +80,7 @@ def test_norm_and_gate(width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("normed", [False, True])
 def test_rotary_write(dim: int, normed: bool, dtype: torch.dtype) -> None:
-    """Queries in place, keys and values in their slots."""
+    """`rotary_write` rotates queries in place and writes keys and values to their slots."""
     heads, kv_heads, rows = 12, 3, 200
     qkv = torch.randn(rows, (heads + 2 * kv_heads) * dim, device="cuda", dtype=dtype)
     rope = torch.randn(500, dim, device="cuda")
@@ -104,8 +104,8 @@ def test_rotary_write(dim: int, normed: bool, dtype: torch.dtype) -> None:
     ("temperature", "top_k", "top_p", "min_p"),
     [(1.0, 0, 1.0, 0.0), (0.7, 50, 1.0, 0.0), (1.3, 0, 0.9, 0.0), (1.0, 40, 0.8, 0.02)],
 )
-def test_sampling(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
-    """From a whole vocabulary, 20,000 times: never outside of what the filters keep, and as often as it should be."""
+def test_sampling_from_a_whole_vocabulary(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+    """20,000 draws from a whole vocabulary pass the filters and have the right frequencies."""
     draws = 20_000
     row = torch.randn(128_256, generator=torch.Generator().manual_seed(3)) * 4
     logits = row.cuda().expand(draws, -1)

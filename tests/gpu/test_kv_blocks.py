@@ -1,4 +1,4 @@
-"""KV blocks of a real device: copied beside its steps, and never seen too early or too late."""
+"""KV blocks of a real device are copied beside its steps, and no step reads them too early or too late."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Frame = npt.NDArray[np.uint8]
 
 
 def made(dtype: torch.dtype, staging_memory: int = STAGING_BYTES) -> tuple[CudaRunner, CudaKvBlocks]:
-    """With its decode steps recorded."""
+    """A runner with its decode steps recorded."""
     runner = CudaRunner(CONFIG, random_weights(CONFIG), 64, 256, 8, dtype, staging_memory=staging_memory)
     runner.record(lambda sentence: None)
     kv = runner.kv_blocks
@@ -44,12 +44,17 @@ def made(dtype: torch.dtype, staging_memory: int = STAGING_BYTES) -> tuple[CudaR
 def sleep() -> None:
     """Keeps the stream busy that work is queued in now."""
     cuda: Any = torch.cuda
-    cuda._sleep(LONG)
+    cuda._sleep(LONG)  # torch has no public way to keep a stream busy for a time
+
+
+def copies_of(kv: CudaKvBlocks) -> Any:
+    """The side that copies to the device; private, as no caller but a test delays its stream."""
+    return kv._host_to_device
 
 
 def slow_copies(kv: CudaKvBlocks) -> None:
-    """What is copied to the device from now on comes late."""
-    kv._host_to_device.stream.submit(sleep)
+    """Delays later copies to the device."""
+    copies_of(kv).stream.submit(sleep)
 
 
 def copied(kv: CudaKvBlocks, blocks: Sequence[int]) -> list[Frame]:
@@ -74,7 +79,7 @@ def filled(kv: CudaKvBlocks, blocks: Sequence[int], frames: Sequence[Frame]) -> 
 
 
 def noise(kv: CudaKvBlocks, count: int) -> list[Frame]:
-    """Frames of no model's keys and values."""
+    """Frames of random bytes."""
     return [np.random.default_rng(seed).integers(0, 256, kv.layout.nbytes, dtype=np.uint8) for seed in range(count)]
 
 
@@ -98,13 +103,13 @@ def computed_prefix(runner: CudaRunner, kv: CudaKvBlocks) -> list[Frame]:
 
 
 def prompt_ends(runner: CudaRunner) -> torch.Tensor:
-    """Three tokens that follow on the prefix."""
+    """The logits of three tokens that follow the prefix."""
     return runner.run(step_of([(TABLE, 5 * BLOCK_SIZE, 3)])).logits.clone()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_blocks_come_back_bit_by_bit(dtype: torch.dtype) -> None:
-    """Every bit pattern, into other places, and nothing beside them changes."""
+def test_blocks_are_copied_bit_for_bit(dtype: torch.dtype) -> None:
+    """Blocks of any bit pattern are copied bit for bit to other places, and other blocks do not change."""
     runner, kv = made(dtype)
     memory = runner.decoder.memory
     with torch.inference_mode():
@@ -125,8 +130,8 @@ def test_blocks_come_back_bit_by_bit(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_logits_on_a_restored_prefix_are_bitwise_those_on_a_computed_one(dtype: torch.dtype) -> None:
-    """Though the copies are late, and the step is launched before any of them."""
+def test_logits_on_a_restored_prefix_are_bitwise_the_same(dtype: torch.dtype) -> None:
+    """Logits on a restored prefix are bitwise those on a computed one, also in a step launched before the copies."""
     runner, kv = made(dtype)
     frames = computed_prefix(runner, kv)
     expected = prompt_ends(runner)
@@ -157,17 +162,18 @@ class LateLayers:
         return event
 
 
-def test_a_layer_is_computed_while_the_next_one_is_still_on_its_way() -> None:
-    """The step ends its first layer before the second one's keys and values have come."""
+def test_a_layer_is_computed_before_the_next_one_is_copied() -> None:
+    """A step computes its first layer before the second layer's keys and values are copied."""
     runner, kv = made(torch.bfloat16)
     frames = computed_prefix(runner, kv)
     expected = prompt_ends(runner)
     with torch.inference_mode():
         runner.decoder.memory.zero_()
-    kv._host_to_device.stream = LateLayers(kv._host_to_device.stream)
+    copies_of(kv).stream = LateLayers(copies_of(kv).stream)
     incoming = filled(kv, PREFIX, frames)
     incoming.arrived(len(PREFIX))
     incoming.close()
+    # Private: a caller waits for a layer's event, and never asks whether it is complete.
     first, second = kv._layer_events
     wait = kv.layer_wait()
     assert wait is not None
@@ -188,8 +194,8 @@ def test_a_layer_is_computed_while_the_next_one_is_still_on_its_way() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_others_decode_while_a_prefix_comes_in(dtype: torch.dtype) -> None:
-    """Before its bytes are there, in the step that waits for them, and after that: always the same logits."""
+def test_others_decode_while_a_prefix_is_restored(dtype: torch.dtype) -> None:
+    """Other sequences get the same logits before, while and after a prefix is restored."""
     runner, kv = made(dtype)
     frames = computed_prefix(runner, kv)
     prefill_others(runner)
@@ -213,7 +219,7 @@ def test_others_decode_while_a_prefix_comes_in(dtype: torch.dtype) -> None:
 
 
 def test_a_prompt_with_one_token_left_is_not_replayed_too_early() -> None:
-    """Everybody decodes in such a step, which is otherwise a recorded one."""
+    """A step of single tokens is not replayed from a recording while its prefix still arrives."""
     runner, kv = made(torch.float32)
     frames = computed_prefix(runner, kv)
     last = step_of([(TABLE, 5 * BLOCK_SIZE, 1)])
@@ -228,8 +234,8 @@ def test_a_prompt_with_one_token_left_is_not_replayed_too_early() -> None:
     assert torch.equal(runner.run(last).logits, expected), "replayed again, behind the step that waited"
 
 
-def test_staging_memory_runs_out_and_comes_back() -> None:
-    """A restore or a copy that there is no room for is refused; nobody waits."""
+def test_full_staging_memory_refuses_copies_until_it_is_free() -> None:
+    """A restore or copy without staging memory is refused at once, and accepted when the device has finished."""
     block = CONFIG.num_layers * 2 * CONFIG.num_kv_heads * BLOCK_SIZE * CONFIG.head_dim * 2
     runner, kv = made(torch.bfloat16, 4 * block)
     assert kv.most_at_once == 4
@@ -253,8 +259,8 @@ def test_staging_memory_runs_out_and_comes_back() -> None:
 
 
 @pytest.mark.parametrize("arrives", [False, True])
-def test_a_restore_that_is_given_up_harms_nobody(arrives: bool) -> None:
-    """Before its bytes are there or after that: its blocks go to somebody else at once, who computes in them."""
+def test_a_restore_that_is_given_up_changes_no_logits(arrives: bool) -> None:
+    """The blocks of a restore that is given up can be reused at once without a change of logits."""
     runner, kv = made(torch.bfloat16)
     steps = [step_of([(TABLE, 0, 70)]), step_of([(TABLE, 70, 1)])]
     expected = [runner.run(step).logits.clone() for step in steps]
@@ -270,8 +276,7 @@ def test_a_restore_that_is_given_up_harms_nobody(arrives: bool) -> None:
 
 
 def test_blocks_are_copied_out_behind_the_steps() -> None:
-    """The engine's thread goes on at once; a thread gets the bytes that the steps before have written, when they are
-    there, though the next step is computed beside."""
+    """Blocks are copied out after the steps before, beside the next step, without making the engine's thread wait."""
     runner, kv = made(torch.bfloat16)
     prefill_others(runner)
     expected = computed_prefix(runner, kv)

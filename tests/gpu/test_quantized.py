@@ -1,4 +1,4 @@
-"""Products with quantised weights on a device, at sizes of real layers and in the dtype that the interpreter lacks."""
+"""Products with quantised weights on a device, at sizes of real layers and in bfloat16."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WIDE = dataclasses.replace(CONFIG, hidden_size=256, intermediate_size=384)
 
 
 def quantised(scheme: Scheme) -> ModelWeights:
-    """Random weights, the head too."""
+    """Random weights in a scheme, with the head."""
     weights = map_linears(random_weights(WIDE), lambda name, weight: scheme.pack(dense(weight)))
     return dataclasses.replace(weights, head=scheme.pack(dense(weights.head)))
 
@@ -55,8 +55,8 @@ def quantised(scheme: Scheme) -> ModelWeights:
 @every_scheme
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (1000, 1152)])
-def test_product(scheme: Scheme, dtype: torch.dtype, outputs: int, inputs: int) -> None:
-    """By every kernel, over sizes that fill tiles and that do not; a second time the same bits."""
+def test_products_match_float64_on_a_device(scheme: Scheme, dtype: torch.dtype, outputs: int, inputs: int) -> None:
+    """Products of every kernel match float64 for any number of rows, and are bitwise repeatable."""
     random = torch.Generator().manual_seed(0)
     linear = scheme.pack(torch.randn(outputs, inputs, generator=random) * 0.02)
     product = QuantizedMatmul(on_device(linear, CUDA), None)
@@ -75,8 +75,8 @@ def test_product(scheme: Scheme, dtype: torch.dtype, outputs: int, inputs: int) 
         assert torch.equal(product(x), got), rows
 
 
-def test_columns_in_another_order() -> None:
-    """For every kernel."""
+def test_products_with_another_column_order_on_a_device() -> None:
+    """Products with permuted columns match float64 for every kernel."""
     scheme, random = IntScheme(4, 128), torch.Generator().manual_seed(1)
     weight, order = torch.randn(512, 1024, generator=random), torch.randperm(1024, generator=random)
     straight = scheme.pack(weight[:, order])
@@ -87,8 +87,8 @@ def test_columns_in_another_order() -> None:
         assert relative_error(product(x), x.double() @ expected.T) < TOLERANCE[torch.bfloat16]
 
 
-def test_eight_bits_on_both_sides() -> None:
-    """Rows are rounded to the nearest, and the product is that of what they were rounded to."""
+def test_fp8_products_multiply_rounded_rows() -> None:
+    """Rows are rounded to the nearest FP8 values, and the product is that of the rounded rows."""
     if not supports_fp8_gemm(CUDA):
         pytest.skip("needs a GPU")
     random = torch.Generator().manual_seed(2)
@@ -108,7 +108,7 @@ def test_eight_bits_on_both_sides() -> None:
 
 
 def test_decoding_takes_no_memory_for_dense_weights() -> None:
-    """Up to the largest batch that is recorded."""
+    """Products up to the largest recorded batch allocate no memory for dense weights."""
     weight = on_device(IntScheme(4, 128).pack(torch.randn(4096, 4096) * 0.02), CUDA)
     product = QuantizedMatmul(weight, None)
     for rows in (1, 8, 64, 256):
@@ -122,8 +122,10 @@ def test_decoding_takes_no_memory_for_dense_weights() -> None:
 
 @every_scheme
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float16, 1e-2), (torch.bfloat16, 4e-2)])
-def test_recorded_steps_compute_what_the_bits_say(scheme: Scheme, dtype: torch.dtype, limit: float) -> None:
-    """Prefill, chunks, mixed steps and recorded decodes, twice, for what a recording overwrites."""
+def test_recorded_steps_with_quantised_weights_match_the_reference(
+    scheme: Scheme, dtype: torch.dtype, limit: float
+) -> None:
+    """Prefill, chunks, mixed steps and recorded decodes match the reference on the unpacked weights."""
     weights = quantised(scheme)
     runner = CudaRunner(WIDE, weights, 8, 64, 4, dtype)
     said: list[str] = []
@@ -135,8 +137,8 @@ def test_recorded_steps_compute_what_the_bits_say(scheme: Scheme, dtype: torch.d
 
 
 @pytest.mark.parametrize("scheme", [IntScheme(4, 64, "integer"), Fp8Scheme(), FloatScheme("float16")])
-def test_it_is_chosen(scheme: Scheme) -> None:
-    """The self-test passes on weights as they are kept."""
+def test_the_cuda_runner_serves_quantised_weights(scheme: Scheme) -> None:
+    """The CUDA runner passes its self-test on quantised weights and is chosen."""
     asked = 64 * BLOCK_SIZE * 2 * 2 * WIDE.num_layers * WIDE.num_kv_heads * WIDE.head_dim
     engine = EngineConfig(max_batch=8, kv_memory=asked)
     runner = choose_cuda(WIDE, quantised(scheme), engine, 64, lambda sentence: None)

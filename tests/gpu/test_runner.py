@@ -26,7 +26,7 @@ pytestmark = [
 
 
 def recorded(runner: CudaRunner) -> CudaRunner:
-    """With its decode steps recorded, which must not fail here."""
+    """The runner with its decode steps recorded, which must succeed here."""
     said: list[str] = []
     runner.record(said.append)
     assert "recorded decode steps" in said[-1]
@@ -36,7 +36,7 @@ def recorded(runner: CudaRunner) -> CudaRunner:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.float16, 5e-3), (torch.bfloat16, 4e-2)])
 def test_logits_agree_with_the_reference(variant: str, dtype: torch.dtype, limit: float) -> None:
-    """Prefill, chunks, mixed steps and recorded decode, in every dtype."""
+    """Logits match the reference over prefill, chunks, mixed steps and recorded decode, in every dtype."""
     config = VARIANTS[variant]
     weights = random_weights(config)
     runner = recorded(CudaRunner(config, weights, 8, 64, 4, dtype))
@@ -45,8 +45,8 @@ def test_logits_agree_with_the_reference(variant: str, dtype: torch.dtype, limit
         assert relative_error(runner.run(step).logits.cpu(), reference.run(step).logits) < limit
 
 
-def test_a_recorded_step_is_the_step_that_it_replaces() -> None:
-    """Asking for hidden states keeps a step from being replayed: both ways write and compute the same."""
+def test_a_recorded_step_matches_the_step_that_it_replaces() -> None:
+    """A recorded step gives the logits of the same step without a recording, and repeats them bit for bit."""
     weights = random_weights(CONFIG)
     runner = recorded(CudaRunner(CONFIG, weights, 64, 256, 24, torch.bfloat16))
     prompts = [(list(range(4 * row, 4 * row + 4)), 0, 5 + 2 * row) for row in range(11)]
@@ -59,8 +59,8 @@ def test_a_recorded_step_is_the_step_that_it_replaces() -> None:
     assert torch.equal(again, replayed)
 
 
-def test_recorded_rows_do_not_disturb_each_other() -> None:
-    """A long run of batches of changing size: the reference's argmax nearly always, its logits always."""
+def test_recorded_batches_of_changing_size_match_the_reference() -> None:
+    """Recorded batches of changing size match the reference's logits over a long run."""
     weights = random_weights(CONFIG)
     runner = recorded(CudaRunner(CONFIG, weights, 64, 256, 16, torch.float32))
     reference = TorchRunner(CONFIG, weights, 64, 256)
@@ -76,8 +76,8 @@ def test_recorded_rows_do_not_disturb_each_other() -> None:
             lengths[row] += 1
 
 
-def test_the_self_test_would_notice() -> None:
-    """Right kernels are far below the limit, a wrong rotary base is far above it."""
+def test_the_self_test_notices_a_wrong_rotary_base() -> None:
+    """The self-test is far above its limit with a wrong rotary base, and passes for the right kernels."""
     weights = random_weights(CONFIG)
 
     def wrong(*arguments: object) -> CudaRunner:
@@ -98,7 +98,7 @@ def test_the_self_test_would_notice() -> None:
 
 
 def test_a_step_does_not_wait_for_the_device() -> None:
-    """The host is free while the device computes: a replay returns before its end event has happened."""
+    """A replayed step returns before the device has computed it."""
     runner = recorded(CudaRunner(CONFIG, random_weights(CONFIG), 8, 64, 4, torch.bfloat16))
     for step in STEPS:
         runner.run(step)

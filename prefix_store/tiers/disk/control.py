@@ -37,54 +37,41 @@ class DiskControl:
     def pin(self, session: FolderSession, chain: Sequence[BlockId]) -> int:
         """Pins the leading blocks that are stored; returns how many the evictor accepted."""
         pinned = tries = 0
-        try:
+        with self._faults.handled():
             while not pinned and tries < _TRIES and (count := leading_blocks(session, self._format, chain)):
                 tries += 1  # a block may be evicted before the evictor reads the pin
                 pinned = self._pin(session, chain[:count])
-            self._faults.recovered()
-        except OSError as error:
-            self._faults.failed(error)
-            return 0
         return pinned
 
     def unpin(self, session: FolderSession, chain: Sequence[BlockId]) -> int:
         """Removes every pin at a block of the chain; returns how many blocks the longest of them kept."""
         names = [block_name(self._format, chain, place) for place in range(len(chain))]
-        try:
-            pinned = _last_pinned(session, names)
-            if pinned:
+        unpinned = 0
+        with self._faults.handled():
+            if pinned := _last_pinned(session, names):
                 session.unpin(names)
                 self._wait_until_read(session)
-            self._faults.recovered()
-        except OSError as error:
-            self._faults.failed(error)
-            return 0
-        return pinned
+                unpinned = pinned
+        return unpinned
 
     def discard(self, session: FolderSession, chain: Sequence[BlockId], keep: int) -> int:
         """Removes the blocks after the first `keep`, pinned or not; the evictor removes their descendants."""
         gone = 0
-        try:
+        with self._faults.handled():
             count = leading_blocks(session, self._format, chain)
             for place in reversed(range(keep, count)):
                 session.discard(block_name(self._format, chain, place), notify=place == keep)
                 gone += 1
             if gone:
                 self._wait_until_read(session)
-            self._faults.recovered()
-        except OSError as error:
-            self._faults.failed(error)
         return gone
 
     def clear(self, session: FolderSession) -> int:
         """Removes every block of every process, and all pins; returns the number of blocks."""
         gone = 0
-        try:
+        with self._faults.handled():
             gone = session.clear()
             self._wait_until_read(session)
-            self._faults.recovered()
-        except OSError as error:
-            self._faults.failed(error)
         return gone
 
     def _pin(self, session: FolderSession, chain: Sequence[BlockId]) -> int:

@@ -31,15 +31,12 @@ class DiskReader:
 
     def touch(self, session: FolderSession, chain: Sequence[BlockId], use: Use) -> int:
         """Records a use of the leading blocks; returns how many of them are stored."""
-        leading = leading_blocks(session, self._format, chain)
-        try:
-            if leading:
+        touched = 0
+        with self._faults.handled():
+            if leading := leading_blocks(session, self._format, chain):
                 session.used(block_name(self._format, chain, leading - 1), use.number, use.output_length)
-            self._faults.recovered()
-        except OSError as error:
-            self._faults.failed(error)
-            return 0
-        return leading
+                touched = leading
+        return touched
 
     def restore(
         self,
@@ -53,7 +50,7 @@ class DiskReader:
         """Restores the last ``len(into)`` blocks, up to the first that is missing or damaged."""
         began = time.perf_counter()
         first = len(chain) - len(into)
-        try:
+        with self._faults.handled():
             with contextlib.suppress(Cancelled):
                 for place, segments in enumerate(into, first):
                     if not self._load(session, chain[place], block_name(self._format, chain, place)):
@@ -64,9 +61,6 @@ class DiskReader:
             if progress.done:
                 last = block_name(self._format, chain, first + progress.done - 1)
                 session.used(last, use.number, use.output_length)
-            self._faults.recovered()
-        except OSError as error:
-            self._faults.failed(error)
         self._counts.bytes_read += progress.done * self._format.frame_bytes
         self._counts.read_seconds += time.perf_counter() - began
 

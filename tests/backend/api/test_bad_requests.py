@@ -1,4 +1,4 @@
-"""Every bad request is a 4xx in OpenAI's form that names the field, and the server goes on."""
+"""Every bad request is a 4xx in OpenAI's form that names the field, and the server keeps serving."""
 
 from __future__ import annotations
 
@@ -207,21 +207,21 @@ async def test_every_wrong_field_is_named(server: Served) -> None:
 
 @pytest.mark.parametrize(("name", "body"), BROKEN_BODIES, ids=[name for name, _ in BROKEN_BODIES])
 async def test_a_body_that_is_no_request_is_a_400(server: Served, name: str, body: bytes) -> None:
-    """What is not a JSON object of numbers and texts is refused, and the server goes on."""
+    """A body that is not a JSON object of numbers and texts is a 400, and the server keeps serving."""
     for path in (CHAT, COMPLETIONS):
         await assert_refused(server, path, body)
     assert (await server.post(CHAT, messages=USER, max_tokens=1))["object"] == "chat.completion"
 
 
 async def test_null_means_absent(server: Served) -> None:
-    """Every optional field may be null, even one that this server does not know."""
+    """A null means that the optional field is absent, even for a field that the server does not know."""
     names = ["n", "stop", "seed", "temperature", "tools", "logit_bias", "logprobs", "stream", "audio", "no_such_field"]
     answer = await server.post(CHAT, messages=USER, max_tokens=1, **dict.fromkeys(names))
     assert len(answer["choices"]) == 1
 
 
 async def test_fields_that_change_nothing_are_accepted(server: Served) -> None:
-    """Clients send them by default, and the answer is the same."""
+    """Fields that clients send by default and that change nothing are accepted and leave the answer as it is."""
     harmless = {
         "user": "u",
         "metadata": {"a": "b"},
@@ -241,7 +241,7 @@ async def test_fields_that_change_nothing_are_accepted(server: Served) -> None:
 
 
 async def test_errors_say_code_and_type(server: Served) -> None:
-    """The codes that clients act upon are OpenAI's."""
+    """The errors that clients act upon have OpenAI's types and codes."""
     error = await assert_refused(server, CHAT, json.dumps(chat(model="gpt-4o")).encode(), (404,))
     assert (error["type"], error["code"]) == ("invalid_request_error", "model_not_found")
     error = await assert_refused(server, COMPLETIONS, json.dumps(text(prompt=[5] * 3000)).encode())
@@ -249,13 +249,13 @@ async def test_errors_say_code_and_type(server: Served) -> None:
 
 
 async def test_a_body_over_the_limit_is_a_413(server: Served) -> None:
-    """The limit holds with and without a declared length."""
+    """A body over the size limit is a 413 with OpenAI's error form."""
     error = await assert_refused(server, CHAT, b" " * (5 * 2**20), (413,))
     assert error["code"] == "request_too_large"
 
 
 async def test_paths_and_methods_that_do_not_exist(server: Served) -> None:
-    """404 and 405 come in OpenAI's form too."""
+    """An unknown path or model is a 404 and a wrong method a 405, in OpenAI's form."""
     async with server.client.get("/v1/nothing") as response:
         assert response.status == 404
         assert "error" in await response.json()
@@ -267,8 +267,8 @@ async def test_paths_and_methods_that_do_not_exist(server: Served) -> None:
         assert (await response.json())["error"]["code"] == "model_not_found"
 
 
-async def test_a_sender_that_stalls_is_cut_off(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body that does not arrive in time is a 408, and costs nothing."""
+async def test_a_body_that_stalls_is_a_408(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body that does not arrive in time is a 408, and no request stays in flight."""
     monkeypatch.setattr("backend.api.http_body.BODY_TIMEOUT_SECONDS", 0.05)
     served = await start_server()
     host, port = served.url.removeprefix("http://").split(":")
@@ -298,8 +298,8 @@ async def test_a_sender_that_stalls_is_cut_off(start_server: StartServer, monkey
         (b'{"model":"m","stop":["' + b"[" * 100_000, "the body is not valid JSON: Input data was truncated"),
     ],
 )
-def test_what_is_wrong_is_said_in_short_and_with_what_would_be_right(body: bytes, sentence: str) -> None:
-    """However long the body, and where the decoder's own words would mislead."""
+def test_a_refusal_says_in_short_what_would_be_right(body: bytes, sentence: str) -> None:
+    """A refusal is shorter than 200 characters and says what would be right, however long the body is."""
     with pytest.raises(InvalidRequest) as refused:
         decode_request(body, ChatRequest, "m")
     assert str(refused.value).startswith(sentence)

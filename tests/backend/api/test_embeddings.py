@@ -39,7 +39,7 @@ def reference_model(source: ModelSource) -> Any:
 
 
 async def test_embeddings_are_those_of_transformers(server: Served, model: ServedModel, source: ModelSource) -> None:
-    """For a short text, and for one that takes several chunks; each of length 1."""
+    """Embeddings are the unit vectors of transformers' hidden states, for a short text and one of several chunks."""
     texts = ["A cat sleeps.", LONG]
     answer = await server.post(EMBEDDINGS, input=texts)
     found = vectors(answer)
@@ -59,7 +59,7 @@ async def test_embeddings_are_those_of_transformers(server: Served, model: Serve
 
 
 async def test_every_kind_of_input_and_both_encodings(server: Served, model: ServedModel) -> None:
-    """A text, its token ids, and lists of either; base64 is the same numbers as little-endian float32."""
+    """A text, its token ids and lists of either give the same vector; base64 is its little-endian float32 bytes."""
     ids = model.tokenizer.fast.encode("A dog barks.").ids
     plain = vectors(await server.post(EMBEDDINGS, input="A dog barks."))
     for given in (["A dog barks."], ids, [ids]):
@@ -70,8 +70,8 @@ async def test_every_kind_of_input_and_both_encodings(server: Served, model: Ser
     np.testing.assert_array_equal(np.frombuffer(raw, "<f4"), plain[0])
 
 
-async def test_near_texts_are_near(server: Served) -> None:
-    """The vectors mean something, and are the same beside other work and after a chat about the same text."""
+async def test_similar_texts_have_similar_embeddings(server: Served) -> None:
+    """Similar texts have similar embeddings, and stay the same beside other requests and after a chat."""
     texts = ["The cat sleeps on the sofa.", "A cat is sleeping on a couch.", "Stock prices fell sharply on Monday."]
     cat, couch, stocks = vectors(await server.post(EMBEDDINGS, input=texts))
     assert cat @ couch > cat @ stocks
@@ -82,7 +82,7 @@ async def test_near_texts_are_near(server: Served) -> None:
 
 
 async def test_more_inputs_than_the_engine_takes_at_once(start_server: StartServer) -> None:
-    """They take turns, and come back in order; nothing is left behind."""
+    """Inputs beyond the queue's limit take turns and come back in order, and every block is free afterwards."""
     served = await start_server(max_batch=2, max_waiting=2)
     texts = [f"number {index}" for index in range(9)]
     found = vectors(await served.post(EMBEDDINGS, input=texts))

@@ -1,4 +1,4 @@
-"""What is not HTTP, or stops being it, gets OpenAI's error form, and none of its bytes get into the log."""
+"""Requests that are not valid HTTP get OpenAI's error form, and none of their bytes reach the log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ UNREADABLE: list[tuple[str, bytes]] = [
 
 
 async def exchange(served: Served, *pieces: bytes, end: bool = False) -> bytes:
-    """Everything that a connection answers to some bytes, until the server closes it."""
+    """All bytes that a connection answers, until the server closes it."""
     host, port = served.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -58,10 +58,10 @@ async def exchange(served: Served, *pieces: bytes, end: bool = False) -> bytes:
 
 
 @pytest.mark.parametrize(("name", "sent"), UNREADABLE, ids=[name for name, _ in UNREADABLE])
-async def test_what_cannot_be_read_is_a_400_and_stays_unquoted(
+async def test_an_unreadable_request_is_a_400_that_quotes_nothing(
     server: Served, name: str, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One answer in OpenAI's form, the connection ends, and the log has nothing of it."""
+    """An unreadable request is one 400 that closes the connection, and none of its bytes are quoted or logged."""
     caplog.set_level(logging.DEBUG)
     # Whole, and as a body that comes when its head has been read already.
     split = sent.find(b"\r\n\r\n") + 4
@@ -84,10 +84,10 @@ def assert_refused(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n64\r\n{"])
-async def test_a_body_that_breaks_off_is_no_failure_of_the_server(
+async def test_a_body_that_breaks_off_is_neither_logged_nor_kept(
     server: Served, framing: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The sender has left: nothing is logged, and nothing is kept."""
+    """A body whose sender disconnects is neither logged nor kept in flight."""
     caplog.set_level(logging.INFO)
     await exchange(server, HEAD + framing, end=True)
     assert await server.text(PROMPT, max_tokens=1)
@@ -96,7 +96,7 @@ async def test_a_body_that_breaks_off_is_no_failure_of_the_server(
 
 
 async def test_a_compressed_body_is_read(server: Served) -> None:
-    """What a gzip body says is what counts."""
+    """A gzip body is decompressed and answered."""
     body = gzip.compress(json.dumps({"model": MODEL, "prompt": PROMPT, "max_tokens": 1}).encode())
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
     async with server.client.post(COMPLETIONS, data=body, headers=headers) as response:
@@ -104,10 +104,10 @@ async def test_a_compressed_body_is_read(server: Served) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", HEAD])
-async def test_a_head_that_does_not_arrive_is_not_waited_for(
+async def test_a_connection_without_a_whole_head_is_closed(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    """An open connection costs memory, so one that asks for nothing is closed."""
+    """A connection that sends no whole request head in time is closed."""
     monkeypatch.setattr("backend.api.http_server.IDLE_CONNECTION_SECONDS", 0.1)
     served = await start_server()
     assert await exchange(served, sent) == b""

@@ -1,4 +1,4 @@
-"""JSON mode and JSON schemas: every answer that ends is what was asked for."""
+"""With JSON mode or a JSON schema, every answer that ends is what was asked for."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def assert_person(text: str) -> None:
 
 
 async def test_a_schema_is_kept_however_the_answer_is_drawn(server: Served) -> None:
-    """Greedy, hot, several at once, and beside a request that is free."""
+    """Greedy answers and several answers at a high temperature all follow the schema."""
     for fields in ({}, {"temperature": 2.0, "seed": 4, "n": 3}):
         answer = await server.post(CHAT, **body(**fields))
         for choice in answer["choices"]:
@@ -55,7 +55,7 @@ async def test_a_schema_is_kept_however_the_answer_is_drawn(server: Served) -> N
 
 
 async def test_streams_seeds_and_logprobs_are_as_without_a_schema(server: Served) -> None:
-    """The pieces join to the whole, a seed repeats it, and log-probabilities stay the model's own."""
+    """With a schema a stream joins to the whole answer, a seed repeats it, and logprobs are the model's own."""
     fields = body(temperature=1.2, seed=9, logprobs=True, top_logprobs=2)
     whole = (await server.post(CHAT, **fields))["choices"][0]
     assert (await server.post(CHAT, **fields))["choices"][0] == whole
@@ -69,7 +69,7 @@ async def test_streams_seeds_and_logprobs_are_as_without_a_schema(server: Served
 
 
 async def test_json_mode(server: Served) -> None:
-    """An object, whatever the question."""
+    """JSON mode answers with an object, whatever the question."""
     form = {"type": "json_object"}
     answer = await server.post(CHAT, **body(response_format=form, max_tokens=200))
     choice = answer["choices"][0]
@@ -79,7 +79,7 @@ async def test_json_mode(server: Served) -> None:
 
 
 async def test_an_answer_that_is_complete_at_the_limit_is_complete(server: Served) -> None:
-    """The limit on tokens cuts nothing off when only the end could have followed."""
+    """An answer that is complete at `max_tokens` ends with `stop`, as only the end token could follow."""
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     whole = await server.post(CHAT, **body(response_format=form))
@@ -91,15 +91,15 @@ async def test_an_answer_that_is_complete_at_the_limit_is_complete(server: Serve
     assert cut["choices"][0]["finish_reason"] == "length"
 
 
-async def test_no_bias_brings_back_what_is_not_allowed(server: Served, model: ServedModel) -> None:
-    """logit_bias moves the choice among what the schema allows, and no further."""
+async def test_logit_bias_cannot_break_the_schema(server: Served, model: ServedModel) -> None:
+    """`logit_bias` moves the choice among the tokens that the schema allows, and no further."""
     bias = {str(model.tokenizer.fast.encode(text).ids[0]): 100 for text in ("Hello", "<|im_end|>")}
     answer = await server.post(CHAT, **body(logit_bias=bias))
     assert_person(answer["choices"][0]["message"]["content"])
 
 
-async def test_a_schema_that_grows_too_complex_on_the_way(server: Served) -> None:
-    """Its request alone ends, with an error that is the caller's and quotes nothing of the answer."""
+async def test_a_schema_that_grows_too_complex_is_a_400(server: Served) -> None:
+    """A schema that grows too complex during an answer ends its request alone with a 400 that quotes nothing."""
     form = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(1500)}}
     fields = body(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": form}})
     beside = asyncio.create_task(server.post(CHAT, **body()))
@@ -116,16 +116,17 @@ def grammars(model: ServedModel) -> GrammarCompiler:
     return GrammarCompiler(model.tokenizer.fast, model.config.vocab_size, model.config.eos_token_ids)
 
 
-def test_a_compiled_grammar_is_used_again(grammars: GrammarCompiler) -> None:
-    """Two answers share the tables and follow the grammar on their own."""
+def test_two_answers_share_a_compiled_grammar(grammars: GrammarCompiler) -> None:
+    """Two answers share a compiled grammar and follow it independently."""
     first, second = (grammars.constraint('start: "ab" | "cd"') for _ in range(2))
     assert torch.equal(first.allowed(), second.allowed())
     first.accept(int(first.allowed().nonzero()[0]))
     assert not torch.equal(first.allowed(), second.allowed())
 
 
-def test_compiled_grammars_are_kept_by_their_size(grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The latest ones, as long as their texts together are within the limit."""
+def test_the_grammar_cache_is_bounded_by_size(grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache keeps the most recently used grammars whose texts together are within the limit."""
+    # What is cached shows in no result, so the private call that compiles is recorded; the limit is no option.
     compiled: list[str] = []
     compile_one = grammars._compile
 
@@ -142,7 +143,7 @@ def test_compiled_grammars_are_kept_by_their_size(grammars: GrammarCompiler, mon
 
 
 def test_a_grammar_ends_with_the_end_token(grammars: GrammarCompiler, model: ServedModel) -> None:
-    """When nothing can follow, the answer is complete and only its end is allowed."""
+    """When a grammar allows no further text, the answer is complete and only end tokens are allowed."""
     constraint = grammars.constraint('start: "yes"')
     (token,) = model.tokenizer.fast.encode("yes").ids
     assert constraint.allowed()[token]
@@ -155,7 +156,7 @@ def test_a_grammar_ends_with_the_end_token(grammars: GrammarCompiler, model: Ser
 def test_a_token_that_is_not_allowed_ends_the_answer_with_an_error(
     grammars: GrammarCompiler, model: ServedModel
 ) -> None:
-    """It cannot come from the sampler; if it comes all the same, the answer does not go on as if it fitted."""
+    """A token that the grammar forbids sets the constraint's error, and only end tokens are allowed afterwards."""
     constraint = grammars.constraint('start: "yes"')
     constraint.accept(model.tokenizer.fast.encode("no").ids[0])
     assert constraint.error
@@ -165,7 +166,7 @@ def test_a_token_that_is_not_allowed_ends_the_answer_with_an_error(
 
 @pytest.mark.parametrize("schema", [{"type": "wizard"}, {"type": "string", "format": "wizard"}, {"if": {}}])
 def test_a_wrong_schema_says_what_is_wrong(grammars: GrammarCompiler, schema: dict[str, Any]) -> None:
-    """In one line, without Python's words."""
+    """An invalid schema is refused in one line without the compiler's own words."""
     with pytest.raises(GrammarError) as caught:
         grammars.constraint(f"start: {json_schema(schema)}")
     assert "\n" not in str(caught.value)
@@ -174,7 +175,7 @@ def test_a_wrong_schema_says_what_is_wrong(grammars: GrammarCompiler, schema: di
 
 
 def test_only_allowed_tokens_are_drawn(grammars: GrammarCompiler, model: ServedModel) -> None:
-    """Whatever the filters: the mask holds for every way to draw."""
+    """Only allowed tokens are drawn, whatever the temperature and filters."""
     constraint = grammars.constraint("start: /[0-9]+/")
     allowed = set(constraint.allowed().nonzero().flatten().tolist())
     params: list[dict[str, Any]] = [

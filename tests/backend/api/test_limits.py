@@ -1,4 +1,4 @@
-"""What the server's own limits look like to a client."""
+"""What clients see of the server's limits, priorities and prefix sharing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONG = {"model": MODEL, "prompt": COUNTING, "max_tokens": 1900, "ignore_eos": Tr
 
 
 async def test_a_request_that_takes_too_long_ends(start_server: StartServer) -> None:
-    """With 504 before the first byte, with an error event after it; and the blocks are free again."""
+    """A request over `max_seconds` is a 504, or an error event in a stream, and its blocks are free again."""
     served = await start_server(max_seconds=0.3)
     async with served.client.post(COMPLETIONS, json=LONG) as response:
         assert response.status == 504
@@ -33,8 +33,8 @@ async def test_a_request_that_takes_too_long_ends(start_server: StartServer) -> 
     assert time.monotonic() - started < 60
 
 
-async def test_a_caller_waits_from_when_it_asked(server: Served) -> None:
-    """Its time runs while its body is on the way: what would be answered in time after that comes too late."""
+async def test_a_deadline_counts_from_the_request_head(server: Served) -> None:
+    """A caller's deadline counts from the arrival of the request's head, so a slow body uses it up."""
     host, port = server.url.removeprefix("http://").split(":")
     data = json.dumps({**LONG, "max_tokens": 1}).encode()
     seconds = 0.5
@@ -50,7 +50,7 @@ async def test_a_caller_waits_from_when_it_asked(server: Served) -> None:
 
 
 async def test_urgent_requests_pass_those_that_wait(start_server: StartServer) -> None:
-    """With one place in the batch, the smallest priority gets it, though it came last."""
+    """With one place in the batch, the request with the smallest priority gets it, though it came last."""
     served = await start_server(max_batch=1)
     ended: list[str] = []
 
@@ -70,42 +70,45 @@ async def test_urgent_requests_pass_those_that_wait(start_server: StartServer) -
     assert rest.endswith("data: [DONE]\n\n"), "it was preempted, and went on"
 
 
-async def test_nobody_is_urgent_where_that_is_not_offered(start_server: StartServer) -> None:
-    """With the policy `fcfs` a priority is refused by name, be it better or worse; none at all is answered."""
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
+        (COMPLETIONS, {"prompt": COUNTING, "max_tokens": 1}),
+        (EMBEDDINGS, {"input": COUNTING}),
+    ],
+    ids=["chat", "completions", "embeddings"],
+)
+async def test_fcfs_refuses_priorities(start_server: StartServer, path: str, body: dict[str, object]) -> None:
+    """The policy `fcfs` refuses a priority other than 0 by name, and answers requests without one."""
     served = await start_server(scheduling_policy="fcfs")
-    bodies: dict[str, dict[str, object]] = {
-        CHAT: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
-        COMPLETIONS: {"prompt": COUNTING, "max_tokens": 1},
-        EMBEDDINGS: {"input": COUNTING},
-    }
-    for path, body in bodies.items():
-        for priority in (-1, 1):
-            async with served.client.post(path, json={"model": MODEL, **body, "priority": priority}) as response:
-                assert response.status == 400
-                error = (await response.json())["error"]
-            assert error["param"] == "priority"
-            assert error["message"].startswith("priority: ")
-        for nothing in (0, None):
-            await served.post(path, **body, priority=nothing)
+    for priority in (-1, 1):
+        async with served.client.post(path, json={"model": MODEL, **body, "priority": priority}) as response:
+            assert response.status == 400
+            error = (await response.json())["error"]
+        assert error["param"] == "priority"
+        assert error["message"].startswith("priority: ")
+    for nothing in (0, None):
+        await served.post(path, **body, priority=nothing)
 
 
-async def test_usage_counts_what_was_computed_before(start_server: StartServer) -> None:
-    """A prompt that comes again finds its whole blocks; with sharing off it finds nothing."""
+@pytest.mark.parametrize(("shares", "cached"), [(True, 32), (False, 0)], ids=["sharing", "no sharing"])
+async def test_usage_counts_cached_tokens(start_server: StartServer, shares: bool, cached: int) -> None:
+    """`usage` counts the whole cached blocks of a repeated prompt, and none with prefix sharing off."""
     prompt = "one two three four five six seven eight nine ten " * 4
-    for shares, cached in ((True, 32), (False, 0)):
-        served = await start_server(shares_prefixes=shares)
-        seen = []
-        for _ in range(2):
-            answer = await served.post(COMPLETIONS, prompt=prompt, max_tokens=4, temperature=0)
-            assert 32 < answer["usage"]["prompt_tokens"] <= 48
-            seen.append((answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["text"]))
-        assert [tokens for tokens, _ in seen] == [0, cached]
-        assert seen[0][1] == seen[1][1]
+    served = await start_server(shares_prefixes=shares)
+    seen = []
+    for _ in range(2):
+        answer = await served.post(COMPLETIONS, prompt=prompt, max_tokens=4, temperature=0)
+        assert 32 < answer["usage"]["prompt_tokens"] <= 48
+        seen.append((answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["text"]))
+    assert [tokens for tokens, _ in seen] == [0, cached]
+    assert seen[0][1] == seen[1][1]
 
 
 @pytest.mark.parametrize("header", ["Authorization", "x-api-key", "api-key", "x-keepgate-namespace"])
 async def test_tenants_do_not_find_each_others_blocks(start_server: StartServer, header: str) -> None:
-    """Neither `usage` nor the time of an answer tells one caller what another has asked."""
+    """A tenant's prompt is no prefix hit for another tenant, whichever header names the tenants."""
     served = await start_server()
     body = {"model": MODEL, "prompt": "one two three four five six seven eight nine ten " * 4, "max_tokens": 1}
     cached = []
@@ -115,8 +118,8 @@ async def test_tenants_do_not_find_each_others_blocks(start_server: StartServer,
     assert cached == [0, 0, 32]
 
 
-async def test_what_never_had_a_token_has_no_time_to_it(start_server: StartServer) -> None:
-    """A request that expires while it waits does not make first tokens look quick."""
+async def test_a_request_without_a_token_has_no_time_to_first_token(start_server: StartServer) -> None:
+    """A request that expires while it waits does not count in the time to first token."""
     served = await start_server()
     async with served.client.post(COMPLETIONS, json=LONG, headers={"x-request-timeout": "0.000001"}) as response:
         assert response.status == 504

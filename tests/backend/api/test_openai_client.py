@@ -27,7 +27,7 @@ def client_of(served: Served) -> openai.AsyncOpenAI:
 
 
 async def test_parse_returns_an_object_of_the_class(server: Served) -> None:
-    """The library sends the class as a strict schema and builds it from the answer."""
+    """`parse` sends a class as a strict schema and returns an object of that class."""
     async with client_of(server) as client:
         answer = await client.chat.completions.parse(
             model=MODEL,
@@ -42,7 +42,7 @@ async def test_parse_returns_an_object_of_the_class(server: Served) -> None:
 
 
 async def test_a_conversation_with_a_tool(start_server: StartServer) -> None:
-    """A call, its result sent back as the library returned the call, and an answer in words."""
+    """The client gets a tool call, sends the call and its result back, and gets an answer that uses the result."""
     served = await start_server(template=tool_templates.HERMES)
     messages: list[Any] = list(ASKING)
     async with client_of(served) as client:
@@ -66,8 +66,8 @@ async def test_a_conversation_with_a_tool(start_server: StartServer) -> None:
     assert "rain" in second.choices[0].message.content
 
 
-async def test_the_stream_helper_puts_calls_together(start_server: StartServer) -> None:
-    """It checks indices, ids and types of the pieces as it goes."""
+async def test_the_stream_helper_assembles_tool_calls(start_server: StartServer) -> None:
+    """The client's stream helper assembles a tool call from the chunks and accepts their indices, ids and types."""
     served = await start_server(template=tool_templates.LIST)
     messages: list[Any] = list(ASKING)
     names, arguments = [], ""
@@ -92,7 +92,7 @@ async def test_the_stream_helper_puts_calls_together(start_server: StartServer) 
 
 
 async def test_embeddings(server: Served) -> None:
-    """The library asks for base64 by itself, and unpacks it to the numbers that floats give."""
+    """The client's default base64 embeddings unpack to the numbers that floats give."""
     async with client_of(server) as client:
         packed = await client.embeddings.create(model=MODEL, input=["one", "two"])
         floats = await client.embeddings.create(model=MODEL, input=["one", "two"], encoding_format="float")
@@ -102,7 +102,7 @@ async def test_embeddings(server: Served) -> None:
 
 
 async def test_a_refusal_names_the_field(server: Served) -> None:
-    """The small model's own template has no tools."""
+    """The client's BadRequestError names the field `tools` for a template without tools."""
     messages: list[Any] = list(ASKING[-1:])
     async with client_of(server) as client:
         with pytest.raises(openai.BadRequestError) as caught:

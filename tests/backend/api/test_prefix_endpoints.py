@@ -1,4 +1,4 @@
-"""What an engine says of its prefixes, and does with them, when an operator asks."""
+"""The endpoints for prefixes look up, pin, clear and describe what an engine keeps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ CONVERSATION = {"x-keepgate-reuse": "conversation"}
 
 @pytest.fixture
 async def served(start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
-    """On a busy machine too a restore is waited for: what is counted here is not who was faster."""
+    """A server with a prefix store that waits for every restore, so a busy machine does not change what is counted."""
+    # The limits follow measured speeds; no option sets them.
     monkeypatch.setattr(prefix_sharing, "_SHORTEST_ASK", prefix_sharing._LONGEST_ASK)
     monkeypatch.setattr(store, "_SHORTEST_RESTORE", store._LONGEST_RESTORE)
     return await start_server(
@@ -41,7 +42,7 @@ async def served(start_server: StartServer, tmp_path: Path, monkeypatch: pytest.
 
 
 async def ask(served: Served, prompt: str = WORDS, **headers: str) -> int:
-    """Tokens that the engine did not compute, as header and usage say alike."""
+    """Tokens that the engine did not compute; the header and usage must agree."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
     async with served.client.post(COMPLETIONS, json=body, headers={**CONVERSATION, **headers}) as response:
         answer = await response.json()
@@ -64,8 +65,8 @@ async def kept(served: Served, blocks: int) -> None:
     await until(lambda: all(tier.counts.writes >= blocks for tier in tiers), "the blocks are kept")
 
 
-async def test_a_prompt_is_looked_up_token_by_token(served: Served) -> None:
-    """Which of its leading tokens are in the engine's memory, in host memory and on disk."""
+async def test_a_lookup_counts_leading_tokens_in_each_tier(served: Served) -> None:
+    """A lookup counts a tenant's leading tokens in the engine's memory, in host memory and on disk."""
     nowhere = await said(served, "POST", "/v1/prefix/lookup", json={"model": MODEL, "prompt": WORDS})
     assert nowhere["leading_tokens"] == {"device": 0, "memory": 0, "disk": 0}
     await ask(served)
@@ -79,15 +80,15 @@ async def test_a_prompt_is_looked_up_token_by_token(served: Served) -> None:
 
 
 async def test_a_conversation_is_looked_up_as_it_is_asked(served: Served) -> None:
-    """With the chat template of the model around it."""
+    """A lookup of messages applies the model's chat template, as a chat does."""
     messages = [{"role": "system", "content": WORDS}, {"role": "user", "content": "Hello"}]
     await served.post(CHAT, messages=messages, max_tokens=1)
     found = await said(served, "POST", "/v1/prefix/lookup", json={"messages": messages})
     assert found["leading_tokens"]["device"] == found["tokens"] // BLOCK_SIZE * BLOCK_SIZE
 
 
-async def test_what_is_pinned_stays_until_it_is_unpinned(served: Served) -> None:
-    """The answer says how many tokens that is in each tier."""
+async def test_pin_and_unpin_count_tokens_in_each_tier(served: Served) -> None:
+    """Pinning and unpinning a prompt say how many tokens they concern in each tier."""
     await ask(served)
     blocks = (await said(served, "POST", "/v1/prefix/lookup", json={"prompt": WORDS}))["tokens"] // BLOCK_SIZE
     await kept(served, blocks)
@@ -100,7 +101,7 @@ async def test_what_is_pinned_stays_until_it_is_unpinned(served: Served) -> None
 
 
 async def test_everything_can_be_cleared(served: Served) -> None:
-    """From the tiers and from the engine's own memory; what is asked next is computed."""
+    """Clearing removes all blocks from the tiers and from the engine's own memory."""
     await ask(served)
     blocks = (await said(served, "POST", "/v1/prefix/lookup", json={"prompt": WORDS}))["tokens"] // BLOCK_SIZE
     await kept(served, blocks)
@@ -110,12 +111,10 @@ async def test_everything_can_be_cleared(served: Served) -> None:
     assert await ask(served) == 0
 
 
-async def test_what_was_asked_while_it_was_cleared_is_cleared_too(
+async def test_blocks_saved_while_the_store_is_cleared_are_cleared_too(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody gets blocks from a tier just before it is emptied, and others find these in the engine's memory: what
-    they have asked is kept anew, with these blocks, where there is nothing any more.
-    """
+    """Blocks that requests restored and saved again while the store was cleared are removed too."""
     await ask(served)
     opened = served.state.opened_store
     assert opened is not None
@@ -142,8 +141,8 @@ async def test_what_was_asked_while_it_was_cleared_is_cleared_too(
     assert found["leading_tokens"] == {"device": 0, "memory": 0, "disk": 0}
 
 
-async def test_the_description_adds_up(served: Served) -> None:
-    """Tokens that were saved, by place; what was decided; and metrics that say the same."""
+async def test_the_description_and_the_metrics_agree(served: Served) -> None:
+    """The description's saved tokens by tier add up, its decisions are counted, and the metrics agree."""
     assert await ask(served) == 0
     first = await ask(served)
     about = await said(served, "GET", "/v1/prefix")
@@ -167,8 +166,8 @@ async def test_the_description_adds_up(served: Served) -> None:
     assert f"keepgate_backend_prefix_cache_hits_total {float(2 * first)}" in metrics
 
 
-async def test_one_shots_are_kept_when_they_come_again(served: Served) -> None:
-    """A completion is one, a chat is not, and the header says otherwise."""
+async def test_one_shots_are_not_written_and_conversations_are(served: Served) -> None:
+    """A completion is a one-shot that is not written at once, a chat is written, and a wrong header value is a 400."""
     body = {"model": MODEL, "prompt": WORDS, "max_tokens": 1}
     opened = served.state.opened_store
     assert opened is not None
@@ -183,16 +182,16 @@ async def test_one_shots_are_kept_when_they_come_again(served: Served) -> None:
     await until(lambda: disk.counts.writes > 0, "a conversation is kept")
 
 
-async def test_without_a_store_there_is_nothing_to_ask(start_server: StartServer) -> None:
-    """Every one of its endpoints says so."""
+async def test_without_a_store_each_endpoint_is_a_404(start_server: StartServer) -> None:
+    """Without a prefix store each of its endpoints is a 404 that says so."""
     served = await start_server()
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/lookup"), ("POST", "/pin"), ("POST", "/blocks")):
         answer = await said(served, method, f"/v1/prefix{path}", 404, json={"prompt": "x"})
         assert "keeps no prefixes" in answer["error"]["message"]
 
 
-async def test_a_public_prefix_is_everybodys(start_server: StartServer, tmp_path: Path) -> None:
-    """Its whole blocks; from the first block on that is not wholly inside it each tenant has its own."""
+async def test_tenants_share_the_blocks_of_a_public_prefix(start_server: StartServer, tmp_path: Path) -> None:
+    """All tenants share the whole blocks of a public prefix, and each tenant has its own blocks after it."""
     system = {"role": "system", "content": WORDS}
     file = tmp_path / "system.json"
     file.write_text(json.dumps({"messages": [system]}))
@@ -220,7 +219,7 @@ async def test_a_public_prefix_is_everybodys(start_server: StartServer, tmp_path
 async def test_a_public_prefix_that_cannot_be_read_is_named(
     start_server: StartServer, tmp_path: Path, content: str | None, complaint: str
 ) -> None:
-    """The server does not start without what its operator has asked for."""
+    """A public prefix file that cannot be used stops the start with a message that names option and file."""
     file = tmp_path / "prefix.json"
     if content is not None:
         file.write_text(content)
@@ -228,8 +227,8 @@ async def test_a_public_prefix_that_cannot_be_read_is_named(
         await start_server(public_prefixes=(file,))
 
 
-async def test_a_lossy_store_promises_no_bits(start_server: StartServer, tmp_path: Path) -> None:
-    """And says why, where an exact one promises what the runner does."""
+async def test_a_lossy_store_is_not_deterministic(start_server: StartServer, tmp_path: Path) -> None:
+    """The info of a lossy store says that it is not deterministic and why; an exact store is what its runner is."""
     exact = await start_server(prefix_store=StoreConfig(disk=tmp_path / "exact"))
     lossy = await start_server(prefix_store=StoreConfig(disk=tmp_path / "lossy", disk_codec=CODECS["fp8"]))
     about = [await said(served, "GET", "/v1/model/info") for served in (exact, lossy)]
@@ -238,10 +237,10 @@ async def test_a_lossy_store_promises_no_bits(start_server: StartServer, tmp_pat
     assert "fp8" in about[1]["deterministic_because"]
 
 
-async def test_what_was_answered_last_is_kept_when_the_server_stops(
+async def test_a_stopping_server_writes_its_last_blocks(
     model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks again after a restart finds it, however soon the server was stopped, and though the disk is slow."""
+    """A server that stops writes the blocks of its last answers first, even to a slow disk."""
     write = DiskTier.write
 
     async def slowly(self: DiskTier, *given: Any) -> int:

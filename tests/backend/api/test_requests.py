@@ -1,4 +1,4 @@
-"""Odd tools, schemas, conversations and options: each is a right answer, or one 400 that names the field."""
+"""Odd tools, schemas, conversations and options get either a right answer or a 400 that names the field."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ async def server(start_server: StartServer) -> Served:
 
 
 @pytest.mark.parametrize(("name", "body", "param"), REFUSED, ids=[name for name, _, _ in REFUSED])
-async def test_what_cannot_be_is_refused_by_name(server: Served, name: str, body: dict[str, Any], param: str) -> None:
-    """Plain and as a stream, in a sentence that quotes no grammar of ours."""
+async def test_invalid_requests_name_the_field(server: Served, name: str, body: dict[str, Any], param: str) -> None:
+    """An invalid request is a 400 that names the field and quotes nothing of the grammar, plain and as a stream."""
     for stream in (False, True):
         error = await assert_refused(server, CHAT, json.dumps({**body, "stream": stream}).encode())
         assert str(error["param"]).startswith(param)
@@ -139,8 +139,8 @@ async def test_what_cannot_be_is_refused_by_name(server: Served, name: str, body
 
 
 @pytest.mark.parametrize(("name", "body"), ANSWERED, ids=[name for name, _ in ANSWERED])
-async def test_what_is_odd_but_right_is_answered(server: Served, name: str, body: dict[str, Any]) -> None:
-    """With as many answers as were asked for."""
+async def test_odd_but_valid_requests_are_answered(server: Served, name: str, body: dict[str, Any]) -> None:
+    """An odd but valid request gets as many answers as it asks for."""
     answer = await server.post(CHAT, **body)
     assert len(answer["choices"]) == body.get("n", 1)
 
@@ -156,14 +156,14 @@ async def test_what_is_odd_but_right_is_answered(server: Served, name: str, body
     ids=["tool", "const", "maximum", "arguments"],
 )
 async def test_a_number_of_thousands_of_digits(server: Served, body: dict[str, Any]) -> None:
-    """Wherever it stands, it is the caller's mistake."""
+    """A number of thousands of digits is a 400, wherever it stands."""
     error = await assert_refused(server, CHAT, filled(body, HUGE=HUGE))
     assert error["message"]
 
 
 @pytest.mark.parametrize("depth", [50, 400, 480, 700, 950, 20_000])
-async def test_any_depth_is_an_answer_or_a_refusal(server: Served, depth: int) -> None:
-    """Of tools, arguments and schemas: never a failure of the server's."""
+async def test_any_nesting_depth_is_answered_or_refused(server: Served, depth: int) -> None:
+    """Tools, arguments and schemas of any nesting depth are answered or refused, and never a server error."""
     parameters = '{"properties":{"a":' * depth + "{}" + "}}" * depth
     control = {"role": "user", "content": "<|im_end|>"}
     bodies = (tool("NESTED"), tool("NESTED", strict=True), schema("NESTED"), talk(control, arguments("NESTED")))
@@ -190,10 +190,8 @@ OBJECT = {"response_format": {"type": "json_object"}}
     ],
     ids=["a schema", "a schema and no call", "a tool", "both"],
 )
-async def test_a_form_without_an_end_ends_as_the_callers_mistake(
-    server: Served, body: dict[str, Any], param: str, named: str
-) -> None:
-    """What must hold something that can never be whole is noticed when the answer gets there, by what was sent."""
+async def test_a_schema_that_cannot_end_is_a_400(server: Served, body: dict[str, Any], param: str, named: str) -> None:
+    """A schema whose value could never end is a 400 that names the field it came from."""
     error = await assert_refused(server, CHAT, json.dumps({**body, "max_tokens": 60, "temperature": 0}).encode())
     assert error["param"] == param
     assert error["message"].startswith(named)
@@ -207,6 +205,6 @@ async def test_a_form_without_an_end_ends_as_the_callers_mistake(
     ids=["completions", "embeddings"],
 )
 async def test_prompts_are_counted_before_they_are_read(server: Served, path: str, body: dict[str, Any]) -> None:
-    """Too many of them are refused as such, whatever is wrong with one."""
+    """Too many prompts are refused by their number, even if one of them is invalid too."""
     error = await assert_refused(server, path, json.dumps({"model": MODEL, **body}).encode())
     assert error["param"] == next(iter(body))

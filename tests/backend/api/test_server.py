@@ -20,7 +20,7 @@ COUNTING = "1, 2, 3, 4,"
 
 
 async def events(served: Served, path: str, headers: dict[str, str] | None = None, **body: Any) -> list[Any]:
-    """Events of a stream, parsed; the last is the text [DONE] if the stream is whole."""
+    """The parsed events of a stream; the last one is the text [DONE] if the stream is whole."""
     async with served.client.post(path, json={"model": MODEL, "stream": True, **body}, headers=headers) as response:
         assert response.status == 200, await response.text()
         assert response.content_type == "text/event-stream"
@@ -35,7 +35,7 @@ def parse(stream: str) -> list[Any]:
 
 
 async def until(served: Served, condition: Callable[[], bool]) -> None:
-    """Waits until the engine's thread has got to some state."""
+    """Waits until the engine's thread has reached a state."""
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the engine's thread sets no event for a test
             await asyncio.sleep(0.005)
@@ -47,7 +47,7 @@ def all_free(served: Served) -> bool:
 
 
 async def test_a_chat_answer_has_every_field(server: Served) -> None:
-    """Field for field as at OpenAI."""
+    """A chat answer has each field of OpenAI's."""
     answer = await server.post(CHAT, messages=QUESTION, temperature=0, max_tokens=30)
     assert set(answer) == {"id", "object", "created", "model", "choices", "usage", "system_fingerprint"}
     assert (answer["object"], answer["model"]) == ("chat.completion", MODEL)
@@ -62,8 +62,8 @@ async def test_a_chat_answer_has_every_field(server: Served) -> None:
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-async def test_a_stream_says_what_the_whole_answer_says(server: Served) -> None:
-    """Role first, then pieces, then the finish reason, [DONE] at the end, and no usage unless asked for."""
+async def test_a_stream_has_the_text_of_the_whole_answer(server: Served) -> None:
+    """A stream has the role, the pieces of the whole answer, its finish reason and [DONE], and no usage."""
     body: dict[str, Any] = {"messages": QUESTION, "temperature": 0, "max_tokens": 30}
     whole = await server.post(CHAT, **body)
     *chunks, done = await events(server, CHAT, **body)
@@ -78,7 +78,7 @@ async def test_a_stream_says_what_the_whole_answer_says(server: Served) -> None:
 
 
 async def test_include_usage(server: Served) -> None:
-    """One more chunk without choices carries it; the others say null."""
+    """With `include_usage` a last chunk without choices carries the usage, and all others have a null."""
     body: dict[str, Any] = {"messages": QUESTION, "temperature": 0, "max_tokens": 3}
     whole = await server.post(CHAT, **body)
     *chunks, last, done = await events(server, CHAT, **body, stream_options={"include_usage": True})
@@ -90,8 +90,8 @@ async def test_include_usage(server: Served) -> None:
     assert last["usage"] == whole["usage"]
 
 
-async def test_a_gateway_in_front_gets_usage_without_the_caller_asking(server: Served) -> None:
-    """The header asks for the usage chunk and the answer's header says that it was added."""
+async def test_a_gateway_gets_usage_that_the_caller_did_not_ask_for(server: Served) -> None:
+    """The gateway's header adds the usage chunk, and the response header says whether it was added."""
     body = {"model": MODEL, "messages": QUESTION, "max_tokens": 2, "stream": True}
     headers = {"x-keepgate-usage": "always"}
     async with server.client.post(CHAT, json=body, headers=headers) as response:
@@ -106,7 +106,7 @@ async def test_a_gateway_in_front_gets_usage_without_the_caller_asking(server: S
 
 
 async def test_several_choices(server: Served) -> None:
-    """n answers differ, stream with their index, and the prompt counts once."""
+    """With `n` the choices differ, stream with their index, and the prompt counts once."""
     body: dict[str, Any] = {"messages": QUESTION, "seed": 3, "temperature": 1.5, "max_tokens": 8, "n": 3}
     whole = await server.post(CHAT, **body)
     texts = [choice["message"]["content"] for choice in whole["choices"]]
@@ -121,8 +121,8 @@ async def test_several_choices(server: Served) -> None:
     assert streamed == texts
 
 
-async def test_a_seed_gives_the_same_answer_alone_and_in_a_crowd(server: Served) -> None:
-    """Beside seven others, and again, and different without a seed."""
+async def test_a_seed_gives_the_same_answer_alone_and_in_a_batch(server: Served) -> None:
+    """A seed gives the same answer alone and beside seven others, and without a seed the answers differ."""
     body: dict[str, Any] = {"prompt": "My favourite", "temperature": 1.3, "max_tokens": 10}
     alone = await server.text(**body, seed=11)
     crowd = await asyncio.gather(*(server.text(**body, seed=seed) for seed in range(8, 15)))
@@ -132,7 +132,7 @@ async def test_a_seed_gives_the_same_answer_alone_and_in_a_crowd(server: Served)
 
 
 async def test_chat_logprobs(server: Served) -> None:
-    """Token, bytes and alternatives for each token, the same in a stream."""
+    """Chat logprobs have text, bytes and alternatives for each token, and a stream has the same ones."""
     body: dict[str, Any] = {"messages": QUESTION, "temperature": 0, "max_tokens": 4, "logprobs": True}
     whole = await server.post(CHAT, **body, top_logprobs=2)
     entries = whole["choices"][0]["logprobs"]["content"]
@@ -148,7 +148,7 @@ async def test_chat_logprobs(server: Served) -> None:
 
 
 async def test_completions_take_every_kind_of_prompt(server: Served, model: ServedModel) -> None:
-    """Text, texts, token ids and lists of them give the same answers in the same order."""
+    """Texts, token ids and lists of them give the same completions in the same order."""
     texts = [COUNTING, "The capital of France is"]
     ids = [model.tokenizer.fast.encode(text).ids for text in texts]
     answers = []
@@ -164,14 +164,14 @@ async def test_completions_take_every_kind_of_prompt(server: Served, model: Serv
 
 
 async def test_completions_default_to_sixteen_tokens(server: Served) -> None:
-    """As at OpenAI."""
+    """A completion without `max_tokens` has 16 tokens, as at OpenAI."""
     answer = await server.post(COMPLETIONS, prompt=COUNTING, temperature=0)
     assert answer["usage"]["completion_tokens"] == 16
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
 async def test_echo_with_logprobs_scores_the_prompt(server: Served, model: ServedModel) -> None:
-    """The way evaluation harnesses ask: no new token, and the prompt's own log-probabilities."""
+    """`echo` with `max_tokens=0` scores the prompt, and a token scores as when it was generated."""
     answer = await server.post(COMPLETIONS, prompt=COUNTING, max_tokens=0, echo=True, logprobs=1, temperature=0)
     choice = answer["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == (COUNTING, "length")
@@ -190,7 +190,7 @@ async def test_echo_with_logprobs_scores_the_prompt(server: Served, model: Serve
 
 
 async def test_streamed_completions(server: Served) -> None:
-    """Echo comes first, the pieces join to the whole, and the last has the reason."""
+    """A streamed completion begins with the echo, joins to the whole text, and its last chunk has the finish reason."""
     body: dict[str, Any] = {"prompt": COUNTING, "temperature": 0, "max_tokens": 6, "echo": True}
     whole = await server.text(**body)
     *chunks, done = await events(server, COMPLETIONS, **body)
@@ -200,8 +200,8 @@ async def test_streamed_completions(server: Served) -> None:
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
 
 
-async def test_messages_of_every_kind(server: Served) -> None:
-    """Text parts are text, a developer is a system, and an assistant may have said nothing."""
+async def test_equivalent_messages_give_the_same_answer(server: Served) -> None:
+    """Text parts are text, a developer is a system, and an assistant's content may be null."""
     plain = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi"},
@@ -223,7 +223,7 @@ async def test_messages_of_every_kind(server: Served) -> None:
 
 
 async def test_stop_and_logit_bias_over_http(server: Served, model: ServedModel) -> None:
-    """A stop string ends the answer before it; a bias of -100 forbids a token."""
+    """A stop string ends the answer before it, and a bias of -100 forbids a token."""
     full = await server.text(COUNTING, temperature=0, max_tokens=12)
     assert await server.text(COUNTING, temperature=0, max_tokens=12, stop=[" 7"]) == full[: full.index(" 7")]
     five = model.tokenizer.fast.encode("5").ids[0]
@@ -231,7 +231,7 @@ async def test_stop_and_logit_bias_over_http(server: Served, model: ServedModel)
 
 
 async def test_models_and_info(server: Served) -> None:
-    """The model list, one model, and what computes it."""
+    """The server lists its model, returns it by name, and describes what computes it."""
     async with server.client.get("/v1/models") as response:
         listed = await response.json()
     assert [entry["id"] for entry in listed["data"]] == [MODEL]
@@ -244,7 +244,7 @@ async def test_models_and_info(server: Served) -> None:
 
 
 async def test_health_ready_and_metrics(server: Served) -> None:
-    """Probes answer, and the counters count."""
+    """The probes answer 200, and the metrics count tokens and requests."""
     await server.post(COMPLETIONS, prompt=COUNTING, max_tokens=3, temperature=0)
     for path in ("/health", "/ready"):
         async with server.client.get(path) as response:
@@ -258,7 +258,7 @@ async def test_health_ready_and_metrics(server: Served) -> None:
 
 
 async def test_a_client_that_leaves_frees_its_blocks(server: Served) -> None:
-    """In the middle of a stream, and while it waits for a whole answer."""
+    """A client that disconnects during a stream, or while it waits for a whole answer, frees its blocks."""
     body = {"model": MODEL, "prompt": COUNTING, "max_tokens": 1500, "ignore_eos": True, "stream": True}
     async with server.client.post(COMPLETIONS, json=body) as response:
         await response.content.readuntil(b"\n\n")
@@ -274,7 +274,7 @@ async def test_a_client_that_leaves_frees_its_blocks(server: Served) -> None:
 
 
 async def test_a_request_joins_a_running_batch(server: Served) -> None:
-    """A short answer is complete while a long one is still being written."""
+    """A short answer is complete while a long one is still being streamed."""
     body = {"model": MODEL, "prompt": COUNTING, "max_tokens": 1000, "ignore_eos": True, "stream": True}
     async with server.client.post(COMPLETIONS, json=body) as response:
         await response.content.readuntil(b"\n\n")
@@ -284,7 +284,7 @@ async def test_a_request_joins_a_running_batch(server: Served) -> None:
 
 
 async def test_a_full_queue_is_a_429(start_server: StartServer) -> None:
-    """With Retry-After, at once, and only until there is room again."""
+    """A full queue is a 429 with Retry-After, until there is room again."""
     served = await start_server(max_batch=1, max_waiting=1)
     body = {"model": MODEL, "prompt": COUNTING, "max_tokens": 1500, "ignore_eos": True, "stream": True}
     async with served.client.post(COMPLETIONS, json=body) as running:
@@ -300,7 +300,7 @@ async def test_a_full_queue_is_a_429(start_server: StartServer) -> None:
 
 
 class FailingRunner:
-    """The real runner until it is told to fail."""
+    """The real runner, whose steps fail while ``fails``."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
@@ -319,7 +319,7 @@ class FailingRunner:
 async def test_a_failure_in_the_middle_is_an_error_event(
     start_server: StartServer, model: ServedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No finish reason and no [DONE] pretend that the answer is whole; before the first token it is a 500."""
+    """A failure during a stream is an error event without [DONE], and one before the first token is a 500."""
     runner = FailingRunner(model.runner)
     served = await start_server(runner=runner)
     secret = "a prompt that nobody may log"
@@ -344,7 +344,7 @@ async def test_a_failure_in_the_middle_is_an_error_event(
 async def test_an_engine_that_cannot_go_on_ends_every_answer(
     start_server: StartServer, model: ServedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """When not even the failed requests can be cleared away, they still end, and the probes say 503."""
+    """If failed requests cannot be removed, the engine ends them all the same, and the probes are 503."""
     runner = FailingRunner(model.runner)
     served = await start_server(runner=runner)
 
@@ -370,7 +370,7 @@ async def test_an_engine_that_cannot_go_on_ends_every_answer(
 
 
 async def test_stopping_ends_running_answers_with_an_error(start_server: StartServer) -> None:
-    """Streams get an error event, whole answers a 503, and so do requests that come later."""
+    """Stopping the engine ends streams with an error event, and later requests and the probe get a 503."""
     served = await start_server()
     body = {"model": MODEL, "prompt": COUNTING, "max_tokens": 1500, "ignore_eos": True, "stream": True}
     async with served.client.post(COMPLETIONS, json=body) as response:
@@ -384,10 +384,10 @@ async def test_stopping_ends_running_answers_with_an_error(start_server: StartSe
         assert response.status == 503
 
 
-async def test_a_reader_that_takes_nothing_is_cut_off(
+async def test_a_client_that_does_not_read_is_disconnected(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its unsent text is bounded, and after a while its sequences end."""
+    """A client that does not read its stream is disconnected after a while, and its sequences end."""
     monkeypatch.setattr("backend.api.streaming.SEND_TIMEOUT_SECONDS", 0.2)
     served = await start_server(send_buffer=4096)
     host, port = served.url.removeprefix("http://").split(":")

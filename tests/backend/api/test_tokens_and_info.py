@@ -23,8 +23,8 @@ async def call(served: Served, path: str, **body: Any) -> dict[str, Any]:
         return answer
 
 
-async def test_tokens_there_and_back(server: Served) -> None:
-    """What tokenize takes apart, detokenize puts together, special tokens included."""
+async def test_detokenize_inverts_tokenize(server: Served) -> None:
+    """`/detokenize` restores the text that `/tokenize` was given, special tokens included."""
     text = "Hé, 世界! <|im_end|>\n"
     answer = await call(server, "/tokenize", prompt=text, model=MODEL, return_token_strs=True)
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
@@ -35,8 +35,8 @@ async def test_tokens_there_and_back(server: Served) -> None:
     assert await call(server, "/detokenize", tokens=[]) == {"prompt": ""}
 
 
-async def test_the_texts_of_tokens(server: Served, model: ServedModel) -> None:
-    """One for each token: what is half a character on its own is shown as such, the others join to the prompt."""
+async def test_token_texts_are_one_for_each_token(server: Served, model: ServedModel) -> None:
+    """`/tokenize` returns a text for each token, with a replacement character where a token is part of a character."""
     answer = await call(server, "/tokenize", prompt="a  b世<|im_end|>c", return_token_strs=True)
     assert len(answer["token_strs"]) == answer["count"]
     shown = [model.tokenizer.token_bytes.shown(token) for token in answer["tokens"]]
@@ -44,8 +44,8 @@ async def test_the_texts_of_tokens(server: Served, model: ServedModel) -> None:
     assert answer["token_strs"] == [content.decode("utf-8", "replace") for content in shown]
 
 
-async def test_nobody_waits_for_the_texts_of_many_tokens(server: Served) -> None:
-    """The event loop turns while they are made."""
+async def test_the_event_loop_runs_while_token_texts_are_made(server: Served) -> None:
+    """The event loop serves other tasks while the texts of very many tokens are made."""
     body = {"prompt": "a b " * 75_000, "return_token_strs": True}
     turns, began, longest = 0, time.perf_counter(), 0.0
     last = began
@@ -66,7 +66,7 @@ async def _received(served: Served, body: dict[str, Any]) -> int:
 
 
 async def test_the_tokens_of_a_chat(server: Served) -> None:
-    """They are those that a chat counts, and without the generation prompt they are fewer."""
+    """`/tokenize` of messages gives the tokens that a chat counts, and fewer without the generation prompt."""
     answer = await call(server, "/tokenize", messages=QUESTION)
     usage = (await server.post(CHAT, messages=QUESTION, max_tokens=1))["usage"]
     assert answer["count"] == usage["prompt_tokens"]
@@ -78,7 +78,7 @@ async def test_the_tokens_of_a_chat(server: Served) -> None:
 
 
 async def test_tools_are_tokens_too(start_server: StartServer) -> None:
-    """Where the template has a place for them."""
+    """`/tokenize` counts tools where the chat template has a place for them."""
     served = await start_server(template=tool_templates.HERMES)
     without = await call(served, "/tokenize", messages=QUESTION)
     with_tools = await call(served, "/tokenize", messages=QUESTION, tools=TOOLS)
@@ -86,7 +86,7 @@ async def test_tools_are_tokens_too(start_server: StartServer) -> None:
 
 
 async def test_model_info(server: Served, model: ServedModel) -> None:
-    """What computes, how much fits, and how much of the KV memory is in use."""
+    """The model info says what computes, how many sequences fit, and how much KV memory is in use."""
     async with server.client.get("/v1/model/info") as response:
         info = await response.json()
     assert info["id"] == MODEL
@@ -110,8 +110,8 @@ async def test_model_info(server: Served, model: ServedModel) -> None:
     assert blocks["free"] == blocks["total"]
 
 
-async def test_a_deadline_of_the_callers(server: Served) -> None:
-    """An answer that takes longer is a 504, and in a stream an error event; one in time is an answer."""
+async def test_a_callers_deadline_is_a_504(server: Served) -> None:
+    """An answer that exceeds the caller's deadline is a 504, and one within it is an answer."""
     body = {"model": MODEL, "prompt": "1, 2,", "max_tokens": 1900, "ignore_eos": True}
     short = {"x-request-timeout": "0.05"}
     async with server.client.post(COMPLETIONS, json=body, headers=short) as response:
@@ -130,7 +130,7 @@ async def test_a_deadline_of_the_callers(server: Served) -> None:
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf", "100000"])
 async def test_a_wrong_deadline_is_named(server: Served, value: str) -> None:
-    """Seconds, of a sensible number."""
+    """A deadline that is not a sensible number of seconds is a 400 that names the header."""
     body = {"model": MODEL, "prompt": "1, 2,", "max_tokens": 1}
     async with server.client.post(COMPLETIONS, json=body, headers={"x-request-timeout": value}) as response:
         assert response.status == 400
@@ -138,7 +138,7 @@ async def test_a_wrong_deadline_is_named(server: Served, value: str) -> None:
 
 
 async def test_priority_reaches_the_engine(start_server: StartServer) -> None:
-    """With room for one at a time, the urgent of two waiting requests is answered first."""
+    """With room for one sequence, the more urgent of two waiting requests is answered first."""
     served = await start_server(max_batch=1, max_waiting=8)
     order: list[str] = []
 

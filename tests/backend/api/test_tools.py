@@ -1,4 +1,4 @@
-"""Tools over HTTP: the real model, taught by two examples in the conversation, with a template of each format."""
+"""Tools over HTTP with the real model, two examples in the conversation, and a template of each format."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 def assembled(chunks: list[Any]) -> dict[int, dict[str, Any]]:
-    """Messages put together from a stream's deltas, as clients do it."""
+    """The messages that a client puts together from a stream's deltas."""
     messages: dict[int, dict[str, Any]] = {}
     for choice in (choice for chunk in chunks for choice in chunk["choices"]):
         message = messages.setdefault(choice["index"], {"content": "", "calls": [], "finish": None})
@@ -61,7 +61,7 @@ def assembled(chunks: list[Any]) -> dict[int, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", FORMATS)
 async def test_a_model_calls_a_tool_in_its_own_format(start_server: StartServer, name: str) -> None:
-    """The whole answer and the stream agree, the arguments are JSON, and no marker is content."""
+    """In each format the answer and the stream have the same call with JSON arguments and no marker in the content."""
     served = await start_server(template=getattr(tool_templates, name))
     whole = await served.post(CHAT, **body())
     (choice,) = whole["choices"]
@@ -82,8 +82,8 @@ async def test_a_model_calls_a_tool_in_its_own_format(start_server: StartServer,
 
 
 @pytest.mark.parametrize("name", FORMATS)
-async def test_choices_of_tools(start_server: StartServer, name: str) -> None:
-    """A named tool is the one that is called, required is kept where a chat would answer, none calls nothing."""
+async def test_tool_choice_is_followed(start_server: StartServer, name: str) -> None:
+    """`tool_choice` is followed: a named tool is called, `required` forces a call, and `none` forbids one."""
     served = await start_server(template=getattr(tool_templates, name))
     named = {"type": "function", "function": {"name": "clock"}}
     answer = await served.post(CHAT, **body(tool_choice=named))
@@ -108,7 +108,7 @@ async def test_choices_of_tools(start_server: StartServer, name: str) -> None:
 
 
 async def test_an_answer_without_calls_is_text(start_server: StartServer) -> None:
-    """Tools that are not needed change nothing of the answer's form."""
+    """An answer that calls no tool is plain text, whole and streamed alike."""
     served = await start_server(template=tool_templates.HERMES)
     messages = [*TAUGHT, {"role": "user", "content": "Thank you! Now say: It is good."}]
     lines = [message for message in messages if message.get("tool_calls") is None and message["role"] != "tool"]
@@ -121,7 +121,7 @@ async def test_an_answer_without_calls_is_text(start_server: StartServer) -> Non
 
 
 async def test_several_answers_with_seeds_and_logprobs(start_server: StartServer) -> None:
-    """Each of n answers has its own calls, the same again for the same seed, with every token's log-probability."""
+    """Each of n answers has its own calls and logprobs, and the stream with the same seed has the same ones."""
     served = await start_server(template=tool_templates.HERMES)
     fields = body(n=3, temperature=0.9, seed=5, logprobs=True, tool_choice="required", parallel_tool_calls=False)
     whole = await served.post(CHAT, **fields)
@@ -145,7 +145,7 @@ async def test_several_answers_with_seeds_and_logprobs(start_server: StartServer
 
 
 async def test_tools_beside_a_schema(start_server: StartServer) -> None:
-    """An answer is a call or what the schema says, never anything else."""
+    """With tools and a schema an answer is either a call or what the schema allows."""
     served = await start_server(template=tool_templates.HERMES)
     schema: dict[str, Any] = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     schema["additionalProperties"] = False
@@ -166,8 +166,10 @@ async def test_tools_beside_a_schema(start_server: StartServer) -> None:
         (tool_templates.UNKNOWN, "in an unknown format"),
     ],
 )
-async def test_a_template_without_tools_is_said(start_server: StartServer, template: str | None, message: str) -> None:
-    """A model that was never told of tools would make something up."""
+async def test_tools_without_a_template_for_them_are_a_400(
+    start_server: StartServer, template: str | None, message: str
+) -> None:
+    """Tools are a 400 where the chat template has no place for them or writes calls in an unknown format."""
     served = await start_server(template=template)
     async with served.client.post(CHAT, json={"model": MODEL, **body(messages=ASKING[-1:])}) as response:
         error = (await response.json())["error"]
@@ -183,7 +185,7 @@ async def refusal(served: Served, **fields: Any) -> dict[str, Any]:
 
 
 async def test_wrong_tools_and_calls_are_named(start_server: StartServer) -> None:
-    """A strict schema that cannot be followed, and a history whose arguments are no JSON."""
+    """A strict schema that cannot be followed and a history call without valid JSON are named by their field."""
     served = await start_server(template=tool_templates.HERMES)
     strange = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     strict = {"type": "function", "function": {"name": "f", "parameters": strange, "strict": True}}

@@ -1,4 +1,4 @@
-"""Chat templates render as transformers renders them, and what they refuse is the caller's error."""
+"""Chat templates render as in transformers, and a template's refusal is the caller's error."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MESSAGES = [
 ]
 
 
-def test_the_models_template(model: ServedModel, source: ModelSource) -> None:
-    """With a system message and without, to the same token ids."""
+def test_the_models_template_renders_as_in_transformers(model: ServedModel, source: ModelSource) -> None:
+    """The model's template renders to transformers' text and token ids, with and without a system message."""
     template = model.tokenizer.chat_template
     assert template is not None
     tokenizer = transformers.AutoTokenizer.from_pretrained(source.directory)
@@ -34,7 +34,7 @@ def test_the_models_template(model: ServedModel, source: ModelSource) -> None:
 
 
 def test_a_refusal_is_a_bad_request() -> None:
-    """The template author's words reach the caller."""
+    """A template's `raise_exception` is a bad request with the template's message."""
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
     with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
         template.render(MESSAGES)
@@ -42,14 +42,14 @@ def test_a_refusal_is_a_bad_request() -> None:
 
 
 def test_templates_run_in_a_sandbox() -> None:
-    """A model directory may come from anywhere."""
+    """A template runs in a sandbox, as a model directory may come from anywhere."""
     template = ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}", {})
     with pytest.raises(InvalidRequest):
         template.render(MESSAGES)
 
 
 def test_helpers_and_special_tokens(tmp_path: Path) -> None:
-    """What authors use: bos_token, tojson without HTML escapes, loop controls; the file beside the config wins."""
+    """Templates have special tokens, plain `tojson` and loop controls, and chat_template.jinja overrides the config."""
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": {"content": "<s>"}, "chat_template": "old"}')
     source = "{{ bos_token }}{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m | tojson }}"
     (tmp_path / "chat_template.jinja").write_text(source + "{% endfor %}")
@@ -59,7 +59,7 @@ def test_helpers_and_special_tokens(tmp_path: Path) -> None:
 
 
 def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
-    """Where a model has two, the one named tool_use is for requests with tools alone."""
+    """A model's template named `tool_use` is used for requests with tools alone."""
     plain, with_tools = "{{ messages[0].content }}", "{{ tools | length }}<tool_call>"
     named = [{"name": "default", "template": plain}, {"name": "tool_use", "template": with_tools}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
@@ -74,15 +74,15 @@ def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
     assert plain_one.tool_format is None
 
 
-def test_a_base_model_has_none(tmp_path: Path) -> None:
-    """And a template that does not compile is the model's fault, said at start."""
+def test_a_base_model_has_no_template(tmp_path: Path) -> None:
+    """A model without a template has none, and a template that does not compile is a model error."""
     assert ChatTemplate.load(tmp_path) is None
     with pytest.raises(ModelError, match="does not compile"):
         ChatTemplate("{% for %}", {})
 
 
 def test_an_operators_template_replaces_the_models(tmp_path: Path) -> None:
-    """All of it, the one for tools included; the directory's special tokens stay."""
+    """The operator's template replaces all of the model's, and keeps the directory's special tokens."""
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>", "chat_template": "old"}')
     (tmp_path / "chat_template.jinja").write_text("older")
     template = ChatTemplate.load(tmp_path, "{{ bos_token }}{{ messages[0].content }}{{ tools }}<tool_call>")
@@ -106,7 +106,7 @@ def test_an_operators_template_replaces_the_models(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_no_template_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    """In one line that names the file, before any model is looked at."""
+    """A file that is not a Jinja chat template is refused in one line that names it."""
     file = tmp_path / "chat.jinja"
     file.write_bytes(content)
     with pytest.raises(ModelError, match=message) as caught:
@@ -131,8 +131,8 @@ def test_a_file_that_is_no_template_is_refused(tmp_path: Path, content: bytes, m
         ("chat_template.jinja", b"{% for %}", "does not compile"),
     ],
 )
-def test_broken_files_are_the_models_fault(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    """One line that names the file, and the field if there is one."""
+def test_broken_template_files_are_refused_by_name(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    """A broken tokenizer config or template is a model error in one line with the file and the field."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=message) as caught:
         ChatTemplate.load(tmp_path)

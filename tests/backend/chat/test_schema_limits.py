@@ -1,4 +1,4 @@
-"""What would take a server down is refused before it is compiled; what people write is not."""
+"""A schema whose automaton would be too large is refused before it is compiled, and ordinary schemas are not."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ TAKEN: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "schema", "keyword"), REFUSED, ids=[name for name, _, _ in REFUSED])
-def test_what_multiplies_is_refused(name: str, schema: dict[str, Any], keyword: str) -> None:
-    """By its keyword, in a short sentence."""
+def test_schemas_that_multiply_states_are_refused(name: str, schema: dict[str, Any], keyword: str) -> None:
+    """A schema whose parts multiply the states of its automaton is refused by its keyword in a short message."""
     with pytest.raises(GrammarError) as caught:
         json_schema(schema)
     assert keyword in str(caught.value)
@@ -76,13 +76,15 @@ def test_what_multiplies_is_refused(name: str, schema: dict[str, Any], keyword: 
 
 
 @pytest.mark.parametrize(("name", "schema"), TAKEN, ids=[name for name, _ in TAKEN])
-def test_what_people_write_is_taken(name: str, schema: dict[str, Any]) -> None:
-    """Large, repeated or looped, as long as little has to hold at once."""
+def test_ordinary_schemas_are_accepted(name: str, schema: dict[str, Any]) -> None:
+    """Large, repeated or recursive schemas are accepted if few constraints hold at once."""
     assert json_schema(schema).startswith("%json ")
 
 
-async def test_nobody_waits_for_anothers_grammar(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While more grammars are compiled than asyncio has threads, texts are turned into tokens all the same."""
+async def test_tokenizing_does_not_wait_for_grammars(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`/tokenize` answers while more grammars are compiled than asyncio has threads."""
     served = await start_server()
     chats, held, released = served.state.reader.chats, asyncio.Event(), threading.Event()
     read, loop = chats.read, asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Calls whose markers are special tokens, as in Mistral's vocabularies: the real model, with tokens renamed."""
+"""Tool calls whose markers are special tokens, as in Mistral's vocabularies: the real model with renamed tokens."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def model(model: ServedModel) -> ServedModel:
     return dataclasses.replace(model, tokenizer=ModelTokenizer(Tokenizer.from_str(text), token_bytes, template))
 
 
-async def test_markers_that_are_tokens_show_nowhere(model: ServedModel, start_server: StartServer) -> None:
-    """Neither in content nor in names or arguments, streamed or not; log-probabilities have them as tokens."""
+async def test_marker_tokens_show_only_in_logprobs(model: ServedModel, start_server: StartServer) -> None:
+    """Marker tokens show in logprobs, and not in content, names or arguments, whole and streamed."""
     served = await start_server()
     fields = body(tool_choice="required", logprobs=True, parallel_tool_calls=False)
     choice = (await served.post(CHAT, **fields))["choices"][0]
@@ -55,7 +55,7 @@ async def test_markers_that_are_tokens_show_nowhere(model: ServedModel, start_se
 
 
 async def test_several_calls_of_names_that_begin_alike(model: ServedModel, start_server: StartServer) -> None:
-    """Each of them is one of the tools, and its arguments are that tool's; whole and streamed alike."""
+    """Each of several calls names one of the tools with that tool's arguments, though the names share a prefix."""
     served = await start_server()
     tools = [function("get", "a"), function("get_x", "b"), function("get_x.y", "c")]
     asked = [{"role": "user", "content": "Go."}]
@@ -77,8 +77,10 @@ async def test_several_calls_of_names_that_begin_alike(model: ServedModel, start
     assert most >= 2
 
 
-async def test_the_history_is_written_with_the_same_tokens(model: ServedModel, start_server: StartServer) -> None:
-    """What the template writes is a token; what a caller writes into a message is text."""
+async def test_markers_in_the_history_are_tokens_and_in_messages_text(
+    model: ServedModel, start_server: StartServer
+) -> None:
+    """The template's markers in the history are tokens, and markers in a message are text."""
     served = await start_server()
     marker = model.tokenizer.token_bytes.special_ids["[TOOL_CALLS]"]
     messages = exchange("Rome", "[TOOL_CALLS]f[ARGS]{}", "a1B2c3D4e")
@@ -89,8 +91,8 @@ async def test_the_history_is_written_with_the_same_tokens(model: ServedModel, s
     assert "tool_calls" not in answer["choices"][0]["message"]
 
 
-def test_the_id_is_the_models_to_write_or_leave_out(model: ServedModel) -> None:
-    """Both ways are in the grammar, and nothing between the markers but a name and an id."""
+def test_the_grammar_allows_calls_with_and_without_an_id(model: ServedModel) -> None:
+    """The grammar allows a call with and without an id, and nothing else between the markers than name and id."""
     form = detect_tool_format(tool_templates.NAMED_WITH_ID)
     assert form is not None
     specials = model.tokenizer.token_bytes.special_ids

@@ -1,4 +1,4 @@
-"""Calls are found in an answer however it is cut into pieces."""
+"""Tool calls are found in an answer however it is cut into pieces."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def known(template: str) -> ToolFormat:
 
 
 def parsed(form: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[str, str]], int]:
-    """Content, (name, arguments) of each call, and how many of them are whole."""
+    """The content, the name and arguments of each call, and the number of complete calls."""
     parser = ToolParser(form)
     content, calls = "", list[tuple[str, str]]()
     found: list[ToolCallDelta] = []
@@ -67,8 +67,10 @@ def cut(text: str, places: list[int]) -> list[str]:
 @pytest.mark.parametrize("name", FORMATS)
 @FEW
 @given(calls=CALLS, prose=PROSE, places=st.lists(st.integers(0, 500), max_size=30))
-def test_any_cut_gives_the_same(name: str, calls: list[tuple[str, object]], prose: str, places: list[int]) -> None:
-    """Content before the marker, then each call with its arguments as they were written."""
+def test_any_cut_gives_the_same_calls(
+    name: str, calls: list[tuple[str, object]], prose: str, places: list[int]
+) -> None:
+    """Any cut of an answer gives the same content and calls with their arguments as written."""
     form = known(getattr(tool_templates, name))
     if form.between is None:
         calls, prose = calls[:1], ""
@@ -87,7 +89,7 @@ def test_any_cut_gives_the_same(name: str, calls: list[tuple[str, object]], pros
 @FEW
 @given(prose=PROSE, places=st.lists(st.integers(0, 500), max_size=30))
 def test_text_without_calls_is_text(name: str, prose: str, places: list[int]) -> None:
-    """Nothing is lost and nothing invented, half a marker at the end included."""
+    """Text without calls is returned unchanged, an unfinished marker at its end included."""
     form = known(getattr(tool_templates, name))
     if form.begin and form.begin in prose:
         return
@@ -97,16 +99,14 @@ def test_text_without_calls_is_text(name: str, prose: str, places: list[int]) ->
 
 
 def test_a_call_that_is_cut_off_is_not_whole() -> None:
-    """What there is of its arguments is given, as at OpenAI, and half a name is nothing."""
+    """A call that is cut off gives the arguments so far and is not complete; a cut name gives nothing."""
     form = known(tool_templates.HERMES)
     assert parsed(form, ['<tool_call>\n{"name": "f", "arguments": {"a": "}']) == ("", [("f", '{"a": "}')], 0)
     assert parsed(form, ['<tool_call>\n{"name": "weat']) == ("", [], 0)
 
 
-def test_a_name_before_its_arguments() -> None:
-    """Several calls in a row; white space and an id of the model's own are dropped, half a name is nothing, and a
-    marker inside the arguments is text.
-    """
+def test_calls_with_the_name_before_the_arguments_are_parsed() -> None:
+    """The named format's calls are parsed without white space and ids, and a marker inside arguments is text."""
     form = known(tool_templates.NAMED)
     text = ' Look:[TOOL_CALLS]f[ARGS] {"a": "[TOOL_CALLS]g[ARGS]{"}\n[TOOL_CALLS] g [CALL_ID]a1B2c3D4e[ARGS]{}'
     assert parsed(form, [text]) == (" Look:", [("f", '{"a": "[TOOL_CALLS]g[ARGS]{"}'), ("g", "{}")], 2)
@@ -116,8 +116,8 @@ def test_a_name_before_its_arguments() -> None:
     assert parsed(form, ["[TOOL_CALLS]f[ARGS]{}[TOOL_CAL"]) == ("", [("f", "{}")], 1)
 
 
-def test_formats_and_ids() -> None:
-    """Each template is known by its markers; Mistral's ids are what its template accepts."""
+def test_formats_are_detected_and_make_valid_ids() -> None:
+    """A template's format is detected by its markers, and Mistral's ids have nine letters, as its template requires."""
     assert known(tool_templates.HERMES).closing == "\n</tool_call>"
     assert known(tool_templates.LIST).opening == "["
     assert re.fullmatch("[A-Za-z0-9]{9}", known(tool_templates.MISTRAL).new_id())

@@ -1,4 +1,4 @@
-"""Directories with quantised weights, served: what the bits say is what is computed."""
+"""Directories with quantised weights are served with exactly the weights that they hold."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def quantised(plain: Path, directory: Path, scheme: Scheme) -> dict[str, QuantizedLinear]:
-    """Writes the model with all its layers in a scheme; the layers."""
+    """Writes the model with all its layers in a scheme, and returns the layers."""
     weights = load_weights(plain, read_config(plain))
     layers = {name: scheme.pack(dense(weight)) for name, weight in linears(weights).items()}
     write_checkpoint(directory, plain, layers)
@@ -39,8 +39,8 @@ def quantised(plain: Path, directory: Path, scheme: Scheme) -> dict[str, Quantiz
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=[scheme.name for scheme in SCHEMES])
-def test_a_quantised_directory_computes_what_its_bits_say(plain: Path, tmp_path: Path, scheme: Scheme) -> None:
-    """Loaded by its config.json alone, weight for weight; and the rest of the model is the same."""
+def test_a_quantised_directory_is_loaded_bit_for_bit(plain: Path, tmp_path: Path, scheme: Scheme) -> None:
+    """A quantised directory is loaded by its config.json alone, bit for bit, and its logits are finite."""
     layers = quantised(plain, tmp_path / "packed", scheme)
     config = read_config(tmp_path / "packed")
     weights = load_weights(tmp_path / "packed", config)
@@ -57,8 +57,8 @@ def test_a_quantised_directory_computes_what_its_bits_say(plain: Path, tmp_path:
         assert bool(torch.isfinite(runner.run(step).logits).all())
 
 
-def test_a_way_to_quantise_that_is_not_known_is_refused(plain: Path, tmp_path: Path) -> None:
-    """With the field of config.json, and what would be right."""
+def test_an_unknown_quantization_method_is_refused(plain: Path, tmp_path: Path) -> None:
+    """An unknown quantisation method is refused with the field of config.json and the known ones."""
     quantised(plain, tmp_path / "packed", IntScheme(8))
     file = tmp_path / "packed" / "config.json"
     config = json.loads(file.read_text())

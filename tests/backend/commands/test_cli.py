@@ -1,4 +1,4 @@
-"""The process: ready line, clean stop, and errors that say what to do."""
+"""The backend as a process: its ready line, its clean stop, and its error messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.backend.conftest import COMPLETIONS, MODEL
 
 @asynccontextmanager
 async def process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Runs a program and makes sure that it is gone afterwards."""
+    """Runs a program, and kills it afterwards if it still runs."""
     running = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -36,8 +36,8 @@ BACKEND = ("-m", "backend", "--port", "0", "--kv-memory", "64MiB", "--threads", 
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-async def test_it_says_when_it_is_ready_and_stops_cleanly(signum: signal.Signals) -> None:
-    """One line of JSON on stdout; a signal ends running streams with an error event, and the status is 0."""
+async def test_the_backend_prints_a_ready_line_and_stops_cleanly(signum: signal.Signals) -> None:
+    """The backend prints one JSON line when it is ready; a signal ends streams with an error event and status 0."""
     async with process(*BACKEND) as backend:
         assert backend.stdout is not None
         ready = json.loads(await backend.stdout.readline())
@@ -57,8 +57,8 @@ async def test_it_says_when_it_is_ready_and_stops_cleanly(signum: signal.Signals
     assert b"serving SmolLM2-135M-Instruct with" in stderr
 
 
-async def test_it_ends_with_its_parent() -> None:
-    """``--exit-with-parent``: when the process that started it is killed, it does not stay behind."""
+async def test_exit_with_parent_ends_the_backend() -> None:
+    """With ``--exit-with-parent`` the backend ends when the process that started it is killed."""
     script = (
         "import subprocess, sys\n"
         f"child = subprocess.Popen([sys.executable, *{BACKEND!r}, '--exit-with-parent'], stdout=subprocess.PIPE)\n"
@@ -106,7 +106,7 @@ async def test_it_ends_with_its_parent() -> None:
     ],
 )
 async def test_a_wrong_argument_is_one_clear_message(arguments: tuple[str, ...], message: str) -> None:
-    """On stderr, with a status that is not 0, and no traceback."""
+    """A wrong argument is one line on stderr without a traceback, and the status is not 0."""
     async with process("-m", "backend", "--port", "0", *arguments) as backend:
         _, stderr = await backend.communicate()
         assert backend.returncode
@@ -115,8 +115,8 @@ async def test_a_wrong_argument_is_one_clear_message(arguments: tuple[str, ...],
     assert message in said[0]
 
 
-async def test_a_template_in_place_of_the_models_own(tmp_path: Path) -> None:
-    """``--chat-template`` is what conversations become, special tokens of the model included; the info says so."""
+async def test_chat_template_replaces_the_models_template(tmp_path: Path) -> None:
+    """``--chat-template`` replaces the model's template, keeps its special tokens, and shows in the model info."""
     file = tmp_path / "shout.jinja"
     file.write_text("{{ bos_token }}{% for m in messages %}{{ m.role | upper }}: {{ m.content }}\n{% endfor %}")
     async with process(*BACKEND, "--device", "cpu", "--chat-template", str(file)) as backend:
@@ -133,7 +133,7 @@ async def test_a_template_in_place_of_the_models_own(tmp_path: Path) -> None:
 
 
 async def test_a_taken_port_is_known_at_once() -> None:
-    """Before the model is loaded."""
+    """A taken port is reported before the model is loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         async with process("-m", "backend", "--port", str(taken.getsockname()[1])) as backend:
             _, stderr = await backend.communicate()
@@ -142,8 +142,8 @@ async def test_a_taken_port_is_known_at_once() -> None:
     assert b"loading" not in stderr
 
 
-async def test_the_command_line_is_light() -> None:
-    """Whoever only wants the options does not wait for torch."""
+async def test_the_command_line_imports_no_torch() -> None:
+    """The command line's module imports neither torch, aiohttp nor numpy."""
     script = "import sys, backend.commands.serve; print([m for m in ('torch', 'aiohttp', 'numpy') if m in sys.modules])"
     async with process("-c", script) as python:
         stdout, _ = await python.communicate()

@@ -1,4 +1,4 @@
-"""What is said of options of the prefix store that cannot be had, before a model is loaded."""
+"""Prefix store options that cannot be met are refused before a model is loaded."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_nothing_is_kept_unless_a_place_is_named() -> None:
-    """An audit or a published prefix alone makes no store."""
+def test_there_is_no_store_without_a_tier() -> None:
+    """Without a tier there is no prefix store, even with an audit option."""
     assert read() is None
     assert read("--prefix-audit", "5") is None
 
 
-def test_the_folder_is_made_with_all_above_it_and_so_is_the_secret(tmp_path: Path) -> None:
-    """At the first start of a fresh machine; the secret for the owner's eyes alone, and the same from then on."""
+def test_the_folder_and_the_secret_are_created_at_the_first_start(tmp_path: Path) -> None:
+    """The first start creates the folder with its parents and a secret for the owner only; the next start uses both."""
     folder, secret = tmp_path / "a" / "b" / "kv", tmp_path / "secret"
     options = ("--prefix-disk", str(folder), "--prefix-secret-file", str(secret))
     first = read(*options)
@@ -66,8 +66,8 @@ def test_the_folder_is_made_with_all_above_it_and_so_is_the_secret(tmp_path: Pat
         (("--prefix-disk", "{here}"), "--prefix-disk {here}: {here} is not a folder of KV blocks: it has 'short'"),
     ],
 )
-def test_what_cannot_be_had_is_said_of_its_option(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
-    """In one line, with what would be right; nothing half made stays."""
+def test_options_that_cannot_be_met_are_refused_by_name(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    """An option that cannot be met is refused in one line with what would be right, and leaves no files behind."""
     (tmp_path / "short").write_text("short")
     with pytest.raises(ValueError, match=re.escape(message.format(here=tmp_path))):
         read(*(option.format(here=tmp_path) for option in options))

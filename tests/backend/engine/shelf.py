@@ -48,7 +48,7 @@ class Shelf:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody waits for it."""
+        """Whether no fetch and no save waits for it."""
         return not self._fetches and not self._keeps
 
     def ask(self, sequence: Sequence) -> None:

@@ -125,9 +125,7 @@ def test_random_requests_with_random_aborts_end_with_every_block_free(shallow: S
 
 
 def test_finish_reasons(model: ServedModel) -> None:
-    """The finish reason is `length` at the limit and `stop` at an end token or stop string; `ignore_eos` ignores end
-    tokens.
-    """
+    """The finish reason is `length` at the limit and `stop` at a stop string or an end token that is not ignored."""
     conversation = Conversation(Engine(model.runner, max_batch=8, step_tokens=128), model)
     chat = "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n"
     conversation.submit(0, PROMPTS[3], max_tokens=5)

@@ -27,9 +27,7 @@ def reason(client: EngineClient, number: int) -> FinishReason | None:
 def test_nan_logits_fail_one_sequence(
     make: Callable[[int], ModelRunner], poisoned_at: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """NaN logits fail their sequence; others in its batch, and later ones with its blocks, generate the same text as
-    alone.
-    """
+    """NaN logits fail their sequence alone; others in its batch, and later ones on its blocks, are not affected."""
     runner = make(12)
     expected = [alone(make(12), prompt).text for prompt in PROMPTS]
     client = EngineClient(Engine(runner, max_batch=4, step_tokens=20))
@@ -274,6 +272,7 @@ def test_the_integrity_check_reports_problems_and_repairs_none() -> None:
     engine.scheduler.waiting.append(second)
     assert f"sequence {second.id} waits and holds blocks" in engine.problems()
     assert "the scheduler and the engine do not know the same sequences" not in engine.problems()
+    # No public call loses a sequence's state alone.
     del engine._states[second.id]
     assert "the scheduler and the engine do not know the same sequences" in engine.problems()
 

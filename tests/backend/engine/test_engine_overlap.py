@@ -111,9 +111,7 @@ def test_steps_are_launched_before_the_last_tokens_are_known() -> None:
     "options", [{"logprobs": 0}, {"frequency_penalty": 0.5}, {"logit_bias": {9: 1.0}}, {"prompt_logprobs": True}]
 )
 def test_a_row_that_needs_the_host_keeps_its_batch_waiting(options: dict[str, Any]) -> None:
-    """No step is launched ahead while a row needs the host's logits; after it has ended, steps are launched ahead
-    again.
-    """
+    """No step is launched ahead while a row needs the host's logits; once it has ended, steps are launched ahead."""
     device = Device(fused(20))
     client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
     plain(client, 0, 12)
@@ -249,9 +247,7 @@ def test_the_surplus_row_of_a_stop_string_is_thrown_away() -> None:
 
 
 def test_a_step_whose_sequences_have_all_left_is_forgotten() -> None:
-    """A step whose sequences have all left is forgotten, and later sequences with their blocks get the same text as
-    alone.
-    """
+    """A step whose sequences have all left is forgotten, and later sequences on their blocks are not affected."""
     device = Device(fused(4))
     client = EngineClient(Engine(device, max_batch=4, step_tokens=64))
     for leave in (lambda: client.engine.abort(0), client.engine.fail_all):

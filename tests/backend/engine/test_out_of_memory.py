@@ -9,9 +9,7 @@ from backend.errors import is_out_of_memory
 
 
 def test_failed_allocations_are_out_of_memory() -> None:
-    """Failed allocations of torch and Python are recognised, though torch's CPU allocator has no exception class for
-    them.
-    """
+    """Failed allocations of torch and Python are recognised, even torch's on a CPU, which have no own class."""
     with pytest.raises(RuntimeError) as of_torch:
         torch.empty(2**50, dtype=torch.float64)
     with pytest.raises(MemoryError) as of_python:

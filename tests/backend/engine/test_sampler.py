@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+# The private steps of `sample` take given numbers where it draws them.
 from backend.engine.sampler import _candidates, _filter, _invert, sample
 from backend.engine.sequence import SamplingParams, Sequence
 from backend.text.detokenizer import Detokenizer
@@ -84,23 +85,27 @@ def allowed(row: torch.Tensor, temperature: float, top_p: float, top_k: int, min
     return {token for token in nucleus if weights[token] >= min_p * weights[order[0]] * (1 - 1e-6)}
 
 
-def test_draws_follow_the_distribution() -> None:
-    """Thousands of draws from four tokens have the right shares, with and without a filter."""
-    row = torch.full((VOCABULARY,), -50.0)
-    row[[3, 40, 500, 2499]] = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
-    for params, shares in (
+@pytest.mark.parametrize(
+    ("params", "shares"),
+    [
         ({}, {3: 0.4, 40: 0.3, 500: 0.2, 2499: 0.1}),
         ({"top_p": 0.65}, {3: 4 / 7, 40: 3 / 7}),
         ({"top_k": 3}, {3: 4 / 9, 40: 3 / 9, 500: 2 / 9}),
         ({"min_p": 0.4}, {3: 4 / 9, 40: 3 / 9, 500: 2 / 9}),
-    ):
-        sequence = make(**params)
-        counts: Counter[int] = Counter()
-        for _ in range(10):
-            counts.update(s.token_id for s in sample(row.repeat(200, 1), [sequence] * 200))
-        assert counts.keys() == shares.keys()
-        for token, share in shares.items():
-            assert counts[token] / 2000 == pytest.approx(share, abs=0.04)
+    ],
+    ids=["no filter", "top_p", "top_k", "min_p"],
+)
+def test_draws_follow_the_distribution(params: dict[str, Any], shares: dict[int, float]) -> None:
+    """Thousands of draws from four tokens have the right shares, with and without a filter."""
+    row = torch.full((VOCABULARY,), -50.0)
+    row[[3, 40, 500, 2499]] = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    sequence = make(**params)
+    counts: Counter[int] = Counter()
+    for _ in range(10):
+        counts.update(s.token_id for s in sample(row.repeat(200, 1), [sequence] * 200))
+    assert counts.keys() == shares.keys()
+    for token, share in shares.items():
+        assert counts[token] / 2000 == pytest.approx(share, abs=0.04)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-300, 1e-46, 1e-40])
@@ -140,9 +145,7 @@ def test_penalties_and_biases_change_the_logits_as_defined() -> None:
 
 
 def test_repetition_looks_at_the_prompt_but_the_other_penalties_do_not() -> None:
-    """The repetition penalty covers the prompt; presence and frequency penalties cover generated tokens alone, as at
-    OpenAI.
-    """
+    """The repetition penalty covers the prompt; presence and frequency penalties do not, as at OpenAI."""
     base = torch.zeros(1, VOCABULARY)
     base[0, [5, 8]] = torch.tensor([10.0, 9.5])  # 5 is in the prompt
 

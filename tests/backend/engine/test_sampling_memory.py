@@ -63,9 +63,7 @@ def test_sampling_out_of_memory_ends_the_youngest(
 
 
 def test_prompt_logprobs_out_of_memory_sheds_the_youngest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Log-probabilities without memory shed the youngest, and the prompt's are recorded once though the step is
-    repeated.
-    """
+    """Logprobs without memory shed the youngest, and a prompt's are recorded once though the step is repeated."""
     expected = alone(fused(20), PROMPT, 3, prompt_logprobs=True).sequence.prompt_logprobs
     failures = iter([False] * 10 + [True])
     real = torch.log_softmax

@@ -211,9 +211,7 @@ def test_equal_prompts_are_computed_one_after_the_other(make: Maker) -> None:
 
 
 def test_the_oldest_is_never_preempted(make: Maker) -> None:
-    """When blocks run out the youngest sequence is preempted and keeps its generated tokens; the oldest keeps its
-    blocks.
-    """
+    """When blocks run out the youngest sequence is preempted, with its tokens, and the oldest keeps its blocks."""
     scheduler = Scheduler(BlockPool(4), max_batch=2, step_tokens=64)
     old, young = make(16, 40), make(16, 40)
     scheduler.add(old)
@@ -298,16 +296,20 @@ def test_no_sequence_passes_one_that_does_not_fit_yet(make: Maker) -> None:
     assert scheduler.running == [large, small]
 
 
-def test_admission_leaves_one_block_for_running_sequences(make: Maker) -> None:
-    """Admission leaves one block free for running sequences; a sequence that is alone may take the last one."""
-    for blocks, joins in ((4, False), (5, True)):
-        scheduler = Scheduler(BlockPool(blocks), max_batch=2, step_tokens=64)
-        scheduler.add(make(20))
-        step(scheduler)
-        second = make(20)
-        scheduler.add(second)
-        step(scheduler)
-        assert (second in scheduler.running) == joins
+@pytest.mark.parametrize(("blocks", "joins"), [(4, False), (5, True)])
+def test_admission_leaves_one_block_for_running_sequences(make: Maker, blocks: int, joins: bool) -> None:
+    """A sequence joins only if one block stays free for those that run, as it would soon be preempted otherwise."""
+    scheduler = Scheduler(BlockPool(blocks), max_batch=2, step_tokens=64)
+    scheduler.add(make(20))
+    step(scheduler)
+    second = make(20)
+    scheduler.add(second)
+    step(scheduler)
+    assert (second in scheduler.running) == joins
+
+
+def test_a_sequence_that_is_alone_may_take_the_last_block(make: Maker) -> None:
+    """A sequence that runs alone may take the last block."""
     scheduler = Scheduler(BlockPool(4), max_batch=2, step_tokens=64)
     scheduler.add(make(64))
     assert len(step(scheduler)) == 1
@@ -368,6 +370,7 @@ def test_answers_to_one_prompt_compute_it_once(make: Maker) -> None:
 
 def test_waiting_sequences_look_up_each_block_of_a_prompt_once(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sequence that waits for another's prompt looks up each of its blocks once, however many steps that takes."""
+    # The number of comparisons shows in no result, so the private method that compares is counted.
     looks: Counter[int] = Counter()
     look = BlockPool._contains
 
@@ -396,17 +399,17 @@ def test_an_urgent_sequence_follows_no_less_urgent_one(make: Maker) -> None:
     assert urgent.num_cached == 64
 
 
-def test_a_prompt_that_is_known_to_its_end_still_computes_its_last_token(make: Maker) -> None:
+@pytest.mark.parametrize("length", [2 * BLOCK_SIZE, 2 * BLOCK_SIZE + 1])
+def test_a_fully_cached_prompt_still_computes_its_last_token(make: Maker, length: int) -> None:
     """A fully cached prompt computes its last token again, whether or not it ends with a block."""
-    for length in (2 * BLOCK_SIZE, 2 * BLOCK_SIZE + 1):
-        scheduler = Scheduler(BlockPool(20), max_batch=2, step_tokens=64)
-        scheduler.add(make(length, 1, family=3))
-        step(scheduler)
-        again = make(length, 1, family=3)
-        scheduler.add(again)
-        (chunk,) = step(scheduler)
-        assert chunk.start == (length - 1) // BLOCK_SIZE * BLOCK_SIZE
-        assert again.num_generated == 1
+    scheduler = Scheduler(BlockPool(20), max_batch=2, step_tokens=64)
+    scheduler.add(make(length, 1, family=3))
+    step(scheduler)
+    again = make(length, 1, family=3)
+    scheduler.add(again)
+    (chunk,) = step(scheduler)
+    assert chunk.start == (length - 1) // BLOCK_SIZE * BLOCK_SIZE
+    assert again.num_generated == 1
 
 
 def test_a_second_turn_finds_what_was_generated(make: Maker) -> None:

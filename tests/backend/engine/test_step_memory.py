@@ -45,9 +45,7 @@ ask(3, 4000)
 
 
 def test_a_step_without_memory_is_shed_and_the_engine_goes_on() -> None:
-    """A prompt whose step has no memory is shed, short prompts are answered, and the long one is too once there is
-    memory.
-    """
+    """A prompt whose step has no memory is shed, others are answered, and it is answered once there is memory."""
     # The allocator gives back at once what is larger: no room that loading has left is taken for the step.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(

@@ -101,9 +101,7 @@ def test_lossy_blocks_are_never_found_as_exact(
 
 
 def test_a_second_engine_computes_only_the_tail() -> None:
-    """A second engine fetches the blocks that the first one computed and computes only the rest, at least the last
-    token.
-    """
+    """A second engine fetches the blocks of the first one and computes only the rest, at least the last token."""
     shelf = Shelf(random.Random(1), reliable=True)  # noqa: S311
     first = EngineClient(engine_with(shelf), shelf)
     first.submit(0, PROMPT, 20, ignore_eos=True)
@@ -219,9 +217,7 @@ def test_blocks_beyond_the_copy_limit_are_saved_later() -> None:
 
 
 def test_an_engine_waits_for_blocks_that_are_being_saved() -> None:
-    """A request that needs the blocks being saved is admitted as soon as they are free, and the engine is idle until
-    then.
-    """
+    """A request that needs blocks being saved joins as soon as they are free, and the engine is idle until then."""
     shelf = Shelf(random.Random(8), reliable=True)  # noqa: S311
     engine = engine_with(shelf, num_blocks=5)
     client = EngineClient(engine, shelf)
@@ -262,9 +258,7 @@ def test_forgotten_prefixes_are_not_saved() -> None:
 def test_blocks_forgotten_while_they_are_fetched_are_not_used(
     all_of_it: bool, taken: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fetched blocks that were forgotten before the engine learned of them are not used, and those of another chain
-    are.
-    """
+    """Fetched blocks that were forgotten meanwhile are not used, and those of another chain are."""
     shelf = Shelf(random.Random(11), reliable=True)  # noqa: S311
     prompts = [PROMPT, [*range(30, 94)]]
     told: list[Callable[[], None]] = []

@@ -74,9 +74,7 @@ PROMPTS = st.builds(
 def test_answers_past_the_window_are_those_of_transformers(
     requests: list[tuple[list[int], int, int]], max_batch: int, step_tokens: int, stagger: int, pair: Pair
 ) -> None:
-    """Each token past the window is the most likely one in transformers, up to rounding, with hits, preemption and
-    chunks.
-    """
+    """Each token past the window is the most likely one in transformers, with hits, preemption and chunks."""
     client = EngineClient(Engine(pair.runner, max_batch, step_tokens))
     for number, (prompt, answer, priority) in enumerate(requests):
         client.submit(number, prompt, answer, priority=priority)

@@ -1,4 +1,4 @@
-"""``keepgate eval``: what it prints, and what it says of bad input."""
+"""``keepgate eval``: its output and its messages for bad input."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ async def command(*words: str) -> tuple[int | None, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_a_model_in_int8(model: Path, tmp_path: Path) -> None:
-    """In JSON the figures have stable names; progress goes to stderr."""
+async def test_the_command_reports_an_int8_model_in_json(model: Path, tmp_path: Path) -> None:
+    """The command's JSON compares a model in int8 with its float weights, and progress goes to stderr."""
     built_library()
     (tmp_path / "text.txt").write_text(TEXT)
     words = (str(model), "--text", str(tmp_path / "text.txt"), "--quantization", "int8", "--threads", "1", "--json")
@@ -84,8 +84,8 @@ async def test_a_model_in_int8(model: Path, tmp_path: Path) -> None:
     assert 8 < figures["bits_per_weight"] < 8.5
 
 
-def test_a_model_that_is_not_quantised_has_nothing_to_be_compared_with(model: Path) -> None:
-    """Figures of a comparison are null then, and no second model is loaded."""
+def test_a_float_model_is_compared_with_nothing(model: Path) -> None:
+    """A float model without `--reference` has null comparison figures."""
     report = evaluated(asked(model))
     figures = as_json(report)
     assert figures["tokens"] == len(TEXT.split()) - 1
@@ -94,8 +94,8 @@ def test_a_model_that_is_not_quantised_has_nothing_to_be_compared_with(model: Pa
     assert "compared with     nothing" in as_text(report)
 
 
-def test_a_model_is_compared_with_the_one_it_was_made_from(model: Path, tmp_path: Path) -> None:
-    """Which is another directory; where it holds the same, nothing is lost."""
+def test_a_model_is_compared_with_its_reference(model: Path, tmp_path: Path) -> None:
+    """A model is compared with the reference directory, and has no loss against equal weights."""
     report = evaluated(asked(model, reference=str(made(tmp_path, WORDS)), limit=100))
     assert report.evaluation.tokens == 100
     assert report.evaluation.loss is not None
@@ -104,14 +104,14 @@ def test_a_model_is_compared_with_the_one_it_was_made_from(model: Path, tmp_path
 
 
 def test_a_model_of_other_tokens_is_no_reference(model: Path, tmp_path: Path) -> None:
-    """Their distributions are of different things."""
+    """A reference with another vocabulary is refused."""
     other = made(tmp_path, [*WORDS[1:], WORDS[0]])
     with pytest.raises(ModelError, match=f"--reference: {other.name} has other tokens than {model.name}"):
         evaluated(asked(model, reference=str(other)))
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model(tmp_path: Path) -> None:
-    """A token beyond its embedding is named, and never looked up."""
+def test_a_token_beyond_the_embedding_is_refused(tmp_path: Path) -> None:
+    """A text with a token beyond the model's embedding is refused with the token and the number of rows."""
     directory = made(tmp_path, [*WORDS, "extra"])
     with pytest.raises(
         ModelError, match=f"token 'extra' of id {VOCABULARY}, but the model's embedding has {VOCABULARY} rows"
@@ -120,45 +120,19 @@ def test_a_tokenizer_with_more_tokens_than_the_model(tmp_path: Path) -> None:
 
 
 def test_a_text_of_one_token_is_too_short(model: Path) -> None:
-    """For nothing comes before it."""
+    """A text of one token is refused, as nothing precedes it."""
     with pytest.raises(ModelError, match=r"text\.txt: too short: 1 token .* expected 2 or more"):
         evaluated(asked(model, "w7"))
 
 
-def test_a_window_that_the_model_was_not_made_for(model: Path) -> None:
-    """Is refused with the longest there is."""
+def test_a_window_beyond_the_models_context_is_refused(model: Path) -> None:
+    """A window beyond the model's context is refused with the longest one."""
     with pytest.raises(ModelError, match=r"--window: 257 tokens are more than the 256"):
         evaluated(asked(model, window=257))
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (["default"], 2, "--text"),
-        (["default", "--text", "absent.txt"], 1, "absent.txt: cannot be read: No such file"),
-        (["default", "--text", "a", "--stride", "512"], 2, "--stride: 512 is out of range, expected 1 to 511"),
-        (["default", "--text", "a", "--window", "1"], 2, "'1' is out of range, expected 2 or more"),
-        (["default", "--text", "a", "--limit", "0"], 2, "'0' is out of range, expected 1 or more"),
-        (["default", "--text", "a", "--quantization", "int3"], 2, "int3"),
-    ],
-)
-async def test_wrong_words(words: list[str], status: int, message: str) -> None:
-    """One line that names what is wrong."""
-    seen = await command(*words)
-    assert seen[:2] == (status, "")
-    assert len(seen[2].splitlines()) == 1
-    assert message in seen[2]
-
-
-async def test_help_needs_no_torch() -> None:
-    """Nor do mistakes of the command line."""
-    check = "import sys, backend.commands.eval; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", check)
-    assert await process.wait() == 0
-
-
 def test_the_table_states_what_was_measured() -> None:
-    """Window, stride, and the rise over the reference in per cent."""
+    """The table states window, stride, perplexity, its rise over the reference in per cent, KL and bits."""
     report = Report(
         *("Model", "text.txt", "int8", "fused-int8", "Model", "fused-float16", 512, 256),
         Evaluation(2000, 20.2, Loss(20.0, 0.00612, 0.027, 0.956), 28.9),

@@ -1,4 +1,4 @@
-"""Figures of a text, against what they are known to be and against transformers."""
+"""Scores of a text, against known values and against transformers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BLOCKS = 16
 
 
 class Watched(Around):
-    """A runner whose steps are noted, and may be shorter than it likes them."""
+    """A runner that records its steps, with another step size if one is given."""
 
     def __init__(self, runner: ModelRunner, step_tokens: int = 128) -> None:
         super().__init__(runner)
@@ -51,7 +51,7 @@ class Watched(Around):
 
 
 def transformers_perplexity(model: Any, tokens: np.typing.NDArray[np.int32], window: int, stride: int) -> float:
-    """As its guide to the perplexity of models of fixed length computes it."""
+    """The perplexity by the guide of transformers for models of fixed length."""
     ids = torch.from_numpy(tokens).long().unsqueeze(0)
     total, count, last = 0.0, 0, 0
     for begin in range(0, ids.shape[1], stride):
@@ -68,8 +68,8 @@ def transformers_perplexity(model: Any, tokens: np.typing.NDArray[np.int32], win
 
 
 @pytest.mark.parametrize("make", [tiny_model.fused, tiny_model.reference])
-def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary(make: Any) -> None:
-    """Where all logits are the same, as a head of zeros makes them."""
+def test_equal_logits_have_the_perplexity_of_the_vocabulary(make: Any) -> None:
+    """A model whose logits are all equal has the size of its vocabulary as perplexity."""
     empty = dataclasses.replace(tiny_model.weights(), head=torch.zeros(tiny_model.VOCABULARY, 128))
     runner = (
         TorchRunner(tiny_model.CONFIG, empty, BLOCKS, 256)
@@ -80,7 +80,7 @@ def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary(make: A
 
 
 def test_a_model_loses_nothing_against_itself() -> None:
-    """Not a bit: two runners with other chunks, which the fused step promises not to matter."""
+    """A model compared with itself has no divergence, though the two runners use other chunks."""
     reference, other = tiny_model.fused(BLOCKS), Watched(tiny_model.fused(BLOCKS), 7)
     evaluation = evaluate(TOKENS, other, reference, 64, 32)
     assert evaluation.loss is not None
@@ -92,8 +92,8 @@ def test_a_model_loses_nothing_against_itself() -> None:
     )
 
 
-def test_figures_of_two_models_are_those_of_their_whole_distributions() -> None:
-    """Computed another way, for a text that is one window."""
+def test_losses_are_those_of_the_whole_distributions() -> None:
+    """Perplexity, KL and agreement of two models equal those computed from their whole distributions."""
     reference, other = tiny_model.fused(BLOCKS), tiny_model.fused(BLOCKS, "int4")
     evaluation = evaluate(TOKENS, other, reference, len(TOKENS), 1)
     following = torch.from_numpy(TOKENS[1:]).long()
@@ -115,21 +115,21 @@ def test_figures_of_two_models_are_those_of_their_whole_distributions() -> None:
 
 @given(st.lists(st.tuples(st.floats(-20, 20), st.floats(-20, 20)), min_size=2, max_size=6))
 def test_divergence_is_never_below_zero(logits: list[tuple[float, float]]) -> None:
-    """And zero of a distribution from itself; the rest is float32."""
+    """The KL divergence is never below zero, up to float32 rounding, and is zero of a distribution from itself."""
     expected, got = torch.tensor(logits, dtype=torch.float32).T.contiguous().log_softmax(-1)
     assert float(kl_divergence(expected, got)) >= -1e-5
     assert float(kl_divergence(expected, expected)) == 0
 
 
 def test_divergence_of_two_coins() -> None:
-    """By hand: KL(1/2, 1/2 || 1/4, 3/4) = ln 2 - ln 3 / 2, and not the same the other way round."""
+    """KL(1/2, 1/2 || 1/4, 3/4) is ln 2 - ln 3 / 2, and the reverse divergence differs."""
     fair, loaded = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log()
     assert float(kl_divergence(fair, loaded)) == pytest.approx(math.log(2) - math.log(3) / 2)
     assert float(kl_divergence(loaded, fair)) == pytest.approx(0.75 * math.log(3) - math.log(2))
 
 
-def test_no_more_logits_at_a_time_than_a_step_has() -> None:
-    """Those that are scored and no others, however long the window."""
+def test_steps_compute_only_the_logits_that_are_scored() -> None:
+    """Steps compute the logits of scored tokens only, and no more at a time than a step has rows."""
     runner = Watched(tiny_model.fused(BLOCKS), 10)
     scores = score(TOKENS, Window(20, 53, 90), runner, [])
     assert [len(step.token_ids) for step in runner.steps] == [10] * 6 + [9]
@@ -137,16 +137,16 @@ def test_no_more_logits_at_a_time_than_a_step_has() -> None:
     assert len(scores[0].nll) == 90 - 53
 
 
-def test_a_runner_whose_logits_are_no_numbers_is_named() -> None:
-    """Rather than giving a perplexity that is none."""
+def test_nan_logits_are_an_error_with_the_runners_name() -> None:
+    """Logits that are not finite are an error with the runner's name instead of a perplexity."""
     tokens = TOKENS.copy()
     tokens[70] = tiny_model.POISON
     with pytest.raises(ModelError, match=r"fused-float16: the logits after token .* are not finite"):
         evaluate(tokens, tiny_model.fused(BLOCKS), None, 64, 32)
 
 
-def test_a_model_that_is_sure_of_something_else_is_told_so() -> None:
-    """Its perplexity would be infinite."""
+def test_an_infinite_perplexity_is_an_error() -> None:
+    """An infinite perplexity is an error that says that the model does not fit the text."""
     made = tiny_model.weights()
     sure = dataclasses.replace(made, head=1e6 * dense(made.head))
     with pytest.raises(ModelError, match="this model does not fit the text"):
@@ -154,8 +154,8 @@ def test_a_model_that_is_sure_of_something_else_is_told_so() -> None:
 
 
 @pytest.mark.parametrize(("window", "stride"), [(64, 32), (64, 63), (40, 7), (200, 100)])
-def test_perplexity_is_that_of_transformers(tmp_path: Path, window: int, stride: int) -> None:
-    """With every window and stride, also where the text ends within one."""
+def test_perplexity_matches_transformers(tmp_path: Path, window: int, stride: int) -> None:
+    """The perplexity matches transformers for every window and stride."""
     theirs = save(KINDS["smollm2"], tmp_path)
     config, tokens = read_config(tmp_path), random_tokens(170)
     ours = TorchRunner(config, load_weights(tmp_path, config), BLOCKS, 256)
@@ -163,10 +163,10 @@ def test_perplexity_is_that_of_transformers(tmp_path: Path, window: int, stride:
     assert evaluate(tokens, ours, None, window, stride).perplexity == pytest.approx(expected, rel=1e-4)
 
 
-def test_perplexity_of_the_bundled_model_is_that_of_transformers(
+def test_perplexity_of_the_bundled_model_matches_transformers(
     source: ModelSource, config: ModelConfig, weights: ModelWeights
 ) -> None:
-    """Over 2,000 tokens of WikiText-2, within what half floats change."""
+    """The bundled model's perplexity on 2,000 tokens of WikiText-2 matches transformers up to half float rounding."""
     from tokenizers import Tokenizer
 
     text = gzip.decompress(TEXT.read_bytes()).decode()[:20000]

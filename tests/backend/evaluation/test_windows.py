@@ -1,4 +1,4 @@
-"""Windows over a text: what is scored in which, and after how much."""
+"""Windows over a text: which tokens each scores, and after how many."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sizes(draw: st.DrawFn) -> tuple[int, int, int]:
 
 @given(sizes())
 def test_every_token_but_the_first_is_scored_once(some: tuple[int, int, int]) -> None:
-    """In order, whatever the lengths, and never as the first of its window."""
+    """Every token but the first is scored once, in order, and never as the first of its window."""
     tokens, size, stride = some
     each = list(windows(tokens, size, stride))
     assert list(itertools.chain(*(range(w.scored, w.end) for w in each))) == list(range(1, tokens))
@@ -28,8 +28,8 @@ def test_every_token_but_the_first_is_scored_once(some: tuple[int, int, int]) ->
 
 
 @given(sizes())
-def test_no_token_is_scored_after_less_than_the_stride_leaves(some: tuple[int, int, int]) -> None:
-    """All that there is, or at least ``size - stride`` tokens."""
+def test_every_token_is_scored_after_size_minus_stride_tokens(some: tuple[int, int, int]) -> None:
+    """Every token is scored after at least ``size - stride`` tokens, or after all that precede it."""
     tokens, size, stride = some
     for window in windows(tokens, size, stride):
         assert window.begin == 0 or window.scored - window.begin >= size - stride
@@ -45,5 +45,5 @@ def test_no_token_is_scored_after_less_than_the_stride_leaves(some: tuple[int, i
     ],
 )
 def test_windows_of_eight_with_a_stride_of_six(tokens: int, expected: list[Window]) -> None:
-    """The last one ends with the text, and there is none after it."""
+    """Windows of 8 with a stride of 6 end with the text, and no window follows."""
     assert list(windows(tokens, 8, 6)) == expected

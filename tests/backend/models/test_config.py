@@ -1,4 +1,4 @@
-"""config.json is read in both spellings, and what is not supported is refused by name."""
+"""config.json is read in both spellings, and unsupported values are refused by name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read(**changes: Any) -> ModelConfig:
 
 
 def test_defaults_follow_the_format() -> None:
-    """Heads, head size and rotary base have the defaults that the file format gives them."""
+    """KV heads, head size, rotary base and end tokens have the defaults of the file format."""
     config = read()
     assert (config.num_kv_heads, config.head_dim, config.rope_theta) == (4, 32, 10000.0)
     assert config.eos_token_ids == ()
@@ -49,7 +49,7 @@ def test_both_spellings_of_rotary_parameters() -> None:
 
 
 def test_an_older_scaling_beside_newer_parameters_wins() -> None:
-    """As in transformers, also where the newer ones are of its own making: who adds one by hand means it."""
+    """``rope_scaling`` overrides ``rope_parameters`` beside it, as in transformers."""
     new = {"rope_type": "default", "rope_theta": 5e5}
     linear = {"rope_type": "linear", "factor": 4.0}
     both = read(rope_parameters=new, rope_scaling=linear)
@@ -60,8 +60,8 @@ def test_an_older_scaling_beside_newer_parameters_wins() -> None:
         read(rope_parameters=new, rope_scaling={"rope_type": "yarn"})
 
 
-def test_an_older_scaling_of_gemma3_is_of_the_layers_that_see_all() -> None:
-    """It says more than the newer parameters of these, and nothing of the others."""
+def test_an_older_gemma3_scaling_is_for_layers_with_full_attention() -> None:
+    """Gemma 3's ``rope_scaling`` overrides the parameters of layers with full attention and no others."""
     kinds = {
         "full_attention": {"rope_type": "default", "rope_theta": 3e6},
         "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
@@ -77,14 +77,14 @@ def test_an_older_scaling_of_gemma3_is_of_the_layers_that_see_all() -> None:
 
 
 def test_biases_and_norms_by_model_type() -> None:
-    """Qwen2 has biases on queries, keys and values without saying so; Qwen3 has per-head norms."""
+    """Qwen2 has biases on queries, keys and values without a config field, and Qwen3 has head norms."""
     assert (read(model_type="qwen2").qkv_bias, read(model_type="qwen2").output_bias) == (True, False)
     assert (read(attention_bias=True).qkv_bias, read(attention_bias=True).output_bias) == (True, True)
     assert read(model_type="qwen3").qk_norm
 
 
 def test_windows_by_layer() -> None:
-    """Each family's rule for which layers slide; a list of layer types overrules those that know one."""
+    """Each family has its own rule for windowed layers, and a list of layer types overrides it."""
     assert read(model_type="mistral", sliding_window=1024).windows == (1024, 1024)
     assert read(model_type="mistral", sliding_window=None).windows == ()
     assert read(model_type="mixtral").windows == ()
@@ -97,7 +97,7 @@ def test_windows_by_layer() -> None:
 
 
 def test_layers_without_positions() -> None:
-    """SmolLM3's list holds 1 for a layer that rotates; without a list every fourth does not."""
+    """SmolLM3 layers rotate where the list has 1; without a list every fourth layer does not rotate."""
     rope = Rope(2e6)
     assert read(model_type="smollm3", num_hidden_layers=4).ropes == (rope, rope, rope, None)
     assert read(model_type="smollm3", no_rope_layers=[0, 1, 1]).ropes == (None, rope)
@@ -105,7 +105,7 @@ def test_layers_without_positions() -> None:
 
 
 def test_both_spellings_of_gemma_3s_two_rotary_bases() -> None:
-    """Windowed layers have one of their own, which no scaling touches; either may be left out."""
+    """Gemma 3's windowed layers have a rotary base of their own without scaling, in both spellings and by default."""
     old = read(
         model_type="gemma3_text",
         num_hidden_layers=6,
@@ -130,8 +130,8 @@ def test_both_spellings_of_gemma_3s_two_rotary_bases() -> None:
     assert bare.ropes == (Rope(1e4),) * 5 + (Rope(1e6),)
 
 
-def test_experts() -> None:
-    """Mixtral has them in every layer, Qwen3 where neither the list nor the step says otherwise."""
+def test_experts_by_model_type() -> None:
+    """Mixtral has experts in every layer, and Qwen3 where neither the list nor the step excludes them."""
     assert read(model_type="mixtral").experts == Experts(8, 2, 256, normalise=True)
     qwen = {"model_type": "qwen3_moe", "num_hidden_layers": 5, "moe_intermediate_size": 64, "norm_topk_prob": True}
     plain = read(**qwen, num_experts=16, num_experts_per_tok=4)
@@ -140,8 +140,8 @@ def test_experts() -> None:
     assert [layer for layer in range(5) if mixed.layer_experts(layer)] == [1]
 
 
-def test_the_text_part_of_a_model_that_sees() -> None:
-    """It may say little; what it leaves out is Gemma's, and the end tokens beside it are its own."""
+def test_the_text_config_of_a_multimodal_model_is_read() -> None:
+    """A multimodal Gemma 3's text_config has Gemma's defaults and the end tokens beside it."""
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
     config = read_hf_config({"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106]}, "config.json")
     assert (config.model_type, config.head_dim, config.num_heads, config.vocab_size) == ("gemma3_text", 256, 8, 262208)
@@ -151,7 +151,7 @@ def test_the_text_part_of_a_model_that_sees() -> None:
 
 
 def test_a_window_that_no_context_outgrows_is_none() -> None:
-    """Then the model is plain, and every runner can serve it."""
+    """A window as long as the longest context is dropped, so that every runner serves the model."""
     mistral = read(model_type="mistral", sliding_window=1024)
     assert mistral.features_beyond_llama() == ("sliding-window attention",)
     assert mistral.with_max_context(1024).features_beyond_llama() == ()
@@ -191,8 +191,8 @@ def test_a_window_that_no_context_outgrows_is_none() -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ],
 )
-def test_what_is_not_supported_is_named(changes: dict[str, Any], message: str) -> None:
-    """The message names file, field, value and what would be right."""
+def test_unsupported_values_are_named(changes: dict[str, Any], message: str) -> None:
+    """An unsupported value is refused with file, field, value and what would be right."""
     with pytest.raises(ModelError, match=r"config\.json") as caught:
         read(**changes)
     assert message in str(caught.value)

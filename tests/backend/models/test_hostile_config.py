@@ -1,4 +1,4 @@
-"""A config.json and a tokenizer.json that mean harm are refused at once, in one line that says what would be right."""
+"""A hostile config.json or tokenizer.json is refused at once, in one line that says what would be right."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ HUGE = 10**400
     ],
     ids=range(25),
 )
-def test_a_value_that_means_harm_is_named(changes: dict[str, Any], message: str) -> None:
-    """With the field and what is right, in a line that can be read."""
+def test_a_hostile_value_is_refused_in_a_short_line(changes: dict[str, Any], message: str) -> None:
+    """A value out of range or of a wrong type is refused with its field in a line of less than 400 characters."""
     with pytest.raises(ModelError) as refused:
         read(**changes)
     said = str(refused.value)
@@ -67,8 +67,8 @@ def test_a_value_that_means_harm_is_named(changes: dict[str, Any], message: str)
     assert len(said) < 400
 
 
-def test_a_name_out_of_the_file_makes_no_line() -> None:
-    """Nor does it speak to a terminal."""
+def test_control_characters_of_a_name_are_replaced() -> None:
+    """Control characters of a name from the file are replaced in the message."""
     error = Fields({}, "config.json: config_groups.a\nb\x1b[31m").error("bits", "4 or 8")
     assert str(error) == "config.json: config_groups.a?b?[31m: bits is None, expected 4 or 8"
 
@@ -87,8 +87,8 @@ OTHERS = (
 )
 
 
-def test_any_values_make_a_model_that_can_be_planned_or_one_line() -> None:
-    """Of every kind of decoder; where they make one, its rotations are numbers."""
+def test_random_values_are_read_or_refused_in_one_line() -> None:
+    """Random values of any config field give a config that can be planned, with finite rotations, or one line."""
     draw = random.Random(11)  # noqa: S311 - no secret
     kinds = [json.loads(json.dumps(kind.config().to_dict())) for kind in KINDS.values()]
     read_at_all, said = 0, []
@@ -108,8 +108,8 @@ def test_any_values_make_a_model_that_can_be_planned_or_one_line() -> None:
     assert all(len(message.splitlines()) == 1 and len(message) < 1000 for message in said)
 
 
-def test_rotations_are_numbers_at_every_bound() -> None:
-    """Of the base and of its scaling, at the last position too."""
+def test_rotations_are_finite_at_every_bound() -> None:
+    """Rotations are finite at every bound of the base and its scaling, up to the last position."""
     for theta in (1e-12, 1e12):
         for factor in (1e-12, 1e12):
             config = read(rope_theta=theta, rope_scaling={"rope_type": "linear", "factor": factor})
@@ -119,8 +119,8 @@ def test_rotations_are_numbers_at_every_bound() -> None:
             assert bool(rope_table(config, 2**16).isfinite().all())
 
 
-def test_the_command_that_plans_says_it_too(tmp_path: Path) -> None:
-    """Without counting a thousand million layers."""
+def test_keepgate_plan_refuses_a_huge_number_of_layers(tmp_path: Path) -> None:
+    """`keepgate plan` refuses a huge number of layers in one line without counting them."""
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 10**9}))
     words = [sys.executable, "-m", "backend.commands.plan", str(tmp_path), "--memory", "8GiB"]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
@@ -130,15 +130,15 @@ def test_the_command_that_plans_says_it_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token_id", [2**22, 2**31, 2**32 - 1])
-def test_a_token_of_an_id_that_no_vocabulary_has(token_id: int) -> None:
-    """No list of that length is made."""
+def test_a_token_id_beyond_all_vocabularies_is_refused(token_id: int) -> None:
+    """A token id beyond all vocabularies is refused before a list of that length is made."""
     vocabulary = {"model": {"type": "BPE", "vocab": {"a": token_id}}, "decoder": {"type": "ByteLevel"}}
     with pytest.raises(ModelError, match=rf"tokenizer\.json: vocab has a token of id {token_id}, expected ids below"):
         TokenBytes(json.dumps(vocabulary), 10)
 
 
 @pytest.mark.parametrize("decoder", [["ByteLevel"], {"type": "Sequence", "decoders": [["ByteLevel"]]}, None])
-def test_a_decoder_that_is_no_object(decoder: object) -> None:
-    """The library takes some of these."""
+def test_a_decoder_that_is_no_object_is_refused(decoder: object) -> None:
+    """A tokenizer decoder that is not an object is refused."""
     with pytest.raises(ModelError, match=r"tokenizer\.json: decoder \[\] is not supported, expected ByteLevel or"):
         TokenBytes(json.dumps({"model": {"type": "BPE", "vocab": {}}, "decoder": decoder}), 10)

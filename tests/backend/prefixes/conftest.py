@@ -41,7 +41,7 @@ def secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Start]:
-    """Makes engines of the small model, or of another, which the module stops; they have said no secret then."""
+    """Makes engines of the small model, or of another, which the module stops; none may have logged the secret."""
     made: list[EngineProcess] = []
     folder = tmp_path_factory.mktemp("said")
 
@@ -72,7 +72,7 @@ def start(launch: Start) -> Start:
 
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[EngineProcess]:
-    """An engine without any store, which computes every prompt whole: what it answers is right."""
+    """An engine without a store, which computes every prompt whole: its answers are the expected ones."""
     engine = EngineProcess(tmp_path_factory.mktemp("plain"), tiny, "--kv-memory", "16MiB", "--no-prefix-sharing")
     start_all([engine])
     yield engine
@@ -81,7 +81,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Engi
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def index() -> AsyncIterator[Valkey]:
-    """A server of the module, which has forgotten everything when it is started again."""
+    """A Valkey server of the module, which is empty whenever it is started again."""
     # A unix socket's path may have 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="kg-"))
     server = Valkey(folder, "--appendonly", "no")

@@ -29,7 +29,7 @@ _seeds = count(1)
 
 
 def fresh(tokens: int) -> list[int]:
-    """Token ids of a prompt that nobody has asked before."""
+    """Token ids of a prompt that was never asked before."""
     chance = Random(next(_seeds))  # noqa: S311 (a test's)
     return [chance.randrange(LETTERS) for _ in range(tokens)]
 

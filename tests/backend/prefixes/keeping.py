@@ -1,4 +1,4 @@
-"""Seeing from outside that blocks have been kept, which happens behind the answer."""
+"""Waits from outside until blocks have been kept, which happens after the answer."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ async def claiming(url: str, blocks: int, holders: int = 1) -> AsyncIterator[Non
 
 
 async def until_met(url: str, holder: EngineProcess, asking: EngineProcess) -> None:
-    """Return when the one serves what the other computes: engines know of each other some heartbeats after their start,
-    and leave each other alone for a while after a failure.
+    """Returns when `asking` is served what `holder` computes: engines learn of each other some heartbeats after their
+    start, and leave each other alone for a while after a failure.
     """
 
     async def served() -> bool:
@@ -53,6 +53,16 @@ async def until_met(url: str, holder: EngineProcess, asking: EngineProcess) -> N
         return (await asking.ask(prompt)).restored == _TOKENS // BLOCK * BLOCK
 
     await until(served, _MET_WITHIN, 0.1)
+
+
+async def until_idle(engine: EngineProcess) -> None:
+    """Returns when the engine has no sequence and holds no block."""
+
+    async def is_idle() -> bool:
+        held = [await engine.counted(name) for name in ("running_sequences", "waiting_sequences", "kv_blocks_held")]
+        return not any(held)
+
+    await until(is_idle, _WITHIN, 0.02)
 
 
 def frames(disk: Path) -> list[Path]:

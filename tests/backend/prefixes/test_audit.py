@@ -1,4 +1,4 @@
-"""Restored prefixes are computed again and compared: what is right stays, what is not is said and removed."""
+"""Restored prefixes are computed again and compared, and those that differ are reported and removed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Asking:
 
 
 async def test_a_restored_prefix_is_compared_bit_by_bit(ask: Callable[..., Awaitable[Asking]]) -> None:
-    """Where the runner promises the same bits, nothing less will do, and nothing more is found."""
+    """The audit of a prefix that was restored exactly finds no difference and keeps its blocks."""
     asking = await ask()
     first = await asking()
     await asking.kept()
@@ -78,7 +78,7 @@ async def test_a_restored_prefix_is_compared_bit_by_bit(ask: Callable[..., Await
 async def test_a_prefix_that_is_not_what_the_model_computes_is_removed(
     ask: Callable[..., Awaitable[Asking]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its frames are sound, so only a look at the logits finds it; after that the answer is right again."""
+    """The audit removes a prefix of valid frames that the model did not compute, and the next answer is right."""
     asking = await ask()
     _, right = await asking()
     await asking.kept()
@@ -97,7 +97,7 @@ async def test_a_prefix_that_is_not_what_the_model_computes_is_removed(
 
 
 async def test_a_loss_within_its_bounds_is_no_drift(ask: Callable[..., Awaitable[Asking]]) -> None:
-    """It is measured all the same."""
+    """The audit measures the loss of a lossy codec and reports no drift while it is within its bounds."""
     asking = await ask("int8")
     await asking()
     await asking.kept()
@@ -108,8 +108,8 @@ async def test_a_loss_within_its_bounds_is_no_drift(ask: Callable[..., Awaitable
     assert 0 < asking.figures.largest_divergence < 0.01
 
 
-async def test_one_in_so_many_is_looked_at(ask: Callable[..., Awaitable[Asking]]) -> None:
-    """And none where that is 0."""
+async def test_every_nth_restore_is_audited(ask: Callable[..., Awaitable[Asking]]) -> None:
+    """With `audit_every=2` every second restore is audited, and with 0 none is."""
     asking = await ask(every=2)
     await asking()
     await asking.kept()

@@ -1,4 +1,4 @@
-"""A disk may be full, gone or lie: what is not what it says is never used, and every answer is right and in time."""
+"""A disk may be full, absent or damaged: no damaged block is used, and every answer is right and in time."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Pair:
         return prompt, files
 
     async def works(self) -> None:
-        """What is new is stored and read. A busy machine may end a fetch early: then the next prompt is read."""
+        """Returns when a new prompt is stored and read; on a busy machine a fetch may end early, so it tries again."""
         async with asyncio.timeout(60):
             restored = 0
             while restored < WHOLE:
@@ -112,10 +112,8 @@ DAMAGES = [cut, cut_in_the_head, emptied, flipped, flipped_in_the_head, grown, r
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=[damage.__name__ for damage in DAMAGES])
-async def test_a_frame_that_is_not_what_it_says(pair: Pair, plain: EngineProcess, damage: Damage) -> None:
-    """One block in the middle of a prompt is damaged: the answer is right, what lies before it may be used and what
-    lies behind it may not, and the damaged file is gone; the next prompt is kept and read as ever.
-    """
+async def test_a_damaged_frame_is_not_used_and_removed(pair: Pair, plain: EngineProcess, damage: Damage) -> None:
+    """A damaged block in the middle of a prompt is removed, and neither it nor a later one is used."""
     _, others = await pair.written(BLOCK + 1)
     prompt, files = await pair.written()
     bad = files[BLOCKS // 2]
@@ -134,8 +132,8 @@ async def test_a_frame_that_is_not_what_it_says(pair: Pair, plain: EngineProcess
     await pair.works()
 
 
-async def test_a_block_that_is_gone(pair: Pair, plain: EngineProcess) -> None:
-    """One file in the middle of a prompt is removed: what lies before the hole may be used, and nothing behind it."""
+async def test_no_block_behind_a_missing_one_is_used(pair: Pair, plain: EngineProcess) -> None:
+    """No block behind a removed file is used, and the answer is right."""
     prompt, files = await pair.written()
     files[BLOCKS // 2].unlink()
     answer = await pair.reader.ask(prompt)
@@ -144,8 +142,8 @@ async def test_a_block_that_is_gone(pair: Pair, plain: EngineProcess) -> None:
     await pair.works()
 
 
-async def test_a_whole_folder_of_bad_frames(pair: Pair, plain: EngineProcess) -> None:
-    """Each file of a prompt is another one's of the same prompt: nothing of it is used."""
+async def test_frames_under_other_blocks_names_are_not_used(pair: Pair, plain: EngineProcess) -> None:
+    """Frames that were swapped within a prompt are not used."""
     prompt, files = await pair.written()
     contents = [file.read_bytes() for file in files]
     for file, content in zip(files, contents[1:] + contents[:1], strict=True):
@@ -159,10 +157,10 @@ FAULTS = {**{name: ANYWHERE[name] for name in ANYWHERE if name != "files-too-lar
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-async def test_a_disk_that_takes_nothing(request: pytest.FixtureRequest, plain: EngineProcess, fault: Fault) -> None:
-    """Full, read-only or damaged: what is there is read, what is new is computed and right, and when the disk takes
-    bytes again they are kept.
-    """
+async def test_a_disk_without_writes_still_serves_reads(
+    request: pytest.FixtureRequest, plain: EngineProcess, fault: Fault
+) -> None:
+    """A full, read-only or damaged disk serves its blocks, and takes new ones once it accepts writes."""
     pair: Pair = request.getfixturevalue("small" if fault in MOUNTED.values() else "pair")
     prompt, _ = await pair.written(100)
     with fault(pair.disk.parent):
@@ -181,8 +179,10 @@ async def test_a_disk_that_takes_nothing(request: pytest.FixtureRequest, plain: 
     await until(is_written, 30.0, 0.1)
 
 
-async def test_a_disk_that_hangs(pair: Pair, launch: Start, secret: Path, plain: EngineProcess) -> None:
-    """Nobody comes back from it: what it has is computed, and the engine that waits for it stops when it is told to."""
+async def test_a_hanging_disk_delays_neither_answer_nor_stop(
+    pair: Pair, launch: Start, secret: Path, plain: EngineProcess
+) -> None:
+    """A prompt on a disk that hangs is computed within the deadline, and the engine still stops."""
     prompt, files = await pair.written()
     first = next(file for file in files if file.name.endswith("-first"))
     first.unlink()
@@ -196,8 +196,8 @@ async def test_a_disk_that_hangs(pair: Pair, launch: Start, secret: Path, plain:
     first.unlink()
 
 
-async def test_a_folder_that_vanishes(pair: Pair, plain: EngineProcess) -> None:
-    """Removed under two engines that use it: both go on answering, and what they answer is right."""
+async def test_engines_answer_after_their_folder_is_removed(pair: Pair, plain: EngineProcess) -> None:
+    """Two engines whose folder is removed keep giving right answers."""
     prompt, _ = await pair.written()
     while pair.disk.exists():  # somebody may write between two of its steps
         shutil.rmtree(pair.disk, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Redis may hang, die and forget: every answer is right and in time, and what is shared again needs nobody's hand."""
+"""Redis may hang, die and forget: every answer is right and in time, and sharing resumes by itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Pair:
     far: EngineProcess
 
     async def is_right(self, plain: EngineProcess, prompt: list[int]) -> None:
-        """Both answer a prompt of before, and one that nobody has asked, as an engine without a store does."""
+        """Both engines answer an extended prompt and a new one as an engine without a store does."""
         for asked in (prompt + fresh(20), fresh(TOKENS)):
             expected = await plain.ask(asked)
             for answer in await asyncio.gather(self.near.ask(asked), self.far.ask(asked)):
@@ -55,8 +55,8 @@ async def kept(pair: Pair) -> list[int]:
     return prompt
 
 
-async def test_a_frozen_redis(pair: Pair, plain: EngineProcess) -> None:
-    """Every request is answered within ten seconds while it hangs, and right; it is used again when it goes on."""
+async def test_a_frozen_redis_delays_no_answer(pair: Pair, plain: EngineProcess) -> None:
+    """Answers are right and within the deadline while Redis hangs, and Redis is used again when it resumes."""
     prompt = await kept(pair)
     pair.index.freeze()
     try:
@@ -66,8 +66,8 @@ async def test_a_frozen_redis(pair: Pair, plain: EngineProcess) -> None:
     await until_met(pair.index.url, pair.near, pair.far)
 
 
-async def test_a_redis_that_forgets(pair: Pair, plain: EngineProcess) -> None:
-    """Flushed while engines use it: answers are right, and what they still have they claim again by themselves."""
+async def test_a_flushed_redis_is_filled_again(pair: Pair, plain: EngineProcess) -> None:
+    """After a flush of Redis answers are right, and engines claim the blocks that they still have again."""
     prompt = await kept(pair)
     before = await claimed(pair.index.url)
     async with redis.asyncio.Redis.from_url(pair.index.url) as client:
@@ -82,8 +82,8 @@ async def test_a_redis_that_forgets(pair: Pair, plain: EngineProcess) -> None:
     assert (await pair.far.ask(prompt)).restored == BLOCKS * BLOCK
 
 
-async def test_a_redis_that_dies_and_comes_back_empty(pair: Pair, plain: EngineProcess) -> None:
-    """Killed, gone for some requests, started without any data: the same."""
+async def test_a_redis_that_restarts_empty_is_used_again(pair: Pair, plain: EngineProcess) -> None:
+    """Answers are right while Redis is gone, and an empty Redis that starts again is used."""
     prompt = await kept(pair)
     await pair.index.kill()
     await pair.is_right(plain, prompt)
@@ -94,7 +94,7 @@ async def test_a_redis_that_dies_and_comes_back_empty(pair: Pair, plain: EngineP
 async def test_an_engine_starts_without_its_redis(
     pair: Pair, plain: EngineProcess, start: Start, secret: Path, index: Valkey
 ) -> None:
-    """It serves at once, what it keeps is its own, and it shares when Redis is there."""
+    """An engine starts without its Redis, uses its own blocks, and shares blocks once Redis is there."""
     await pair.index.kill()
     options = ("--prefix-memory", "64MiB", "--prefix-index", index.url, "--prefix-secret-file", str(secret))
     alone = start(*options)

@@ -1,4 +1,4 @@
-"""Blocks that are kept in one byte a number are for who asks for such blocks, and for nobody else."""
+"""Blocks kept in one byte a number serve engines with that codec, and no exact engine."""
 
 from __future__ import annotations
 
@@ -59,12 +59,10 @@ def bound(request: pytest.FixtureRequest) -> float:
     return BOUNDS[codec]
 
 
-async def test_what_comes_back_is_nearly_what_was_kept(
+async def test_lossy_blocks_are_close_and_never_serve_an_exact_engine(
     lossy: EngineProcess, exact: EngineProcess, plain: EngineProcess, disk: Path, bound: float
 ) -> None:
-    """From the folder, after a restart: not the bits, but the likeliest tokens within a bound. An exact engine on the
-    same folder computes that prompt itself, and one that goes on where it ends.
-    """
+    """Lossy blocks give logprobs within a bound, and neither they nor blocks after them serve an exact engine."""
     prompt, ending = fresh(TOKENS), fresh(100)
     expected, longer = await plain.ask(prompt), await plain.ask(prompt + ending)
     async with writing(disk, TOKENS // BLOCK):
@@ -88,9 +86,7 @@ async def test_what_comes_back_is_nearly_what_was_kept(
 async def test_exact_blocks_are_not_under_the_keys_of_lossy_ones(
     lossy: EngineProcess, exact: EngineProcess, plain: EngineProcess, disk: Path
 ) -> None:
-    """What an exact engine has written to the folder is not what a lossy one reads there; it answers bit for bit the
-    same, and then both forms of each block lie side by side.
-    """
+    """A lossy engine does not read an exact engine's blocks from a shared folder; it writes its own beside them."""
     prompt = fresh(TOKENS)
     async with writing(disk, TOKENS // BLOCK):
         expected = await exact.ask(prompt)
@@ -104,7 +100,7 @@ async def test_exact_blocks_are_not_under_the_keys_of_lossy_ones(
 async def test_only_exact_blocks_come_from_a_lossy_engines_memory(
     lossy: EngineProcess, exact: EngineProcess, plain: EngineProcess, index: Valkey
 ) -> None:
-    """It computed them and has them as they are: whoever fetches them from there answers bit for bit the same."""
+    """An exact engine that fetches blocks from a lossy engine's memory answers bit for bit the same."""
     prompt = fresh(TOKENS)
     expected = await plain.ask(prompt)
     async with claiming(index.url, TOKENS // BLOCK):

@@ -1,4 +1,4 @@
-"""Engines that share what a Mooncake store keeps, and answer without it."""
+"""Engines share blocks through a Mooncake store, and answer without it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeMaster]:
 
 
 async def computed(engine: EngineProcess, prompt: list[int]) -> None:
-    """Has a prompt computed, and waits until the store has it."""
+    """Has a prompt computed, and waits until the store has its blocks."""
     before = await engine.counted("prefix_writes_total", tier="mooncake")
     assert (await engine.ask(prompt)).restored == 0
 
@@ -38,7 +38,7 @@ async def computed(engine: EngineProcess, prompt: list[int]) -> None:
 
 
 async def connected(engine: EngineProcess) -> None:
-    """Returns when the engine has found the store, of which it says nothing but that it keeps."""
+    """Returns when the engine has connected to the store, which shows in its writes alone."""
 
     async def keeps() -> bool:
         await engine.ask(fresh(2 * BLOCK))
@@ -47,12 +47,10 @@ async def connected(engine: EngineProcess) -> None:
     await until(keeps)
 
 
-async def test_what_one_engine_computed_another_does_not(
+async def test_two_engines_share_blocks_through_mooncake(
     start: Start, plain: EngineProcess, store: MooncakeMaster, secret: Path
 ) -> None:
-    """Without Redis and without a folder in common: what answers it, and the answer is the same to the last bit. With
-    the store frozen, and with it gone, the prompt is computed within the deadline; and when it is back, it is used.
-    """
+    """An engine restores another's blocks from Mooncake bit for bit, and computes while the store is frozen or gone."""
     shares = ("--prefix-secret-file", str(secret))
     near, far = (start("--prefix-mooncake", str(store.settings()), *shares) for _ in range(2))
     await connected(near)
@@ -90,7 +88,7 @@ async def test_what_one_engine_computed_another_does_not(
 async def test_an_engine_whose_store_is_not_there_serves_and_stops(
     start: Start, plain: EngineProcess, tmp_path: Path
 ) -> None:
-    """It goes on asking for it in a thread, which does not hold the process that ends."""
+    """An engine without its Mooncake master serves, and the thread that tries to connect does not delay its stop."""
     engine = start("--prefix-mooncake", str(MooncakeMaster(tmp_path).settings()))
     prompt = fresh(TOKENS)
     assert (await engine.ask(prompt)).choices == (await plain.ask(prompt)).choices
@@ -98,7 +96,7 @@ async def test_an_engine_whose_store_is_not_there_serves_and_stops(
 
 
 async def test_an_engine_whose_store_hangs_stops(start: Start, tmp_path: Path) -> None:
-    """With status 0 and within the deadline, as the master's heartbeats tell what has become of its memory."""
+    """An engine whose Mooncake master hangs stops with status 0 within the deadline."""
     master = MooncakeMaster(tmp_path)
     master.start()
     engine = start("--prefix-mooncake", str(master.settings()))
@@ -112,7 +110,7 @@ async def test_an_engine_whose_store_hangs_stops(start: Start, tmp_path: Path) -
 async def test_an_engine_stops_while_a_neighbour_hangs(
     start: Start, plain: EngineProcess, secret: Path, tmp_path: Path
 ) -> None:
-    """The master answers, and a block is still being fetched: from a host that neither gives it nor refuses."""
+    """An engine computes a prompt whose blocks are on a frozen host, and stops though that fetch still runs."""
     master = MooncakeMaster(tmp_path)
     master.start()
     shares = ("--prefix-secret-file", str(secret))

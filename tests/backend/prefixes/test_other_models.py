@@ -1,4 +1,4 @@
-"""A name does not make a model: what is computed otherwise is never shared."""
+"""Models of one name that compute differently never share blocks."""
 
 from __future__ import annotations
 
@@ -43,10 +43,8 @@ def group(
     return EngineGroup(index.url, disk, engines)
 
 
-async def test_one_name_is_not_one_model(group: EngineGroup, plain: EngineProcess) -> None:
-    """Other weights, quantised weights and another precision of keys and values: each computes the prompt itself, and
-    answers as it does where nobody has asked that before. What it has kept itself comes back bit for bit.
-    """
+async def test_models_of_one_name_that_differ_share_no_blocks(group: EngineGroup, plain: EngineProcess) -> None:
+    """Engines of one model name with other weights, quantisation or KV precision share no block, and use their own."""
     prompt = fresh(TOKENS)
     names = list(group.engines)
     assert {engine.model for engine in group.engines.values()} == {"tiny"}
@@ -75,12 +73,8 @@ async def test_one_name_is_not_one_model(group: EngineGroup, plain: EngineProces
     assert restored.choices == alone["small KV"].choices
 
 
-async def test_other_weights_in_its_place_are_another_model(
-    group: EngineGroup, alike: Path, tiny: Path, start: Start
-) -> None:
-    """The files of a model replaced by those of another, under the same path: a restart does not serve what the first
-    one computed.
-    """
+async def test_replaced_weights_are_another_model(group: EngineGroup, alike: Path, tiny: Path, start: Start) -> None:
+    """An engine whose weight files were replaced under the same path does not use the blocks of the old weights."""
     prompt = fresh(TOKENS)
     async with writing(group.disk, TOKENS // BLOCK):
         await group.engines["first"].ask(prompt)

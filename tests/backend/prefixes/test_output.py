@@ -1,4 +1,4 @@
-"""What callers write, and what engines know each other by, is in nobody's log and in no file that is not theirs."""
+"""Prompts, keys, namespaces and the shared secret appear in no log and no file name."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ TENANT = {"Authorization": "Bearer sk-a-key-of-anna", "x-keepgate-namespace": "a
 PRIVATE = (WORD, SECRET, "sk-a-key-of-anna", "annas-own")
 
 
-async def test_nothing_private_is_said_when_everything_breaks(
+async def test_faults_write_nothing_private_to_logs_redis_or_file_names(
     launch: Start, index: Valkey, secret: Path, tmp_path: Path
 ) -> None:
-    """A prompt with a word, a tenant with a key, then a bad frame, a peer that is killed, a Redis that dies and a
-    folder that vanishes: the engines say so, and nothing of word, key and secret; nor do Redis and the files' names.
-    """
+    """Prompts, keys, namespaces and the secret are in no log, file name or Redis, even when every part fails."""
     disk = tmp_path / "kv"
     common = ("--prefix-memory", "16MiB", "--prefix-index", index.url, "--prefix-secret-file", str(secret))
     near, far = launch(*common), launch(*common, "--prefix-disk", str(disk))

@@ -1,4 +1,4 @@
-"""What a request says of its prefix, in each form that it may have, when its blocks come from the disk."""
+"""Each form of request is answered right and reports its restored prefix when its blocks come from the disk."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 
 from tests.backend.prefixes.conftest import Start
 from tests.backend.prefixes.engine_process import PREFIX_TOKENS, EngineProcess, fresh, start_all
-from tests.backend.prefixes.keeping import frames, writing
+from tests.backend.prefixes.keeping import frames, until_idle, writing
 from tests.backend.prefixes.models import BLOCK
-from tests.cache.entries.entry_examples import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CHAT = "/v1/chat/completions"
@@ -54,7 +53,7 @@ async def kept(writer: EngineProcess, disk: Path, tokens: int) -> list[int]:
 
 
 async def events(engine: EngineProcess, prompt: list[int] | str, **options: Any) -> tuple[int, list[dict[str, Any]]]:
-    """What the header of a streamed answer says, and its chunks."""
+    """The prefix header of a streamed answer, and its chunks."""
     async with engine.post(prompt, stream=True, stream_options={"include_usage": True}, **options) as response:
         lines = [line async for line in response.content]
     said = [line.removeprefix(b"data: ") for line in lines if line.strip()]
@@ -69,7 +68,7 @@ async def events(engine: EngineProcess, prompt: list[int] | str, **options: Any)
 async def test_the_last_token_is_computed(
     writer: EngineProcess, reader: EngineProcess, plain: EngineProcess, disk: Path, tokens: int, restored: int
 ) -> None:
-    """Of one token nothing can be restored; of whole blocks all but the last one; with a token more all of them."""
+    """The last token of a prompt is always computed: whole blocks are restored up to the one that has it."""
     prompt = await kept(writer, disk, tokens)
     expected = await plain.ask(prompt)
     for _ in range(2):  # from the folder, then from the engine's own pool
@@ -78,10 +77,10 @@ async def test_the_last_token_is_computed(
         assert answer.choices == expected.choices
 
 
-async def test_a_streamed_answer_says_it_too(
+async def test_a_streamed_answer_reports_its_restored_tokens(
     writer: EngineProcess, reader: EngineProcess, plain: EngineProcess, disk: Path
 ) -> None:
-    """The header, which comes before the first token, and usage, in the last chunk."""
+    """A streamed answer reports its restored tokens in the header and in the usage of its last chunk."""
     prompt = await kept(writer, disk, TOKENS)
     header, chunks = await events(reader, prompt)
     assert header == WHOLE
@@ -91,8 +90,10 @@ async def test_a_streamed_answer_says_it_too(
     assert text == expected.choices[0]["text"]
 
 
-async def test_chats(writer: EngineProcess, reader: EngineProcess, plain: EngineProcess, disk: Path) -> None:
-    """They are conversations without being told so; whole and streamed answers say the same, and are right."""
+async def test_chats_are_kept_without_a_reuse_header(
+    writer: EngineProcess, reader: EngineProcess, plain: EngineProcess, disk: Path
+) -> None:
+    """Chats are kept as conversations without a header; whole and streamed answers report the same restored tokens."""
     question = "What is kept of this question, " + "and of this part of it, " * 10
     async with writing(disk, 200 // BLOCK):
         computed = await writer.ask(question, path=CHAT, reuse=None)
@@ -105,8 +106,8 @@ async def test_chats(writer: EngineProcess, reader: EngineProcess, plain: Engine
     assert computed.choices == again.choices == expected.choices
 
 
-async def test_one_shots_are_kept_when_they_come_again(writer: EngineProcess, disk: Path) -> None:
-    """A completion that nobody calls a conversation is written at its second use and not before."""
+async def test_one_shots_are_written_at_their_second_use(writer: EngineProcess, disk: Path) -> None:
+    """A completion that is not called a conversation is written at its second use and not before."""
     prompt = fresh(TOKENS)
     before = set(frames(disk))
     assert (await writer.ask(prompt, reuse=None)).restored == 0
@@ -117,8 +118,8 @@ async def test_one_shots_are_kept_when_they_come_again(writer: EngineProcess, di
 
 
 @pytest.mark.parametrize("reuse", ["always", "", "conversation, one-shot"])
-async def test_a_reuse_that_is_none(reader: EngineProcess, reuse: str) -> None:
-    """400, and the message names the header and what would be right."""
+async def test_a_wrong_reuse_header_is_a_400(reader: EngineProcess, reuse: str) -> None:
+    """A wrong reuse header is a 400 whose message names the header and its values."""
     with pytest.raises(AssertionError) as refusal:
         await reader.ask(fresh(20), reuse=reuse)
     said = str(refusal.value)
@@ -131,7 +132,7 @@ async def test_a_reuse_that_is_none(reader: EngineProcess, reuse: str) -> None:
 async def test_several_answers_to_one_prompt(
     writer: EngineProcess, reader: EngineProcess, plain: EngineProcess, disk: Path
 ) -> None:
-    """With n = 2 both go on from the restored prefix, and are what they are without one."""
+    """With `n=2` both answers continue the restored prefix and are what they are without one."""
     prompt = await kept(writer, disk, TOKENS)
     sampled: dict[str, Any] = {"n": 2, "temperature": 0.8, "seed": 5, "max_tokens": 12}
     answer, expected = await reader.ask(prompt, **sampled), await plain.ask(prompt, **sampled)
@@ -141,10 +142,10 @@ async def test_several_answers_to_one_prompt(
 
 
 @pytest.mark.parametrize("prompts", [1, 8])
-async def test_many_at_once(
+async def test_concurrent_clients_get_their_own_prefixes(
     writer: EngineProcess, reader: EngineProcess, plain: EngineProcess, disk: Path, prompts: int
 ) -> None:
-    """Eight clients with one prompt, and with eight: nobody gets what is another's, and those that were read say so."""
+    """Eight concurrent clients with one prompt, or with eight, each get the answer to their own prompt."""
     asked = [await kept(writer, disk, 100) for _ in range(prompts)] * (8 // prompts)
     endings = [fresh(5) for _ in asked]
     answers = await asyncio.gather(
@@ -160,29 +161,22 @@ async def test_many_at_once(
 async def test_clients_that_leave_at_any_time(
     writer: EngineProcess, reader: EngineProcess, plain: EngineProcess, disk: Path
 ) -> None:
-    """Some milliseconds after they asked, while blocks are read or the answer is made: nothing of theirs stays in the
-    pool's books, and who asks the same afterwards gets what is right.
-    """
+    """Clients that disconnect during a fetch or an answer leave no sequence and no held block behind."""
     prompt = await kept(writer, disk, 600)
     for cut in range(0, 600, 100):
         leaving = asyncio.create_task(reader.ask(prompt[: cut + 100] + fresh(3), max_tokens=50))
         await asyncio.wait([leaving], timeout=cut / 20_000)
         leaving.cancel()
         await asyncio.wait([leaving])
-
-    async def is_idle() -> bool:
-        held = [await reader.counted(name) for name in ("running_sequences", "waiting_sequences", "kv_blocks_held")]
-        return not any(held)
-
-    await until(is_idle, 20.0, 0.02)
+    await until_idle(reader)
     assert (await reader.ask(prompt)).choices == (await plain.ask(prompt)).choices
     assert await reader.counted("integrity_problems_total") == 0
 
 
-async def test_more_than_the_pool_holds(
+async def test_prompts_that_exceed_the_pool_wait_for_each_other(
     writer: EngineProcess, reader: EngineProcess, plain: EngineProcess, disk: Path
 ) -> None:
-    """Four prompts of 37 blocks at once for a pool of 64: they wait for each other, and all are right."""
+    """Four concurrent prompts of 37 blocks for a pool of 64 wait for each other, and all answers are right."""
     prompts = [await kept(writer, disk, 600) for _ in range(4)]
     expected = [await plain.ask(prompt, max_tokens=20) for prompt in prompts]
     answers = await asyncio.gather(*(reader.ask(prompt, max_tokens=20) for prompt in prompts))

@@ -1,4 +1,4 @@
-"""Engines serve each other's prefixes, and their own of former lives, and nothing that they answer tells."""
+"""Engines serve each other's prefixes and those of their former lives, and no answer differs for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHOLE = TOKENS // BLOCK * BLOCK
 
 @dataclass
 class World:
-    """Two engines that have nothing in common but Redis and a secret, and two that share a folder and no Redis."""
+    """Two engines with nothing but Redis and a secret in common, and two that share a folder and no Redis."""
 
     index: str
     near: EngineProcess
@@ -45,10 +45,8 @@ async def world(launch: Start, index: Valkey, secret: Path, tmp_path_factory: py
     return World(index.url, near, far, disk, writer, reader)
 
 
-async def test_what_one_engine_computed_another_does_not(world: World, plain: EngineProcess) -> None:
-    """Over HTTP, found through Redis: all whole blocks of the prompt, and the answer of an engine without a store, to
-    the last bit of its logprobs.
-    """
+async def test_a_peers_blocks_are_fetched_through_redis(world: World, plain: EngineProcess) -> None:
+    """An engine fetches a peer's whole blocks, found through Redis, and gives the same logprobs to the bit."""
     prompt = fresh(TOKENS)
     expected = await plain.ask(prompt)
     async with claiming(world.index, TOKENS // BLOCK):
@@ -59,10 +57,10 @@ async def test_what_one_engine_computed_another_does_not(world: World, plain: En
     assert await world.far.counted("prefix_restored_tokens_total", tier="peers") >= WHOLE
 
 
-async def test_what_was_fetched_serves_a_third(
+async def test_fetched_blocks_serve_a_third_engine(
     world: World, plain: EngineProcess, start: Start, index: Valkey, secret: Path
 ) -> None:
-    """The prompt goes on with other words each time, and the first holder is gone: who fetched it has it now."""
+    """An engine serves the blocks that it fetched to a third one after their first holder has stopped."""
     prompt = fresh(TOKENS)
     first = start("--prefix-memory", "64MiB", "--prefix-index", index.url, "--prefix-secret-file", str(secret))
     await until_met(world.index, first, world.near)
@@ -77,8 +75,8 @@ async def test_what_was_fetched_serves_a_third(
     assert fetched.choices == (await plain.ask(other)).choices
 
 
-async def test_a_folder_is_shared(world: World, plain: EngineProcess) -> None:
-    """Two engines on one disk, without Redis."""
+async def test_two_engines_share_a_folder(world: World, plain: EngineProcess) -> None:
+    """Two engines share the blocks of one folder without Redis."""
     prompt = fresh(TOKENS)
     async with writing(world.disk, TOKENS // BLOCK):
         computed = await world.writer.ask(prompt)
@@ -88,10 +86,8 @@ async def test_a_folder_is_shared(world: World, plain: EngineProcess) -> None:
     assert await world.reader.counted("prefix_restored_tokens_total", tier="disk") >= WHOLE
 
 
-async def test_a_killed_engine_serves_what_it_had_kept(world: World, plain: EngineProcess) -> None:
-    """kill -9 while it computes and keeps several prompts: who starts again on its folder reads them, as many blocks as
-    there were, and answers what is right.
-    """
+async def test_a_killed_engine_restores_the_blocks_that_it_had_written(world: World, plain: EngineProcess) -> None:
+    """An engine killed during writes restores the blocks that were written, and its answers are right."""
     prompts = [fresh(TOKENS) for _ in range(4)]
     before = set(frames(world.disk))
     async with writing(world.disk, TOKENS // BLOCK):
@@ -111,7 +107,7 @@ async def test_a_killed_engine_serves_what_it_had_kept(world: World, plain: Engi
 
 
 async def test_memory_serves_what_the_engine_had_to_evict(start: Start, plain: EngineProcess) -> None:
-    """A pool of 64 blocks under six prompts of 31: what has left the pool comes from host memory, bit for bit."""
+    """Blocks that the engine's pool had to evict are restored from host memory, bit for bit."""
     engine = start("--kv-memory", "1MiB", "--prefix-memory", "64MiB")
     prompts = [fresh(TOKENS) for _ in range(6)]
     for number, prompt in enumerate(prompts, start=1):

@@ -1,4 +1,4 @@
-"""Tenants never see each other's prefixes, wherever they are kept; what an operator publishes is everybody's."""
+"""Tenants never see each other's prefixes, wherever they are kept; all tenants share published prefixes."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ async def group(launch: Start, index: Valkey, secret: Path, tmp_path_factory: py
 
 
 async def kept(group: EngineGroup, prompt: list[int] | str, blocks: int, headers: dict[str, str]) -> None:
-    """Return when the near engine has a tenant's prompt in memory and folder, and the index knows."""
+    """Returns when the near engine has a tenant's prompt in memory and folder, and the index knows."""
     async with claiming(group.index, blocks), writing(group.disk, blocks):
         await group.near.ask(prompt, headers=headers)
 
 
-@pytest.mark.parametrize("headers", STRANGERS, ids=[" ".join(headers.values()) or "nobody" for headers in STRANGERS])
-async def test_nobody_sees_what_is_anothers(group: EngineGroup, plain: EngineProcess, headers: dict[str, str]) -> None:
-    """With another key, no key, or a namespace nothing of it is found, in the engine's own pool, at a peer or on the
-    disk: header and usage say 0. The tenant itself finds it in each of these places.
-    """
+@pytest.mark.parametrize("headers", STRANGERS, ids=[" ".join(headers.values()) or "none" for headers in STRANGERS])
+async def test_another_tenants_prefix_is_found_in_no_tier(
+    group: EngineGroup, plain: EngineProcess, headers: dict[str, str]
+) -> None:
+    """A tenant's prefix is computed in full for every other tenant at pool, peer and disk, and restored for itself."""
     for engine in (group.near, group.far, group.local):
         prompt = fresh(TOKENS)  # a new one for each: a stranger may find again what it computed itself
         expected = await plain.ask(prompt)
@@ -80,9 +80,7 @@ async def test_nobody_sees_what_is_anothers(group: EngineGroup, plain: EnginePro
 
 
 async def test_a_namespace_is_a_tenant(group: EngineGroup) -> None:
-    """Two of them behind one key do not meet, and one of that name behind another key, or none, is another; the same
-    one is found at every engine. Nothing else that a client chooses makes a tenant.
-    """
+    """Each pair of key and namespace is a tenant of its own at every engine, and clients cannot choose a salt."""
     prompt = fresh(TOKENS)
     one, other = ({**KEY, "x-keepgate-namespace": name} for name in ("one", "other"))
     await kept(group, prompt, BLOCKS, one)
@@ -94,7 +92,7 @@ async def test_a_namespace_is_a_tenant(group: EngineGroup) -> None:
 
 
 async def test_tenants_last_as_long_as_the_secret(group: EngineGroup, secret: Path, tmp_path: Path) -> None:
-    """After a restart with the same secret a tenant finds its own on the disk, with another one it does not."""
+    """After a restart a tenant finds its blocks on the disk with the same secret, and not with another."""
     prompt = fresh(TOKENS)
     async with writing(group.disk, BLOCKS):
         await group.local.ask(prompt, headers=KEY)
@@ -112,8 +110,8 @@ async def test_tenants_last_as_long_as_the_secret(group: EngineGroup, secret: Pa
     assert "misled" not in group.local.said
 
 
-async def test_what_is_published_is_everybodys(group: EngineGroup, plain: EngineProcess) -> None:
-    """All whole blocks of what the operator published, and no token beyond: what a tenant goes on with is its own."""
+async def test_all_tenants_share_published_prefixes(group: EngineGroup, plain: EngineProcess) -> None:
+    """All tenants share the whole blocks of a published prefix, and no token beyond it."""
     said = SHARED + "anna asks something that nobody else may know, and it is long enough for some blocks"
     await kept(group, said, len(said) // BLOCK, KEY)
     for engine in (group.near, group.far):

@@ -21,7 +21,7 @@ from tests.backend.tiny_model import CONFIG
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """In place of the machine's, which has other things to do as well."""
+    """A clock that the test advances, in place of the machine's."""
     clock = Clock()
     monkeypatch.setattr(automatic, "time", clock)
     return clock
@@ -68,27 +68,27 @@ def choose(
     return name, shares
 
 
-def test_the_fastest_is_chosen(clock: Clock) -> None:
-    """By the steps of the runner that would serve."""
+def test_the_fastest_quantization_is_chosen(clock: Clock) -> None:
+    """The quantisation whose steps are fastest on the serving runner is chosen."""
     name, shares = choose(clock, {"none": (0.004, 0.001), "int8": (0.001, 0.001), "fp8": (0.003, 0.001)})
     assert name == "int8"
     assert shares == pytest.approx({"none": 1, "int8": 31 / 121, "fp8": 91 / 121})
 
 
 def test_a_few_layers_stand_for_all(clock: Clock) -> None:
-    """A slow head matters less the more layers there are."""
+    """The times of a few layers are extrapolated to all layers, so a slow head counts less in a deep model."""
     assert choose(clock, {"none": (0.004, 0.0), "int8": (0.001, 0.01)})[0] == "int8"
     assert choose(clock, {"none": (0.004, 0.0), "int8": (0.001, 0.02)}, layers=4)[0] == "none"
 
 
-def test_what_gains_next_to_nothing_is_not_chosen(clock: Clock) -> None:
-    """Floats lose nothing, and a hundredth is chance."""
+def test_a_quantization_that_gains_one_percent_is_not_chosen(clock: Clock) -> None:
+    """A quantisation that is faster by about one percent is not chosen, as floats lose nothing."""
     assert choose(clock, {"none": (0.004, 0.0), "int8": (0.00396, 0.0)})[0] == "none"
     assert choose(clock, {"none": (0.004, 0.0), "int8": (0.0037, 0.0)})[0] == "int8"
 
 
-def test_what_cannot_be_made_is_not_chosen(clock: Clock) -> None:
-    """As where a runner does not know a scheme; without the first there is no comparison."""
+def test_a_quantization_without_a_runner_is_not_chosen(clock: Clock) -> None:
+    """A quantisation that no runner supports is not chosen, and without the float model the choice is an error."""
     assert choose(clock, {"none": (0.002, 0.0)})[0] == "none"
     with pytest.raises(ModelError, match="not here"):
         choose(clock, {"int8": (0.002, 0.0)})

@@ -1,4 +1,4 @@
-"""What ``--quantization`` makes of a model."""
+"""What ``--quantization`` does to a model's weights."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def weights() -> ModelWeights:
 
 
 @pytest.mark.parametrize("name", ROUNDINGS)
-def test_layers_and_head_are_kept_as_the_name_says(weights: ModelWeights, name: str) -> None:
-    """With a summary that says what was lost."""
+def test_each_name_packs_layers_and_head_in_its_schemes(weights: ModelWeights, name: str) -> None:
+    """Each name packs the layers and the head in its schemes, and the summary has the relative error."""
     layers, head = ROUNDINGS[name]
     packed, summary = quantised(weights, name)
     assert {weight.scheme for weight in linears(packed).values() if not isinstance(weight, torch.Tensor)} == {layers}
@@ -39,7 +39,7 @@ def test_layers_and_head_are_kept_as_the_name_says(weights: ModelWeights, name: 
 
 
 def test_none_leaves_a_model_as_it_is(weights: ModelWeights) -> None:
-    """Floats as floats, and what is quantised as that, with its summary."""
+    """`none` leaves float and quantised weights as they are, the latter with their summary."""
     assert quantised(weights, "none") == (weights, None)
     packed, summary = quantised(weights, "int4")
     again, same = quantised(packed, "none")
@@ -48,8 +48,8 @@ def test_none_leaves_a_model_as_it_is(weights: ModelWeights) -> None:
     assert same == dataclasses.replace(summary, relative_error=None)
 
 
-def test_what_is_quantised_is_not_rounded_again(weights: ModelWeights) -> None:
-    """It would lose twice, and nobody can have meant it."""
+def test_quantised_weights_are_not_rounded_again(weights: ModelWeights) -> None:
+    """Quantised weights are refused instead of rounded again."""
     packed, _ = quantised(weights, "nf4")
     with pytest.raises(
         CannotQuantize, match=r"--quantization int8: .* quantised already \(nf4, int8-g64\); expected none"
@@ -58,12 +58,12 @@ def test_what_is_quantised_is_not_rounded_again(weights: ModelWeights) -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused_by_name() -> None:
-    """With the option, the matrix, and what it would need."""
+    """A matrix that does not fit a scheme is refused with the option, the matrix and what the scheme needs."""
     odd = random_weights(CONFIG, seed=2)
     with pytest.raises(CannotQuantize, match=r"--quantization nf4: model.layers.0.mlp.down_proj: nf4 needs .* are 160"):
         quantised(odd, "nf4")
 
 
-def test_every_name_with_a_text_has_its_recipe() -> None:
-    """Three of them, and no other."""
+def test_every_calibrated_name_has_a_recipe() -> None:
+    """Every calibrated quantisation has a recipe, and there is no other recipe."""
     assert set(RECIPES) == CALIBRATED_QUANTIZATIONS

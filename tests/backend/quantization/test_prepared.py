@@ -17,8 +17,9 @@ from tests.backend.quantization.methods.small_model import save_small_model
 def test_a_model_is_quantised_once_and_anew_when_it_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its weights may be the same: another config computes something else with them."""
+    """A model is quantised once and kept, and quantised again when its config has changed."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # The amount of calibration data is fixed for a name; with it this test would take minutes.
     monkeypatch.setattr(module, "_WINDOWS", 2)
     monkeypatch.setattr(module, "_WINDOW_TOKENS", 64)
     directory = tmp_path / "model"

@@ -1,4 +1,4 @@
-"""A whole model, rounded: which weights that are, what they take, and what is said where one does not fit."""
+"""Rounding a whole model: the weights that it packs, their size, and the error for one that does not fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def weights() -> ModelWeights:
 
 
 def test_every_linear_layer_is_rounded_and_nothing_else(weights: ModelWeights) -> None:
-    """Embedding, norms and biases stay the very same tensors; the head has a scheme of its own."""
+    """Rounding packs every linear layer and the head, and leaves embedding, norms and biases the same tensors."""
     packed = rounded(weights, INT4, INT8)
     assert len(linears(packed)) == 7 * CONFIG.num_layers
     assert linears(packed)["model.layers.1.mlp.down_proj"] is packed.layers[1].down.weight
@@ -37,15 +37,15 @@ def test_every_linear_layer_is_rounded_and_nothing_else(weights: ModelWeights) -
     assert all(new.input_norm is old.input_norm for new, old in zip(packed.layers, weights.layers, strict=True))
 
 
-def test_what_is_packed_already_stays(weights: ModelWeights) -> None:
-    """As in a checkpoint that somebody else has made."""
+def test_packed_weights_stay_as_they_are(weights: ModelWeights) -> None:
+    """Weights that are packed already stay as they are."""
     once = rounded(weights, INT4)
     again = rounded(once, INT8, INT8)
     assert all(new.query.weight is old.query.weight for new, old in zip(again.layers, once.layers, strict=True))
 
 
 def test_the_summary_adds_up(weights: ModelWeights) -> None:
-    """Bytes, bits and the error, from the weights themselves."""
+    """The summary's bytes, bits and relative error are those of the weights."""
     error = RoundingError()
     packed = rounded(weights, INT4, None, error)
     summary = summarise(packed, error.relative)
@@ -62,12 +62,12 @@ def test_the_summary_adds_up(weights: ModelWeights) -> None:
 
 
 def test_a_model_of_floats_has_no_summary(weights: ModelWeights) -> None:
-    """There is nothing to say."""
+    """A model of floats has no summary."""
     assert summarise(weights) is None
 
 
 def test_a_weight_that_does_not_fit_is_named(weights: ModelWeights) -> None:
-    """By the name that it has in the file."""
+    """A weight that does not fit its scheme is named as in its file."""
     with pytest.raises(CannotQuantize, match=r"model.layers.0.mlp.down_proj: int4-g128 needs .* and these are 160"):
         rounded(weights, IntScheme(4, 128))
     layer = weights.layers[1]

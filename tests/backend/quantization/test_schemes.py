@@ -1,4 +1,4 @@
-"""What every scheme promises: how far a weight may be off, what it takes, and what it is multiplied to."""
+"""Every scheme keeps its error bound, its size, and the products of its weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=IDS)
 
 @every_scheme
 @given(weight=weights())
-def test_no_weight_is_further_off_than_the_bound_says(scheme: Scheme, weight: torch.Tensor) -> None:
-    """Of whatever size and shape; and the packed weight has the shape and the bits that it says."""
+def test_no_weight_exceeds_the_error_bound(scheme: Scheme, weight: torch.Tensor) -> None:
+    """No packed weight exceeds the scheme's error bound, and its shape and bits are what the scheme says."""
     packed = scheme.pack(weight)
     off = (packed.unpack() - weight).abs()
     assert bool((off <= scheme.error_bound(weight)).all()), (off - scheme.error_bound(weight)).max()
@@ -27,8 +27,8 @@ def test_no_weight_is_further_off_than_the_bound_says(scheme: Scheme, weight: to
 
 
 @every_scheme
-def test_the_bound_means_something(scheme: Scheme) -> None:
-    """It is not wider than a few times what is lost."""
+def test_the_error_bound_is_tight(scheme: Scheme) -> None:
+    """The error bound is less than three times the actual error."""
     weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(1)) * 0.02
     off = (scheme.pack(weight).unpack() - weight).abs()
     assert float((scheme.error_bound(weight) / off.amax(dim=1, keepdim=True)).min()) < 3
@@ -36,8 +36,8 @@ def test_the_bound_means_something(scheme: Scheme) -> None:
 
 @every_scheme
 @given(weight=weights())
-def test_what_was_rounded_once_stays(scheme: Scheme, weight: torch.Tensor) -> None:
-    """Packing what a packed weight says loses little more: less than the bound of what it says."""
+def test_packing_twice_loses_little_more(scheme: Scheme, weight: torch.Tensor) -> None:
+    """Packing an already rounded weight loses less than the bound."""
     once = scheme.pack(weight).unpack()
     twice = scheme.pack(once).unpack()
     assert bool(((twice - once).abs() <= scheme.error_bound(once)).all())
@@ -46,8 +46,8 @@ def test_what_was_rounded_once_stays(scheme: Scheme, weight: torch.Tensor) -> No
 @every_scheme
 @pytest.mark.parametrize("rows", [1, 3, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product_is_what_its_bits_say(scheme: Scheme, rows: int, dtype: torch.dtype) -> None:
-    """Against plain float64, in the dtype of the activations."""
+def test_a_product_matches_float64(scheme: Scheme, rows: int, dtype: torch.dtype) -> None:
+    """A product matches float64 on the unpacked weight and has the dtype of the activations."""
     generator = torch.Generator().manual_seed(rows)
     packed = scheme.pack(torch.randn(48, 256, generator=generator) * 0.05)
     x = torch.randn(rows, 256, generator=generator).to(dtype)
@@ -58,8 +58,8 @@ def test_a_product_is_what_its_bits_say(scheme: Scheme, rows: int, dtype: torch.
 
 @every_scheme
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_a_weight_that_is_no_number_is_refused(scheme: Scheme, wrong: float) -> None:
-    """It would spoil all that share its scale."""
+def test_a_nan_or_infinite_weight_is_refused(scheme: Scheme, wrong: float) -> None:
+    """A NaN or infinite weight is refused."""
     weight = torch.ones(2, 128)
     weight[1, 77] = wrong
     with pytest.raises(CannotQuantize, match="not a finite number"):
@@ -75,13 +75,13 @@ def test_a_weight_that_is_no_number_is_refused(scheme: Scheme, wrong: float) -> 
     ],
 )
 def test_a_shape_that_does_not_fit_is_refused(scheme: Scheme, columns: int, message: str) -> None:
-    """With the number that would be right."""
+    """A number of inputs that does not fit the scheme is refused with the multiple that it needs."""
     with pytest.raises(CannotQuantize, match=message):
         scheme.pack(torch.ones(2, columns))
 
 
 def test_a_weight_beyond_half_float_scales_is_refused() -> None:
-    """Rather than kept as infinity."""
+    """A weight beyond the range of half float scales is refused."""
     with pytest.raises(CannotQuantize, match="beyond the range"):
         IntScheme(4, 32).pack(torch.full((1, 32), 1e7))
 
@@ -89,7 +89,7 @@ def test_a_weight_beyond_half_float_scales_is_refused() -> None:
 @every_scheme
 @pytest.mark.parametrize("size", [1e-45, 1e-39, 1e-30, 1e30, 3.4e38])
 def test_finite_weights_stay_finite_or_are_refused(scheme: Scheme, size: float) -> None:
-    """Next to nothing becomes nothing, not a division by a scale of nothing; and what has no scale is said."""
+    """Finite weights of any magnitude stay finite or are refused, and tiny ones become zero."""
     weight = torch.zeros(2, 128)
     weight[0, 3], weight[1, 5], weight[1, 6] = size, size, -size
     try:
@@ -102,8 +102,8 @@ def test_finite_weights_stay_finite_or_are_refused(scheme: Scheme, size: float) 
 
 
 @given(st.lists(st.integers(0, 15), min_size=2, max_size=64).filter(lambda codes: len(codes) % 2 == 0))
-def test_nibbles_come_back(codes: list[int]) -> None:
-    """Two to a byte, the first in the low half."""
+def test_packed_nibbles_are_restored(codes: list[int]) -> None:
+    """Four-bit codes are restored from bytes, the first code of each in the low half."""
     packed = pack_nibbles(torch.tensor(codes, dtype=torch.uint8))
     assert unpack_nibbles(packed).tolist() == codes
     assert packed[0] == codes[0] + 16 * codes[1]
@@ -111,7 +111,7 @@ def test_nibbles_come_back(codes: list[int]) -> None:
 
 @given(weight=weights(), seed=st.integers(0, 100))
 def test_columns_may_be_kept_in_another_order(weight: torch.Tensor, seed: int) -> None:
-    """As GPTQ's act-order does: the weight and the product are those of the inputs as they come."""
+    """A weight packed in another column order unpacks and multiplies in the order of the inputs."""
     order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(seed))
     scheme = IntScheme(4, 32)
     straight = scheme.pack(weight[:, order])

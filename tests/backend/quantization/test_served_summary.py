@@ -1,4 +1,4 @@
-"""What is said of quantised weights that are served: what they take here, and what was lost when they were made."""
+"""The summary of served quantised weights: their size in memory, and the loss measured when they were made."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def served(directory: Path, said: list[str] | None = None) -> ServedModel:
     return load_model(ModelSource(directory, "small"), engine, quiet if said is None else said.append)
 
 
-def test_the_loss_that_was_measured_is_said(source: Path, tmp_path: Path) -> None:
-    """KL and top-1 of the report, which lies beside the weights."""
+def test_the_summary_has_the_divergence_of_the_report(source: Path, tmp_path: Path) -> None:
+    """The served summary has the divergence of the report beside the weights."""
     from tokenizers import Tokenizer
 
     save_text(tmp_path / "text.txt")
@@ -47,8 +47,8 @@ def test_the_loss_that_was_measured_is_said(source: Path, tmp_path: Path) -> Non
     assert summary.relative_error is None
 
 
-def test_nothing_is_said_where_nothing_was_measured(source: Path, tmp_path: Path) -> None:
-    """Round to nearest runs nothing; and many directories have no report, or one of another program."""
+def test_the_summary_has_no_divergence_without_a_measured_one(source: Path, tmp_path: Path) -> None:
+    """The served summary has no divergence if nothing was measured, or the report is absent or of another program."""
     Quantization(source, tmp_path / "out", Recipe("rtn", IntScheme(8)), None).run(quiet)
     report = tmp_path / "out" / REPORT_FILE
     for change in (report.read_text, lambda: report.write_text('{"of": "another program"}'), report.unlink):
@@ -59,8 +59,8 @@ def test_nothing_is_said_where_nothing_was_measured(source: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("report", ["", "[]", '{"divergence": {"tokens": 3, "kl": "little", "top1": 1}}'])
-def test_a_report_that_is_none_is_named(source: Path, tmp_path: Path, report: str) -> None:
-    """In one line, with what to do, and before weights are read, which may take minutes."""
+def test_an_invalid_report_is_named(source: Path, tmp_path: Path, report: str) -> None:
+    """An invalid report is named in one line before the weights are read."""
     Quantization(source, tmp_path / "out", Recipe("rtn", IntScheme(8)), None).run(quiet)
     (tmp_path / "out" / REPORT_FILE).write_text(report)
     (tmp_path / "out" / "model.safetensors").write_bytes(b"")
@@ -68,8 +68,8 @@ def test_a_report_that_is_none_is_named(source: Path, tmp_path: Path, report: st
         served(tmp_path / "out")
 
 
-def test_bytes_are_those_that_are_held(source: Path, tmp_path: Path) -> None:
-    """Weights that the fused step has to widen take what halves take, whatever their files do."""
+def test_the_summary_counts_the_bytes_in_memory(source: Path, tmp_path: Path) -> None:
+    """The summary counts the bytes in memory, where the fused step widens a scheme without a layout to half floats."""
     built_library()
     quantized = Recipe("rtn", IntScheme(8, 32, "integer"))
     report = Quantization(source, tmp_path / "out", quantized, None).run(quiet)

@@ -1,4 +1,4 @@
-"""A model's weights in every scheme that the fused step has a layout for, and in mixtures of them."""
+"""A model's weights in every scheme with a layout of the fused step, and in mixtures of them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _group(scheme: Scheme) -> int:
 
 
 def _mixed(name: str, weight: torch.Tensor) -> Weight:
-    """Other schemes for the parts of one matrix."""
+    """Different schemes for the parts of one matrix."""
     schemes: dict[str, Scheme] = {
         "q_proj": IntScheme(4, 64),
         "k_proj": INT8,
@@ -61,7 +61,7 @@ def _mixed(name: str, weight: torch.Tensor) -> Weight:
 
 
 def _in_order(name: str, weight: torch.Tensor) -> Weight:
-    """Orders that parts of one matrix have in common, or that one of them cannot join in."""
+    """Input orders that the parts of one matrix share, or that one of them cannot have."""
     layer, _, part = name.rpartition(".")
     if part == "k_proj":
         return INT8.pack(weight)

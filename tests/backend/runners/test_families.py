@@ -1,4 +1,4 @@
-"""Every family of decoder computes what transformers computes, however its tokens are spread over steps and blocks."""
+"""Every family of decoder computes transformers' logits, however its tokens are spread over steps and blocks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def shuffled_sequences() -> list[Paged]:
 
 
 def test_logits_and_states_agree_with_transformers(pair: tuple[Any, TorchRunner]) -> None:
-    """Prefill, chunks beside decodes of others, and batches of decodes: float32 logits and states within 1e-4."""
+    """Logits and hidden states match transformers within 1e-4 over prefill, chunks beside decodes, and decodes."""
     reference, runner = pair
     sequences = shuffled_sequences()
     first, second, third = sequences
@@ -98,7 +98,7 @@ def test_logits_and_states_agree_with_transformers(pair: tuple[Any, TorchRunner]
 
 @pytest.mark.parametrize("name", FUSED)
 def test_the_fused_step_agrees_with_transformers(name: str, tmp_path: Path) -> None:
-    """Half floats to 5e-3, and in chunks to the last bit with itself; the reference to 1e-4 in these sizes too."""
+    """The fused step matches transformers within 5e-3, and gives the same bits in chunks."""
     reference = save(FUSED[name], tmp_path)
     config = read_config(tmp_path)
     weights = load_weights(tmp_path, config)
@@ -116,7 +116,7 @@ def test_the_fused_step_agrees_with_transformers(name: str, tmp_path: Path) -> N
 def test_the_real_model_agrees_with_transformers(
     source: ModelSource, config: ModelConfig, weights: ModelWeights
 ) -> None:
-    """SmolLM2: the reference to 1e-4; what is served stays within a KL divergence of 0.001 nats and its top choice."""
+    """SmolLM2 matches transformers: the reference within 1e-4, the fused step within a KL divergence of 0.001 nats."""
     text = (
         "The sea is old. In 1492 three ships crossed it; later, engineers measured its currents with great care. "
         "def area(r): return 3.14159 * r ** 2\nPoets wrote of salt, and children asked why the water is blue."
@@ -137,10 +137,11 @@ def test_the_real_model_agrees_with_transformers(
 
 
 def test_an_expert_computes_its_rows_in_one_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many rows chose it; and one that nobody chose computes nothing."""
+    """An expert computes all rows that chose it in one product, and none if no row chose it."""
     save(KINDS["mixtral"], tmp_path)
     config = read_config(tmp_path)
     runner = TorchRunner(config, load_weights(tmp_path, config), num_blocks=8, max_context=128)
+    # How rows are batched shows in no output, so the private MLP's calls are counted.
     calls: list[int] = []
     product = torch_runner._Mlp.__call__
 
@@ -160,8 +161,8 @@ def test_an_expert_computes_its_rows_in_one_product(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_fused_step_serves_no_model_that_it_does_not_compute(name: str, tmp_path: Path) -> None:
-    """It takes what is like Llama; anything else is refused with what it is, before anything is built."""
+def test_the_fused_step_refuses_models_unlike_llama(name: str, tmp_path: Path) -> None:
+    """The fused step takes models like Llama and refuses others with the reason before anything is built."""
     KINDS[name].config().save_pretrained(tmp_path)
     config = dataclasses.replace(read_config(tmp_path), hidden_size=64, head_dim=64)
     if name in LIKE_LLAMA:
@@ -171,8 +172,8 @@ def test_the_fused_step_serves_no_model_that_it_does_not_compute(name: str, tmp_
             check_shape(config)
 
 
-def test_a_runner_is_found_for_every_model(tmp_path: Path) -> None:
-    """A short context makes a windowed model plain; a longer one is served by torch, with the reason."""
+def test_a_windowed_model_is_served_by_torch_past_its_window(tmp_path: Path) -> None:
+    """The fused step serves a windowed model up to its window; for longer contexts torch does, with the reason."""
     save(Kind("Mistral", {"sliding_window": WINDOW, "head_dim": 64}), tmp_path)
     config = read_config(tmp_path)
     weights = load_weights(tmp_path, config)
@@ -184,8 +185,8 @@ def test_a_runner_is_found_for_every_model(tmp_path: Path) -> None:
     assert "sliding-window attention" in completion[-1]
 
 
-def test_the_text_part_of_a_model_that_sees(tmp_path: Path) -> None:
-    """It is found in a checkpoint that holds more than a decoder, in either of the places where it may be."""
+def test_the_text_part_of_a_multimodal_model_is_served(tmp_path: Path) -> None:
+    """The text decoder of a multimodal checkpoint is found under the tensor names of both transformers generations."""
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     parts: dict[str, Any] = {
         "text_config": KINDS["gemma3"].config().to_dict(),

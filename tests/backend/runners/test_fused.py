@@ -1,4 +1,4 @@
-"""The fused CPU step serves only where it builds and proves itself; otherwise the torch reference does."""
+"""The fused CPU step serves only if it builds and passes its self-test; otherwise the torch reference serves."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def make_fused(config: ModelConfig, weights: ModelWeights, num_blocks: int, cont
 
 
 def small(config: ModelConfig, weights: ModelWeights) -> tuple[ModelConfig, ModelWeights]:
-    """The real model's first two layers: as good for choosing, and quicker."""
+    """The first two layers of the real model, which are quicker and enough to choose a runner."""
     return (
         dataclasses.replace(config, num_layers=2),
         dataclasses.replace(weights, layers=weights.layers[:2]),
     )
 
 
-def test_the_self_test_passes_and_would_notice(config: ModelConfig, weights: ModelWeights) -> None:
-    """Rounding is far below the limit; a wrong rotary base or a swapped layer is far above it."""
+def test_the_self_test_passes_and_notices_faults(config: ModelConfig, weights: ModelWeights) -> None:
+    """The self-test's error is far below the limit, and above it with a wrong rotary base or swapped layers."""
     assert max_relative_error(config, weights, make_fused) < MAX_RELATIVE_ERROR / 5
 
     def wrong_rotation(c: ModelConfig, w: ModelWeights, num_blocks: int, context: int) -> ModelRunner:
@@ -55,7 +55,7 @@ def test_the_self_test_passes_and_would_notice(config: ModelConfig, weights: Mod
 
 
 def test_threads_do_not_change_a_bit(config: ModelConfig, weights: ModelWeights) -> None:
-    """One thread and three give the same logits."""
+    """One thread and three give bitwise the same logits."""
     results = []
     for threads in (1, 3):
         runner = FusedRunner(built_library(), *small(config, weights), 8, 128, threads)
@@ -66,7 +66,7 @@ def test_threads_do_not_change_a_bit(config: ModelConfig, weights: ModelWeights)
 def test_without_a_compiler_torch_serves(
     config: ModelConfig, weights: ModelWeights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a sentence that says why."""
+    """Without a C++ compiler torch serves, and a message says why."""
     monkeypatch.setenv("CXX", "no-such-compiler")
     said: list[str] = []
     runner = choose_runner(*small(config, weights), ENGINE, 128, said.append)
@@ -75,8 +75,8 @@ def test_without_a_compiler_torch_serves(
     runner.run(single_sequence_step(TOKENS, 0))
 
 
-def test_a_compiler_that_refuses_is_no_disaster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its first error is the reason given, and nothing half built is left to be loaded next time."""
+def test_a_failing_compiler_is_reported_and_leaves_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A compiler's first error is the reason given, and no half built library is left."""
     compiler = tmp_path / "c++"
     compiler.write_text("#!/bin/sh\necho 'x.cpp:1: error: no such instruction' >&2\nexit 1\n")
     compiler.chmod(0o755)
@@ -90,21 +90,21 @@ def test_a_compiler_that_refuses_is_no_disaster(monkeypatch: pytest.MonkeyPatch,
 def test_a_wrong_result_is_not_served(
     config: ModelConfig, weights: ModelWeights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A build that computes something else than the reference loses to it."""
+    """A build that fails its self-test is not served."""
     monkeypatch.setattr(runner_choice, "max_relative_error", lambda *_: 0.5)
     said: list[str] = []
     assert isinstance(choose_runner(*small(config, weights), ENGINE, 128, said.append), TorchRunner)
     assert "failed its self-test" in said[-1]
 
 
-def test_shapes_that_the_kernels_do_not_cover(config: ModelConfig) -> None:
-    """Are named."""
+def test_shapes_that_the_kernels_do_not_cover_are_refused(config: ModelConfig) -> None:
+    """A shape that the kernels do not cover is refused by name."""
     with pytest.raises(RunnerUnavailable, match="head_dim is 80"):
         check_shape(dataclasses.replace(config, head_dim=80))
 
 
 def test_kv_memory_bounds_the_blocks(config: ModelConfig, weights: ModelWeights) -> None:
-    """Not one byte more than configured; a small batch leaves the rest to prefixes that may come again."""
+    """The blocks fill the configured KV memory and no byte more, whatever the batch."""
     built_library()
     small_config, small_weights = small(config, weights)
     runner = choose_runner(small_config, small_weights, ENGINE, 8192, quiet)

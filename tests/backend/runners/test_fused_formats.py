@@ -1,4 +1,4 @@
-"""Quantised weights and integer KV of the fused step: what they lose, and what they never change."""
+"""Quantised weights and integer KV of the fused step: their error bounds and their determinism."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SCHEMES: tuple[Scheme, ...] = (
 
 
 def tiny(weights: ModelWeights, kv: KVPrecision = "float16", threads: int = 1) -> FusedRunner:
-    """Of the tiny model, whose intermediate size no 64 divides and fills no panel of 32 columns and one of 16."""
+    """A runner of the tiny model, whose intermediate size fills no panel of 32 columns."""
     return FusedRunner(built_library(), tiny_model.CONFIG, weights, 8, 128, threads, kv)
 
 
@@ -77,7 +77,7 @@ def products(weight: Weight, rows: torch.Tensor) -> torch.Tensor:
 
 
 def normed(rows: torch.Tensor) -> torch.Tensor:
-    """What a weight is multiplied with in `products`: float64."""
+    """The rows that `products` multiplies, in float64."""
     halves = rows.half().double()
     return halves / halves.square().mean(dim=-1, keepdim=True).sqrt()
 
@@ -97,7 +97,7 @@ def random_rows(count: int, inputs: int, seed: int = 0) -> torch.Tensor:
 
 
 def bits_of(weight: Weight) -> torch.Tensor:
-    """float64 [out, in], with the levels of NF4 as the fused step has them."""
+    """The unpacked weight in float64 [out, in], with the levels of NF4 as the fused step has them."""
     if not isinstance(weight, Nf4Linear):
         return dense(weight).double()
     levels = torch.tensor([round(127 * level) / 127 for level in LEVELS], dtype=torch.float64)
@@ -107,7 +107,7 @@ def bits_of(weight: Weight) -> torch.Tensor:
 
 
 def assert_product(got: torch.Tensor, rows: torch.Tensor, weight: Weight) -> None:
-    """Right but for float sums, scales and minima as half floats, and one input half way between two steps."""
+    """The product is right up to float sums, half float scales and minima, and one input between two steps."""
     bits = bits_of(weight)
     error = (got.double() - functional.linear(rows, bits)).abs()
     step = rows.abs().max() / (127 if quantizes_activations(weight) else 32767) * bits.abs().max()
@@ -123,17 +123,17 @@ def assert_product(got: torch.Tensor, rows: torch.Tensor, weight: Weight) -> Non
     seed=st.integers(0, 2**31),
     size=st.sampled_from([1e-3, 0.05, 10.0]),
 )
-def test_a_product_is_what_the_bits_say(
+def test_products_match_the_unpacked_weights(
     scheme: Scheme, count: int, outputs: int, inputs: int, seed: int, size: float
 ) -> None:
-    """In any scheme, of any number of rows and outputs, once the rows are rounded where they have to be."""
+    """Products of any scheme, number of rows and outputs match float64 on the unpacked weights and rounded rows."""
     rows, weight = random_rows(count, inputs, seed), scheme.pack(random_rows(outputs, inputs, seed + 1) * size)
     assert_product(products(weight, rows), rounded_rows(normed(rows), weight), weight)
 
 
 @pytest.mark.parametrize("scheme", [IntScheme(4, 64, "integer"), IntScheme(8, 64)], ids=lambda scheme: scheme.name)
-def test_a_product_in_another_order(scheme: IntScheme) -> None:
-    """Rows are rounded in the order in which the weight's groups are."""
+def test_products_round_rows_in_the_order_of_groups(scheme: IntScheme) -> None:
+    """Rows are rounded in the order of the weight's groups."""
     rows, weight = random_rows(5, 128), reordered(random_rows(40, 128, seed=1), scheme, seed=2)
     assert weight.order is not None
     order = weight.order.long()
@@ -143,14 +143,14 @@ def test_a_product_in_another_order(scheme: IntScheme) -> None:
 
 @pytest.mark.parametrize("scheme", [IntScheme(4, 32), IntScheme(8, 32)], ids=lambda scheme: scheme.name)
 def test_a_scale_may_be_negative(scheme: IntScheme) -> None:
-    """As that of a block in Q4_0 is whose largest weight is positive."""
+    """A product with negative scales, as Q4_0 blocks have them, is right."""
     rows, weight = random_rows(5, 128), scheme.pack(random_rows(40, 128, seed=1))
     turned = dataclasses.replace(weight, scales=-weight.scales)
     assert_product(products(turned, rows), rounded_rows(normed(rows), turned), turned)
 
 
-def test_every_number_of_eight_bits() -> None:
-    """The lowest integer and subnormal floats included, against rows of both signs."""
+def test_every_eight_bit_code_multiplies_right() -> None:
+    """Every 8-bit integer and float code multiplies right, the lowest integer and subnormal floats included."""
     codes = torch.arange(256, dtype=torch.uint8).repeat(8, 1)
     rows = random_rows(7, 256)
     integers = IntLinear(INT8, codes, torch.full((8, 1), 0.01))
@@ -173,14 +173,14 @@ def test_every_number_of_eight_bits() -> None:
         ),
     ],
 )
-def test_what_the_layouts_cannot_hold_is_refused(weight: Weight, message: str) -> None:
-    """So that torch serves instead."""
+def test_weights_beyond_half_floats_are_refused(weight: Weight, message: str) -> None:
+    """A weight or scale that is NaN or beyond half floats is refused, so that torch serves it."""
     with pytest.raises(RunnerUnavailable, match=message):
         pack_panels(weight, 8)
 
 
-def test_an_order_that_is_none_is_refused() -> None:
-    """It would have the step read beyond its rows."""
+def test_an_invalid_input_order_is_refused() -> None:
+    """An input order that is no permutation is refused."""
     weight = reordered(torch.ones(2, 64), IntScheme(4, 32), seed=0)
     assert weight.order is not None
     weight.order[3] = 64
@@ -189,10 +189,10 @@ def test_an_order_that_is_none_is_refused() -> None:
 
 
 @every_format
-def test_a_step_computes_what_its_weights_say(
+def test_a_step_matches_the_reference_on_its_weights(
     config: ModelConfig, weights: ModelWeights, name: str, kv: KVPrecision
 ) -> None:
-    """The reference on the same weights differs by the rounding of activations and KV alone."""
+    """A step differs from the reference on the same weights by the rounding of activations and KV only."""
     small_config, small_weights = cut(config, weights)
     some = kept(small_weights, name)
     fused = FusedRunner(built_library(), small_config, some, 8, 128, 2, kv)
@@ -214,7 +214,7 @@ def cut(config: ModelConfig, weights: ModelWeights) -> tuple[ModelConfig, ModelW
 
 @every_format
 def test_neither_chunks_nor_threads_change_a_bit(name: str, kv: KVPrecision) -> None:
-    """The promise of the fused step holds in every format, whatever the number of rows that share a kernel."""
+    """In every format logits are bitwise the same for every chunking and number of threads."""
     some = kept(tiny_model.weights(), name)
     runs = [
         chunked(tiny(some, kv, threads), TINY_TOKENS, *sizes)
@@ -225,8 +225,8 @@ def test_neither_chunks_nor_threads_change_a_bit(name: str, kv: KVPrecision) -> 
 
 
 @every_format
-def test_what_is_no_number_stays_none(name: str, kv: KVPrecision) -> None:
-    """A row that has gone wrong shows in its logits, rather than being rounded to something plausible."""
+def test_nan_rows_have_nan_logits(name: str, kv: KVPrecision) -> None:
+    """A row with NaN has NaN logits in every format."""
     runner = tiny(kept(tiny_model.weights(), name), kv)
     tokens = np.array([10, 11, tiny_model.POISON, 12], dtype=np.int32)
     logits = runner.run(single_sequence_step(tokens, 0)).logits
@@ -236,8 +236,8 @@ def test_what_is_no_number_stays_none(name: str, kv: KVPrecision) -> None:
 
 @pytest.mark.parametrize("kv", ["float16", "int8"])
 @pytest.mark.parametrize("poisoned", range(1, 20))
-def test_what_is_no_number_changes_nothing_before_it(poisoned: int, kv: KVPrecision) -> None:
-    """Tokens do not see those after them, not even times nothing, where one kernel computes them together."""
+def test_a_nan_token_changes_no_earlier_row(poisoned: int, kv: KVPrecision) -> None:
+    """A token with NaN changes no bit of earlier rows in the same step."""
     tokens = np.arange(10, 30, dtype=np.int32)
     expected = tiny(tiny_model.weights(), kv).run(single_sequence_step(tokens, 0)).logits[:poisoned]
     tokens[poisoned] = tiny_model.POISON
@@ -256,16 +256,16 @@ def test_what_is_no_number_changes_nothing_before_it(poisoned: int, kv: KVPrecis
         ("act-order", {"int4-asym-g32", "int8", "int4-g32-as-float16"}),
     ],
 )
-def test_each_matrix_is_kept_by_itself(name: str, expected: set[str]) -> None:
-    """Parts of one matrix need not have one scheme; what has no layout, or cannot be had in the order of its siblings,
-    is widened, and it says so.
-    """
+def test_each_matrix_has_its_own_layout(name: str, expected: set[str]) -> None:
+    """Parts of one matrix may have different schemes, and a part without a layout is widened and named so."""
     assert set(tiny(kept(tiny_model.weights(), name)).weight_bytes) == expected
 
 
 @pytest.mark.parametrize(("scheme", "most"), [(INT8, 0.53), (IntScheme(4, 64), 0.29), (Nf4Scheme(), 0.27)])
-def test_what_quantised_weights_take(config: ModelConfig, weights: ModelWeights, scheme: Scheme, most: float) -> None:
-    """Panels and scales of the real model's layers, as a share of what sixteen bits take."""
+def test_quantised_weights_take_their_share_of_sixteen_bits(
+    config: ModelConfig, weights: ModelWeights, scheme: Scheme, most: float
+) -> None:
+    """Panels and scales of the real model take at most their share of the bytes of 16-bit weights."""
     small_config, small_weights = cut(config, weights)
     runner = FusedRunner(built_library(), small_config, rounded(small_weights, scheme), 8, 128, 1)
     half_bytes = 2 * sum(weight.numel() for weight in map(dense, linears(small_weights).values()))
@@ -284,15 +284,15 @@ def test_what_quantised_weights_take(config: ModelConfig, weights: ModelWeights,
         ("int8-asym-g32", "int8-asym-g32-as-float16-head-float16"),
     ],
 )
-def test_a_runner_says_what_its_weights_are_kept_in(name: str, precision: str) -> None:
-    """In the words of their schemes."""
+def test_a_runner_names_the_schemes_of_its_weights(name: str, precision: str) -> None:
+    """A runner's name and precision are the names of its schemes."""
     runner = tiny(kept(tiny_model.weights(), name), "int8")
     assert runner.weights_precision == precision
     assert runner.name == f"fused-{precision}-kv-int8"
 
 
 def test_two_mixtures_have_two_names() -> None:
-    """What one of them has computed is nothing to the other."""
+    """Different mixtures of schemes have different names, so they share no prefixes."""
     weights = tiny_model.weights()
     names = {
         tiny(dataclasses.replace(some, layers=some.layers[::order])).weights_precision
@@ -317,10 +317,10 @@ def test_two_mixtures_have_two_names() -> None:
         ("nf4", "nf4-head-int8-g64"),
     ],
 )
-def test_every_format_can_be_asked_for(
+def test_every_quantization_option_passes_its_self_test(
     config: ModelConfig, weights: ModelWeights, name: str, stored_as: str, kv: KvDtype
 ) -> None:
-    """It passes its self-test against the reference on the same weights, and says what it is."""
+    """Each `--quantization` and KV dtype passes its self-test and is named by the runner."""
     built_library()
     small_config, small_weights = cut(config, weights)
     packed, _ = quantised(small_weights, name)
@@ -332,17 +332,15 @@ def test_every_format_can_be_asked_for(
 def test_weights_that_are_quantised_already_are_served_as_they_are(
     config: ModelConfig, weights: ModelWeights, name: str
 ) -> None:
-    """After the same self-test."""
+    """Weights that are quantised already are served as they are."""
     built_library()
     small_config, small_weights = cut(config, weights)
     runner = choose_runner(small_config, kept(small_weights, name), ENGINE, 128, quiet)
     assert runner.name.startswith(f"fused-{'mixed' if name == 'act-order' else name}")
 
 
-def test_quantised_weights_are_served_by_torch_where_the_fused_step_cannot(
-    config: ModelConfig, weights: ModelWeights
-) -> None:
-    """As they are, and not as floats."""
+def test_torch_serves_quantised_weights_without_the_fused_step(config: ModelConfig, weights: ModelWeights) -> None:
+    """Torch serves quantised weights where the fused step does not compute in the requested dtype."""
     small_config, small_weights = cut(config, weights)
     packed, _ = quantised(small_weights, "int4")
     runner = choose_runner(small_config, packed, dataclasses.replace(ENGINE, dtype="float32"), 128, quiet)
@@ -350,12 +348,12 @@ def test_quantised_weights_are_served_by_torch_where_the_fused_step_cannot(
 
 
 def test_integer_kv_takes_a_little_more_than_half(config: ModelConfig) -> None:
-    """A byte for each number, and a scale for each token and head."""
+    """Integer KV takes one byte for each number and a scale for each token and head."""
     ratio = FusedRunner.block_bytes(config, "int8") / FusedRunner.block_bytes(config)
     assert ratio == pytest.approx(0.5 + 4 / (2 * config.head_dim))
 
 
 @pytest.mark.parametrize("scheme", [INT8, Nf4Scheme(16), IntScheme(4, 16)])
-def test_widths_that_groups_do_not_divide(scheme: Scheme) -> None:
-    """Are widened."""
+def test_widths_without_whole_groups_are_widened(scheme: Scheme) -> None:
+    """A width that the groups do not divide is widened to float16."""
     assert pack_panels(scheme.pack(torch.ones(3, 48)), 8).stored_as == f"{scheme.name}-as-float16"

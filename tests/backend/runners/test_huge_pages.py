@@ -1,4 +1,4 @@
-"""What is kept stays where it was put, as it was."""
+"""Tensors in the arena keep their addresses and contents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = st.sampled_from([torch.uint8, torch.float16, torch.float32])
 
 @given(shapes=st.lists(st.tuples(DTYPES, st.integers(0, 90), st.integers(1, 40)), min_size=1, max_size=20))
 def test_every_tensor_is_at_its_address(shapes: list[tuple[torch.dtype, int, int]]) -> None:
-    """Aligned to a cache line, none over another, also those that were not contiguous."""
+    """Each tensor is contiguous at its address, aligned to a cache line, without overlap."""
     arena = Arena()
     tensors = [(torch.rand(columns, rows).T * 200).to(dtype) for dtype, rows, columns in shapes]
     addresses = [arena.copy(tensor) for tensor in tensors]
@@ -29,8 +29,9 @@ def test_every_tensor_is_at_its_address(shapes: list[tuple[torch.dtype, int, int
         assert kept == tensor.contiguous().numpy().tobytes()
 
 
-def test_what_is_larger_than_a_chunk_gets_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what comes after it finds room, to the last byte of a chunk and not beyond."""
+def test_a_tensor_larger_than_a_chunk_gets_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor larger than a chunk gets a chunk of its own, and chunks are filled to the last byte."""
+    # A chunk is many megabytes, and no option.
     monkeypatch.setattr(huge_pages, "_CHUNK", 256)
     arena = Arena()
     tensors = [
@@ -45,7 +46,7 @@ def test_what_is_larger_than_a_chunk_gets_one_of_its_own(monkeypatch: pytest.Mon
 
 
 def test_memory_is_zeros_in_huge_pages_where_the_system_has_them() -> None:
-    """The kernel counts them for the process that uses them."""
+    """`zeros` gives zeroed memory that is in huge pages where the system has them."""
     enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     memory = zeros(64 << 20)
 
@@ -57,7 +58,7 @@ def test_memory_is_zeros_in_huge_pages_where_the_system_has_them() -> None:
 
 
 def _huge_kib(address: int) -> int:
-    """Of the mapping that holds the address."""
+    """KiB in huge pages of the mapping that holds the address."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         head = line.split(" ", 1)[0]

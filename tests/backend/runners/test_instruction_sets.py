@@ -15,14 +15,14 @@ ROOT = Path(__file__).resolve().parents[3]
 FLAGS = {"x86-64-v3": {"avx2", "fma", "f16c"}, "x86-64-v4": {"avx512f", "avx512bw", "avx512vl"}}
 """What /proc/cpuinfo lists of a processor that has this level: v3 is AVX2, v4 AVX-512 without VNNI."""
 TESTS = (
-    "tests/backend/runners/test_fused_formats.py::test_a_product_is_what_the_bits_say",
-    "tests/backend/runners/test_fused_formats.py::test_a_step_computes_what_its_weights_say",
+    "tests/backend/runners/test_fused_formats.py::test_products_match_the_unpacked_weights",
+    "tests/backend/runners/test_fused_formats.py::test_a_step_matches_the_reference_on_its_weights",
     "tests/cache/semantic/embedding/test_native.py::test_any_width_has_the_vectors_of_the_reference",
 )
 
 
 def levels() -> list[str]:
-    """Those that this processor has; none on another architecture."""
+    """The levels that this processor has; none on another architecture."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     flags = set(next((line for line in lines if line.startswith("flags")), "").split())
     return [level for level, needed in FLAGS.items() if needed <= flags]
@@ -30,7 +30,7 @@ def levels() -> list[str]:
 
 @pytest.mark.parametrize("level", levels())
 def test_older_processors_compute_the_same(level: str, tmp_path: Path) -> None:
-    """Products in every format, whole steps, and sentence vectors, each against its reference."""
+    """Products, steps and sentence vectors match their references when the native code is built for an older level."""
     compiler = tmp_path / "g++"
     compiler.write_text(f'#!/bin/sh\nexec g++ "$@" -march={level}\n')
     compiler.chmod(0o755)

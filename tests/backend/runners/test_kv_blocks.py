@@ -1,4 +1,4 @@
-"""Blocks that are taken out of one runner's KV memory and put into another's go on as if they had been computed."""
+"""Blocks copied from one runner's KV memory to another's continue as if they had been computed there."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RUNNERS: dict[str, Make] = {
 
 
 def carried(source: KvBlocks, target: KvBlocks, pairs: list[tuple[int, int]]) -> None:
-    """Copy blocks from one memory to the other, as bytes."""
+    """Copies blocks from one memory to the other, as bytes."""
     assert source.layout == target.layout
     data = np.empty(source.layout.nbytes, np.uint8)
     outgoing = source.outgoing([ours for ours, _ in pairs])
@@ -61,10 +61,8 @@ def bytes_of(source: KvBlocks, block: int) -> npt.NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize("name", RUNNERS)
-def test_what_follows_on_carried_blocks_is_bitwise_the_same(
-    name: str, config: ModelConfig, weights: ModelWeights
-) -> None:
-    """In other places of another memory; and blocks beside them are not touched."""
+def test_logits_on_copied_blocks_are_bitwise_the_same(name: str, config: ModelConfig, weights: ModelWeights) -> None:
+    """Logits on blocks copied to other places of another memory are bitwise the same; other blocks stay untouched."""
     config, weights = small(config, weights)
     first, second = (RUNNERS[name](config, weights) for _ in range(2))
     whole = Paged(TOKENS, [3, 5, 7, 9, 11, 1])
@@ -79,7 +77,7 @@ def test_what_follows_on_carried_blocks_is_bitwise_the_same(
 
 @pytest.mark.parametrize("name", RUNNERS)
 def test_a_layout_has_the_size_that_the_runner_says(name: str, config: ModelConfig, weights: ModelWeights) -> None:
-    """All layers, keys and values, scales too."""
+    """The layout of a block has the runner's KV bytes per token, scales included."""
     runner: ModelRunner = RUNNERS[name](*small(config, weights))
     assert runner.kv_blocks is not None
     assert runner.kv_blocks.layout.nbytes == runner.kv_bytes_per_token * BLOCK_SIZE

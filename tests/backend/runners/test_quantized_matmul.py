@@ -1,4 +1,4 @@
-"""Products on a CPU: the fastest way is taken, and never a wrong one."""
+"""CPU products use the fastest kernel that is right."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def packed(scheme: Scheme, rows: int = 96) -> QuantizedLinear:
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=IDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_whatever_is_chosen_is_right(scheme: Scheme, dtype: torch.dtype) -> None:
-    """For every number of rows, in the dtype of the activations."""
+def test_the_chosen_kernel_is_right(scheme: Scheme, dtype: torch.dtype) -> None:
+    """The chosen kernel is right for every number of rows, in the dtype of the activations."""
     linear = packed(scheme)
     product = QuantizedMatmul(linear, KernelTable())
     for rows in (1, 3, 4, 17, 64, 100):
@@ -41,7 +41,7 @@ def test_whatever_is_chosen_is_right(scheme: Scheme, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("scheme", [IntScheme(4, 64), IntScheme(8), IntScheme(8, 64)], ids=["int4", "int8", "int8-g64"])
 def test_columns_in_another_order_are_gathered(scheme: IntScheme) -> None:
-    """By every way that there is."""
+    """Every kernel gathers permuted columns right."""
     order = torch.randperm(256, generator=torch.Generator().manual_seed(9)).int()
     linear = dataclasses.replace(scheme.pack(torch.randn(64, 256)), order=order)
     x = torch.randn(3, 256)
@@ -50,8 +50,8 @@ def test_columns_in_another_order_are_gathered(scheme: IntScheme) -> None:
         assert float((make()(x).double() - expected).norm() / expected.norm()) < 0.01, name
 
 
-def test_a_way_that_is_wrong_here_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However fast: operators are wrong on some CPUs, and missing in some builds."""
+def test_a_wrong_or_absent_kernel_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is wrong or absent on this machine is not chosen, however fast it is."""
 
     def with_worse(linear: QuantizedLinear) -> dict[str, object]:
         def nothing(x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ def test_a_way_that_is_wrong_here_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("inputs", [4, 12, 20, 36, 44, 50, 100, 132, 300])
 def test_inputs_that_fill_no_vector_are_multiplied(inputs: int) -> None:
-    """An operator that reads beyond them would take the process with it."""
+    """Inputs that fill no vector are multiplied by dequantising, as other operators would read beyond them."""
     linear = IntScheme(8).pack(torch.randn(7, inputs, generator=torch.Generator().manual_seed(inputs)))
     assert set(kernel_factories(linear)) == {DEQUANTIZE}
     product = QuantizedMatmul(linear, KernelTable())
@@ -81,10 +81,10 @@ def test_inputs_that_fill_no_vector_are_multiplied(inputs: int) -> None:
 
 
 @pytest.mark.parametrize(("activation_bits", "count"), [(8, 1), (16, 2)])
-def test_rounded_rows_have_one_way_in_every_batch(
+def test_rounded_activations_use_one_kernel_for_every_batch(
     activation_bits: Literal[8, 16], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever would be the fastest for so many rows: a row's answer is the same alone and among others."""
+    """With rounded activations one kernel serves every batch size, so a row's result does not depend on the batch."""
     linear = packed(IntScheme(8, activation_bits=activation_bits))
 
     def twin(x: torch.Tensor) -> torch.Tensor:
@@ -96,12 +96,14 @@ def test_rounded_rows_have_one_way_in_every_batch(
     monkeypatch.setattr(
         quantized_matmul, "kernel_factories", lambda _: {DEQUANTIZE: lambda: linear.matmul, "twin": lambda: twin}
     )
+    # Measured times differ from run to run, so the private measurement is replaced.
     monkeypatch.setattr(quantized_matmul, "_seconds", seconds)
     assert len(set(KernelTable().choose(linear))) == count
 
 
 def test_a_shape_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All layers of a model have the same few."""
+    """The kernels of a shape are measured once for all layers."""
+    # Measuring again would show in nothing but time, so the private function that measures is recorded.
     measured: list[tuple[int, int]] = []
     whole = quantized_matmul._fastest_kernels
 
@@ -117,8 +119,8 @@ def test_a_shape_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=IDS)
-def test_the_torch_runner_computes_what_the_bits_say(scheme: Scheme) -> None:
-    """All layers quantised, and the head: as close to its dense weights as rounding of activations allows."""
+def test_the_torch_runner_matches_its_dense_weights(scheme: Scheme) -> None:
+    """The torch runner with quantised layers and head matches its dense weights up to the rounding of activations."""
     config = dataclasses.replace(CONFIG, intermediate_size=256)
     model = rounded(random_weights(config, seed=5), scheme, IntScheme(8))
     plain = dataclasses.replace(map_linears(model, lambda name, weight: dense(weight)), head=dense(model.head))

@@ -1,35 +1,25 @@
-"""The self-test tells a runner that computes what its weights say from one that does not."""
+"""The self-test tells a runner that computes its weights' logits from one that does not."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
 from backend.engine.model_runner import BLOCK_SIZE, ModelRunner, StepInput, StepOutput
-from backend.model_loader.weights import ModelWeights, load_weights, read_config
+from backend.model_loader.weights import ModelWeights
 from backend.models.config import ModelConfig
 from backend.runners.self_test import max_relative_error
 from backend.runners.torch.runner import TorchRunner
 from tests.backend.engine.test_engine_faults import Around
-from tests.backend.random_models import KINDS, save
 
 Small = tuple[ModelConfig, ModelWeights]
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
-    directory: Path = tmp_path_factory.mktemp("llama")
-    save(KINDS["llama"], directory)
-    config = read_config(directory)
-    return config, load_weights(directory, config)
-
-
 class Faulty(Around):
-    """A runner with one fault in what it is given, or in what it says."""
+    """A runner with one fault in its inputs or its outputs."""
 
     def __init__(
         self,
@@ -64,19 +54,19 @@ def a_state_that_is_no_number(output: StepOutput) -> None:
     output.hidden[0, 0] = torch.inf
 
 
-def test_the_reference_agrees_with_itself(small: Small) -> None:
-    """To the last bit."""
-    assert max_relative_error(*small, TorchRunner) == 0
+def test_the_reference_agrees_with_itself(random_llama: Small) -> None:
+    """The error of the reference against itself is 0."""
+    assert max_relative_error(*random_llama, TorchRunner) == 0
 
 
 @pytest.mark.parametrize("fault", [one_block_for_all, positions_from_zero])
-def test_a_wrong_address_is_far_above_rounding(small: Small, fault: Callable[[StepInput], StepInput]) -> None:
-    """Of blocks, and of positions past the first block."""
-    error = max_relative_error(*small, lambda *made: Faulty(TorchRunner(*made), given=fault))
+def test_a_wrong_address_is_far_above_rounding(random_llama: Small, fault: Callable[[StepInput], StepInput]) -> None:
+    """Wrong blocks, and wrong positions past the first block, give an error far above rounding."""
+    error = max_relative_error(*random_llama, lambda *made: Faulty(TorchRunner(*made), given=fault))
     assert 0.1 < error < float("inf")
 
 
 @pytest.mark.parametrize("fault", [a_logit_that_is_no_number, a_state_that_is_no_number])
-def test_what_is_no_number_agrees_with_nothing(small: Small, fault: Callable[[StepOutput], None]) -> None:
-    """One is enough: compared with a limit, it would be neither above nor below."""
-    assert max_relative_error(*small, lambda *made: Faulty(TorchRunner(*made), said=fault)) == float("inf")
+def test_a_nan_output_has_an_infinite_error(random_llama: Small, fault: Callable[[StepOutput], None]) -> None:
+    """A single NaN or infinity in logits or states gives an infinite error."""
+    assert max_relative_error(*random_llama, lambda *made: Faulty(TorchRunner(*made), said=fault)) == float("inf")

@@ -1,4 +1,4 @@
-"""All threads where they help, one where a neighbour is in their way."""
+"""The step uses all threads where they help, and one beside a busy process."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def busy(threads: int) -> float:
 
 
 def test_all_threads_on_a_quiet_machine() -> None:
-    """The first step is run alone, and one after every 256, to have something to compare with."""
+    """On a quiet machine every step uses all threads, except the first and one after every 256."""
     used = run(ThreadCount(2), 1000, quiet)
     assert [number for number, threads in enumerate(used) if threads == 1] == [0, 257, 514, 771]
 
 
 def test_one_thread_beside_a_busy_neighbour() -> None:
-    """Whatever was there first, soon nearly every step is run alone."""
+    """Beside a busy process nearly every step uses one thread soon."""
     used = run(ThreadCount(2), 4000, busy)
     assert used.count(2) < 20
     choice = ThreadCount(2)
@@ -47,7 +47,7 @@ def test_one_thread_beside_a_busy_neighbour() -> None:
 
 
 def test_all_threads_again_when_the_neighbour_has_gone() -> None:
-    """It is tried again and again, ever more seldom but never given up."""
+    """When the busy process has gone, steps use all threads again."""
     choice = ThreadCount(2)
     run(choice, 5000, busy)
     used = run(choice, 3000, quiet)
@@ -55,7 +55,7 @@ def test_all_threads_again_when_the_neighbour_has_gone() -> None:
 
 
 def test_a_single_slow_step_changes_nothing() -> None:
-    """A page fault or a timer is no neighbour."""
+    """A single slow step does not change the number of threads."""
     choice = ThreadCount(2)
     run(choice, 10, quiet)
     choice.record(ROWS, 2, 0.5)
@@ -63,7 +63,7 @@ def test_a_single_slow_step_changes_nothing() -> None:
 
 
 def test_slow_steps_count_only_in_a_row() -> None:
-    """And a step that takes a little longer than one thread alone is not slow."""
+    """Slow steps count only in succession, and a step slightly slower than one thread alone is not slow."""
     choice = ThreadCount(2)
     run(choice, 10, quiet)
     for _ in range(5):
@@ -75,8 +75,8 @@ def test_slow_steps_count_only_in_a_row() -> None:
     assert choice.threads(ROWS) == 2
 
 
-def test_each_neighbour_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    """However long it stays; one that comes later is news, and the first pause beside it is as short as ever."""
+def test_each_busy_period_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Each busy period is logged once, and begins with a short pause."""
     choice = ThreadCount(2)
     run(choice, 3000, busy)
     assert caplog.messages == ["another process keeps a core busy; going on with one thread for a while"]
@@ -86,7 +86,7 @@ def test_each_neighbour_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_steps_of_other_sizes_are_not_compared() -> None:
-    """A prefill takes longer than a decode, and that is nobody's fault."""
+    """Times of steps with other numbers of rows are not compared."""
     choice = ThreadCount(2)
     run(choice, 10, quiet)
     assert run(choice, 20, lambda threads: 0.9 / threads, rows=128) == [1] + [2] * 19
@@ -97,8 +97,8 @@ def test_steps_of_other_sizes_are_not_compared() -> None:
     most=st.integers(1, 8),
     times=st.lists(st.tuples(st.integers(1, 512), st.floats(1e-4, 2)), max_size=200),
 )
-def test_it_never_asks_for_more_than_there_are(most: int, times: list[tuple[int, float]]) -> None:
-    """One or all, whatever happens."""
+def test_the_thread_count_is_one_or_all(most: int, times: list[tuple[int, float]]) -> None:
+    """The thread count is always one or all."""
     choice = ThreadCount(most)
     for rows, seconds in times:
         threads = choice.threads(rows)

@@ -1,4 +1,4 @@
-"""The first steps leave nothing behind but a runner that has done everything once."""
+"""The warm-up steps leave nothing behind but a runner that has run every part once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.backend.tiny_model import CONFIG, CONTEXT, EngineClient, alone, fused
 
 
 class Watched(Around):
-    """Remembers the highest position that was computed."""
+    """Records the highest position that was computed."""
 
     highest = -1
 
@@ -24,16 +24,16 @@ class Watched(Around):
 
 
 @pytest.mark.parametrize("max_context", [2, 3, 4, 8, 16, 34, CONTEXT])
-def test_no_position_is_computed_that_the_runner_has_no_room_for(max_context: int) -> None:
-    """Its tables and buffers end there."""
+def test_the_warm_up_stays_within_the_longest_context(max_context: int) -> None:
+    """The warm-up computes no position beyond the longest context."""
     runner = Watched(FusedRunner(built_library(), CONFIG, weights(), 20, max_context, threads=1))
     warm_up(runner, token_bytes(), max_context)
     assert 0 <= runner.highest < max_context
 
 
 @pytest.mark.parametrize("num_blocks", [1, 3, 20])
-def test_answers_are_what_they_are_without(num_blocks: int) -> None:
-    """However little memory there is, and though the blocks have been written."""
+def test_answers_after_the_warm_up_are_the_same(num_blocks: int) -> None:
+    """Answers after the warm-up are the same as without it, however few blocks there are."""
     runner = fused(num_blocks)
     warm_up(runner, token_bytes(), CONTEXT)
     client = EngineClient(Engine(runner, None, None))
@@ -42,8 +42,8 @@ def test_answers_are_what_they_are_without(num_blocks: int) -> None:
     assert client.completions[0].content == alone(fused(num_blocks), [20, 21], 12).content
 
 
-def test_the_runner_says_how_much_suits_it() -> None:
-    """Unless the one who runs the engine does."""
+def test_the_runner_sets_the_default_batch_and_step() -> None:
+    """The engine's default batch and step size are the runner's, unless they are given."""
     runner = fused(4)
     assert Engine(runner, None, None).stats().max_batch == runner.max_batch
     assert Engine(runner, 3, None).stats().max_batch == 3

@@ -1,4 +1,4 @@
-"""Text arrives token by token and is the same as decoding the whole, whatever the tokens are."""
+"""Text decoded token by token is the same as that decoded at once, for any tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tokenizer(model: ServedModel) -> Tokenizer:
 def test_any_tokens_decode_as_the_tokenizer_decodes_them(
     ids: list[int], tokens: TokenBytes, tokenizer: Tokenizer
 ) -> None:
-    """Random tokens hold broken and cut characters; the joined pieces equal the whole decode."""
+    """Random tokens, with broken and cut characters among them, decode to the tokenizer's text."""
     assert Detokenizer(tokens).decode(ids) == tokenizer.decode(ids, skip_special_tokens=True)
 
 
@@ -45,18 +45,15 @@ def known_bytes(tokens: TokenBytes) -> frozenset[int]:
 
 @NO_DEADLINE
 @given(text=st.text(max_size=40))
-def test_any_text_comes_back(text: str, tokens: TokenBytes, tokenizer: Tokenizer, known_bytes: frozenset[int]) -> None:
-    """Emoji, scripts and control characters survive the way through tokens one by one.
-
-    The few bytes that this model's vocabulary has no token for are left out: its tokenizer drops them.
-    """
+def test_any_text_is_restored(text: str, tokens: TokenBytes, tokenizer: Tokenizer, known_bytes: frozenset[int]) -> None:
+    """Any text is restored from its tokens one by one, except bytes that the vocabulary has no token for."""
     text = "".join(character for character in text if known_bytes.issuperset(character.encode()))
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert Detokenizer(tokens).decode(ids) == text
 
 
 def test_a_character_is_sent_whole(tokens: TokenBytes, tokenizer: Tokenizer) -> None:
-    """A family emoji of 25 bytes over many tokens never shows a half character on the way."""
+    """A character of many tokens is sent whole and never in part."""
     text = "👨‍👩‍👧‍👦 日本語 é"
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert len(ids) > len(text)
@@ -67,8 +64,8 @@ def test_a_character_is_sent_whole(tokens: TokenBytes, tokenizer: Tokenizer) -> 
     assert detokenizer.finish() == ""
 
 
-def test_bytes_that_never_become_a_character(tokens: TokenBytes, tokenizer: Tokenizer) -> None:
-    """Stray bytes become U+FFFD as soon as they are known to be wrong, a cut one at the end."""
+def test_invalid_bytes_become_replacement_characters(tokens: TokenBytes, tokenizer: Tokenizer) -> None:
+    """Invalid bytes become U+FFFD as soon as they are known to be invalid, and a cut character at the end."""
     lead = next(i for i in range(49152) if tokens[i] == b"\xf0")
     detokenizer = Detokenizer(tokens)
     assert detokenizer.add(lead) == ""
@@ -77,15 +74,15 @@ def test_bytes_that_never_become_a_character(tokens: TokenBytes, tokenizer: Toke
 
 
 def test_special_tokens_have_no_text_but_can_be_shown(tokens: TokenBytes, tokenizer: Tokenizer) -> None:
-    """An answer's text leaves them out, log-probabilities name them."""
+    """Special tokens have no text in an answer, and a name for logprobs."""
     end = tokenizer.token_to_id("<|im_end|>")
     assert end is not None
     assert tokens[end] == b""
     assert tokens.shown(end) == b"<|im_end|>"
 
 
-def test_special_tokens_that_are_part_of_the_text(tokens: TokenBytes, tokenizer: Tokenizer) -> None:
-    """Those that are named, such as the marker of a tool call, and no others."""
+def test_visible_special_tokens_are_part_of_the_text(tokens: TokenBytes, tokenizer: Tokenizer) -> None:
+    """Special tokens that are declared visible are part of the text, and others are not."""
     start, end = (tokens.special_ids[name] for name in ("<|im_start|>", "<|im_end|>"))
     ids = [start, *tokenizer.encode("call", add_special_tokens=False).ids, end]
     assert Detokenizer(tokens).decode(ids) == "call"
@@ -93,7 +90,7 @@ def test_special_tokens_that_are_part_of_the_text(tokens: TokenBytes, tokenizer:
 
 
 def test_work_does_not_grow_with_the_text(tokens: TokenBytes) -> None:
-    """The last thousand tokens of a long answer cost what the first did, even if none of them is a character."""
+    """The time for a token does not grow with the text, even if no token completes a character."""
     lead = next(i for i in range(49152) if tokens[i] == b"\x80")
 
     def seconds(detokenizer: Detokenizer) -> float:
@@ -110,7 +107,7 @@ def test_work_does_not_grow_with_the_text(tokens: TokenBytes) -> None:
 
 
 def test_every_byte_has_its_character_in_the_byte_level_alphabet() -> None:
-    """The one that GPT-2 and the tokenizers library use."""
+    """The byte-level alphabet is that of GPT-2 and the tokenizers library."""
     vocab = {character: number for number, character in enumerate(pre_tokenizers.ByteLevel.alphabet())}
     tokens = TokenBytes(json.dumps({"model": {"vocab": vocab}, "decoder": {"type": "ByteLevel"}}), 256)
     assert {tokens[number] for number in range(256)} == {bytes([byte]) for byte in range(256)}
@@ -132,7 +129,7 @@ def sentencepiece_like() -> Tokenizer:
 
 
 def test_byte_fallback_vocabularies() -> None:
-    """Tokens such as <0xE2> are bytes, ▁ is a space, and an answer does not begin with one."""
+    """In byte-fallback vocabularies <0xE2> is a byte, ▁ is a space, and an answer does not begin with a space."""
     tokenizer = sentencepiece_like()
     tokens = TokenBytes(tokenizer.to_str(), 260)
     ids = [1, 2, 3, *(4 + byte for byte in "é😀".encode())]
@@ -141,14 +138,14 @@ def test_byte_fallback_vocabularies() -> None:
 
 
 def test_a_first_space_is_kept_where_the_decoder_keeps_it() -> None:
-    """Not every byte-fallback decoder strips, and a byte-level one never does."""
+    """The first space is kept if the decoder does not strip it."""
     tokenizer = sentencepiece_like()
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     assert Detokenizer(TokenBytes(tokenizer.to_str(), 263)).decode([1, 2]) == tokenizer.decode([1, 2]) == " Hello world"
 
 
 def test_a_vocabulary_may_be_larger_or_smaller_than_the_embedding() -> None:
-    """Tokens without a row are known all the same, and rows without a token have no text."""
+    """Tokens without an embedding row have their text, and rows without a token have none."""
     text = sentencepiece_like().to_str()
     assert Detokenizer(TokenBytes(text, 100)).decode([1, 4 + ord("x")]) == "Hellox"
     assert Detokenizer(TokenBytes(text, 300)).decode([1, 299]) == "Hello"
@@ -168,7 +165,7 @@ CHARACTERS = st.characters(codec="utf-8").map(lambda character: [4 + byte for by
 @settings(deadline=None, max_examples=50)
 @given(parts=st.lists(WORDS | CHARACTERS, max_size=10))
 def test_only_the_first_space_is_left_out(parts: list[list[int]]) -> None:
-    """One of them, wherever it comes from, and not counting what has no text."""
+    """A stripping decoder leaves out one first space, whatever tokens it comes from."""
     tokenizer, tokens = stripping()
     ids = [token_id for part in parts for token_id in part]
     assert Detokenizer(tokens).decode(ids) == tokenizer.decode(ids, skip_special_tokens=True)
@@ -176,7 +173,7 @@ def test_only_the_first_space_is_left_out(parts: list[list[int]]) -> None:
 
 
 def test_a_decoder_of_another_kind_is_refused() -> None:
-    """Rather than text that is subtly wrong."""
+    """A tokenizer with an unsupported decoder is refused."""
     values = json.loads(sentencepiece_like().to_str())
     values["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
     with pytest.raises(ModelError, match="WordPiece"):

@@ -30,7 +30,7 @@ def run(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
 
 @given(text=TEXT, stops=STOPS, data=st.data())
 def test_pieces_do_not_matter_for_whether_it_stops(text: str, stops: list[str], data: st.DataObject) -> None:
-    """One character at a time, the text ends before the stop string that is complete first."""
+    """Text stops at the first complete stop string however it is cut, and is sent up to its start."""
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     released, stopped = run(list(text), stops)
     assert stopped == bool(ends)
@@ -50,7 +50,7 @@ def test_pieces_do_not_matter_for_whether_it_stops(text: str, stops: list[str], 
 
 @given(text=TEXT, stops=STOPS)
 def test_only_a_possible_start_is_held_back(text: str, stops: list[str]) -> None:
-    """What has not been released is the beginning of a stop string, so text flows as soon as it can."""
+    """Only text that may be the start of a stop string is held back."""
     watcher = StopStrings(tuple(stops))
     released = ""
     for end in range(len(text)):
@@ -63,7 +63,7 @@ def test_only_a_possible_start_is_held_back(text: str, stops: list[str]) -> None
 
 
 def test_every_short_stop_string_is_found_in_every_text() -> None:
-    """All of two letters up to five long, in all texts of eight: those too that begin again within themselves."""
+    """Every stop string of up to five letters is found in every text of eight, self-overlapping ones included."""
     texts = ["".join(letters) for letters in itertools.product("ab", repeat=8)]
     for length in range(1, 6):
         for stop in map("".join, itertools.product("ab", repeat=length)):
@@ -72,7 +72,7 @@ def test_every_short_stop_string_is_found_in_every_text() -> None:
 
 
 def test_a_stop_string_over_three_pieces() -> None:
-    """Nothing of it is released."""
+    """A stop string over three pieces is found, and no part of it is released."""
     assert run(["one E", "N", "D two"], ["END"]) == ("one ", True)
     assert run(["one E", "N", "E two"], ["END"]) == ("one ENE two", False)
 
@@ -88,10 +88,7 @@ class Counting(str):
 
 
 def test_the_work_does_not_grow_with_the_length_of_the_stops() -> None:
-    """Stops that nearly match, and a text that breaks every match at its longest: a character costs what it costs.
-
-    Counted in lookups of a stop's characters, for a clock would measure the machine.
-    """
+    """The lookups per character do not grow with the length of the stop strings, even if matches break late."""
 
     text = ("a" * 999 + "q") * 3
     counts = []
@@ -105,8 +102,8 @@ def test_the_work_does_not_grow_with_the_length_of_the_stops() -> None:
     assert counts[1] <= 3 * 3 * len(text)
 
 
-def test_no_single_character_is_dear() -> None:
-    """Not even the one that breaks a match of a thousand characters: the next shorter ones are not tried in turn."""
+def test_no_single_character_takes_many_lookups() -> None:
+    """A character that breaks a match of a thousand characters takes at most two lookups."""
 
     watcher = StopStrings((Counting("a" * 1000),))
     watcher.add("a" * 999)

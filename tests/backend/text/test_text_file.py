@@ -1,4 +1,4 @@
-"""The file of text."""
+"""Text files for calibration and evaluation are read plain or compressed, within a size limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXT = "Zwölf Boxkämpfer\njagen Viktor.\n"
     [("a.txt", TEXT.encode()), ("a.gz", TEXT.encode()), ("a.txt.gz", gzip.compress(TEXT.encode(), mtime=0))],
 )
 def test_text_is_read_plain_or_packed(tmp_path: Path, name: str, content: bytes) -> None:
-    """Whatever its name."""
+    """Text is read plain or as gzip, whatever the file's name."""
     (tmp_path / name).write_bytes(content)
     assert read_text(tmp_path / name) == TEXT
 
@@ -37,23 +37,23 @@ def test_text_is_read_plain_or_packed(tmp_path: Path, name: str, content: bytes)
         ("spoilt.gz", gzip.compress(TEXT.encode(), mtime=0)[:10] + b"\xff" * 30, "spoilt.gz: not a whole gzip file"),
     ],
 )
-def test_what_is_no_text_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    """With what would be right."""
+def test_files_without_valid_text_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    """A file that is empty, not UTF-8 or a broken gzip file is refused with what would be right."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=message):
         read_text(tmp_path / name)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    """Or is none."""
+def test_absent_files_and_directories_are_refused(tmp_path: Path) -> None:
+    """An absent file and a directory are refused with their names."""
     with pytest.raises(ModelError, match=r"absent\.txt: cannot be read: No such file"):
         read_text(tmp_path / "absent.txt")
     with pytest.raises(ModelError, match="cannot be read: Is a directory"):
         read_text(tmp_path)
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
-    """A pipe that nobody writes to is not waited for, and a device that never ends is not read."""
+def test_pipes_and_devices_are_refused(tmp_path: Path) -> None:
+    """A pipe is refused without waiting for its writer, and a device without reading it."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(ModelError, match=f"{path}: cannot be read: not a regular file"):
@@ -61,7 +61,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 
 def test_a_text_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed or not."""
+    """A text over the size limit is refused, plain and compressed."""
     monkeypatch.setattr(text_file, "MAX_BYTES", 2**20)
     for content in (b"a" * 2**20, gzip.compress(b"a" * 2**20)):
         (tmp_path / "text").write_bytes(content)
@@ -72,8 +72,8 @@ def test_a_text_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             read_text(tmp_path / "text")
 
 
-def test_a_small_file_that_is_large_unpacked(tmp_path: Path) -> None:
-    """Takes memory up to the bound and no more; with less than that there is a line that says so."""
+def test_a_gzip_bomb_is_refused_in_bounded_memory(tmp_path: Path) -> None:
+    """A gzip bomb is refused with memory up to the limit, and one line says when there is less memory."""
     bomb = tmp_path / "bomb.gz"
     # A gzip file may have several members: one is compressed, and repeated until it is past the bound.
     member = gzip.compress(bytes(2**24), compresslevel=1)

@@ -1,4 +1,4 @@
-"""What a tokenizer's file remembers of its last use changes no prompt."""
+"""Settings that a tokenizer file keeps from an earlier use change no prompt."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from backend.chat.tokenizer import ModelTokenizer
 from backend.model import ServedModel
 
 
-def test_truncation_and_padding_of_a_file_are_not_obeyed(model: ServedModel, tmp_path: Path) -> None:
-    """They are of whoever saved it, such as a script that took calibration text apart; transformers sets them anew."""
+def test_truncation_and_padding_of_a_file_are_ignored(model: ServedModel, tmp_path: Path) -> None:
+    """Truncation and padding settings of a tokenizer file are ignored, as in transformers."""
     tokenizer = Tokenizer.from_str(model.tokenizer.fast.to_str())
     tokenizer.enable_truncation(max_length=8)
     tokenizer.enable_padding(length=16, pad_token="<|im_end|>", pad_id=2)

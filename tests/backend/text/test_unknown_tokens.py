@@ -1,4 +1,4 @@
-"""A tokenizer that has tokens past the end of the model's embedding: no step ever looks one up."""
+"""Tokens beyond the model's embedding are refused before any step looks them up."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def with_pad(model: ServedModel, begins: bool = False) -> ServedModel:
 
 @pytest.fixture(scope="module")
 def padded(model: ServedModel) -> ServedModel:
-    """As many fine-tunes are."""
+    """A model with a padding token beyond its embedding, as many fine-tunes have."""
     return with_pad(model)
 
 
@@ -54,7 +54,7 @@ def readers(model: ServedModel) -> RequestReader:
 
 
 def test_a_prompt_with_a_token_that_has_no_row_is_refused(padded: ServedModel) -> None:
-    """Whatever asks for it, in one line that says which token and how many rows there are; all others are served."""
+    """Every kind of prompt with a token beyond the embedding is refused with the token and the number of rows."""
     asked = readers(padded)
     rows = padded.config.vocab_size
     chat = [Message(role="user", content=f"a {PAD}")]
@@ -77,16 +77,16 @@ def test_a_prompt_with_a_token_that_has_no_row_is_refused(padded: ServedModel) -
     asked.close()
 
 
-def test_a_token_that_begins_every_text(model: ServedModel) -> None:
-    """Has an id and no name, and is refused all the same."""
+def test_an_unknown_token_before_every_text_is_refused(model: ServedModel) -> None:
+    """A token beyond the embedding that the tokenizer puts before every text is refused by its id."""
     asked = readers(with_pad(model, begins=True))
     with pytest.raises(InvalidRequest, match="prompt: the tokenizer makes a token of id 99999, but"):
         asked.completions.read(CompletionRequest(model=model.name, prompt="a"))
     asked.close()
 
 
-def test_its_id_may_still_be_asked_for(padded: ServedModel) -> None:
-    """Of a text: nothing is computed of it. It has no text."""
+def test_an_unknown_token_can_still_be_tokenized(padded: ServedModel) -> None:
+    """`/tokenize` returns the id of a token beyond the embedding, whose text is empty."""
     asked = readers(padded)
     ids = asked.tokens.ids(TokenizeRequest(prompt=f"a{PAD}"))
     assert ids[-1] == padded.config.vocab_size
@@ -94,8 +94,8 @@ def test_its_id_may_still_be_asked_for(padded: ServedModel) -> None:
     asked.close()
 
 
-def test_answers_may_follow_a_schema_all_the_same(padded: ServedModel) -> None:
-    """Of the tokens that the model has."""
+def test_a_schema_allows_only_tokens_with_a_row(padded: ServedModel) -> None:
+    """A schema's mask covers exactly the tokens that have an embedding row."""
     rows = padded.config.vocab_size
     grammars = GrammarCompiler(padded.tokenizer.fast, rows, padded.config.eos_token_ids)
     allowed = grammars.constraint("start: value\nvalue: " + json_schema({"type": "string"})).allowed()
@@ -104,8 +104,8 @@ def test_answers_may_follow_a_schema_all_the_same(padded: ServedModel) -> None:
     assert 0 < int(allowed.sum()) < rows
 
 
-def test_the_engine_does_not_take_one_either(model: ServedModel) -> None:
-    """Were a reader to let it through."""
+def test_the_engine_refuses_unknown_tokens(model: ServedModel) -> None:
+    """The engine refuses a sequence with a token beyond the embedding."""
     engine = Engine(model.runner, 1, None)
     unknown = [1, model.config.vocab_size]
     with pytest.raises(ValueError, match="has a token that is not in the embedding"):
@@ -113,8 +113,8 @@ def test_the_engine_does_not_take_one_either(model: ServedModel) -> None:
     assert not engine.has_work
 
 
-def test_a_calibration_text_with_one_is_refused(padded: ServedModel, tmp_path: Path) -> None:
-    """As a prompt is."""
+def test_a_calibration_text_with_an_unknown_token_is_refused(padded: ServedModel, tmp_path: Path) -> None:
+    """A calibration text with a token beyond the embedding is refused."""
     (tmp_path / "text.txt").write_text(f"a {PAD} " * 50)
     rows = padded.config.vocab_size
     with pytest.raises(ModelError, match=rf"text\.txt: the tokenizer makes the token '{PAD}' of id {rows}, but"):

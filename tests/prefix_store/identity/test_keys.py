@@ -1,5 +1,6 @@
 """Block keys, salts, and prefixes that an operator has published."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefix_store.identity.keys import KeyChain, Published, chain_key, root_key
-from prefix_store.identity.salts import Salt, adapter_salt, salted, tenant_salt
+from prefix_store.identity.encoding import encoded
+from prefix_store.identity.keys import KeyChain, Published, root_key
+from prefix_store.identity.salts import salted, tenant_salt
 from tests.prefix_store.identity.models import fingerprint
 
 _SECRET = b"a secret of the server"
@@ -21,7 +23,6 @@ _PROMPT = list(range(1000, 1160))  # ten blocks
 _KNOWN = {
     "public": "873d3e69d1e29a4969a9bef993214d15",
     "tenant": "2ae20716bd6fe334bc0082cffb3bdcb3",
-    "adapter": "e9d5d594cb214fa4d731d6d35641cbe9",
 }
 
 tokens = st.lists(st.integers(0, 2**31 - 1), max_size=80)
@@ -97,23 +98,18 @@ def test_a_tenants_keys_cannot_be_had_by_its_name() -> None:
     assert not set(first) & set(second)
 
 
-def test_salts_of_unlike_kinds_are_unlike() -> None:
-    """A tenant's salt differs from an adapter's, an empty name from no salt."""
-    value = b"v" * 32
-    assert salted(_ROOT, Salt("tenant", value)) != salted(_ROOT, Salt("adapter", value))
-    assert tenant_salt(_SECRET, "") != tenant_salt(_SECRET, "a")
+def test_a_salt_is_hashed_in_a_domain_of_its_own() -> None:
+    """The kind of the salt and a personalisation are hashed with it; an empty name is not the same as no salt."""
+    salt = tenant_salt(_SECRET, "a")
+
+    def hashed(kind: str, person: bytes) -> bytes:
+        return hashlib.blake2b(encoded([_ROOT, kind, salt.value]), digest_size=16, person=person).digest()
+
+    assert salted(_ROOT, salt) == hashed("tenant", b"kg-salt")
+    assert salted(_ROOT, salt) not in (hashed("adapter", b"kg-salt"), hashed("tenant", b""))
+    assert tenant_salt(_SECRET, "") != salt
     nobody = KeyChain(_ROOT, 16, tenant_salt(_SECRET, "")).keys_of(_PROMPT)
     assert not set(nobody) & set(KeyChain(_ROOT, 16).keys_of(_PROMPT))
-    assert salted(_ROOT, Salt("adapter", b"")) != _ROOT
-
-
-def test_an_adapter_shares_nothing_with_its_model() -> None:
-    """Even published prefixes have other keys, as other weights compute the blocks."""
-    adapted = root_key(fingerprint().digest, adapter_salt(b"l" * 16))
-    chains = [KeyChain(root, 16).keys_of(_PROMPT) for root in (_ROOT, adapted)]
-    assert not set(chains[0]) & set(chains[1])
-    both = KeyChain(adapted, 16, tenant_salt(_SECRET, "a")).keys_of(_PROMPT)
-    assert not set(both) & set(chains[1])
 
 
 def test_unlike_block_sizes_have_no_key_in_common() -> None:
@@ -129,7 +125,6 @@ def known_keys() -> dict[str, str]:
     return {
         "public": own[1].hex(),
         "tenant": own[-1].hex(),
-        "adapter": chain_key(root_key(fingerprint().digest, adapter_salt(b"l" * 16)), _PROMPT[:16]).hex(),
     }
 
 
@@ -151,7 +146,7 @@ def test_a_salt_does_not_show_its_value() -> None:
     """Its value is not in the repr, which may be logged."""
     salt = tenant_salt(_SECRET, "a")
     assert repr(salt.value)[2:-1] not in repr(salt)
-    assert repr(salt) == "Salt(tenant)"
+    assert repr(salt) == "Salt(…)"
 
 
 def test_a_long_prompt_costs_little() -> None:
@@ -177,11 +172,5 @@ def test_what_is_no_key_material_is_refused() -> None:
         KeyChain(_ROOT, 0)
     with pytest.raises(ValueError, match="16 random ones"):
         tenant_salt(b"guess me", "a")
-    with pytest.raises(ValueError, match="expected a digest"):
-        adapter_salt(b"my-lora")
     with pytest.raises(ValueError, match="16 of a fingerprint"):
         root_key(b"smollm2")
-    with pytest.raises(ValueError, match="give that to KeyChain"):
-        root_key(bytes(16), tenant_salt(_SECRET, "a"))
-    with pytest.raises(ValueError, match="give that to root_key"):
-        KeyChain(_ROOT, 16, adapter_salt(b"l" * 16))

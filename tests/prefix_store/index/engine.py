@@ -16,7 +16,6 @@ from prefix_store.index.owner import TierKind
 from tests.prefix_store.index.blocks import PATIENT, Shelf, chain
 
 LIFETIME = 1.0
-LEASE_SECONDS = 1.0
 CHAINS = 6
 BLOCKS = 40
 A_WHILE = 30
@@ -46,16 +45,16 @@ async def main(url: str, namespace: bytes, name: str, seed: int) -> None:
                 break
             keys = chance.choice(chains(namespace))
             if chance.random() < 0.4:
-                await read(index, keys, chance)
+                await read(index, keys)
             else:
-                await write(owner, shelf, keys, chance)
+                write(owner, shelf, keys, chance)
             await asyncio.sleep(PACE)
         await index.flush()
         print(json.dumps([key.hex() for key in shelf.keys]), flush=True)
         await lines.readline()
 
 
-async def write(owner: LocalOwner, shelf: Shelf, keys: list[bytes], chance: random.Random) -> None:
+def write(owner: LocalOwner, shelf: Shelf, keys: list[bytes], chance: random.Random) -> None:
     """Publishes some blocks of a chain, or withdraws its tail; never leaves a hole."""
     held = sum(key in shelf.keys for key in keys)
     if chance.random() < 0.5:
@@ -65,20 +64,15 @@ async def write(owner: LocalOwner, shelf: Shelf, keys: list[bytes], chance: rand
         owner.touch(keys[:held])
     else:
         tail = keys[held - min(held, chance.randint(1, 20)) : held][::-1]
-        kept = await owner.withdraw(tail, PATIENT)
-        shelf.keys[:] = [key for key in shelf.keys if key not in tail or key in kept]
+        shelf.keys[:] = [key for key in shelf.keys if key not in tail]
+        owner.forget(tail)
 
 
-async def read(index: RedisIndex, keys: list[bytes], chance: random.Random) -> None:
-    """Finds a prefix, leases it from one of its holders, and mostly releases it."""
+async def read(index: RedisIndex, keys: list[bytes]) -> None:
+    """Finds a prefix, and extends the claims of its holders."""
     match = await index.match(keys)
-    if not match.runs:
-        return
-    holder = chance.choice(match.runs[0].holders).owner
-    lease = await index.lease(holder, keys[: match.runs[0].blocks], LEASE_SECONDS)
-    await asyncio.sleep(chance.random() * 0.01)
-    if chance.random() < 0.9:
-        await lease.release()
+    for holder in match.runs[0].holders if match.runs else ():
+        index.refresh_claims(holder.owner, keys[: match.runs[0].blocks])
 
 
 if __name__ == "__main__":

@@ -49,28 +49,11 @@ async def test_a_frozen_redis_costs_one_deadline_once(own_valkey: Valkey) -> Non
         assert index.connection.times_unavailable == 1
         begun = time.monotonic()
         held.publish(keys[200:])
-        assert await held.withdraw([keys[299]]) == frozenset()
+        held.forget([keys[299]])
         assert time.monotonic() - begun < DEADLINE
         own_valkey.thaw()
         await until_matched(index, keys, 299)
         assert index.dropped == 0
-
-
-async def test_a_withdrawal_in_flight_waits_for_its_deadline_only(own_valkey: Valkey) -> None:
-    """Then the bytes may be removed; when Redis is back, the index drops the blocks, leased or not."""
-    namespace = new_namespace()
-    keys = chain(namespace, 4)
-    async with open_index(own_valkey.url, namespace, deadline=PATIENT, heartbeat=0.05, lifetime=60) as index:
-        held = await owner(index, "a", *keys)
-        await index.next_heartbeat()
-        async with await index.lease(next(iter(index.owners.values())), keys, seconds=30) as lease:
-            assert lease.blocks == 4
-            own_valkey.freeze()
-            begun = time.monotonic()
-            assert await held.withdraw(keys[:1:-1], deadline=0.1) == frozenset()
-            assert time.monotonic() - begun < 1
-            own_valkey.thaw()
-            await until_matched(index, keys, 2)
 
 
 async def test_a_redis_that_never_was_is_nothing_known(folder: Path) -> None:
@@ -81,7 +64,7 @@ async def test_a_redis_that_never_was_is_nothing_known(folder: Path) -> None:
         await seconds_of(index, keys)
         assert statistics.median([await seconds_of(index, keys) for _ in range(50)]) < DEADLINE / 20
         held.publish(keys)
-        assert await held.withdraw(keys[::-1]) == frozenset()
+        held.forget(keys[::-1])
         await index.flush()
         assert index.failed_matches == 51
 
@@ -202,7 +185,7 @@ async def test_what_waits_is_bounded_and_what_is_lost_is_made_good(own_valkey: V
         own_valkey.freeze()
         await seconds_of(index, keys)
         del shelf.keys[100:]
-        await held.withdraw(keys[:99:-1])
+        held.forget(keys[:99:-1])
         for _ in range(_MAX_BLOCKS // 400 + 1):
             held.touch(keys)
         assert index.dropped > _MAX_BLOCKS

@@ -58,7 +58,8 @@ async def test_a_hole_ends_the_match(valkey: Valkey) -> None:
     keys = chain(namespace, 10)
     async with index_of(valkey, namespace) as index:
         held = await owner(index, "a", *keys)
-        assert await held.withdraw([keys[4]]) == frozenset()
+        held.forget([keys[4]])
+        await index.flush()
         assert (await index.match(keys)).blocks == 4
 
 
@@ -185,65 +186,6 @@ async def test_a_process_that_ends_is_believed_no_more(valkey: Valkey) -> None:
         assert await reader.match(keys) == NO_MATCH
 
 
-async def test_leased_blocks_stay(valkey: Valkey) -> None:
-    """`withdraw` returns leased blocks, which stay until their release."""
-    namespace = new_namespace()
-    keys = chain(namespace, 6)
-    async with index_of(valkey, namespace) as index, index_of(valkey, namespace) as reader:
-        held = await owner(index, "a", *keys)
-        await reader.next_heartbeat()
-        holder = (await reader.match(keys)).runs[0].holders[0].owner
-        async with await reader.lease(holder, keys[:4], seconds=30) as lease:
-            assert lease.blocks == 4
-            assert 25 < lease.seconds_left <= 30
-            assert await held.withdraw(keys[::-1], PATIENT) == set(keys[:4])
-            assert (await reader.match(keys)).blocks == 4
-            async with await reader.lease(holder, keys, seconds=30) as other:
-                assert other.blocks == 4
-            assert await held.withdraw(keys[3::-1], PATIENT) == set(keys[:4])
-        assert lease.seconds_left == 0
-        assert await held.withdraw(keys[3::-1], PATIENT) == frozenset()
-        assert await reader.match(keys) == NO_MATCH
-
-
-async def test_leases_end_by_themselves(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
-    """A killed reader's lease ends at its deadline; a late release changes nothing."""
-    namespace = new_namespace()
-    keys = chain(namespace, 3)
-    async with index_of(valkey, namespace) as index:
-        held = await owner(index, "a", *keys)
-        await index.next_heartbeat()
-        holder = next(iter(index.owners.values()))
-        late = await index.lease(holder, keys, seconds=0.05)
-
-        async def is_over() -> bool:
-            return not [name async for name in raw.scan_iter(b"keepgate:lease:*")]
-
-        await until(is_over)
-        assert late.seconds_left == 0
-        async with await index.lease(holder, keys, seconds=30):
-            await late.release()
-            assert await held.withdraw(keys[::-1], PATIENT) == set(keys)
-
-
-async def test_a_lease_guards_one_owners_copy(valkey: Valkey) -> None:
-    """Other owners may withdraw theirs; missing blocks cannot be leased."""
-    namespace = new_namespace()
-    keys = chain(namespace, 3)
-    async with index_of(valkey, namespace) as index:
-        one, two = await owner(index, "one", *keys), await owner(index, "two", *keys[:2])
-        await index.next_heartbeat()
-        holders = {holder.name: holder for holder in index.owners.values()}
-        lease = await index.lease(holders["two"], keys, seconds=30)
-        assert lease.blocks == 2
-        assert await one.withdraw(keys[::-1], PATIENT) == frozenset()
-        assert await two.withdraw(keys[1::-1], PATIENT) == set(keys[:2])
-        await index.disown(one)
-        assert (await index.lease(holders["one"], keys, seconds=30)).blocks == 0
-        with pytest.raises(ValueError, match="at most 60"):
-            await index.lease(holders["two"], keys, seconds=61)
-
-
 async def test_what_a_holder_does_not_have_is_denied(valkey: Valkey) -> None:
     """A claim without a block is found once and then withdrawn."""
     namespace = new_namespace()
@@ -252,10 +194,9 @@ async def test_what_a_holder_does_not_have_is_denied(valkey: Valkey) -> None:
         await owner(index, "a", *keys)
         await reader.next_heartbeat()
         holder = (await reader.match(keys)).runs[0].holders[0].owner
-        async with await reader.lease(holder, keys, seconds=30):
-            reader.remove_claims(holder, keys[2:])
-            await reader.flush()
-            assert (await reader.match(keys)).blocks == 2
+        reader.remove_claims(holder, keys[2:])
+        await reader.flush()
+        assert (await reader.match(keys)).blocks == 2
 
 
 async def test_claims_end_unless_they_are_repeated(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
@@ -311,10 +252,9 @@ async def test_every_key_has_an_end(valkey: Valkey, raw: "redis.asyncio.Redis") 
         held = await owner(index, "a", *keys)
         held.touch(keys)
         await index.flush()
-        async with await index.lease(next(iter(index.owners.values())), keys, seconds=30):
-            found = [name async for name in raw.scan_iter(b"keepgate:*")]
-            assert {name.split(b":")[1] for name in found} == {b"live", b"owners", b"kv", b"lease"}
-            assert all([await raw.pttl(name) > 0 for name in found])
+        found = [name async for name in raw.scan_iter(b"keepgate:*")]
+        assert {name.split(b":")[1] for name in found} == {b"live", b"owners", b"kv"}
+        assert all([await raw.pttl(name) > 0 for name in found])
 
 
 async def test_a_popular_block_keeps_a_few_holders(valkey: Valkey, raw: "redis.asyncio.Redis") -> None:
@@ -363,7 +303,7 @@ async def test_an_inventory_brings_nothing_back(valkey: Valkey) -> None:
         held = index.own("a", TierKind.MEMORY, inventory)
         await begun.wait()
         del shelf.keys[1_000:]
-        assert await held.withdraw(keys[:999:-1], PATIENT) == frozenset()
+        held.forget(keys[:999:-1])
         await index.next_heartbeat()
 
         async def is_claimed() -> bool:

@@ -31,8 +31,6 @@ class Model:
     claims: dict[bytes, dict[int, tuple[int, int]]] = field(default_factory=dict)
     """key -> epoch -> (tier, codec), in the order of the claims."""
     epochs: dict[str, int] = field(default_factory=dict)
-    leases: dict[tuple[int, bytes], set[bytes]] = field(default_factory=dict)
-    """(epoch, id) -> keys."""
 
     def match(self, keys: list[bytes]) -> list[tuple[int, list[tuple[int, int, int]]]]:
         runs: list[tuple[int, list[tuple[int, int, int]]]] = []
@@ -55,7 +53,6 @@ class World:
         self._connection = connection
         self.model = Model()
         self._instances = {name: secrets.token_bytes(8) for name in _NAMES}
-        self._lease_ids = [secrets.token_bytes(8) for _ in range(3)]
         self._all_epochs: list[int] = []
 
     async def ask(self, name: ScriptName, *words: bytes | str | int, again: bool) -> object:
@@ -112,51 +109,20 @@ class World:
             found = await self.ask("touch", packed_epoch(epoch), _LONG, b"".join(keys), again=again)
             assert found == sum(epoch in self.model.claims.get(key, {}) for key in keys)
 
-    async def withdraw(self, number: int, keys: list[bytes], forced: bool, again: bool) -> None:
-        if not self._all_epochs:
-            return
-        epoch = self._all_epochs[number % len(self._all_epochs)]
-        kept = await self.ask("withdraw", packed_epoch(epoch), int(forced), b"".join(keys), again=again)
-        expected = []
-        for place, key in enumerate(keys):
-            if epoch not in self.model.claims.get(key, {}):
-                continue
-            leased = any(key in held for (owner, _), held in self.model.leases.items() if owner == epoch)
-            if leased and not forced:
-                expected.append(place)
-            else:
-                del self.model.claims[key][epoch]
-        assert kept == expected
-
-    async def lease(self, number: int, which: int, keys: list[bytes], again: bool) -> None:
-        if not self._all_epochs:
-            return
-        epoch, lease_id = self._all_epochs[number % len(self._all_epochs)], self._lease_ids[which]
-        count = 0
-        while (
-            count < len(keys)
-            and epoch in self.model.epochs.values()
-            and epoch in self.model.claims.get(keys[count], {})
-        ):
-            count += 1
-        if count:
-            self.model.leases[epoch, lease_id] = set(keys[:count])
-        words = (packed_epoch(epoch), lease_id, _LONG, b"".join(keys))
-        assert await self.ask("lease", *words, again=again) == count
-
-    async def release(self, number: int, which: int, again: bool) -> None:
+    async def withdraw(self, number: int, keys: list[bytes], again: bool) -> None:
         if self._all_epochs:
-            epoch, lease_id = self._all_epochs[number % len(self._all_epochs)], self._lease_ids[which]
-            await self.ask("release", packed_epoch(epoch), lease_id, again=again)
-            self.model.leases.pop((epoch, lease_id), None)
+            epoch = self._all_epochs[number % len(self._all_epochs)]
+            await self.ask("withdraw", packed_epoch(epoch), b"".join(keys), again=again)
+            for key in keys:
+                self.model.claims.get(key, {}).pop(epoch, None)
 
-    async def check(self) -> None:
-        for keys in _CHAINS:
-            reply = await self._connection.ask(
-                "match", packed_names(self._connection.block_names, keys), deadline=_DEADLINE
-            )
-            runs = [(blocks, list(held(claims))) for blocks, claims in zip(reply[::2], reply[1::2], strict=True)]
-            assert runs == self.model.match(keys)
+    async def check(self, keys: list[bytes]) -> None:
+        """Scripts and model find the same runs of a chain."""
+        reply = await self._connection.ask(
+            "match", packed_names(self._connection.block_names, keys), deadline=_DEADLINE
+        )
+        runs = [(blocks, list(held(claims))) for blocks, claims in zip(reply[::2], reply[1::2], strict=True)]
+        assert runs == self.model.match(keys)
 
 
 _part = st.sampled_from(_CHAINS).flatmap(
@@ -173,9 +139,7 @@ _operations = st.one_of(
     st.tuples(st.just("publish"), _numbers, _part, _kinds),
     st.tuples(st.just("publish"), _numbers, _part, _kinds),
     st.tuples(st.just("touch"), _numbers, _part),
-    st.tuples(st.just("withdraw"), _numbers, _tails_first, st.booleans()),
-    st.tuples(st.just("lease"), _numbers, st.integers(0, 2), _part),
-    st.tuples(st.just("release"), _numbers, st.integers(0, 2)),
+    st.tuples(st.just("withdraw"), _numbers, _tails_first),
 )
 
 
@@ -202,23 +166,26 @@ def test_the_scripts_do_what_the_model_says(
             # A repeated start is another start, except for lasting owners.
             twice = again and operation != "start"
             await getattr(world, operation)(*arguments, again=twice)
-            await world.check()
+            for keys in _CHAINS:
+                await world.check(keys)
         await node.close()
 
     runner.run(run())
 
 
-async def test_what_is_withdrawn_twice_is_kept_once(valkey: Valkey) -> None:
-    """A chain longer than one batch of a script, leased in part: the kept blocks are returned by their positions."""
+async def test_a_chain_of_several_batches_is_withdrawn(valkey: Valkey) -> None:
+    """Blocks of a chain longer than one batch of a script are withdrawn in parts; a repeated call changes nothing."""
     node = RedisNode(valkey.url)
     world = World(IndexConnection(node, new_namespace()))
-    await world.start("a", again=False)
+    for name in ("a", "b"):
+        await world.start(name, again=False)
     keys = [secrets.token_bytes(16) for _ in range(500)]
     await world.publish(0, keys, (1, 0), again=True)
-    await world.lease(0, 0, keys[:300], again=True)
-    await world.withdraw(0, keys[::-1], forced=False, again=False)
-    await world.withdraw(0, keys[299::-1], forced=False, again=True)
-    await world.release(0, 0, again=True)
-    await world.withdraw(0, keys[299::-1], forced=False, again=True)
+    await world.publish(1, keys[:200], (1, 0), again=True)
+    for first in (300, 100, 0):
+        await world.withdraw(0, keys[first:][::-1], again=True)
+        await world.check(keys)
+    await world.withdraw(1, keys[::-1], again=True)
+    await world.check(keys)
     assert not any(world.model.claims.values())
     await node.close()

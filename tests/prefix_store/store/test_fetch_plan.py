@@ -14,7 +14,7 @@ from prefix_store.store.transfer_time import TransferTime
 from tests.prefix_store.tiers.blocks import format_of
 
 _NOW = 1_000.0
-_OWNER = Owner("engine-7", 7, Details("http://127.0.0.1:1", "one"), 5.0)
+_OWNER = Owner("engine-7", 7, Details("http://127.0.0.1:1", "one"))
 _PLACES = ("memory", "disk", PEERS)
 
 

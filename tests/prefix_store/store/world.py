@@ -10,6 +10,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from benchmarks.prefix.claims import claims_by_owner
 from prefix_store.codecs.codec import Codec
 from prefix_store.codecs.frame_format import FrameFormat
 from prefix_store.codecs.registry import PLAIN
@@ -17,7 +18,6 @@ from prefix_store.eviction.access import Access
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.frame import HEADER_BYTES
 from prefix_store.index.index import RedisIndex
-from prefix_store.index.usage import measure_usage
 from prefix_store.store.config import StoreConfig
 from prefix_store.store.location import Location
 from prefix_store.store.open_store import OpenStore, open_store
@@ -92,11 +92,7 @@ class Engine:
 
     async def claims(self) -> dict[str, int]:
         """The number of claimed blocks by owner."""
-        census = await measure_usage(self.index)
-        found: dict[str, int] = {}
-        for share, blocks in census.claims.items():
-            found[share.owner] = found.get(share.owner, 0) + blocks
-        return found
+        return {name: len(keys) for name, keys in (await claims_by_owner(self.config.index, self.index)).items()}
 
 
 @asynccontextmanager

@@ -122,7 +122,7 @@ def _as_llama_cpp_stores(name: str, weight: Array, config: Any, architecture: MO
 
 
 def _llama3_divisors(reference: Any) -> Array:
-    """What the frequencies that transformers computes are divided by."""
+    """The divisors of the plain frequencies that give those of transformers."""
     config = reference.config
     plain = config.rope_parameters["rope_theta"] ** -(torch.arange(0, config.head_dim, 2) / config.head_dim)
     divisors: Array = (plain / reference.model.rotary_emb.inv_freq).float().numpy()

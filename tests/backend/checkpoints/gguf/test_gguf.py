@@ -1,4 +1,4 @@
-"""A GGUF file of any family that it is offered for becomes the model that was written to it."""
+"""A GGUF file of any supported family becomes the model that was written to it."""
 
 from __future__ import annotations
 
@@ -61,8 +61,9 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_logits_survive_the_conversion(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tensor is at its place and in its order, in as many files as it takes, and the config says the rest."""
+def test_a_converted_file_gives_the_same_logits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A converted file gives transformers' logits, in several files if it is large."""
+    # The size of a file is no option, and many gigabytes.
     monkeypatch.setattr(gguf_file, "_SHARD_BYTES", 2**18)
     reference = write_model(WRITTEN[name], tmp_path / "model.gguf")
     (tmp_path / "converted").mkdir()
@@ -84,8 +85,8 @@ def in_blocks(kind: Kind) -> Kind:
 
 @pytest.mark.parametrize("name", ["llama-linear", "mixtral", "gemma2"])
 @pytest.mark.parametrize("blocks", [GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0])
-def test_blocks_may_stay_as_they_are(name: str, blocks: GGMLQuantizationType, tmp_path: Path) -> None:
-    """Linear layers are then kept in integers, and say the same to the bit as what they are expanded to."""
+def test_packed_blocks_equal_their_expansion(name: str, blocks: GGMLQuantizationType, tmp_path: Path) -> None:
+    """With `packed` linear layers stay in integers, and equal the expanded weights bit for bit."""
     write_model(in_blocks(WRITTEN[name]), tmp_path / "model.gguf", blocks)
     weights = []
     for packed in (False, True):
@@ -102,8 +103,8 @@ def test_blocks_may_stay_as_they_are(name: str, blocks: GGMLQuantizationType, tm
     assert torch.equal(weights[0].embedding, weights[1].embedding)
 
 
-def test_super_blocks_of_four_bits_stay(tmp_path: Path) -> None:
-    """Q4_K, which most files have: within the rounding of its scales to half floats of what the gguf package reads."""
+def test_q4_k_blocks_stay_packed(tmp_path: Path) -> None:
+    """Q4_K blocks stay packed, and equal the gguf package's values up to rounding scales to half floats."""
     generator = np.random.default_rng(3)
     blocks = generator.integers(0, 256, (6, 2, 144), dtype=np.uint8)
     blocks[:, :, :4] = generator.uniform(1e-3, 2e-3, (6, 2, 2)).astype(np.float16).view(np.uint8)
@@ -118,7 +119,7 @@ def test_super_blocks_of_four_bits_stay(tmp_path: Path) -> None:
 
 
 def test_blocks_that_no_scheme_holds_are_expanded(tmp_path: Path) -> None:
-    """Five bits are none of its; nothing is then said of quantised weights."""
+    """Blocks without a scheme, such as Q5_0, are expanded, and the config says nothing of quantisation."""
     write_model(in_blocks(WRITTEN["qwen3"]), tmp_path / "model.gguf", GGMLQuantizationType.Q5_0)
     convert_gguf(tmp_path / "model.gguf", tmp_path, quiet, packed=True)
     assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
@@ -127,7 +128,7 @@ def test_blocks_that_no_scheme_holds_are_expanded(tmp_path: Path) -> None:
 
 
 def test_scaled_frequencies_are_recognised(tmp_path: Path) -> None:
-    """Llama 3.1's parameters come back from the divisors; divisors that they do not explain are refused."""
+    """Llama 3.1's rope scaling is recovered from its frequency divisors, and other divisors are refused."""
     write_model(LLAMA3, tmp_path / "model.gguf")
     convert_gguf(tmp_path / "model.gguf", tmp_path, quiet)
     config = read_config(tmp_path)
@@ -139,15 +140,15 @@ def test_scaled_frequencies_are_recognised(tmp_path: Path) -> None:
 
 
 def test_large_gemmas_scale_attention_by_the_hidden_size(tmp_path: Path) -> None:
-    """The layer count of the 27B models is what tells them."""
+    """A Gemma 2 with the layer count of the 27B model scales attention by the hidden size."""
     write_model(Kind("Gemma2", {"num_hidden_layers": 46, "hidden_size": 64, "head_dim": 32}), tmp_path / "model.gguf")
     convert_gguf(tmp_path / "model.gguf", tmp_path, quiet)
     assert read_config(tmp_path).attention_scale == (64 / 4) ** -0.5
 
 
 @pytest.mark.parametrize("add_space_prefix", [False, True])
-def test_sentencepiece_vocabularies(tmp_path: Path, add_space_prefix: bool) -> None:
-    """Best scores merge first, other characters become bytes, and text never grows into a control token."""
+def test_sentencepiece_vocabularies_are_converted(tmp_path: Path, add_space_prefix: bool) -> None:
+    """SentencePiece scores give the order of merges, other characters become bytes, and no merge is a control token."""
     changed = SENTENCEPIECE | {"add_space_prefix": add_space_prefix}
     fields = {f"tokenizer.ggml.{name}": value for name, value in changed.items()}
     write_tokenizer(GgufMetadata({"general.architecture": "llama", **fields}, (), "model.gguf"), tmp_path)

@@ -1,4 +1,4 @@
-"""A GGUF file that lies is refused in one line that names the file and what is wrong, before it costs anything."""
+"""An invalid GGUF file is refused in one line that names the file and the fault, before memory is allocated for it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def text(value: str | bytes) -> bytes:
 
 
 def value(content: Any, kind: int | None = None) -> bytes:
-    """A value with its type before it; of a list, the type of its items."""
+    """A value with its type before it; the kind of a list is that of its items."""
     if isinstance(content, list):
         kind = kind or (STRING if isinstance(content[0], str) else I32 if isinstance(content[0], int) else F32)
         items = [text(item) if kind == STRING else struct.pack(f"<{FORMS[kind]}", item) for item in content]
@@ -45,7 +45,7 @@ def value(content: Any, kind: int | None = None) -> bytes:
 
 @dataclass
 class Tensor:
-    """What a file says of a tensor, true or not."""
+    """What a file states of a tensor, right or wrong."""
 
     shape: tuple[int, ...]
     type: int = 0
@@ -55,7 +55,7 @@ class Tensor:
 
 @dataclass
 class Draft:
-    """A whole model with one layer, to be changed into one that is not right."""
+    """A whole model with one layer, which a test changes into an invalid one."""
 
     fields: dict[str, bytes] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -139,18 +139,18 @@ def refusal(draft: Draft, tmp_path: Path) -> str:
     return said
 
 
-def test_the_model_is_right(tmp_path: Path) -> None:
-    """Whatever is refused below, it is for what was changed."""
+def test_the_unchanged_model_is_converted(tmp_path: Path) -> None:
+    """The unchanged model is converted, so each refusal below is for its change."""
     convert_gguf(model().save(tmp_path / "model.gguf"), tmp_path, quiet, packed=True)
     assert set(TensorStore(tmp_path).names()) >= {"model.layers.0.self_attn.q_proj.weight", "model.norm.weight"}
 
 
-def lying_array(kind: int, count: int) -> dict[str, bytes]:
+def array_of_claimed_size(kind: int, count: int) -> dict[str, bytes]:
     return {"abc": struct.pack("<IIQ", ARRAY, kind, count)}
 
 
-def test_any_damage_is_a_refusal(tmp_path: Path) -> None:
-    """Bytes of the header that are changed, lost or added: the file is converted all the same, or refused."""
+def test_random_damage_is_converted_or_refused(tmp_path: Path) -> None:
+    """A header with changed, lost or added bytes is converted or refused, without another error."""
     draft, random = model(), np.random.default_rng(5)
     good, length = draft.save(tmp_path / "model.gguf").read_bytes(), len(draft.header())
     refused = []
@@ -171,9 +171,12 @@ HEADERS = {
     "text": (Draft(head=b"hello wo"), "it does not begin with 'GGUF'"),
     "version": (Draft(head=b"GGUF" + struct.pack("<I", 9)), "version 9, expected one of"),
     "big-endian": (Draft(head=b"GGUF" + struct.pack(">I", 3)), "little-endian"),
-    "array of numbers": (Draft(lying_array(U8, 2**60)), "metadata 'abc': 1152921504606846976 bytes at byte 51"),
-    "array of strings": (Draft(lying_array(STRING, 2**60)), "metadata 'abc': 9223372036854775808 bytes"),
-    "longest array": (Draft(lying_array(U8, 2**64 - 1)), "metadata 'abc': 18446744073709551615 bytes"),
+    "array of numbers": (
+        Draft(array_of_claimed_size(U8, 2**60)),
+        "metadata 'abc': 1152921504606846976 bytes at byte 51",
+    ),
+    "array of strings": (Draft(array_of_claimed_size(STRING, 2**60)), "metadata 'abc': 9223372036854775808 bytes"),
+    "longest array": (Draft(array_of_claimed_size(U8, 2**64 - 1)), "metadata 'abc': 18446744073709551615 bytes"),
     "nested arrays": (
         Draft({"abc": struct.pack("<I", ARRAY) + struct.pack("<IQ", ARRAY, 1) * 5000}),
         "metadata 'abc': an array of something else than numbers or strings",
@@ -198,8 +201,8 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("case", HEADERS)
-def test_headers_that_cannot_be(case: str, tmp_path: Path) -> None:
-    """Counts and lengths are held against the file's size; nothing of the size that they say is made."""
+def test_invalid_headers_are_refused(case: str, tmp_path: Path) -> None:
+    """An invalid header is refused; its counts and lengths are compared with the file's size first."""
     draft, message = HEADERS[case]
     said = refusal(draft, tmp_path)
     assert said.startswith("not a readable GGUF file (")
@@ -207,16 +210,16 @@ def test_headers_that_cannot_be(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [4, 10, 24, 100, 600, 2000, -100])
-def test_files_that_end_early(end: int, tmp_path: Path) -> None:
-    """Wherever it is."""
+def test_truncated_files_are_refused(end: int, tmp_path: Path) -> None:
+    """A file that ends early is refused, wherever it ends."""
     draft = model()
     draft.end = end
     assert refusal(draft, tmp_path).startswith("not a readable GGUF file (")
 
 
-def test_headers_have_a_limit(tmp_path: Path) -> None:
-    """Holes cost nothing on disk: a file may be large enough for any array."""
-    path = Draft(lying_array(U8, 2**33)).save(tmp_path / "model.gguf")
+def test_headers_have_a_size_limit(tmp_path: Path) -> None:
+    """A header over the size limit is refused even if a sparse file is large enough for it."""
+    path = Draft(array_of_claimed_size(U8, 2**33)).save(tmp_path / "model.gguf")
     with path.open("ab") as file:
         file.truncate(2**34)
     with pytest.raises(ModelError, match="left of what a header may have"):
@@ -243,8 +246,8 @@ TENSORS: dict[str, tuple[Tensor, str]] = {
 
 
 @pytest.mark.parametrize("case", TENSORS)
-def test_tensors_that_cannot_be(case: str, tmp_path: Path) -> None:
-    """Each has bytes of its own in the file, whole rows, and the shape that its place has."""
+def test_invalid_tensors_are_refused(case: str, tmp_path: Path) -> None:
+    """A tensor outside the file, over another one, or with a wrong shape, type or value is refused by name."""
     tensor, message = TENSORS[case]
     draft = model()
     tensor.data = tensor.data or draft.tensors[QUERY].data
@@ -255,8 +258,8 @@ def test_tensors_that_cannot_be(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["I8", "I16", "I32", "I64", "F64", "Q8_K"])
-def test_types_that_are_no_weights(kind: str, tmp_path: Path) -> None:
-    """Those that GGUF has for other things."""
+def test_tensor_types_that_hold_no_weights_are_refused(kind: str, tmp_path: Path) -> None:
+    """A weight in a GGUF type that holds no weights is refused."""
     draft, of = model(256), GGMLQuantizationType[kind]
     elements, size = GGML_QUANT_SIZES[of]
     draft.tensors["blk.0.ffn_down.weight"] = Tensor((32, 256), of.value, data=bytes(32 * 256 // elements * size))
@@ -264,8 +267,8 @@ def test_types_that_are_no_weights(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K"])
-def test_scales_that_are_not_finite(kind: str, tmp_path: Path) -> None:
-    """Also in the blocks that stay as they are."""
+def test_blocks_with_scales_that_are_not_finite_are_refused(kind: str, tmp_path: Path) -> None:
+    """A packed block with a NaN or infinite scale is refused."""
     draft, of = model(256), GGMLQuantizationType[kind]
     elements, size = GGML_QUANT_SIZES[of]
     draft.tensors["blk.0.ffn_down.weight"] = Tensor((32, 256), of.value, data=b"\xff" * (32 * 256 // elements * size))
@@ -289,22 +292,22 @@ def test_scales_that_are_not_finite(kind: str, tmp_path: Path) -> None:
         ("", "''"),
     ],
 )
-def test_names_without_a_place(name: str, quoted: str, tmp_path: Path) -> None:
-    """Nothing in a name means anything, and it is shown so that it does nothing to a terminal."""
+def test_unknown_tensor_names_are_refused_and_quoted(name: str, quoted: str, tmp_path: Path) -> None:
+    """A tensor name that the architecture does not have is refused, and quoted without control characters."""
     draft = model()
     draft.tensors[name] = floats(32, 32)
     assert refusal(draft, tmp_path) == f"tensor {quoted} has no place in a llama decoder of 1 layers"
 
 
 def test_missing_tensors_are_named(tmp_path: Path) -> None:
-    """As the file would call them."""
+    """A missing tensor is named as in the file."""
     draft = model()
     del draft.tensors[QUERY]
     assert refusal(draft, tmp_path) == "tensor 'blk.0.attn_q.weight' is missing"
 
 
-def test_biases_of_one_projection(tmp_path: Path) -> None:
-    """A config says that all of attention has biases or none; a file with a part of them is not served without it."""
+def test_a_bias_of_one_projection_alone_is_refused(tmp_path: Path) -> None:
+    """A bias of one attention projection without the others is refused, as a config has all or none."""
     draft = model()
     draft.tensors["blk.0.attn_q.bias"] = floats(32)
     assert refusal(draft, tmp_path) == "tensor 'blk.0.attn_k.bias' is missing"
@@ -359,8 +362,8 @@ FIELDS: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("key", "wrong", "message"), FIELDS, ids=[f"{key}={wrong!r:.20}" for key, wrong, _ in FIELDS])
-def test_metadata_that_cannot_be(key: str, wrong: Any, message: str, tmp_path: Path) -> None:
-    """The line names the key, shows the value, and says what would be right."""
+def test_invalid_metadata_are_refused(key: str, wrong: Any, message: str, tmp_path: Path) -> None:
+    """Invalid metadata are refused with the key, the value and what would be right."""
     draft = model()
     draft.fields[key] = value(wrong)
     said = refusal(draft, tmp_path)
@@ -370,7 +373,7 @@ def test_metadata_that_cannot_be(key: str, wrong: Any, message: str, tmp_path: P
 
 @pytest.mark.parametrize("key", ["llama.embedding_length", "llama.block_count", TOKENS, "tokenizer.ggml.token_type"])
 def test_missing_metadata_are_named(key: str, tmp_path: Path) -> None:
-    """With what is expected of them."""
+    """Missing metadata are named with what is expected of them."""
     draft = model()
     del draft.fields[key]
     assert refusal(draft, tmp_path).startswith(f"metadata {key} is missing, expected ")
@@ -387,16 +390,16 @@ def test_missing_metadata_are_named(key: str, tmp_path: Path) -> None:
         ("unknown_token_id", "x", f"'x', expected {IDS}"),
     ],
 )
-def test_sentencepiece_metadata_that_cannot_be(key: str, wrong: Any, message: str, tmp_path: Path) -> None:
-    """The other kind of tokenizer has scores in the place of merges."""
+def test_invalid_sentencepiece_metadata_are_refused(key: str, wrong: Any, message: str, tmp_path: Path) -> None:
+    """Invalid scores and token ids of a SentencePiece tokenizer are refused with the key and the value."""
     draft = model()
     fields = {"model": "llama", "scores": [0.0, 0.0, -1.0, 0.0], key: wrong}
     draft.fields |= {f"tokenizer.ggml.{name}": value(content) for name, content in fields.items()}
     assert refusal(draft, tmp_path) == f"metadata tokenizer.ggml.{key} is {message}"
 
 
-def test_a_beginning_that_no_text_can_have(tmp_path: Path) -> None:
-    """The tokenizers library writes what a text begins with in a language of its own."""
+def test_a_bos_token_with_a_colon_is_refused(tmp_path: Path) -> None:
+    """A beginning token that the tokenizers library's template syntax cannot express is refused."""
     draft = model()
     draft.fields[TOKENS] = value(["a", "b", "ab", "x:y"])
     draft.fields |= {"tokenizer.ggml.bos_token_id": value(3), "tokenizer.ggml.add_bos_token": value(1)}
@@ -404,8 +407,8 @@ def test_a_beginning_that_no_text_can_have(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
-def test_a_full_disk(name: str, tmp_path: Path) -> None:
-    """One line, which names the file that was to be converted."""
+def test_a_full_disk_names_the_converted_file(name: str, tmp_path: Path) -> None:
+    """A full disk is one line that names the GGUF file."""
     (tmp_path / "converted").mkdir()
     (tmp_path / "converted" / name).symlink_to("/dev/full")
     path = model().save(tmp_path / "model.gguf")
@@ -415,14 +418,14 @@ def test_a_full_disk(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where conversions are kept."""
+    """The directory of conversions."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     (tmp_path / "home" / "keepgate" / "models").mkdir(parents=True)
     return tmp_path / "home" / "keepgate" / "models"
 
 
-def test_files_that_differ_at_their_end(tmp_path: Path, models: Path) -> None:
-    """Two tunings of one model, of one name and size, are two; the same file elsewhere is not converted again."""
+def test_files_that_differ_only_at_their_end_are_two_models(tmp_path: Path, models: Path) -> None:
+    """Files of one name and size that differ at their end are two models, and a moved file is not converted again."""
     draft = model(2**15)
     served = []
     for directory, seed in (("one", 0), ("two", 1)):
@@ -439,8 +442,8 @@ def test_files_that_differ_at_their_end(tmp_path: Path, models: Path) -> None:
     assert not said
 
 
-def test_what_killed_conversions_left_is_swept(tmp_path: Path, models: Path) -> None:
-    """At the next conversion, of whatever file; one that still runs has its lock and is let alone."""
+def test_leftovers_of_killed_conversions_are_removed(tmp_path: Path, models: Path) -> None:
+    """The next conversion removes what killed conversions left, and leaves the folder of a running one."""
     path = model().save(tmp_path / "model.gguf")
     own = resolve_model(str(path), quiet).directory
     own.rename(models / f".{own.name}-12345678")
@@ -454,7 +457,7 @@ def test_what_killed_conversions_left_is_swept(tmp_path: Path, models: Path) -> 
 
 
 def test_a_refused_file_leaves_nothing(tmp_path: Path, models: Path) -> None:
-    """What could not be served is not kept, and it is the user's file that is named."""
+    """A file that is refused leaves no conversion behind, and the message names the user's file."""
     draft = model()
     draft.fields["llama.block_count"] = value(2)
     path = draft.save(tmp_path / "model.gguf")
@@ -463,8 +466,8 @@ def test_a_refused_file_leaves_nothing(tmp_path: Path, models: Path) -> None:
     assert not [entry for entry in models.iterdir() if entry.is_dir()]
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line with the file and the cache; a file name of any length is no reason for it."""
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that cannot be written is one line with file and cache, and a long file name is no error."""
     path = model().save(tmp_path / f"{'x' * 240}.gguf")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     assert resolve_model(str(path), quiet).directory.is_dir()

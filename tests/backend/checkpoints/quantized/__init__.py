@@ -1,1 +1,1 @@
-"""Checkpoints with quantised weights: others' files, our own, and files that lie."""
+"""Checkpoints with quantised weights: other packages' files, files written here, and invalid files."""

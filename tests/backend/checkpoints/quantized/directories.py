@@ -21,7 +21,7 @@ NORM = "model.layers.0.input_layernorm.weight"
 
 
 def write_source(directory: Path, weights: Mapping[str, torch.Tensor], **config: Any) -> Path:
-    """A directory with some linear layers, an embedding, a norm, a tokenizer and what else is taken over."""
+    """A directory with linear layers, an embedding, a norm, a tokenizer and the other files that are copied."""
     directory.mkdir(parents=True)
     tensors = {f"{name}.weight": weight for name, weight in weights.items()}
     plain = {"model.embed_tokens.weight": torch.ones(8, 4), NORM: torch.arange(4.0)}
@@ -34,7 +34,7 @@ def write_source(directory: Path, weights: Mapping[str, torch.Tensor], **config:
 
 
 def read_linear(directory: Path, name: str, out_features: int, in_features: int) -> QuantizedLinear | None:
-    """One layer, as the backend reads it."""
+    """One layer, read as the backend reads it."""
     path = directory / "config.json"
     values = quantization_config(read_json_object(path))
     assert values is not None
@@ -63,7 +63,7 @@ def change_config(directory: Path, **changes: Any) -> None:
 
 
 def kept(linear: Any) -> dict[str, Any]:
-    """All that a weight or its scales keep, tensors with their dtypes as lists, so that it can be compared."""
+    """All fields of a weight or its scales, with tensors as lists, so that two weights can be compared."""
     fields = {field.name: getattr(linear, field.name) for field in dataclasses.fields(linear)}
     for name, value in fields.items():
         if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Checkpoints in eight-bit floats, as vLLM's tools, fbgemm and fine-grained scales have them."""
+"""FP8 checkpoints as vLLM's tools, fbgemm and block-wise scales write them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(directory: Path, scale: str, scales: torch.Tensor, **config: Any) -> tu
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
 def test_the_whole_weight_has_one_scale(shape: tuple[int, ...], tmp_path: Path) -> None:
-    """However many dimensions it is written with."""
+    """A scale of one number, of any shape, is the scale of the whole weight."""
     name, weight = read(tmp_path, "weight_scale", torch.full(shape, 0.25), quant_method="fp8")
     assert name == "fp8-tensor"
     assert torch.equal(weight, CODES.float() / 4)
@@ -35,14 +35,14 @@ def test_the_whole_weight_has_one_scale(shape: tuple[int, ...], tmp_path: Path) 
 @pytest.mark.parametrize("shape", [(6,), (6, 1)])
 @pytest.mark.parametrize("method", ["fp8", "fbgemm_fp8"])
 def test_each_row_has_a_scale(shape: tuple[int, ...], method: str, tmp_path: Path) -> None:
-    """Under either name, and in sixteen bits too."""
+    """A scale for each row is read under both method names and in bfloat16."""
     name, weight = read(tmp_path, "weight_scale", ROWS.view(shape).bfloat16(), quant_method=method)
     assert name == "fp8"
     assert torch.equal(weight, CODES.float() * ROWS.bfloat16().float().unsqueeze(1))
 
 
 def test_each_block_has_a_scale(tmp_path: Path) -> None:
-    """The last ones are smaller. It is rounded once, to bfloat16."""
+    """A scale for each block is applied, to smaller last blocks too, and the weight is rounded once to bfloat16."""
     scales = torch.tensor([[1.0, 2.0, 3.0], [5.0, 7.0, 11.0]])
     config = {"quant_method": "fp8", "weight_block_size": [4, 4], "activation_scheme": "dynamic"}
     name, weight = read(tmp_path, "weight_scale_inv", scales, **config)

@@ -1,4 +1,4 @@
-"""Patterns of a model's files match what ``re`` matches, and never take long."""
+"""Patterns in a model's config match as ``re`` does, in bounded time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ATOMS = st.sampled_from(
 
 
 def grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    """Everything that expressions are made of, around smaller ones."""
+    """Expressions that combine smaller ones."""
     repeats = st.sampled_from(["*", "+", "?", "*?", "+?", "{2}", "{1,3}", "{2,}", "{3,40}"])
     return st.one_of(
         st.tuples(inner, inner).map("".join),
@@ -59,8 +59,8 @@ def of(text: str) -> Pattern:
 
 @settings(max_examples=1000, deadline=None)
 @given(text=PATTERNS, name=st.text("ab1.\n", max_size=8))
-def test_what_re_matches(text: str, name: str) -> None:
-    """For every expression whose parts are followed, nested repeats and assertions included."""
+def test_patterns_match_as_re_does(text: str, name: str) -> None:
+    """A random expression of the supported parts matches a name exactly if ``re`` matches it."""
     assert of(text).match(name) == bool(re.match(text, name))
 
 
@@ -76,16 +76,16 @@ def test_what_re_matches(text: str, name: str) -> None:
         r"(?!)",
     ],
 )
-def test_what_files_have(text: str) -> None:
-    """As ``re`` has it too."""
+def test_patterns_of_real_configs_match_as_re_does(text: str) -> None:
+    """Expressions as real configs have them match as in ``re``."""
     assert of(text).match(NAME) == bool(re.match(text, NAME))
 
 
 @pytest.mark.parametrize(
     "text", ["(.+)+X$", "(.*a|.*b|.*.)*X$", "(.|.)*X", "(.?)*" * 8 + "X", ".*" * 60 + "X", "(a?){50}" * 9, "((.*)*)*X"]
 )
-def test_no_pattern_takes_long(text: str) -> None:
-    """Whether it is refused or not."""
+def test_no_pattern_takes_exponential_time(text: str) -> None:
+    """An expression that backtracks exponentially in ``re`` is matched or refused within two seconds."""
     began = time.perf_counter()
     try:
         assert not of(text).match(NAME * 2) or "X" not in text
@@ -116,14 +116,14 @@ def test_no_pattern_takes_long(text: str) -> None:
         ("(?i:a)", "expected regular expressions without flags"),
     ],
 )
-def test_what_is_not_read_is_said(text: str, message: str) -> None:
-    """In one line, with the file and the field."""
+def test_unsupported_patterns_are_refused(text: str, message: str) -> None:
+    """An unsupported or invalid expression is refused in one line with the file and the field."""
     with pytest.raises(ModelError, match=rf"config\.json: ignore is \['re:...'\], {message}") as refused:
         of(text)
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_too_many_steps_are_said() -> None:
-    """Of a pattern that nests what repeats."""
+def test_a_pattern_with_too_many_steps_is_refused() -> None:
+    """A match of nested repeats that takes too many steps is refused."""
     with pytest.raises(ModelError, match=r"ignore is .*, expected regular expressions with fewer repeats in repeats"):
         of("((((.)+)+)+)+X").match(NAME * 4)

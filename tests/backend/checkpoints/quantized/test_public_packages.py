@@ -1,4 +1,4 @@
-"""Files that public packages wrote say here what they say there. See tests/data/quantised/README.md."""
+"""Files of public packages are read as those packages read them. See tests/data/quantised/README.md."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ SCHEMES: dict[str, tuple[str | None, str | None]] = {
 
 
 @pytest.mark.parametrize("folder", SCHEMES)
-def test_weights_are_what_the_package_says(folder: str) -> None:
-    """To the bit, but for the last place of a product of scales, and where blocks of scales are widened."""
+def test_weights_equal_those_of_the_package(folder: str) -> None:
+    """Weights equal the package's bit for bit, except for rounding of LLM.int8 products and of FP8 blocks."""
     said = load_file(DATA / "dequantised.safetensors")
     for name, scheme in zip((KEY, DOWN), SCHEMES[folder], strict=True):
         linear = read_linear(DATA / folder, name, *SHAPES[name])
@@ -54,8 +54,8 @@ def test_weights_are_what_the_package_says(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", SCHEMES)
-def test_what_was_read_multiplies(folder: str) -> None:
-    """In the layout that products are made from, whatever the file's was."""
+def test_a_weight_that_was_read_multiplies_right(folder: str) -> None:
+    """A weight that was read from any layout multiplies as its unpacked weight."""
     linear = read_linear(DATA / folder, KEY, *SHAPES[KEY])
     assert linear is not None
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
@@ -63,15 +63,15 @@ def test_what_was_read_multiplies(folder: str) -> None:
 
 
 def test_act_order_is_kept() -> None:
-    """Inputs are in the order of their groups, which is not the order that they come in."""
+    """A weight with act-order keeps the permutation of its inputs."""
     linear = read_linear(DATA / "gptqmodel-gptq-order", DOWN, *SHAPES[DOWN])
     assert isinstance(linear, IntLinear)
     assert linear.order is not None
     assert sorted(linear.order.tolist()) == list(range(128)) != linear.order.tolist()
 
 
-def test_zeros_of_the_first_format_that_borrow(tmp_path: Path) -> None:
-    """GPTQModel takes one off each zero in whole words, so that a zero of 0 takes one more from its neighbour."""
+def test_gptq_zeros_that_borrow_between_codes_are_read_right(tmp_path: Path) -> None:
+    """Zeros of the first GPTQ format that borrow from a neighbour in their word are read as in version 2."""
     first, second = tmp_path / "gptq", tmp_path / "gptq_v2"
     for directory in (first, second):
         shutil.copytree(DATA / "gptqmodel-gptq-v2", directory)

@@ -1,4 +1,4 @@
-"""What is written in a public format comes back bit for bit."""
+"""A weight written in a public format is read back bit for bit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def written_and_read(linear: QuantizedLinear, weight: torch.Tensor) -> Quantized
 @settings(max_examples=15)
 @given(weight=weights())
 def test_a_weight_comes_back_bit_for_bit(scheme: Scheme, weight: torch.Tensor) -> None:
-    """Codes, scales and zeros, in every scheme that a public format holds."""
+    """Codes, scales and zeros of every scheme with a public format are read back bit for bit."""
     linear = scheme.pack(weight)
     back = written_and_read(linear, weight)
     if (
@@ -61,8 +61,8 @@ def test_a_weight_comes_back_bit_for_bit(scheme: Scheme, weight: torch.Tensor) -
 
 @every_scheme
 @pytest.mark.parametrize("size", [6e4, 1e18, 1e21, 1e30])
-def test_what_could_not_be_read_back_is_refused_before_it_is_written(scheme: Scheme, size: float) -> None:
-    """A file whose scales a reader takes for damage would be worth nothing."""
+def test_huge_weights_are_refused_or_read_back(scheme: Scheme, size: float) -> None:
+    """Weights of a huge magnitude are refused before they are written, or are read back bit for bit."""
     weight = torch.randn(4, 128, generator=torch.Generator().manual_seed(2)).clamp(-2, 2) * size
     try:
         linear = scheme.pack(weight)
@@ -74,8 +74,8 @@ def test_what_could_not_be_read_back_is_refused_before_it_is_written(scheme: Sch
 
 @settings(max_examples=15)
 @given(weight=weights(), seed=st.integers(0, 100), zero=st.sampled_from(["middle", "integer"]))
-def test_columns_in_another_order_come_back(weight: torch.Tensor, seed: int, zero: str) -> None:
-    """The order within a group may be another one; the weight is the same."""
+def test_columns_in_another_order_are_read_back(weight: torch.Tensor, seed: int, zero: str) -> None:
+    """A weight with permuted columns is read back as the same weight."""
     scheme = IntScheme(4, 32, "integer" if zero == "integer" else "middle")
     order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(seed)).int()
     linear = replace(scheme.pack(weight[:, order.long()]), order=order)
@@ -83,8 +83,8 @@ def test_columns_in_another_order_come_back(weight: torch.Tensor, seed: int, zer
     assert torch.equal(back.unpack(), linear.unpack())
 
 
-def test_a_minimum_in_place_of_a_zero_is_refused(tmp_path: Path) -> None:
-    """No public format of safetensors holds it."""
+def test_a_scheme_with_minima_is_refused(tmp_path: Path) -> None:
+    """A scheme with minima is refused, as no public safetensors format holds them."""
     weight = torch.randn(2, 64)
     source = write_source(tmp_path / "source", {NAME: weight})
     with pytest.raises(CannotQuantize, match=r"q_proj: no public format holds int4-min-g32, expected"):
@@ -92,7 +92,7 @@ def test_a_minimum_in_place_of_a_zero_is_refused(tmp_path: Path) -> None:
 
 
 def test_sixteen_bits_are_left_plain(tmp_path: Path) -> None:
-    """A model of nothing else needs no quantization_config."""
+    """16-bit weights are written plain, and a model of these alone has no quantization_config."""
     weight = torch.randn(2, 64)
     source = write_source(tmp_path / "source", {NAME: weight})
     write_checkpoint(tmp_path / "written", source, {NAME: FloatScheme("float16").pack(weight)})
@@ -101,8 +101,8 @@ def test_sixteen_bits_are_left_plain(tmp_path: Path) -> None:
 
 
 @given(st.sampled_from([4, 8]), st.lists(st.integers(0, 255), max_size=40))
-def test_codes_in_words_come_back(bits: int, codes: list[int]) -> None:
-    """As many as there were, the first in the lowest bits."""
+def test_codes_packed_in_words_are_restored(bits: int, codes: list[int]) -> None:
+    """Codes are restored from 32-bit words, with the first code in the lowest bits."""
     tensor = torch.tensor([code % (1 << bits) for code in codes], dtype=torch.uint8)
     words = pack_words(tensor, bits)
     assert words.shape == (words_of(len(codes), bits),)

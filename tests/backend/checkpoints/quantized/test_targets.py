@@ -1,4 +1,4 @@
-"""Modules are meant by name, pattern or class, as the packages that write these configs mean them."""
+"""Configs select modules by name, pattern or class, as the packages that write them do."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ CHOICES = (
 
 
 @given(name=st.sampled_from(NAMES), targets=st.lists(st.sampled_from(CHOICES), max_size=4))
-def test_what_is_meant_is_what_compressed_tensors_means(name: str, targets: list[str]) -> None:
-    """Its first match is the closest one."""
+def test_targets_match_as_in_compressed_tensors(name: str, targets: list[str]) -> None:
+    """A target matches a module as in compressed-tensors, whose first match is the closest."""
     rank = Targets(Fields({"targets": targets}, "config.json"), "targets").match(name)
     theirs = match_targets(name, torch.nn.Linear(1, 1), targets)
     expected = 0
@@ -42,7 +42,7 @@ def test_what_is_meant_is_what_compressed_tensors_means(name: str, targets: list
 
 
 def test_the_closest_group_is_taken(tmp_path: Path) -> None:
-    """Wherever it stands: a module that is named is of that group, though a pattern of another means it too."""
+    """A module that one group names and another group's pattern matches is of the group that names it."""
     shutil.copytree(DATA / "llmcompressor-int4", tmp_path / "model")
     path = tmp_path / "model/config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
@@ -58,7 +58,7 @@ def test_the_closest_group_is_taken(tmp_path: Path) -> None:
 
 
 def test_gptq_has_other_settings_for_some_modules(tmp_path: Path) -> None:
-    """Those of the first pattern that the name begins with."""
+    """GPTQ's `dynamic` settings of the first matching pattern override the defaults."""
     shutil.copytree(DATA / "gptqmodel-gptq", tmp_path / "model")
     path = tmp_path / "model/config.json"
     config = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""transformers, with compressed-tensors or bitsandbytes, computes with what is written here."""
+"""transformers, with compressed-tensors or bitsandbytes, computes the same from the written files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 
 def quantised(model: LlamaForCausalLM, schemes: dict[str, Scheme]) -> dict[str, QuantizedLinear]:
-    """The linear layers whose names end so, in their schemes; and the model is made to compute with them."""
+    """Packs the linear layers with these name endings, and makes the model compute with them."""
     packed: dict[str, QuantizedLinear] = {}
     for name, module in model.named_modules():
         for end, scheme in schemes.items():
@@ -64,7 +64,7 @@ def quantised(model: LlamaForCausalLM, schemes: dict[str, Scheme]) -> dict[str, 
 
 
 def check(source: Path, schemes: dict[str, Scheme], target: Path) -> None:
-    """Transformers' logits of what is written are those of the weights before they were written."""
+    """Writes the layers, and compares transformers' logits of the files with those of the packed weights."""
     expected = LlamaForCausalLM.from_pretrained(source)
     layers = quantised(expected, schemes)
     assert layers
@@ -75,12 +75,12 @@ def check(source: Path, schemes: dict[str, Scheme], target: Path) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=[scheme.name for scheme in SCHEMES])
 def test_every_scheme_gives_the_same_logits(scheme: Scheme, source: Path, tmp_path: Path) -> None:
-    """The head is plain, all else is quantised."""
+    """Every scheme gives the same logits with a plain head."""
     check(source, {"_proj": scheme}, tmp_path / "written")
 
 
 def test_rounded_rows_give_the_same_logits(source: Path, tmp_path: Path) -> None:
-    """They are as the package rounds them, 127.5 steps to either side of zero where the engine has 127."""
+    """Dynamic 8-bit activations give the logits of compressed-tensors' rounding, which has 127.5 steps to each side."""
 
     def rounded(_: torch.nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         steps = given[0].abs().amax(dim=-1, keepdim=True) / 127.5
@@ -98,7 +98,7 @@ def test_rounded_rows_give_the_same_logits(source: Path, tmp_path: Path) -> None
 
 
 def test_zeros_give_the_same_logits(source: Path, tmp_path: Path) -> None:
-    """Widened as they are loaded: transformers 5.23 makes no room for packed zeros otherwise."""
+    """Zero points give the same logits when transformers dequantises at load time, which it needs for packed zeros."""
     options = CompressedTensorsConfig(dequantize=True)
     # The package widens to the dtype of the scales, which are half floats.
     layers = quantised(expected := LlamaForCausalLM.from_pretrained(source), {"_proj": IntScheme(4, 32, "integer")})
@@ -108,7 +108,7 @@ def test_zeros_give_the_same_logits(source: Path, tmp_path: Path) -> None:
 
 
 def test_mixed_precision_gives_the_same_logits(source: Path, tmp_path: Path) -> None:
-    """Several groups, in several formats, and some layers left alone."""
+    """Several groups in several formats with unquantised layers give the same logits."""
     schemes: dict[str, Scheme] = {"mlp.gate_proj": IntScheme(4, 32), "down_proj": IntScheme(8), "v_proj": Fp8Scheme()}
     check(source, schemes, tmp_path / "written")
     config = json.loads((tmp_path / "written/config.json").read_text(encoding="utf-8"))["quantization_config"]
@@ -121,7 +121,7 @@ def test_mixed_precision_gives_the_same_logits(source: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("double", [True, False])
 def test_nf4_gives_the_same_weights_and_logits(double: bool, source: Path, tmp_path: Path) -> None:
-    """bitsandbytes reads the weights that were written, bit for bit, and computes the same logits with them."""
+    """bitsandbytes reads the written NF4 weights bit for bit and computes the same logits."""
     expected = LlamaForCausalLM.from_pretrained(source)
     layers = quantised(expected, {"_proj": Nf4Scheme(double=double)})
     write_checkpoint(tmp_path / "written", source, layers)
@@ -139,13 +139,13 @@ def test_nf4_gives_the_same_weights_and_logits(double: bool, source: Path, tmp_p
     torch.testing.assert_close(logits(loaded), logits(expected), rtol=1e-4, atol=1e-4)
 
 
-def test_a_head_gives_the_same_logits(source: Path, tmp_path: Path) -> None:
-    """It is a linear layer like the others."""
+def test_a_quantised_head_gives_the_same_logits(source: Path, tmp_path: Path) -> None:
+    """A quantised head gives the same logits."""
     check(source, {"lm_head": IntScheme(8), "_proj": IntScheme(8)}, tmp_path / "written")
 
 
-def test_a_head_that_was_tied_gives_the_same_logits(tmp_path: Path) -> None:
-    """It has a weight of its own then, and the embedding stays as it is."""
+def test_a_quantised_head_that_was_tied_gives_the_same_logits(tmp_path: Path) -> None:
+    """A quantised head that was tied has a weight of its own, and the embedding stays as it is."""
     save_random(tmp_path / "plain", tied=True)
     expected = LlamaForCausalLM.from_pretrained(tmp_path / "plain")
     head = IntScheme(8).pack(expected.lm_head.weight.detach())

@@ -1,4 +1,4 @@
-"""What a written directory holds, and what is left behind where one cannot be written."""
+"""The contents of a written directory, and that a failed write leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ LINEAR = IntScheme(4, 32).pack(WEIGHT)
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Two linear layers, and what is around them."""
+    """A model with two linear layers and its other files."""
     return write_source(tmp_path / "source", {NAME: WEIGHT, OTHER: WEIGHT[:4].clone()})
 
 
-def test_what_is_not_quantised_is_taken_over(source: Path, tmp_path: Path) -> None:
-    """Tensors, the tokenizer, the generation config, and the fields of config.json."""
+def test_what_is_not_quantised_is_copied(source: Path, tmp_path: Path) -> None:
+    """Other tensors, the tokenizer, the generation config and the config's fields are copied unchanged."""
     write_checkpoint(tmp_path / "written", source, {NAME: LINEAR})
     assert sorted(path.name for path in (tmp_path / "written").iterdir()) == [
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
@@ -51,13 +51,13 @@ def test_what_is_not_quantised_is_taken_over(source: Path, tmp_path: Path) -> No
 
 
 def test_other_tensors_may_be_replaced(source: Path, tmp_path: Path) -> None:
-    """As a method does that moves scales into the norm before."""
+    """Other tensors may be replaced, as AWQ does with norms."""
     write_checkpoint(tmp_path / "written", source, {NAME: LINEAR}, {NORM: torch.full((4,), 7.0)})
     assert TensorStore(tmp_path / "written").raw(NORM).tolist() == [7.0] * 4
 
 
 def test_a_large_model_is_in_several_files(source: Path, tmp_path: Path) -> None:
-    """With an index that names the file of each tensor, and the size of all."""
+    """A large model is written in several files, with an index that names each tensor's file and the total size."""
     write_checkpoint(tmp_path / "written", source, {NAME: LINEAR}, shard_bytes=300)
     index = json.loads((tmp_path / "written/model.safetensors.index.json").read_text(encoding="utf-8"))
     sizes = 0
@@ -71,8 +71,8 @@ def test_a_large_model_is_in_several_files(source: Path, tmp_path: Path) -> None
     assert kept(back) == kept(LINEAR)
 
 
-def test_names_of_a_model_that_also_sees_stay(tmp_path: Path) -> None:
-    """Its decoder is a part of it, under another name; weights are asked for by the decoder's own."""
+def test_a_multimodal_models_tensor_names_stay(tmp_path: Path) -> None:
+    """A multimodal model keeps its tensor names, and its decoder's layers are read by their own."""
     long = NAME.replace("model.", "model.language_model.", 1)
     source = write_source(tmp_path / "source", {long: WEIGHT})
     write_checkpoint(tmp_path / "written", source, {NAME: LINEAR})
@@ -93,14 +93,14 @@ def test_names_of_a_model_that_also_sees_stay(tmp_path: Path) -> None:
 def test_layers_that_do_not_fit_are_refused(
     layers: Mapping[str, QuantizedLinear], message: str, source: Path, tmp_path: Path
 ) -> None:
-    """By name, and nothing is left behind."""
+    """A layer that does not fit the source is refused by name, and nothing is left behind."""
     with pytest.raises(ModelError, match=message):
         write_checkpoint(tmp_path / "written", source, layers)
     assert list(tmp_path.iterdir()) == [source]
 
 
 def test_a_directory_with_something_in_it_is_left_alone(source: Path, tmp_path: Path) -> None:
-    """Nothing is written over."""
+    """A target directory with files in it is refused and left as it is."""
     (tmp_path / "written").mkdir()
     (tmp_path / "written/mine").touch()
     with pytest.raises(ModelError, match="written: is there already, expected a new or an empty directory"):
@@ -109,14 +109,14 @@ def test_a_directory_with_something_in_it_is_left_alone(source: Path, tmp_path: 
 
 
 def test_a_model_is_not_quantised_twice(source: Path, tmp_path: Path) -> None:
-    """Its weights would be rounded twice."""
+    """A source that is quantised already is refused."""
     write_checkpoint(tmp_path / "once", source, {NAME: LINEAR})
     with pytest.raises(ModelError, match="once: is quantised already, expected plain weights"):
         write_checkpoint(tmp_path / "twice", tmp_path / "once", {OTHER: LINEAR})
 
 
 def test_a_full_disk_leaves_nothing(source: Path, tmp_path: Path) -> None:
-    """One line says where it could not write; half a directory is not left behind."""
+    """A full disk is one line with the target, and nothing is left behind."""
     # A process of its own, as the limit on the size of its files stays.
     script = """
 import resource, signal, sys

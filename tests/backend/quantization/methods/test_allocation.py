@@ -1,4 +1,4 @@
-"""Budgets are held, and nothing within them is better than what is chosen."""
+"""Budgets are held, and no choice within them is better than the chosen one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def everything(parts: Parts) -> list[tuple[int, float]]:
 @settings(max_examples=60)
 @given(parts=small_parts, budget=st.integers(0, 200))
 def test_nothing_within_a_size_loses_less(parts: Parts, budget: int) -> None:
-    """Against trying all; where even the smallest forms are too large it is said."""
+    """No choice within the size loses less, by brute force; a size below the smallest forms is refused."""
     within = [loss for size, loss in everything(parts) if size <= budget]
     if not within:
         with pytest.raises(CannotQuantize, match=f"the budget is {budget}"):
@@ -46,7 +46,7 @@ def test_nothing_within_a_size_loses_less(parts: Parts, budget: int) -> None:
 @settings(max_examples=60)
 @given(parts=small_parts, budget=st.floats(0, 30))
 def test_nothing_within_a_loss_is_smaller(parts: Parts, budget: float) -> None:
-    """Against trying all."""
+    """No choice within the loss is smaller, by brute force; a loss below the best forms' is refused."""
     within = [size for size, loss in everything(parts) if loss <= budget]
     if not within:
         with pytest.raises(CannotQuantize, match="the best forms lose"):
@@ -65,7 +65,7 @@ def test_nothing_within_a_loss_is_smaller(parts: Parts, budget: float) -> None:
 def test_a_budget_is_held_where_sizes_have_no_common_measure(
     sizes: list[int], share: float, losses: list[float]
 ) -> None:
-    """They are rounded up then, and what is chosen is not far from the best."""
+    """A budget is held where sizes are rounded up for lack of a common divisor, and the choice is close to the best."""
     parts = [[Choice(size, loss), Choice(2 * size + 1, loss / 100)] for size, loss in zip(sizes, losses, strict=False)]
     budget = int(sum(sizes) * (1 + share))
     size, loss = size_and_loss(parts, least_loss(parts, budget))
@@ -74,8 +74,8 @@ def test_a_budget_is_held_where_sizes_have_no_common_measure(
     assert not roomy or loss <= min(roomy) + 1e-9
 
 
-def test_it_beats_what_is_uniform() -> None:
-    """A hundred groups of unlike sizes and losses at the size of all in 8 bits, or all in 4."""
+def test_a_mixed_choice_beats_a_uniform_one() -> None:
+    """A mixed choice loses less than a uniform one of the same size, and is smaller at the same loss."""
     parts = [[Choice(4 * n, 100 / n**2), Choice(8 * n, 1 / n**2), Choice(16 * n, 0.0)] for n in range(1, 101)]
     for index in (0, 1):
         budget, uniform = size_and_loss(parts, [index] * len(parts))

@@ -1,4 +1,4 @@
-"""AWQ folds scales into a layer that computes the same, and loses less when it is rounded."""
+"""AWQ folds scales into a layer, which then computes the same and loses less by rounding."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ EVERY_HEAD_ITS_VALUE = Kind("Llama", {"num_key_value_heads": 4, "attention_bias"
 
 
 def what_is_seen(layer: DecoderLayer, hidden: torch.Tensor) -> InputStatisticsByGroup:
-    """By all groups of a layer as it is."""
+    """The input statistics of all groups of a layer."""
     return {names: of for _, seen in stages(layer, hidden.clone()) for names, of in seen.items()}
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "every head its value"])
 @torch.inference_mode()
 def test_a_folded_layer_computes_the_same(kind: str, tmp_path: Path) -> None:
-    """In float32, for every family: norms with offsets, mixtures with their routers, biases."""
+    """A folded layer computes the same in float32 for every family, with norm offsets, routers and biases."""
     save(KINDS.get(kind, EVERY_HEAD_ITS_VALUE), tmp_path)
     config = read_config(tmp_path)
     weights, names = load_weights(tmp_path, config), ExpertNames.of(TensorStore(tmp_path))
@@ -57,7 +57,7 @@ def test_a_folded_layer_computes_the_same(kind: str, tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_a_norm_in_sixteen_bits_takes_back_exactly_what_the_weights_got(tmp_path: Path) -> None:
-    """Each scale is adjusted to the rounded norm weight; otherwise rounding would change every output."""
+    """Each scale is adjusted to the norm weight rounded to 16 bits, so folding changes no output."""
     save(KINDS["gemma3"], tmp_path)
     config = read_config(tmp_path)
     weights, names = load_weights(tmp_path, config), ExpertNames()
@@ -71,7 +71,7 @@ def test_a_norm_in_sixteen_bits_takes_back_exactly_what_the_weights_got(tmp_path
 
 @torch.inference_mode()
 def test_scales_lose_less_on_inputs_of_unlike_magnitudes(tmp_path: Path) -> None:
-    """As the inputs of real models are: a few channels see a hundred times as much as the others."""
+    """AWQ scales lose less than plain rounding where a few channels are much larger than the others."""
     save(KINDS["smollm2"], tmp_path)
     config = read_config(tmp_path)
     weights, names, scheme = load_weights(tmp_path, config), ExpertNames(), IntScheme(4, 32)
@@ -103,7 +103,7 @@ def test_scales_lose_less_on_inputs_of_unlike_magnitudes(tmp_path: Path) -> None
     scheme=st.sampled_from([IntScheme(4, 32, zero) for zero in ZEROS] + [IntScheme(4), IntScheme(8, 64)]),
 )
 def test_clipping_never_loses_more_of_a_groups_outputs(seed: int, rows: int, scheme: IntScheme) -> None:
-    """Each group for itself, as it is searched; not to clip is one of the things that are tried."""
+    """Clipping loses no more of any group's outputs than the full range, which is one of the candidates."""
     x, weight = correlated(300, 128, seed), random_weight(rows, 128, seed + 1) ** 3
     (clipped,) = round_clipped([weight], statistics(x), scheme)
     nearest = Rounded(scheme.pack(weight))
@@ -116,7 +116,7 @@ def test_clipping_never_loses_more_of_a_groups_outputs(seed: int, rows: int, sch
 
 
 def test_clipping_helps_where_a_few_weights_are_far_out() -> None:
-    """On inputs of which these weights see little."""
+    """Clipping loses less where outlier weights have small inputs."""
     x, weight = correlated(300, 128, seed=1), random_weight(8, 128, seed=2)
     weight[:, ::32] = 0.3
     x[:, ::32] *= 0.01

@@ -1,4 +1,4 @@
-"""The layer that calibration runs is the layer that is served, for every family of decoder."""
+"""The decoder layer of the calibration computes what the served layer computes, for every family."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LENGTH = 70
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_one_after_the_other_give_transformers_logits(kind: str, tmp_path: Path) -> None:
-    """Two sequences at once, float32."""
+    """The layers run one after the other give transformers' logits in float32, for two sequences at once."""
     reference = save(KINDS[kind], tmp_path)
     config = read_config(tmp_path)
     weights = load_weights(tmp_path, config)

@@ -1,4 +1,4 @@
-"""GPTQ loses less of a layer's outputs than rounding to nearest, and computes what the paper says."""
+"""GPTQ loses less of a layer's outputs than rounding to nearest, and computes the paper's algorithm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ every_order = pytest.mark.parametrize("act_order", ACT_ORDERS)
 
 
 def correlated(rows: int, size: int, seed: int) -> torch.Tensor:
-    """Inputs that have much to do with each other, of unlike magnitudes: float32 [rows, size]."""
+    """Correlated inputs of unlike magnitudes: float32 [rows, size]."""
     generator = torch.Generator().manual_seed(seed)
     mixing = torch.randn(size // 4, size, generator=generator)
     noise = torch.randn(rows, size, generator=generator)
@@ -52,10 +52,10 @@ def loss(weight: torch.Tensor, rounded: Rounded, x: torch.Tensor) -> float:
     groups=st.integers(2, 5),
     scheme=st.sampled_from([IntScheme(4, 32, zero) for zero in ZEROS] + [IntScheme(4), IntScheme(8)]),
 )
-def test_it_loses_less_than_rounding_to_nearest(
+def test_gptq_loses_less_than_rounding_to_nearest(
     act_order: ActOrder, seed: int, rows: int, groups: int, scheme: IntScheme
 ) -> None:
-    """On inputs that are correlated, whatever shares a scale and in whatever order columns are rounded."""
+    """GPTQ loses less than rounding to nearest on correlated inputs, for every grouping and column order."""
     size = 32 * groups
     x = correlated(4 * size, size, seed)
     weight = random_weight(rows, size, seed + 1)
@@ -70,10 +70,8 @@ def test_it_loses_less_than_rounding_to_nearest(
 @given(
     seed=st.integers(0, 10**6), scheme=st.sampled_from([IntScheme(4, 32), IntScheme(4, 64, "integer"), IntScheme(8)])
 )
-def test_it_rounds_to_nearest_where_inputs_have_nothing_to_do_with_each_other(
-    act_order: ActOrder, seed: int, scheme: IntScheme
-) -> None:
-    """With the unit matrix as Hessian no column can make up for another."""
+def test_gptq_rounds_to_nearest_on_uncorrelated_inputs(act_order: ActOrder, seed: int, scheme: IntScheme) -> None:
+    """GPTQ with the unit matrix as its Hessian rounds to nearest, as no column can correct another."""
     weight = random_weight(3, 128, seed)
     factor, _ = inverse_factor(torch.eye(128, dtype=torch.float64), act_order)
     assert factor is not None
@@ -84,7 +82,7 @@ def test_it_rounds_to_nearest_where_inputs_have_nothing_to_do_with_each_other(
 @pytest.mark.parametrize("act_order", ["none", "order", "weight"])
 @pytest.mark.parametrize("group", [32, 96, None])
 def test_blocks_compute_what_single_columns_do(act_order: ActOrder, group: int | None) -> None:
-    """Against the paper's algorithm in float64: one column after the other, with the inverse of what is left of H."""
+    """The blocked algorithm gives the codes of the paper's column by column algorithm in float64."""
     size, scheme = 288, IntScheme(4, group)
     x = correlated(600, size, seed=5).double()
     hessian, weight = statistics(x.float()).hessian, random_weight(6, size, seed=6)
@@ -115,7 +113,7 @@ def test_blocks_compute_what_single_columns_do(act_order: ActOrder, group: int |
 
 @every_order
 def test_many_weights_are_rounded_as_if_alone(act_order: ActOrder) -> None:
-    """Query, key and value have one Hessian; each is kept by itself."""
+    """Weights that share a Hessian are each rounded as if alone."""
     seen, scheme = statistics(correlated(300, 64, seed=1), correlated(100, 64, seed=2)), IntScheme(4, 32)
     weights = [random_weight(rows, 64, seed=rows) for rows in (5, 3, 8)]
     together = Gptq(act_order)(weights, seen, scheme)
@@ -125,8 +123,8 @@ def test_many_weights_are_rounded_as_if_alone(act_order: ActOrder) -> None:
         torch.testing.assert_close(rounded.linear.unpack(), alone.linear.unpack())
 
 
-def test_the_order_of_inputs_is_kept_where_groups_follow_it() -> None:
-    """And only there: with static groups the weight has its inputs in their places."""
+def test_act_order_keeps_the_input_order_where_groups_follow_it() -> None:
+    """Act-order `order` keeps the order of inputs with the weight, and the other orders keep none."""
     x, weight, scheme = correlated(400, 128, seed=3), random_weight(4, 128, seed=4), IntScheme(4, 32)
     seen = statistics(x)
     linear = Gptq("order")([weight], seen, scheme)[0].linear
@@ -143,7 +141,7 @@ def test_the_order_of_inputs_is_kept_where_groups_follow_it() -> None:
 
 @every_order
 def test_inputs_that_were_never_seen_are_rounded_to_nearest(act_order: ActOrder) -> None:
-    """Zeros in all of the calibration data: nothing can be made up for, and the weight may be needed later."""
+    """Inputs that are zero in all calibration data are rounded about as well as to nearest."""
     x, weight, scheme = correlated(400, 128, seed=8), random_weight(4, 128, seed=9), IntScheme(8)
     x[:, 40:48] = 0
     (rounded,) = Gptq(act_order)([weight], statistics(x), scheme)
@@ -152,36 +150,39 @@ def test_inputs_that_were_never_seen_are_rounded_to_nearest(act_order: ActOrder)
     assert float(off.norm()) < 1.5 * float(nearest.norm())
 
 
-def test_a_hessian_that_is_not_positive_definite_is_damped_more_and_it_is_said() -> None:
-    """Ten times, then a hundred times as much; then it is rounded to nearest."""
-    weight, scheme = random_weight(2, 32, seed=1), IntScheme(4, 32)
+class Broken(InputStatistics):
+    """Statistics with a Hessian that no rows can have."""
 
-    class Broken(InputStatistics):
-        """Statistics with a Hessian that no rows can have."""
+    def __init__(self, smallest: float) -> None:
+        super().__init__(32)
+        self.rows, self._smallest = 1000, smallest
 
-        def __init__(self, smallest: float) -> None:
-            super().__init__(32)
-            self.rows, self._smallest = 1000, smallest
+    @property
+    def hessian(self) -> torch.Tensor:
+        return torch.diag(torch.tensor([1.0] * 31 + [self._smallest], dtype=torch.float64))
 
-        @property
-        def hessian(self) -> torch.Tensor:
-            return torch.diag(torch.tensor([1.0] * 31 + [self._smallest], dtype=torch.float64))
 
-    for smallest, damping, note in (
+@pytest.mark.parametrize(
+    ("smallest", "damping", "note"),
+    [
         (-0.05, 0.1, "the Hessian needed a damping of 10%"),
         (-0.5, 1.0, "the Hessian needed a damping of 100%"),
         (-3.0, None, "rounded to nearest: the Hessian is not positive definite, however damped"),
         (float("nan"), None, "rounded to nearest: the Hessian is not positive definite, however damped"),
-    ):
-        (rounded,) = Gptq()([weight], Broken(smallest), scheme)
-        assert (rounded.damping, rounded.notes) == (damping, (note,))
-        assert bool(torch.isfinite(rounded.linear.unpack()).all())
-        if damping is None:
-            assert torch.equal(rounded.linear.unpack(), scheme.pack(weight).unpack())
+    ],
+)
+def test_an_indefinite_hessian_is_damped_more_with_a_note(smallest: float, damping: float | None, note: str) -> None:
+    """An indefinite Hessian is damped by 10%, then 100%, then the weight is rounded to nearest; a note says which."""
+    weight, scheme = random_weight(2, 32, seed=1), IntScheme(4, 32)
+    (rounded,) = Gptq()([weight], Broken(smallest), scheme)
+    assert (rounded.damping, rounded.notes) == (damping, (note,))
+    assert bool(torch.isfinite(rounded.linear.unpack()).all())
+    if damping is None:
+        assert torch.equal(rounded.linear.unpack(), scheme.pack(weight).unpack())
 
 
-def test_too_few_rows_are_not_trusted() -> None:
-    """As an expert has them that hardly any token chose."""
+def test_fewer_than_sixteen_rows_round_to_nearest() -> None:
+    """A weight with fewer than 16 rows of calibration data is rounded to nearest, and a note says so."""
     weight, scheme = random_weight(2, 64, seed=1), IntScheme(4, 32)
     (rounded,) = Gptq()([weight], statistics(correlated(15, 64, seed=1)), scheme)
     assert rounded.notes == ("rounded to nearest: only 15 rows of calibration data came here",)
@@ -190,14 +191,14 @@ def test_too_few_rows_are_not_trusted() -> None:
 
 
 def test_a_scheme_without_a_grid_rounds_to_nearest() -> None:
-    """NF4 has levels of its own."""
+    """GPTQ with a scheme without a uniform grid, such as NF4, rounds to nearest."""
     weight, scheme = random_weight(2, 64, seed=1), Nf4Scheme()
     (rounded,) = Gptq()([weight], statistics(correlated(100, 64, seed=1)), scheme)
     assert torch.equal(rounded.linear.unpack(), scheme.pack(weight).unpack())
 
 
 def test_the_hessian_is_that_of_the_squared_error() -> None:
-    """Whatever the batches: half of ``d H dᵀ`` is the mean squared error of an output."""
+    """Half of ``d H dᵀ`` is the mean squared error of an output, however the inputs are batched."""
     x, difference = correlated(50, 64, seed=1), random_weight(3, 64, seed=2)
     seen = statistics(x[:7], x[7:30], x[30:])
     expected = (x @ difference.T).square().mean(0)

@@ -1,4 +1,4 @@
-"""A whole model becomes a directory in fewer bits; what stops half way goes on, or leaves nothing but what it had."""
+"""A model becomes a directory in fewer bits; an interrupted run resumes, and a failed one leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Killed(BaseException):
 
 
 def quiet(sentence: str) -> None:
-    """Progress that nobody reads."""
+    """Progress that is thrown away."""
 
 
 def calibration(windows: int = 8, tokens: int = 48) -> torch.Tensor:
@@ -52,12 +52,12 @@ def calibration(windows: int = 8, tokens: int = 48) -> torch.Tensor:
 
 
 def quantization(source: Path, out: Path, recipe: Recipe) -> Quantization:
-    """With calibration data."""
+    """A quantisation with calibration data."""
     return Quantization(source, out, recipe, calibration())
 
 
 def logits(directory: Path) -> torch.Tensor:
-    """Of the runner that serves a directory."""
+    """The logits of the runner that serves a directory."""
     config = read_config(directory)
     runner = TorchRunner(config, load_weights(directory, config), num_blocks=8, max_context=128)
     return chunked(runner, random_tokens(90, seed=9), 90)
@@ -69,7 +69,7 @@ def files(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def stop_after_a_layer(source: Path, out: Path) -> None:
-    """Leaves a partial folder of GPTQ."""
+    """Leaves the partial folder of a GPTQ run."""
 
     def progress(sentence: str) -> None:
         if sentence.startswith("layer 1"):
@@ -79,17 +79,9 @@ def stop_after_a_layer(source: Path, out: Path) -> None:
         quantization(source, out, RECIPES["gptq"]).run(progress)
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model like SmolLM2, with inputs of 96 and 144."""
-    directory = tmp_path_factory.mktemp("model")
-    save_small_model(directory)
-    return directory
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_each_method_makes_a_directory_that_is_served(method: str, source: Path, tmp_path: Path) -> None:
-    """Its report says what was lost, of every matrix; the logits are those of the report's weights."""
+    """Each method writes a directory that is served, and its report has each matrix's weight and output error."""
     out = tmp_path / "out"
     report = quantization(source, out, RECIPES[method]).run(quiet)
     kept = json.loads((out / REPORT_FILE).read_text())
@@ -119,7 +111,7 @@ def test_each_method_makes_a_directory_that_is_served(method: str, source: Path,
 
 
 def test_methods_lose_less_than_rounding_to_nearest(source: Path, tmp_path: Path) -> None:
-    """Of the predictions on calibration data, in that order of bits."""
+    """GPTQ, mixed precision and int8 change the predictions on calibration data less than rounding to int4 does."""
 
     def kl(recipe: Recipe, name: str) -> float:
         divergence = quantization(source, tmp_path / name, recipe).run(quiet).divergence
@@ -135,9 +127,7 @@ def test_methods_lose_less_than_rounding_to_nearest(source: Path, tmp_path: Path
 @pytest.mark.parametrize("kind", ["llama", "mixtral", "qwen3-moe-mixed", "gemma2"])
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_families_are_quantised_whole(method: str, kind: str, tmp_path: Path) -> None:
-    """In eight bits little is lost, and most of that where an expert is chosen that almost was before: every tensor
-    that changed was written, and with the rest it fits.
-    """
+    """Each family in eight bits is served with a small loss, so every changed tensor was written."""
     save_small_model(tmp_path / "model", KINDS[kind])
     recipe = dataclasses.replace(RECIPES[method], scheme=IntScheme(8, 32))
     report = quantization(tmp_path / "model", tmp_path / "out", recipe).run(quiet)
@@ -147,7 +137,7 @@ def test_families_are_quantised_whole(method: str, kind: str, tmp_path: Path) ->
 
 
 def test_an_expert_that_few_tokens_chose_is_rounded_to_nearest(tmp_path: Path) -> None:
-    """And its report says so."""
+    """An expert that few tokens chose is rounded to nearest, and the report has a note of it."""
     save_small_model(tmp_path / "model", KINDS["qwen3-moe"])
     tokens = calibration(windows=1, tokens=24)
     report = Quantization(tmp_path / "model", tmp_path / "out", RECIPES["gptq"], tokens).run(quiet)
@@ -159,7 +149,7 @@ def test_an_expert_that_few_tokens_chose_is_rounded_to_nearest(tmp_path: Path) -
 def test_round_to_nearest_needs_no_text(
     scheme: IntScheme | Fp8Scheme | Nf4Scheme, source: Path, tmp_path: Path
 ) -> None:
-    """Nothing is run, and nothing is said of outputs."""
+    """Rounding to nearest needs no calibration text, and its report has no output errors."""
     report = Quantization(source, tmp_path / "out", Recipe("rtn", scheme), None).run(quiet)
     assert report.divergence is None
     assert {matrix.output_error for layer in report.layers for matrix in layer.matrices} == {None}
@@ -167,8 +157,8 @@ def test_round_to_nearest_needs_no_text(
 
 
 @pytest.mark.parametrize(("method", "calibrated"), [("rtn", False), *((method, True) for method in METHODS)])
-def test_what_was_killed_goes_on(method: str, calibrated: bool, source: Path, tmp_path: Path) -> None:
-    """From the last layer that was finished; the files are the same to the last bit."""
+def test_a_killed_run_resumes_from_its_last_layer(method: str, calibrated: bool, source: Path, tmp_path: Path) -> None:
+    """A killed run resumes from its last finished layer, and its files are bitwise those of an uninterrupted run."""
     tokens = calibration() if calibrated else None
     Quantization(source, tmp_path / "whole", RECIPES[method], tokens).run(quiet)
 
@@ -205,8 +195,10 @@ def test_what_was_killed_goes_on(method: str, calibrated: bool, source: Path, tm
         ({"method": "awq"}, "method gptq, and not awq"),
     ],
 )
-def test_other_options_do_not_go_on(changes: dict[str, ActOrder], field: str, source: Path, tmp_path: Path) -> None:
-    """One line says which differ, and what was finished stays."""
+def test_a_run_with_other_options_does_not_resume(
+    changes: dict[str, ActOrder], field: str, source: Path, tmp_path: Path
+) -> None:
+    """A run with other options does not resume: one line names the option, and the finished layers stay."""
     stop_after_a_layer(source, tmp_path / "out")
     other = dataclasses.replace(RECIPES["gptq"], **changes)  # type: ignore[arg-type] # each has its own type
     before = sorted((tmp_path / "out.partial").iterdir())
@@ -215,10 +207,10 @@ def test_other_options_do_not_go_on(changes: dict[str, ActOrder], field: str, so
     assert sorted((tmp_path / "out.partial").iterdir()) == before
 
 
-def test_what_another_release_computed_does_not_go_on(
+def test_a_run_of_another_revision_does_not_resume(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half its layers would have been rounded in another way than the rest."""
+    """A run begun by another revision of the code does not resume."""
     stop_after_a_layer(source, tmp_path / "out")
     monkeypatch.setattr(recipe, "REVISION", recipe.REVISION + 1)
     with pytest.raises(
@@ -227,8 +219,8 @@ def test_what_another_release_computed_does_not_go_on(
         quantization(source, tmp_path / "out", RECIPES["gptq"]).run(quiet)
 
 
-def test_other_calibration_data_or_another_model_does_not_go_on(source: Path, tmp_path: Path) -> None:
-    """Nor does the same directory with other weights in it."""
+def test_a_run_with_other_data_or_another_model_does_not_resume(source: Path, tmp_path: Path) -> None:
+    """A run with other calibration data or another model does not resume."""
     stop_after_a_layer(source, tmp_path / "out")
     with pytest.raises(ModelError, match="was begun with calibration: digest"):
         Quantization(source, tmp_path / "out", RECIPES["gptq"], calibration() + 1).run(quiet)
@@ -237,8 +229,8 @@ def test_other_calibration_data_or_another_model_does_not_go_on(source: Path, tm
         quantization(tmp_path / "other", tmp_path / "out", RECIPES["gptq"]).run(quiet)
 
 
-def test_a_model_that_has_changed_since_does_not_go_on(tmp_path: Path) -> None:
-    """Half its layers would have been computed by another config than the rest."""
+def test_a_run_whose_model_files_changed_does_not_resume(tmp_path: Path) -> None:
+    """A run whose model's config changed meanwhile does not resume."""
     save_small_model(tmp_path / "model")
     stop_after_a_layer(tmp_path / "model", tmp_path / "out")
     file = tmp_path / "model" / "config.json"
@@ -248,8 +240,8 @@ def test_a_model_that_has_changed_since_does_not_go_on(tmp_path: Path) -> None:
         quantization(tmp_path / "model", tmp_path / "out", RECIPES["gptq"]).run(quiet)
 
 
-def test_a_damaged_file_is_no_layer(source: Path, tmp_path: Path) -> None:
-    """Cut off, or of something else that pickle would run."""
+def test_a_damaged_layer_file_is_refused(source: Path, tmp_path: Path) -> None:
+    """A layer file that is cut off, empty or a foreign pickle is refused with its name."""
     stop_after_a_layer(source, tmp_path / "out")
     layer = tmp_path / "out.partial" / "layer-00000.pt"
     content = layer.read_bytes()
@@ -261,8 +253,8 @@ def test_a_damaged_file_is_no_layer(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["rtn", "gptq"])
-def test_what_can_never_succeed_leaves_nothing(method: str, tmp_path: Path) -> None:
-    """There is nothing to go on from where a matrix of the third layer is beyond what the scheme can hold."""
+def test_a_weight_beyond_the_scheme_leaves_no_files(method: str, tmp_path: Path) -> None:
+    """A weight beyond the range of the scheme is refused by name, and nothing is left behind."""
     save_small_model(tmp_path / "model")
     (path,) = (tmp_path / "model").glob("*.safetensors")
     tensors = load_file(path)
@@ -273,8 +265,8 @@ def test_what_can_never_succeed_leaves_nothing(method: str, tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
-def test_sensitivities_are_of_use_for_another_budget(source: Path, tmp_path: Path) -> None:
-    """They take most of the time; a budget that cannot be kept, or another thought, loses nothing but itself."""
+def test_sensitivities_are_kept_for_another_budget(source: Path, tmp_path: Path) -> None:
+    """A run with another budget uses the sensitivities that a failed run measured, and gives the same files."""
     out = tmp_path / "out"
     too_little = Recipe("mixed", INT4, max_kl=1e-12)
     with pytest.raises(ModelError, match="the best forms lose"):
@@ -288,8 +280,8 @@ def test_sensitivities_are_of_use_for_another_budget(source: Path, tmp_path: Pat
     assert all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
 
 
-def test_another_budget_does_not_go_on_from_layers(source: Path, tmp_path: Path) -> None:
-    """What has been finished was chosen by the one before."""
+def test_a_run_with_another_budget_does_not_resume_from_layers(source: Path, tmp_path: Path) -> None:
+    """A run with another budget does not resume from finished layers, which follow the first budget."""
 
     def progress(sentence: str) -> None:
         if sentence.startswith("layer 1"):
@@ -302,8 +294,8 @@ def test_another_budget_does_not_go_on_from_layers(source: Path, tmp_path: Path)
         quantization(source, tmp_path / "out", other).run(quiet)
 
 
-def test_a_process_killed_before_its_first_word_is_no_obstacle(source: Path, tmp_path: Path) -> None:
-    """All that it left is a lock, and a file that it had not finished."""
+def test_a_run_killed_before_its_first_file_can_be_repeated(source: Path, tmp_path: Path) -> None:
+    """The lock and the unfinished file of a run that was killed at its start do not stop the next run."""
     partial = tmp_path / "out.partial"
     partial.mkdir()
     (partial / "lock").touch()
@@ -316,7 +308,7 @@ def test_a_process_killed_before_its_first_word_is_no_obstacle(source: Path, tmp
 def test_a_full_disk_leaves_whole_files_only(
     fails_at: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was being written; with room again it goes on."""
+    """A full disk leaves complete files only, whatever was being written, and the run resumes once there is room."""
     writes = 0
     write_bytes = Path.write_bytes
 
@@ -340,7 +332,7 @@ def test_a_full_disk_leaves_whole_files_only(
 
 
 def test_two_processes_do_not_work_in_one_folder(source: Path, tmp_path: Path) -> None:
-    """The second says so and leaves the first alone."""
+    """A second process in the same folder is refused, and the first one finishes."""
     refused: list[str] = []
 
     def progress(sentence: str) -> None:
@@ -355,7 +347,7 @@ def test_two_processes_do_not_work_in_one_folder(source: Path, tmp_path: Path) -
 
 
 def test_a_directory_that_is_there_is_left_alone(source: Path, tmp_path: Path) -> None:
-    """As is a folder of that name with something else in it."""
+    """An existing output directory or partial folder with other files is refused and left as it is."""
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine").write_text("mine")
@@ -370,8 +362,8 @@ def test_a_directory_that_is_there_is_left_alone(source: Path, tmp_path: Path) -
     assert [path.name for path in other.iterdir()] == ["mine"]
 
 
-def test_what_is_quantised_already_is_refused(source: Path, tmp_path: Path) -> None:
-    """What it was made of would lose less."""
+def test_a_quantised_model_is_refused(source: Path, tmp_path: Path) -> None:
+    """A model that is quantised already is refused, and nothing is written."""
     Quantization(source, tmp_path / "out", Recipe("rtn", INT8), None).run(quiet)
     with pytest.raises(ModelError, match="is quantised already"):
         Quantization(tmp_path / "out", tmp_path / "again", Recipe("rtn", INT4), None).run(quiet)
@@ -380,7 +372,7 @@ def test_what_is_quantised_already_is_refused(source: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("average", [4.6, 9.0])
 def test_mixed_precision_holds_its_budget_and_beats_one_scheme(average: float, source: Path, tmp_path: Path) -> None:
-    """Bits of scales count; what it chose by is in the report."""
+    """Mixed precision holds its average with scales counted, and loses no more than one scheme of that size."""
     recipe = dataclasses.replace(RECIPES["mixed"], average_bits=average)
     report = quantization(source, tmp_path / "out", recipe).run(quiet)
     assert report.bits_per_weight <= average
@@ -410,7 +402,7 @@ def test_mixed_precision_holds_its_budget_and_beats_one_scheme(average: float, s
 
 
 def test_mixed_precision_may_be_given_a_loss(source: Path, tmp_path: Path) -> None:
-    """Then it takes as few bits as it can."""
+    """Mixed precision with a bound on the loss takes fewer bits for a larger bound."""
     few, many = (
         quantization(source, tmp_path / str(most), Recipe("mixed", INT4, max_kl=most)).run(quiet)
         for most in (0.1, 0.002)
@@ -418,8 +410,8 @@ def test_mixed_precision_may_be_given_a_loss(source: Path, tmp_path: Path) -> No
     assert few.bits_per_weight < many.bits_per_weight
 
 
-def test_a_budget_that_cannot_be_met_is_said_before_anything_is_measured(source: Path, tmp_path: Path) -> None:
-    """With the average that could be had."""
+def test_an_impossible_budget_is_refused_before_measuring(source: Path, tmp_path: Path) -> None:
+    """An impossible average of bits is refused, with the average that is possible, before anything is measured."""
     said: list[str] = []
     with pytest.raises(ModelError, match=r"an average of 4 bits cannot be had: all in int4-g32 has 4\.\d\d; expected"):
         quantization(source, tmp_path / "out", dataclasses.replace(RECIPES["mixed"], average_bits=4.0)).run(said.append)
@@ -427,8 +419,8 @@ def test_a_budget_that_cannot_be_met_is_said_before_anything_is_measured(source:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_left_in_sixteen_bits_keeps_the_dtype_of_the_model(tmp_path: Path) -> None:
-    """Half floats would lose three bits as bfloat16, and lose nothing as they are."""
+def test_layers_left_in_sixteen_bits_keep_the_models_dtype(tmp_path: Path) -> None:
+    """Layers that stay in 16 bits keep the model's dtype and lose nothing."""
     save_small_model(tmp_path / "model")
     (path,) = (tmp_path / "model").glob("*.safetensors")
     save_file({name: tensor.half() for name, tensor in load_file(path).items()}, path, {"format": "pt"})
@@ -441,8 +433,8 @@ def test_what_is_left_in_sixteen_bits_keeps_the_dtype_of_the_model(tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["model.layers.2.mlp.up_proj", "model.norm", "model.embed_tokens"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_number_that_is_none_is_named(method: str, name: str, tmp_path: Path) -> None:
-    """Before anything is computed, and whatever would be done to its tensor."""
+def test_a_nan_weight_is_refused_by_name(method: str, name: str, tmp_path: Path) -> None:
+    """A NaN in any tensor is refused by the tensor's name before anything is computed."""
     save_small_model(tmp_path / "model")
     (path,) = (tmp_path / "model").glob("*.safetensors")
     tensors = load_file(path)
@@ -455,7 +447,7 @@ def test_a_number_that_is_none_is_named(method: str, name: str, tmp_path: Path) 
 
 
 def test_a_link_to_an_empty_directory_stands_for_it(source: Path, tmp_path: Path) -> None:
-    """What is made appears where the link leads."""
+    """An output path that is a link to an empty directory is written where the link leads, and the link stays."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     Quantization(source, tmp_path / "link", Recipe("rtn", INT8), None).run(quiet)
@@ -463,8 +455,10 @@ def test_a_link_to_an_empty_directory_stands_for_it(source: Path, tmp_path: Path
     assert (tmp_path / "link").is_symlink()
 
 
-def test_the_folder_that_one_is_in_may_be_made(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``--out .``, where it is empty."""
+def test_the_empty_working_directory_may_be_the_output(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The working directory may be the output if it is empty."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     Quantization(source, Path(), Recipe("rtn", INT8), None).run(quiet)

@@ -1,4 +1,4 @@
-"""`keepgate quantize` as a process: what it prints, how it ends, and that a kill costs no finished layer."""
+"""`keepgate quantize` as a process: its output, its exit status, and how it resumes after a kill."""
 
 from __future__ import annotations
 
@@ -19,17 +19,9 @@ from backend.commands.quantize import run
 from backend.model_loader.linears import linears
 from backend.model_loader.weights import load_weights, read_config
 from backend.quantized_weights.int_scheme import IntScheme
-from tests.backend.quantization.methods.small_model import save_small_model, save_text
+from tests.backend.quantization.methods.small_model import save_text
 
 SMALL = ["--windows", "4", "--window-tokens", "48", "--threads", "1", "--group-size", "32"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model."""
-    directory = tmp_path_factory.mktemp("model")
-    save_small_model(directory)
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +34,19 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def outlives_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that is run in this process is not to let it end with whoever reads its output."""
+    """Keeps a command that runs in this process from ending it with a broken pipe."""
     for module in (quantize_command, eval_command):
         monkeypatch.setattr(module, "exit_on_broken_pipe", lambda: None)
 
 
 def command(*words: str) -> list[str]:
-    """The process that runs it."""
+    """The words that start the command as a process."""
     return [sys.executable, "-m", "backend.commands.quantize", *words]
 
 
-def test_a_killed_process_goes_on(model: Path, text: Path, tmp_path: Path) -> None:
-    """With SIGKILL, after its first layer; the second process computes the other three and prints the report."""
-    words = [str(model), "--method", "gptq", "--calibration", str(text), "--out", str(tmp_path / "out"), *SMALL]
+def test_a_killed_process_resumes(source: Path, text: Path, tmp_path: Path) -> None:
+    """After SIGKILL behind the first layer, a second process computes the other layers and prints the report."""
+    words = [str(source), "--method", "gptq", "--calibration", str(text), "--out", str(tmp_path / "out"), *SMALL]
     with subprocess.Popen(command(*words), stderr=subprocess.PIPE, text=True) as first:
         assert first.stderr is not None
         for line in first.stderr:
@@ -74,9 +66,9 @@ def test_a_killed_process_goes_on(model: Path, text: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("method", ["rtn", "gptq"])
-def test_activations_in_eight_bits(method: str, model: Path, text: Path, tmp_path: Path) -> None:
-    """Rounded when the model is served: every layer of what is written says so, and none of what is left plain."""
-    words = [str(model), "--method", method, "--bits", "8", "--activation-bits", "8", "--out", str(tmp_path / "out")]
+def test_activations_in_eight_bits(method: str, source: Path, text: Path, tmp_path: Path) -> None:
+    """`--activation-bits 8` is written for every quantised layer, for rtn and gptq."""
+    words = [str(source), "--method", method, "--bits", "8", "--activation-bits", "8", "--out", str(tmp_path / "out")]
     calibration = ["--calibration", str(text), "--windows", "4", "--window-tokens", "48"] if method == "gptq" else []
     assert run([*words, *calibration, "--threads", "1"]) == 0
     weights = load_weights(tmp_path / "out", read_config(tmp_path / "out"))
@@ -85,17 +77,11 @@ def test_activations_in_eight_bits(method: str, model: Path, text: Path, tmp_pat
     assert len(schemes) == 4 * 7
 
 
-def test_importing_it_loads_no_torch() -> None:
-    """`keepgate --help` answers at once."""
-    loaded = "import sys, backend.commands.quantize; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
-
-
 def test_the_table_says_what_was_lost(
-    model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    source: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line for each layer, what did not go as asked, and the whole; groups of 128 do not divide 96 inputs."""
-    words = [str(model), "--method", "awq", "--calibration", str(text), "--out", str(tmp_path / "out")]
+    """The table has a line for each layer, the notes, the bits per weight and the KL divergence."""
+    words = [str(source), "--method", "awq", "--calibration", str(text), "--out", str(tmp_path / "out")]
     assert run([*words, "--windows", "4", "--window-tokens", "48", "--threads", "1"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].split() == ["layer", "seconds", "weight", "error", "output", "error", "drift", "schemes"]
@@ -135,10 +121,10 @@ def test_the_table_says_what_was_lost(
         (["--act-order", "--method", "gptq", "--calibration", "x"], "--act-order: expected one argument"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(
+def test_conflicting_options_are_refused(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is loaded, in one line."""
+    """Conflicting or unusable options are refused in one line before anything is loaded."""
     with pytest.raises(SystemExit) as ended:
         run(["default", "--out", str(tmp_path / "out"), *words])
     assert ended.value.code == 2
@@ -147,38 +133,40 @@ def test_options_that_make_no_sense_are_refused(
     assert len(said.splitlines()) == 1
 
 
-def test_what_cannot_be_done_is_said_in_one_line(
-    model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("{source}", "--calibration", "{here}/short.txt"), "short.txt: 9 tokens, and 128 windows of 512 need 65,536"),
+        (("{source}", "--calibration", "{here}/absent"), "absent: cannot be read"),
+        (("{here}/no-model",), "no config.json here"),
+        (("no-such-model",), "expected 'default', a directory"),
+        (("{source}", "--out", "{here}/there"), "there: is there already; expected a new directory"),
+        (("{source}", "--out", "/proc/here"), "/proc/here.partial: cannot be made"),
+    ],
+)
+def test_a_run_that_cannot_start_is_refused_in_one_line(
+    words: tuple[str, ...], message: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And leaves nothing behind."""
-    short, out = tmp_path / "short.txt", tmp_path / "out"
-    short.write_text("too short")
+    """A run without enough text, a model or a writable output ends with one line and writes nothing."""
+    (tmp_path / "short.txt").write_text("too short")
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").touch()
-    empty = tmp_path / "no-model"
-    empty.mkdir()
+    (tmp_path / "no-model").mkdir()
     before = sorted(tmp_path.iterdir())
-    for words, message in (
-        ([str(model), "--calibration", str(short)], "short.txt: 9 tokens, and 128 windows of 512 need 65,536"),
-        ([str(model), "--calibration", str(tmp_path / "absent")], "absent: cannot be read"),
-        ([str(empty)], "no config.json here"),
-        (["no-such-model"], "expected 'default', a directory"),
-        ([str(model), "--out", str(tmp_path / "there")], "there: is there already; expected a new directory"),
-        ([str(model), "--out", "/proc/here"], "/proc/here.partial: cannot be made"),
-    ):
-        assert run(["--out", str(out), *words, "--threads", "1"]) == 1
-        said = capsys.readouterr().err.splitlines()
-        assert said[-1].startswith("keepgate quantize: ")
-        assert message in said[-1]
-        assert len(said) == 1
-        assert sorted(tmp_path.iterdir()) == before
+    named = [word.format(source=source, here=tmp_path) for word in words]
+    assert run(["--out", str(tmp_path / "out"), *named, "--threads", "1"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith("keepgate quantize: ")
+    assert message in said[-1]
+    assert len(said) == 1
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("command", [quantize_command, eval_command], ids=["quantize", "eval"])
-def test_who_stops_it_at_the_start_sees_no_traceback(
+def test_an_interrupt_at_the_start_shows_no_traceback(
     command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor later, wherever it is."""
+    """An interrupt at the start of `quantize` or `eval` ends with status 130 and no traceback."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -191,9 +179,9 @@ def test_who_stops_it_at_the_start_sees_no_traceback(
 
 
 @pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="no device that is always full")
-def test_a_reader_that_went_away_costs_nothing(model: Path, tmp_path: Path) -> None:
-    """The table cannot be printed; the directory is complete all the same."""
-    words = command(str(model), "--bits", "8", "--out", str(tmp_path / "out"), "--threads", "1")
+def test_an_output_that_cannot_be_printed_loses_no_files(source: Path, tmp_path: Path) -> None:
+    """The directory is complete though the table cannot be printed."""
+    words = command(str(source), "--bits", "8", "--out", str(tmp_path / "out"), "--threads", "1")
     with open("/dev/full", "w") as full:
         subprocess.run(words, stdout=full, stderr=subprocess.DEVNULL, check=False)
     assert (tmp_path / "out" / "quantization_report.json").is_file()

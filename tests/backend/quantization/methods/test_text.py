@@ -1,4 +1,4 @@
-"""Calibration windows come from all over a text, and a text that will not do is refused in one line."""
+"""Calibration windows come from all parts of a text, and an unusable text is refused in one line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(windows=st.integers(1, 40), tokens=st.integers(1, 50), seed=st.integers(0, 2**31), begins=st.booleans())
 def test_windows_are_spread_and_never_overlap(text: Path, windows: int, tokens: int, seed: int, begins: bool) -> None:
-    """Each lies in its own share of the text; the same seed gives the same ones."""
+    """Each window lies in its own share of the text, and the same seed gives the same windows."""
     got = token_windows(tokenizer(begins), text, windows, tokens, seed)
     assert got.shape == (windows, tokens)
     assert torch.equal(got, token_windows(tokenizer(begins), text, windows, tokens, seed))
@@ -53,20 +53,20 @@ def test_windows_are_spread_and_never_overlap(text: Path, windows: int, tokens: 
 
 
 def test_another_seed_gives_other_windows(text: Path) -> None:
-    """So that a result's spread can be measured."""
+    """Another seed gives other windows."""
     one, other = (token_windows(tokenizer(), text, 8, 16, seed) for seed in (0, 1))
     assert not torch.equal(one, other)
 
 
 def test_a_compressed_text_is_the_same_text(text: Path, tmp_path: Path) -> None:
-    """Whatever the file is called."""
+    """A gzip text gives the windows of the plain text, whatever the file's name."""
     packed = tmp_path / "packed"
     packed.write_bytes(gzip.compress(text.read_bytes()))
     assert torch.equal(token_windows(tokenizer(), packed, 4, 32), token_windows(tokenizer(), text, 4, 32))
 
 
 def test_a_text_may_be_just_long_enough(text: Path) -> None:
-    """And is refused when a single token is missing, with both numbers."""
+    """A text of exactly the needed tokens is enough, and one with a token less is refused with both numbers."""
     assert token_windows(tokenizer(), text, 4, WORDS // 4).shape == (4, WORDS // 4)
     with pytest.raises(ModelError, match=r"2,000 tokens, and 4 windows of 501 need 2,004"):
         token_windows(tokenizer(), text, 4, WORDS // 4 + 1)

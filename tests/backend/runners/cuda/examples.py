@@ -1,4 +1,4 @@
-"""How many examples the interpreter has time for."""
+"""The number of hypothesis examples that the interpreter has time for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Frames of KV blocks by their keys, for an engine that keeps and fetches prefixes: a thread's part, done when told."""
+"""Frames of KV blocks by their keys, for an engine that saves and fetches prefixes; the test calls the I/O thread's
+part.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ class KvShelf:
         self.keeps.append(keep)
 
     def put_away(self, engine: Engine) -> None:
-        """Ends all that is to be kept."""
+        """Ends all saves."""
         for keep in self.keeps:
             for key, segments in zip(keep.keys, keep.outgoing.ready(), strict=True):
                 self.frames[key] = np.empty(sum(np.asarray(segment).nbytes for segment in segments), np.uint8)
@@ -46,7 +48,7 @@ class KvShelf:
         self.keeps.clear()
 
     def bring(self, engine: Engine) -> None:
-        """Ends all that is to be fetched."""
+        """Ends all fetches."""
         for fetch in self.fetches:
             blocks = fetch.prefix.chain.blocks[fetch.first :]
             count = 0
@@ -60,7 +62,7 @@ class KvShelf:
         self.fetches.clear()
 
     def asking(self, number: int, tokens: list[int], params: SamplingParams, table: TokenBytes) -> Sequence:
-        """A sequence whose beginning is taken from here as far as it is here."""
+        """A sequence whose prefix is fetched from here as far as its frames are here."""
         sequence = Sequence(number, tokens, params, Detokenizer(table), number)
         keys = NO_TENANT.keys_of(np.array(tokens, np.int32))
         chain = Chain(bytes(16), NO_TENANT.root, BLOCK_SIZE)

@@ -41,7 +41,7 @@ VARIANTS = {
 
 
 def random_weights(config: ModelConfig, seed: int = 0) -> ModelWeights:
-    """Biases and norms are random too, so that one that is left out shows."""
+    """Weights with random biases and norms too, so that leaving one out changes the logits."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Plain torch, one formula after the other: what every kernel is compared with, in the interpreter and on a device."""
+"""Formulas in plain torch that every kernel is compared with, in the interpreter and on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams that progress at random: whatever does not wait for an event may happen in any order."""
+"""Streams that progress at random: work that does not wait for an event may run in any order."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from backend.runners.cuda.kv_blocks import CudaKvBlocks
+from backend.runners.cuda.runner import CudaRunner
 from backend.runners.cuda.streams import DeviceStreams, Event, Stream, device_streams
 
 
@@ -29,13 +31,13 @@ class SimulatedDevice:
         return DeviceStreams(compute, self.streams.host_to_device, self.streams.device_to_host)
 
     def get_on(self, most: int) -> None:
-        """Does up to so many things."""
+        """Runs up to so many pieces of work."""
         for _ in range(int(self._chance.integers(most + 1))):
             if not self._move():
                 return
 
     def until(self, event: Event) -> None:
-        """Does what must be done before an event is complete, and some other work."""
+        """Runs what must be done before an event is complete, and some other work."""
         while not event.query():
             if not self._move():
                 raise AssertionError("the streams wait for each other")
@@ -69,11 +71,11 @@ class SimulatedStream:
 
     @property
     def can_move(self) -> bool:
-        """Whether there is something to do that need not wait."""
+        """Whether the next piece of work need not wait."""
         return bool(self._todo) and (self._todo[0][0] is None or self._todo[0][0].query())
 
     def move(self) -> None:
-        """Does the next thing."""
+        """Runs the next piece of work."""
         self._todo.popleft()[1]()
 
 
@@ -91,8 +93,17 @@ class SimulatedEvent:
         self._device.until(self)
 
     def complete(self) -> None:
-        """All before it is done."""
+        """Marks that all work before the event is done."""
         self._is_complete = True
+
+
+def use_streams(runner: CudaRunner, streams: DeviceStreams, staging_memory: int = 2**20) -> CudaKvBlocks:
+    """KV blocks of the runner that are copied on these streams.
+
+    Private, as a runner makes the streams of its own device.
+    """
+    runner._kv_blocks = CudaKvBlocks(runner.decoder.memory, staging_memory, streams)
+    return runner._kv_blocks
 
 
 def host_stream() -> Stream:

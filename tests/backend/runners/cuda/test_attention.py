@@ -1,4 +1,4 @@
-"""Paged attention against gather and the formula."""
+"""Paged attention against a gather and the formula."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ def prefilled(case: PagedCase) -> torch.Tensor:
     seed=st.integers(0, 99),
 )
 @FEW
-def test_decode(shape: AttentionShape, lengths: list[int], splits: int, dtype: torch.dtype, seed: int) -> None:
-    """One row of each sequence, whatever the lengths, groups, windows, caps, splits and dtypes."""
+def test_decode_attention_matches_the_formula(
+    shape: AttentionShape, lengths: list[int], splits: int, dtype: torch.dtype, seed: int
+) -> None:
+    """Decode attention matches the formula for any lengths, groups, windows, soft caps, splits and dtypes."""
     case = paged_case(shape, [(length - 1, 1) for length in lengths], dtype, seed)
     assert relative_error(decoded(case, splits), attention_reference(case)) < TOLERANCE[dtype]
 
@@ -61,15 +63,17 @@ def test_decode(shape: AttentionShape, lengths: list[int], splits: int, dtype: t
     seed=st.integers(0, 99),
 )
 @FEW
-def test_prefill(shape: AttentionShape, chunks: list[tuple[int, int]], dtype: torch.dtype, seed: int) -> None:
-    """Chunks of several sequences, each from its own start."""
+def test_prefill_attention_matches_the_formula(
+    shape: AttentionShape, chunks: list[tuple[int, int]], dtype: torch.dtype, seed: int
+) -> None:
+    """Prefill attention matches the formula for chunks of several sequences with their own starts."""
     case = paged_case(shape, chunks, dtype, seed)
     assert relative_error(prefilled(case), attention_reference(case)) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_widest_heads(dtype: torch.dtype) -> None:
-    """head_dim 256, with the window and the cap of the models that have such heads."""
+def test_heads_of_256_match_the_formula(dtype: torch.dtype) -> None:
+    """Decode and prefill match the formula with head_dim 256, a window and a soft cap."""
     shape = AttentionShape(4, 2, 256, 256**-0.5, window=64, softcap=50.0)
     single = paged_case(shape, [(150, 1), (3, 1)], dtype, 1)
     assert relative_error(decoded(single, 4), attention_reference(single)) < TOLERANCE[dtype]
@@ -78,7 +82,7 @@ def test_the_widest_heads(dtype: torch.dtype) -> None:
 
 
 def test_rows_of_one_token_are_left_to_the_other_kernel() -> None:
-    """Chunks and single tokens in one step: together the two kernels write every row once."""
+    """In a mixed step the prefill and the decode kernel together write every row once."""
     shape = AttentionShape(4, 2, 64, 0.125)
     case = paged_case(shape, [(9, 1), (4, 30), (70, 1)], torch.float32, 3)
     output = prefilled(case)
@@ -89,7 +93,7 @@ def test_rows_of_one_token_are_left_to_the_other_kernel() -> None:
 
 
 def test_a_row_does_not_depend_on_its_batch() -> None:
-    """Bitwise: the same row alone and among others, with the same number of splits."""
+    """A decode row is bitwise the same alone and in a batch with the same number of splits."""
     shape = AttentionShape(8, 2, 64, 0.125)
     case = paged_case(shape, [(100, 1), (17, 1), (250, 1)], torch.float32, 4)
     alone = paged_decode(case.query, case.keys, case.values, case.where, torch.tensor([1], dtype=torch.int32), shape, 2)
@@ -97,8 +101,8 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_what_is_before_the_window_does_not_matter(dtype: torch.dtype) -> None:
-    """Its blocks have been given back; their entries name block 0, where another request may have left no numbers."""
+def test_prefill_reads_no_block_before_the_window(dtype: torch.dtype) -> None:
+    """Prefill reads no block before the window: NaN in the block of freed table entries changes no bit."""
     shape = AttentionShape(4, 2, 64, 0.125, window=40)
     keys, values = (torch.randn(9, 2, 16, 64, dtype=dtype) for _ in range(2))
     # Positions 95 to 100 see 56 and later, which begins in the fourth block.

@@ -1,4 +1,4 @@
-"""What the interpreter accepts the compiler must accept too, in the dtype that the interpreter cannot multiply."""
+"""The kernels that the interpreter runs also compile for a GPU, in bfloat16, which the interpreter cannot multiply."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHARED_MEMORY = 227 * 1024
 
 
 def test_every_kernel_compiles_for_an_h200(tmp_path: Path) -> None:
-    """For an 8B Llama in bfloat16, with no more shared memory than there is; no GPU is needed for it."""
+    """Every kernel of an 8B Llama in bfloat16 compiles for an H200 and fits its shared memory, without a GPU."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.backend.runners.cuda.compile_for_gpu"]
     done = subprocess.run(

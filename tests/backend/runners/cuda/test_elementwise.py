@@ -1,4 +1,4 @@
-"""The kernels between the matrix products against their formulas."""
+"""The elementwise kernels against their formulas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
 @given(rows=st.integers(1, 5), width=st.integers(2, 3000), adds=st.booleans(), dtype=DTYPES, seed=st.integers(0, 99))
 @FEW
 def test_add_rms_norm(rows: int, width: int, adds: bool, dtype: torch.dtype, seed: int) -> None:
-    """The residual is the sum, rounded; the answer is its norm."""
+    """`add_rms_norm` leaves the rounded sum in the residual and returns its RMS norm."""
     random = torch.Generator().manual_seed(seed)
     residual, delta = (torch.randn(rows, width, generator=random).to(dtype) for _ in range(2))
     weight = torch.randn(width, generator=random).to(dtype)
@@ -33,7 +33,7 @@ def test_add_rms_norm(rows: int, width: int, adds: bool, dtype: torch.dtype, see
 @given(rows=st.integers(1, 4), width=st.integers(1, 2500), dtype=DTYPES, seed=st.integers(0, 99))
 @FEW
 def test_silu_mul(rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
-    """Gate in the first half of a row, up in the second."""
+    """`silu_mul` takes the gate from the first half of a row and the up projection from the second."""
     gate_up = torch.randn(rows, 2 * width, generator=torch.Generator().manual_seed(seed)).to(dtype)
     gate, up = gate_up.double().chunk(2, dim=-1)
     assert relative_error(silu_mul(gate_up), gate * gate.sigmoid() * up) < TOLERANCE[dtype]
@@ -49,7 +49,7 @@ def test_silu_mul(rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
 )
 @FEW
 def test_rotary_write(heads: tuple[int, int], dim: int, rows: int, normed: bool, dtype: torch.dtype, seed: int) -> None:
-    """Queries turn in place; keys, turned, and values, as they are, land in their slots and nowhere else."""
+    """`rotary_write` rotates queries in place, and writes rotated keys and plain values to their slots only."""
     query_heads, kv_heads = heads
     random = torch.Generator().manual_seed(seed)
     qkv = torch.randn(rows, (query_heads + 2 * kv_heads) * dim, generator=random).to(dtype)

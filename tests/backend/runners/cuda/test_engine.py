@@ -1,4 +1,4 @@
-"""The engine around the CUDA runner: tokens go from step to step without having been on the host."""
+"""The engine with the CUDA runner passes tokens from step to step on the device."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def answers(runner: ModelRunner) -> list[list[int]]:
     return [sequence.tokens[sequence.num_prompt :] for sequence in sequences]
 
 
-def test_answers_are_the_reference_s() -> None:
-    """After the first step no token is on the host before the next step is launched, and some rows drop out."""
+def test_answers_match_the_reference() -> None:
+    """Answers match the reference runner's, and all steps but the first are launched before their tokens are known."""
     weights = random_weights(CONFIG)
     runner = Watched(CONFIG, weights, 6, 64, 4, torch.float32, "cpu")
     runner.ahead = []

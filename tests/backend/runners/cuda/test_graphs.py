@@ -1,9 +1,10 @@
-"""Padding rows of a recorded batch are computed like all others, and write to no block of a sequence."""
+"""Padding rows of a recorded batch size write to no block of a sequence."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 import torch
 
 from backend.kernels.paged_decode import PagedRows
@@ -16,8 +17,8 @@ from tests.backend.runners.cuda.references import relative_error
 SPARE = 8
 
 
-def test_rows_that_fill_up_touch_the_spare_block_alone() -> None:
-    """The step's own rows give the logits that they give alone, and no other block changes."""
+def test_padding_rows_write_to_the_spare_block_alone() -> None:
+    """Padding rows write to the spare block alone, and the step's own rows keep their logits."""
     device = torch.device("cpu")
     decoder = CudaDecoder(CONFIG, random_weights(CONFIG), 64, torch.float32, device)
     decoder.allocate(SPARE + 1)
@@ -43,15 +44,15 @@ def test_rows_that_fill_up_touch_the_spare_block_alone() -> None:
     assert {int(block) for block in changed.nonzero().flatten()} == written | {SPARE}
 
 
-def test_batch_sizes_that_are_recorded() -> None:
-    """Every batch fits one, none wastes more than half of its rows, and the largest is the largest batch."""
-    for largest in (1, 3, 20, 32, 100, 256):
-        sizes = bucket_sizes(largest)
-        assert sizes[0] == 1
-        assert sizes[-1] == largest
-        assert all(after <= 2 * before for before, after in pairwise(sizes))
+@pytest.mark.parametrize("largest", [1, 3, 20, 32, 100, 256])
+def test_recorded_batch_sizes_cover_every_batch(largest: int) -> None:
+    """The recorded batch sizes reach the largest batch, and each is at most twice the one before."""
+    sizes = bucket_sizes(largest)
+    assert sizes[0] == 1
+    assert sizes[-1] == largest
+    assert all(after <= 2 * before for before, after in pairwise(sizes))
 
 
-def test_which_steps_are_replayed() -> None:
-    """Those in which every sequence has one row and only logits are wanted."""
+def test_pure_decode_steps_are_replayed() -> None:
+    """A step is replayed if each sequence has one row and only logits are needed."""
     assert [is_pure_decode(step) for step in STEPS] == [False, False, False, True, True]

@@ -1,4 +1,4 @@
-"""KV blocks of a device, as far as a machine without one can tell: the copies are torch's, the queues are simulated."""
+"""KV blocks of a device, tested on the CPU with torch's copies and simulated streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from backend.runners.cuda.runner import CudaRunner
 from backend.runners.cuda.streams import DeviceStreams, device_streams
 from prefix_store.frames.segments import gather, scatter
 from tests.backend.runners.cuda.random_model import CONFIG, random_weights, step_of
-from tests.backend.runners.cuda.simulated_streams import SimulatedDevice, host_stream
+from tests.backend.runners.cuda.simulated_streams import SimulatedDevice, host_stream, use_streams
 
 LAYERS, BLOCKS = 3, 10
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -25,7 +25,7 @@ Frame = npt.NDArray[np.uint8]
 
 
 def kv_memory(dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    """As a decoder has it, with noise of every bit pattern in it, which is no number here and there."""
+    """KV memory like a decoder's, filled with random bit patterns, NaN among them."""
     words = torch.from_numpy(np.random.default_rng(1).integers(-(2**63), 2**63 - 1, (LAYERS, 2, BLOCKS, 2, 16, 16)))
     return words.view(dtype)
 
@@ -40,7 +40,7 @@ def noise(kv: CudaKvBlocks, seed: int) -> Frame:
 
 
 def read(outgoing: CudaOutgoing) -> list[Frame]:
-    """What an I/O thread gets to see."""
+    """The bytes that an I/O thread reads."""
     frames = []
     for segments in outgoing.ready():
         data = np.empty(sum(np.asarray(segment).nbytes for segment in segments), np.uint8)
@@ -51,7 +51,7 @@ def read(outgoing: CudaOutgoing) -> list[Frame]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_are_carried_bit_by_bit(dtype: torch.dtype) -> None:
-    """Out of one memory, into other places of another; the blocks beside them are not touched."""
+    """Blocks are copied bit for bit to other places of another memory, and other blocks stay untouched."""
     device = torch.device("cpu")
     source, target = kv_memory(dtype), torch.zeros_like(kv_memory(dtype))
     ours, theirs = (CudaKvBlocks(memory, 2**20, device_streams(device)) for memory in (source, target))
@@ -73,7 +73,7 @@ def test_blocks_are_carried_bit_by_bit(dtype: torch.dtype) -> None:
 
 @dataclass
 class World:
-    """An engine's part in it: which block is whose, and what must be in it."""
+    """An engine's state: which blocks are being restored or copied, and what each must contain."""
 
     kv: CudaKvBlocks
     memory: torch.Tensor
@@ -108,7 +108,7 @@ class World:
             self.arriving.append((incoming, blocks))
 
     def fill(self) -> None:
-        """All of them or some, or none: the request was given up."""
+        """Restores all blocks of a request, some, or none, as when it is given up."""
         if not self.arriving:
             return
         incoming, blocks = self.arriving.pop(int(self.chance.integers(len(self.arriving))))
@@ -131,7 +131,7 @@ class World:
             self.leaving.append((outgoing, blocks, [self.expected[block] for block in blocks]))
 
     def copy_out(self) -> None:
-        """Or give it up."""
+        """Checks the copied bytes, or gives the copy up."""
         if not self.leaving:
             return
         outgoing, _, frames = self.leaving.pop(int(self.chance.integers(len(self.leaving))))
@@ -141,7 +141,7 @@ class World:
         outgoing.close()
 
     def step(self) -> None:
-        """Reads blocks in each layer, and writes to others."""
+        """Reads all settled blocks in each layer, and writes to others."""
         compute, wait = self.device.streams.compute, self.kv.layer_wait()
         self.steps_that_waited += wait is not None
         written = self.some(self.read_by_nobody(), 3) if self.read_by_nobody() else []
@@ -165,8 +165,8 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_under_way_a_step_sees_what_it_would_see_alone(seed: int) -> None:
-    """Restores, copies and steps overlap at random, many are given up, and blocks change hands at once."""
+def test_steps_read_right_blocks_beside_random_copies(seed: int) -> None:
+    """A step reads and writes the right blocks while restores and copies overlap at random and are given up."""
     device, memory = SimulatedDevice(seed), kv_memory()
     kv = CudaKvBlocks(memory, 6 * LAYERS * 2 * 2 * 16 * 64 * 2, device.streams)
     world = World(kv, memory, device, np.random.default_rng(seed))
@@ -192,10 +192,9 @@ def test_whatever_is_under_way_a_step_sees_what_it_would_see_alone(seed: int) ->
 
 
 def runner_with(streams: DeviceStreams) -> tuple[CudaRunner, CudaKvBlocks]:
-    """On the CPU; every call gives the same model."""
+    """A runner on the CPU with these streams; every call gives the same model."""
     runner = CudaRunner(CONFIG, random_weights(CONFIG), 12, 128, 4, torch.float32, "cpu")
-    kv = runner._kv_blocks = CudaKvBlocks(runner.decoder.memory, 2**20, streams)
-    return runner, kv
+    return runner, use_streams(runner, streams)
 
 
 PREFIX, OTHER = [3, 8, 5], [1, 9]
@@ -217,8 +216,8 @@ def last_step() -> StepInput:
     return step_of([(TABLE, 3 * BLOCK_SIZE, 5), (OTHER, 20, 1)])
 
 
-def test_each_layer_waits_for_its_own_blocks_and_for_no_more() -> None:
-    """Logits on a restored prefix are bitwise those on a computed one, though no copy is early."""
+def test_each_layer_waits_for_its_own_blocks_only() -> None:
+    """Each layer waits for its own part of restored blocks, and the logits are bitwise those on computed blocks."""
     computed, frames = prefilled()
     wanted = computed.run(last_step()).logits
     device = SimulatedDevice(0)
@@ -254,8 +253,8 @@ def test_each_layer_waits_for_its_own_blocks_and_for_no_more() -> None:
     assert kv.layer_wait() is None, "later steps wait for nothing"
 
 
-def test_a_step_is_replayed_unless_something_is_arriving() -> None:
-    """Recordings have no waits in them."""
+def test_a_step_is_replayed_unless_blocks_are_arriving() -> None:
+    """A recorded step is replayed unless restored blocks still arrive, as recordings contain no waits."""
     device = SimulatedDevice(0)
     runner, kv = runner_with(device.beside(host_stream()))
     replayed: list[int] = []
@@ -270,6 +269,7 @@ def test_a_step_is_replayed_unless_something_is_arriving() -> None:
         def size_for(self, rows: int) -> int:
             return rows
 
+    # Recordings need a device; `record` makes them where there is one.
     runner._graphs = Recordings()  # type: ignore[assignment]
     decode = step_of([(PREFIX, 2 * BLOCK_SIZE, 1)])
     runner.run(decode)
@@ -291,7 +291,7 @@ def test_a_step_is_replayed_unless_something_is_arriving() -> None:
 
 
 def test_a_step_that_fails_leaves_the_waits_to_the_next_one() -> None:
-    """A device may run out of memory between two layers."""
+    """After a step that runs out of memory, the next step waits for the restored blocks."""
     computed, frames = prefilled()
     wanted = computed.run(last_step()).logits
     runner, kv = runner_with(SimulatedDevice(0).beside(host_stream()))
@@ -321,7 +321,7 @@ def test_a_step_that_fails_leaves_the_waits_to_the_next_one() -> None:
 def test_a_device_whose_copies_are_wrong_serves_without_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is tried out when somebody first asks for its blocks."""
+    """A device whose copies are wrong offers no KV blocks, logs why once, and still computes."""
     working = CudaRunner(CONFIG, random_weights(CONFIG), 12, 128, 4, torch.float32, "cpu")
     assert working.kv_blocks is not None
     assert working.kv_blocks is working.kv_blocks
@@ -345,8 +345,8 @@ def test_a_device_whose_copies_are_wrong_serves_without_them(
     assert broken.run(step_of([(OTHER, 0, 20)])).logits.isfinite().all()
 
 
-def test_staging_is_bounded_and_comes_back() -> None:
-    """What does not fit is computed; the two directions do not take each other's memory."""
+def test_staging_memory_is_bounded_and_released() -> None:
+    """Staging memory is bounded separately for each direction, and free again after the copies."""
     device = SimulatedDevice(3)
     kv = CudaKvBlocks(kv_memory(), 4 * LAYERS * 2 * 2 * 16 * 64 * 2, device.streams)
     incoming = kv.incoming([0, 1, 2])
@@ -364,8 +364,8 @@ def test_staging_is_bounded_and_comes_back() -> None:
     assert kv.outgoing([7]) is not None
 
 
-def test_one_step_waits_for_all_that_arrived_and_the_next_one_for_nothing() -> None:
-    """It comes behind that one, even while nothing has been copied yet."""
+def test_one_step_waits_for_all_arrivals_and_the_next_for_none() -> None:
+    """The first step after arrivals waits for all of them, and the next one for none."""
     device, memory = SimulatedDevice(4), kv_memory()
     kv = CudaKvBlocks(memory, 2**20, device.streams)
     frames = {block: noise(kv, block) for block in (4, 6, 2)}

@@ -1,4 +1,4 @@
-"""Staging memory: pieces that never overlap, and come back when the device, too, is done with them."""
+"""Staging memory: pieces never overlap, and are free again when the device has copied them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LAYERS, WORDS = 3, 4
 
 
 class Switch:
-    """A mark that is passed when the test says so."""
+    """An event that is complete when the test says so."""
 
     def __init__(self) -> None:
         self.on = False
@@ -28,8 +28,8 @@ def staging(capacity: int) -> StagingMemory:
     return StagingMemory(LAYERS, WORDS, capacity, pinned=False)
 
 
-def test_a_layer_of_all_blocks_is_one_stretch() -> None:
-    """And a block's bytes are its layers, one after the other."""
+def test_one_layer_of_all_staged_blocks_is_contiguous() -> None:
+    """One layer of all staged blocks is contiguous, and a block's segments are its layers in order."""
     staged = staging(5).take(3)
     assert staged is not None
     frames = np.random.default_rng(0).integers(0, 256, (3, LAYERS * WORDS * 8), dtype=np.uint8)
@@ -46,8 +46,8 @@ def test_a_layer_of_all_blocks_is_one_stretch() -> None:
     assert np.array_equal(back, frames[1])
 
 
-def test_what_does_not_fit_is_refused_until_there_is_room() -> None:
-    """Room is what lies together, between pieces or behind them."""
+def test_a_piece_that_does_not_fit_is_refused_until_there_is_room() -> None:
+    """A piece is refused until there is enough contiguous room between or behind other pieces."""
     memory = staging(6)
     first, second, third = (memory.take(2) for _ in range(3))
     assert first is not None
@@ -65,8 +65,8 @@ def test_what_does_not_fit_is_refused_until_there_is_room() -> None:
     assert memory.take(7) is None
 
 
-def test_a_piece_that_the_device_still_copies_is_not_given_to_others() -> None:
-    """Whoever gave it back went on at once."""
+def test_a_piece_is_not_reused_before_its_copy_is_complete() -> None:
+    """A released piece is not reused before the device has copied it."""
     memory, copied = staging(2), Switch()
     piece = memory.take(2)
     assert piece is not None
@@ -77,7 +77,7 @@ def test_a_piece_that_the_device_still_copies_is_not_given_to_others() -> None:
 
 
 def test_pieces_never_overlap() -> None:
-    """Whatever is taken and given back in whatever order; and nothing is refused that there is room for."""
+    """Pieces never overlap in random use, and none is refused that fits."""
     chance = np.random.default_rng(0)
     memory = staging(12)
     held: list[tuple[StagedBlocks, Switch]] = []

@@ -1,4 +1,4 @@
-"""What of a device's memory the KV blocks get, and what is said when there is too little."""
+"""The share of a device's memory for KV blocks, and the messages when it is too small."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from backend.runners.errors import RunnerUnavailable
 
 
 @given(free=st.integers(0, 2**38), block_bytes=st.integers(1, 2**24), share=st.floats(0, 1))
-def test_what_is_taken_is_there(free: int, block_bytes: int, share: float) -> None:
-    """All blocks and the spare one leave a tenth free; what is asked for is had to the last whole block, or refused."""
+def test_blocks_leave_a_tenth_of_the_memory_free(free: int, block_bytes: int, share: float) -> None:
+    """The blocks and the spare one leave a tenth of the memory free, and a requested size is met or refused."""
     try:
         fitting = blocks_that_fit(free, block_bytes, None)
     except RunnerUnavailable:
@@ -35,7 +35,9 @@ def test_what_is_taken_is_there(free: int, block_bytes: int, share: float) -> No
         (10**4, 10**5, ModelError, "--kv-memory: 100000 bytes do not fit the device .*, expected at most 8000"),
     ],
 )
-def test_what_is_said(free: int, asked: int | None, kind: type[Exception], sentence: str) -> None:
-    """The option, what it is, and what would be right."""
+def test_too_little_memory_is_refused_with_the_limit(
+    free: int, asked: int | None, kind: type[Exception], sentence: str
+) -> None:
+    """Too little memory is refused with the option, its value and what would be right."""
     with pytest.raises(kind, match=sentence):
         blocks_that_fit(free, 1000, asked)

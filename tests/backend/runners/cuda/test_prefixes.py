@@ -1,4 +1,4 @@
-"""The engine around the CUDA runner keeps prefixes elsewhere and gets them back while others decode."""
+"""The engine with the CUDA runner saves prefixes and restores them while other sequences decode."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import torch
 from backend.engine.engine import Engine
 from backend.engine.model_runner import BLOCK_SIZE
 from backend.engine.sequence import SamplingParams
-from backend.runners.cuda.kv_blocks import CudaKvBlocks
 from backend.runners.cuda.runner import CudaRunner
 from backend.text.detokenizer import TokenBytes
 from tests.backend.runners.cuda.kv_shelf import KvShelf
 from tests.backend.runners.cuda.random_model import CONFIG, random_weights
-from tests.backend.runners.cuda.simulated_streams import SimulatedDevice, host_stream
+from tests.backend.runners.cuda.simulated_streams import SimulatedDevice, host_stream, use_streams
 
 NO_TEXT = json.dumps({"model": {"vocab": {}}, "decoder": {"type": "ByteLevel"}, "added_tokens": []})
 TABLE = TokenBytes(NO_TEXT, CONFIG.vocab_size)
@@ -25,10 +24,10 @@ PROMPTS = [[7, 8], [*PREFIX, 5, 6, 4], [9], [*PREFIX[: 2 * BLOCK_SIZE], 1]]
 
 
 def engine_over(device: SimulatedDevice, shelf: KvShelf) -> Engine:
-    """Copies to and from the runner's memory happen as late as they may."""
+    """An engine whose copies to and from the runner's memory happen as late as possible."""
     runner = CudaRunner(CONFIG, random_weights(CONFIG), 30, 128, 8, torch.float32, "cpu")
     block = CONFIG.num_layers * 2 * CONFIG.num_kv_heads * BLOCK_SIZE * CONFIG.head_dim * 4
-    runner._kv_blocks = CudaKvBlocks(runner.decoder.memory, 6 * block, device.beside(host_stream()))
+    use_streams(runner, device.beside(host_stream()), 6 * block)
     return Engine(runner, 8, 128, kv_connector=shelf)
 
 
@@ -66,7 +65,7 @@ def answers(engine: Engine, shelf: KvShelf, device: SimulatedDevice, given_up: i
 
 @pytest.fixture(scope="module")
 def computed() -> tuple[KvShelf, list[list[int]]]:
-    """What an engine that found nothing has kept and answered."""
+    """The shelf and the answers of an engine that found no prefix."""
     device, shelf = SimulatedDevice(1), KvShelf()
     tokens = answers(engine_over(device, shelf), shelf, device)
     assert len(shelf.frames) == 3
@@ -75,10 +74,10 @@ def computed() -> tuple[KvShelf, list[list[int]]]:
 
 
 @pytest.mark.parametrize("given_up", [None, 1])
-def test_answers_are_the_same_on_a_prefix_that_came_from_elsewhere(
+def test_answers_on_a_restored_prefix_are_the_same(
     computed: tuple[KvShelf, list[list[int]]], given_up: int | None
 ) -> None:
-    """Whoever computed it; and another one's restore that is given up changes nothing."""
+    """Answers on a restored prefix are those on a computed one, also if another restore is given up."""
     kept, expected = computed
     device, shelf = SimulatedDevice(2), KvShelf()
     shelf.frames = kept.frames

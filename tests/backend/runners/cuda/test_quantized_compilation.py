@@ -21,8 +21,8 @@ SHARED_MEMORY = 227 * 1024
 """Bytes that the programs of one multiprocessor of an H200 have."""
 
 
-def test_every_kernel_compiles_for_an_h200(tmp_path: Path) -> None:
-    """For bfloat16 activations: none keeps registers in memory, and two programs fit a multiprocessor."""
+def test_every_quantized_kernel_compiles_for_an_h200(tmp_path: Path) -> None:
+    """Every quantised kernel compiles for an H200 in bfloat16 without spills, and two fit a multiprocessor."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.backend.runners.cuda.test_quantized_compilation"],

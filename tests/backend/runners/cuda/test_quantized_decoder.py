@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ SMALL = dataclasses.replace(
 
 
 def kept(scheme_of: Callable[[str], Scheme | None], head: Scheme | None = None) -> ModelWeights:
-    """Random weights, each in the scheme that its name asks for; None: as floats."""
+    """Random weights, each packed in the scheme of its name, or kept as floats for None."""
 
     def change(name: str, weight: Weight) -> Weight:
         scheme = scheme_of(name)
@@ -37,7 +38,7 @@ def kept(scheme_of: Callable[[str], Scheme | None], head: Scheme | None = None) 
 
 
 def mixed(name: str) -> Scheme | None:
-    """Query and key alike, value not; gate and up both floats, of which one says so."""
+    """Query and key in one scheme, value in another; gate and up as floats, of which one is a FloatScheme."""
     if name.endswith(("q_proj", "k_proj")):
         return IntScheme(4, 32)
     schemes: dict[str, Scheme] = {
@@ -48,8 +49,10 @@ def mixed(name: str) -> Scheme | None:
     return schemes.get(name.rsplit(".", 1)[1])
 
 
-def runs_as_its_bits_say(weights: ModelWeights, limit: float, dtype: torch.dtype = torch.float32) -> CudaRunner:
-    """Over a prefill and the decode of one row: its few rows and its many are products of two kernels."""
+def matches_the_reference(weights: ModelWeights, limit: float, dtype: torch.dtype = torch.float32) -> CudaRunner:
+    """A runner that matches the reference over a prefill and a decode step, so with the kernels for many and for few
+    rows.
+    """
     runner = CudaRunner(SMALL, weights, 8, 64, 4, dtype, "cpu")
     reference = TorchRunner(SMALL, as_floats(weights), 8, 64)
     for step in (STEPS[0], STEPS[4]):
@@ -58,6 +61,11 @@ def runs_as_its_bits_say(weights: ModelWeights, limit: float, dtype: torch.dtype
         assert got.hidden.shape == expected.hidden.shape
         assert not len(step.hidden_rows) or relative_error(got.hidden, expected.hidden) < limit
     return runner
+
+
+def first_layer(runner: CudaRunner) -> Any:
+    """The runner's first layer; private, but its matrices are what the joining of projections is about."""
+    return runner.decoder._layers[0]
 
 
 @pytest.mark.parametrize(
@@ -71,35 +79,35 @@ def runs_as_its_bits_say(weights: ModelWeights, limit: float, dtype: torch.dtype
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_logits_are_those_of_the_reference_on_what_the_bits_say(scheme: Scheme, limit: float) -> None:
-    """In every layer and in the head; and projections with one input are one matrix."""
-    runner = runs_as_its_bits_say(kept(lambda name: scheme, IntScheme(8)), limit)
-    layer = runner.decoder._layers[0]
+def test_logits_match_the_reference_on_the_unpacked_weights(scheme: Scheme, limit: float) -> None:
+    """The logits match the reference on the unpacked weights, and projections with one input are one matrix."""
+    runner = matches_the_reference(kept(lambda name: scheme, IntScheme(8)), limit)
+    layer = first_layer(runner)
     assert [len(products) for products in (layer.qkv, layer.output, layer.gate_up, layer.down)] == [1, 1, 1, 1]
     assert runner.decoder.linears() == []
 
 
-def test_rounded_activations() -> None:
-    """A row is rounded as the reference rounds it, but for those in the middle of two steps."""
-    runs_as_its_bits_say(kept(lambda name: IntScheme(8, activation_bits=8)), 4e-3)
+def test_rounded_activations_match_the_reference() -> None:
+    """Activations are rounded as in the reference, up to values half way between two steps."""
+    matches_the_reference(kept(lambda name: IntScheme(8, activation_bits=8)), 4e-3)
 
 
-def test_schemes_that_differ_within_a_layer() -> None:
-    """What is alike is one matrix, the rest is multiplied apart, and dense matrices are still given to cuBLAS."""
-    runner = runs_as_its_bits_say(kept(mixed), 1e-5)
-    layer = runner.decoder._layers[0]
+def test_schemes_that_differ_within_a_layer_are_multiplied_apart() -> None:
+    """Projections of one scheme are one matrix, others are multiplied apart, and dense ones stay cuBLAS products."""
+    runner = matches_the_reference(kept(mixed), 1e-5)
+    layer = first_layer(runner)
     assert [len(products) for products in (layer.qkv, layer.output, layer.gate_up, layer.down)] == [2, 1, 1, 1]
     assert sum(isinstance(part, Linear) for part in layer.qkv + layer.output + layer.gate_up + layer.down) == 2
     assert len(runner.decoder.linears()) == 3
 
 
-def test_half_floats_stay_close() -> None:
-    """As with dense weights."""
-    runs_as_its_bits_say(kept(lambda name: IntScheme(4, 32, "minimum")), 5e-3, torch.float16)
+def test_quantised_weights_with_half_floats_stay_close() -> None:
+    """Quantised weights with float16 activations stay close to the reference."""
+    matches_the_reference(kept(lambda name: IntScheme(4, 32, "minimum")), 5e-3, torch.float16)
 
 
-def test_inputs_in_another_order() -> None:
-    """Of query, key and value in one order, and of gate and up in two."""
+def test_projections_with_another_input_order_match() -> None:
+    """Projections with permuted inputs match the reference, and are joined where they have one order."""
     weights = random_weights(SMALL)
     random = torch.Generator().manual_seed(5)
     orders = {name: torch.randperm(64, generator=random) for name in ("attention", "gate", "up")}
@@ -112,12 +120,12 @@ def test_inputs_in_another_order() -> None:
         straight = scheme.pack(dense(weight)[:, order])
         return IntLinear.of(scheme, straight.plain_codes(), straight.grid, order.int())
 
-    runner = runs_as_its_bits_say(map_linears(weights, shuffled), 1e-5)
-    layer = runner.decoder._layers[0]
+    runner = matches_the_reference(map_linears(weights, shuffled), 1e-5)
+    layer = first_layer(runner)
     assert (len(layer.qkv), len(layer.gate_up)) == (1, 2)
 
 
-def test_what_the_kernels_do_not_know_is_refused() -> None:
-    """Before anything is served."""
+def test_the_runner_refuses_groups_without_a_kernel() -> None:
+    """The runner refuses a group size without a kernel before it serves."""
     with pytest.raises(CannotQuantize, match="groups of 8 inputs"):
         CudaRunner(SMALL, kept(lambda name: IntScheme(4, 8)), 8, 64, 4, torch.float32, "cpu")

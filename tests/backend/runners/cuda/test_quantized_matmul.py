@@ -1,4 +1,4 @@
-"""Products with quantised weights, in Triton's interpreter, against plain float64 of what the bits say."""
+"""Products with quantised weights in Triton's interpreter, against float64 on the unpacked weights."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=[scheme.name for s
 
 
 def least_inputs(scheme: Scheme) -> int:
-    """Inputs come in multiples of these."""
+    """The number that the inputs must be a multiple of."""
     group = scheme.block_size if isinstance(scheme, Nf4Scheme) else getattr(scheme, "group_size", None)
     return group or 2
 
 
 def packed(scheme: Scheme, outputs: int, inputs: int, seed: int) -> QuantizedLinear:
-    """Weights of unlike rows, one of them all zeros, none of them around zero where the scheme can say so."""
+    """Weights of unlike rows, one of them all zeros, with a mean that is not zero."""
     random = torch.Generator().manual_seed(seed)
     weight = torch.randn(outputs, inputs, generator=random) * torch.rand(outputs, 1, generator=random) + 0.1
     weight[outputs // 2] = 0
@@ -61,7 +61,7 @@ def packed(scheme: Scheme, outputs: int, inputs: int, seed: int) -> QuantizedLin
 
 
 def tolerance(scheme: Scheme, dtype: torch.dtype) -> float:
-    """Levels and scales of NF4 are half floats; what rounds activations may round one of them to the other side."""
+    """The largest relative error; NF4's levels and scales are half floats."""
     if isinstance(scheme, Nf4Scheme) and dtype == torch.float32:
         return TOLERANCE[torch.float16]
     return TOLERANCE[dtype]
@@ -69,8 +69,8 @@ def tolerance(scheme: Scheme, dtype: torch.dtype) -> float:
 
 @every_scheme
 @pytest.mark.parametrize(("rows", "dtype"), [(MAX_ROWS - 1, torch.float32), (17, torch.bfloat16), (66, torch.float16)])
-def test_product(scheme: Scheme, rows: int, dtype: torch.dtype) -> None:
-    """Of few rows, some, and more than a tile has, with outputs and inputs that fill no tile."""
+def test_products_match_float64(scheme: Scheme, rows: int, dtype: torch.dtype) -> None:
+    """Products of few rows, some and more than a tile match float64 with sizes that fill no tile."""
     least = least_inputs(scheme)
     linear = packed(scheme, 70, -(-300 // least) * least, rows)
     x = torch.randn(rows, linear.shape[1], generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -91,10 +91,10 @@ def test_product(scheme: Scheme, rows: int, dtype: torch.dtype) -> None:
     seed=st.integers(0, 99),
 )
 @FEW
-def test_product_of_any_size(
+def test_products_of_any_size_match_float64(
     scheme: Scheme, rows: int, outputs: int, groups: int, biased: bool, wider: int, dtype: torch.dtype, seed: int
 ) -> None:
-    """And for rows that are a part of wider ones."""
+    """Products of any size match float64, also for rows that are slices of wider ones."""
     inputs = groups * max(least_inputs(scheme), 32)
     linear = scheme.pack(torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(seed)))
     random = torch.Generator().manual_seed(seed + 1)
@@ -106,8 +106,8 @@ def test_product_of_any_size(
 
 
 @every_scheme
-def test_dequantized_weights_are_what_the_bits_say(scheme: Scheme) -> None:
-    """Exactly, but for what a product of scale and code loses, and for NF4's half floats."""
+def test_dequantized_weights_match_the_host(scheme: Scheme) -> None:
+    """Dequantised weights match those of the host up to one rounding, and NF4's up to half floats."""
     least = least_inputs(scheme)
     linear = packed(scheme, 37, -(-300 // least) * least, 5)
     got, expected = dequantize(on_device(linear, CPU), torch.float32), linear.unpack()
@@ -116,8 +116,8 @@ def test_dequantized_weights_are_what_the_bits_say(scheme: Scheme) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 20, DEQUANTIZE_MIN_ROWS])
-def test_columns_in_another_order(rows: int) -> None:
-    """As GPTQ's act-order keeps them, for every number of rows."""
+def test_products_with_another_column_order_match_float64(rows: int) -> None:
+    """Products with permuted columns match float64 for every number of rows."""
     scheme, random = IntScheme(4, 32, "integer"), torch.Generator().manual_seed(rows)
     weight, order = torch.randn(40, 160, generator=random), torch.randperm(160, generator=random)
     straight = scheme.pack(weight[:, order])
@@ -128,7 +128,8 @@ def test_columns_in_another_order(rows: int) -> None:
 
 @pytest.mark.parametrize("most_bytes", [2**30, 20_000])
 def test_many_rows_multiply_dequantized_weights(most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one go and, where that would take too much memory, in parts of the outputs."""
+    """Many rows multiply dequantised weights at once, or in parts of the outputs where memory is limited."""
+    # The bound on memory is no option; only large matrices exceed it.
     monkeypatch.setattr(quantized_matmul, "_DEQUANTIZED_BYTES", most_bytes)
     linear = packed(IntScheme(4, 32, "minimum"), 50, 160, 3)
     x = torch.randn(DEQUANTIZE_MIN_ROWS, 160, generator=torch.Generator().manual_seed(2))
@@ -138,7 +139,7 @@ def test_many_rows_multiply_dequantized_weights(most_bytes: int, monkeypatch: py
 
 
 class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types for it
-    """Notes how many bytes the largest tensor has that is made meanwhile."""
+    """Records the size of the largest tensor that is made meanwhile."""
 
     nbytes = 0
 
@@ -151,7 +152,7 @@ class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has n
 
 @pytest.mark.parametrize("rows", [1, 16, 64])
 def test_no_dense_copy_of_the_weights_is_made_to_decode(rows: int) -> None:
-    """Nothing is larger than words, of which the interpreter makes copies."""
+    """A product of few rows makes no tensor as large as the dense weights."""
     weight = on_device(IntScheme(4, 64).pack(torch.randn(256, 256)), CPU)
     product, dense = QuantizedMatmul(weight, None), 256 * 256 * 2
     with Largest() as largest:  # type: ignore[no-untyped-call] # the same
@@ -160,7 +161,7 @@ def test_no_dense_copy_of_the_weights_is_made_to_decode(rows: int) -> None:
 
 
 def test_a_dense_copy_of_the_weights_is_noticed() -> None:
-    """The test before this one would see it: many rows are multiplied with dequantised weights."""
+    """The check for dense copies notices the one that a product of many rows makes."""
     weight = on_device(IntScheme(4, 64).pack(torch.randn(256, 256)), CPU)
     with Largest() as largest:  # type: ignore[no-untyped-call] # the same
         QuantizedMatmul(weight, None)(torch.randn(DEQUANTIZE_MIN_ROWS, 256).half())
@@ -168,7 +169,7 @@ def test_a_dense_copy_of_the_weights_is_noticed() -> None:
 
 
 def test_a_row_of_few_does_not_depend_on_those_beside_it() -> None:
-    """Bitwise, and whatever their number."""
+    """A row of a small batch is bitwise the same in every batch."""
     weight = on_device(packed(IntScheme(4, 64, "integer"), 20, 320, 1), CPU)
     x = torch.randn(4, 320, generator=torch.Generator().manual_seed(3))
     together = quantized_skinny_gemm(x, weight, None)
@@ -177,7 +178,7 @@ def test_a_row_of_few_does_not_depend_on_those_beside_it() -> None:
 
 
 def test_parts_are_summed_in_their_order() -> None:
-    """Rows are bitwise the same whenever as many parts are made, which depends on the number of tiles of rows alone."""
+    """Partial sums are added in a fixed order, so rows are bitwise the same for the same number of parts."""
     weight = on_device(packed(IntScheme(4, 64), 20, 1280, 1), CPU)
     x = torch.randn(16, 1280, generator=torch.Generator().manual_seed(3))
     together = quantized_gemm(x, weight, None)
@@ -186,8 +187,8 @@ def test_parts_are_summed_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("scheme", [IntScheme(4, 32, "integer"), IntScheme(8), Nf4Scheme(), Fp8Scheme("tensor")])
-def test_weights_side_by_side(scheme: Scheme) -> None:
-    """Are one weight with the outputs of all, each with its own scales."""
+def test_concatenated_weights_match_their_parts(scheme: Scheme) -> None:
+    """Concatenated weights give the outputs of all parts, each with its own scales."""
     linears = [packed(scheme, outputs, 192, seed) for seed, outputs in enumerate((16, 5, 11))]
     joined = concatenate([on_device(linear, CPU) for linear in linears])
     assert joined is not None
@@ -197,7 +198,7 @@ def test_weights_side_by_side(scheme: Scheme) -> None:
 
 
 def test_weights_that_are_kept_unlike_are_not_joined() -> None:
-    """Other codes, groups, zeros, widths, activations, or another order of the inputs."""
+    """Weights with other codes, groups, zeros, widths, activations or input orders are not concatenated."""
 
     def kept(scheme: Scheme, inputs: int = 192, order: torch.Tensor | None = None) -> DeviceWeight:
         linear = packed(scheme, 8, inputs, 0)
@@ -220,8 +221,8 @@ def test_weights_that_are_kept_unlike_are_not_joined() -> None:
     assert same.outputs == 16
 
 
-def test_what_the_kernels_do_not_know_is_refused() -> None:
-    """By name, and with what would be right."""
+def test_schemes_without_a_kernel_are_refused() -> None:
+    """A scheme without a kernel is refused by name with what would be right."""
     with pytest.raises(CannotQuantize, match="int4-g8 weights: groups of 8 inputs, expected multiples of 16"):
         on_device(IntScheme(4, 8).pack(torch.randn(4, 64)), CPU)
     with pytest.raises(CannotQuantize, match="do not compute with float16 weights"):
@@ -229,8 +230,8 @@ def test_what_the_kernels_do_not_know_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(256, 1024), (128, 4096)])
-def test_codes_stay_as_many_bytes(outputs: int, inputs: int) -> None:
-    """Where rows are whole tiles, a weight takes no more on a device than on a host; NF4's scales take 16 bits."""
+def test_device_weights_take_the_bytes_of_host_weights(outputs: int, inputs: int) -> None:
+    """A weight whose rows fill tiles takes the same bytes on a device as on the host; NF4's scales take 16 bits."""
     for scheme in (IntScheme(4, 128), IntScheme(8), Fp8Scheme()):
         linear = packed(scheme, outputs, inputs, 0)
         assert on_device(linear, CPU).nbytes == linear.nbytes
@@ -239,15 +240,15 @@ def test_codes_stay_as_many_bytes(outputs: int, inputs: int) -> None:
 
 @pytest.mark.parametrize("size", [1e-9, 1e6])
 def test_scales_beyond_half_floats_stay_as_they_are(size: float) -> None:
-    """NF4's, where all are tiny or one is huge."""
+    """NF4 scales that are tiny or huge are kept as they are."""
     linear = Nf4Scheme(double=False).pack(torch.randn(8, 128) * size)
     x = torch.randn(2, 128)
     got = QuantizedMatmul(on_device(linear, CPU), None)(x)
     assert relative_error(got, reference(linear, x)) < TOLERANCE[torch.float16]
 
 
-def test_rows_rounded_to_eight_bits() -> None:
-    """Each with its own scale, in the order of a weight's bytes.
+def test_rows_are_rounded_to_eight_bits() -> None:
+    """Each row is rounded to FP8 with its own scale, in the byte order of a weight.
 
     The interpreter loses the carry where rounding reaches a power of two, so that is left to tests/gpu.
     """
@@ -265,8 +266,8 @@ def test_rows_rounded_to_eight_bits() -> None:
     assert bool((rounded[3].float() == 0).all())
 
 
-def test_eight_bits_on_both_sides() -> None:
-    """Differ from eight and sixteen bits by what the rounding of rows costs, not by an error of order or scale."""
+def test_fp8_products_lose_only_the_rounding_of_rows() -> None:
+    """A product of FP8 rows and weights differs from float64 by the rounding of the rows only."""
     linear = packed(Fp8Scheme(), 32, 200, 0)
     x = torch.randn(64, 200, generator=torch.Generator().manual_seed(0)).bfloat16()
     bias = torch.linspace(-1, 1, 32).bfloat16()

@@ -1,4 +1,4 @@
-"""The whole CUDA runner on the CPU, its kernels interpreted, against the reference runner."""
+"""The CUDA runner on the CPU with interpreted kernels, against the reference runner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.backend.runners.cuda.references import relative_error
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_and_hidden_states_agree_with_the_reference(variant: str) -> None:
-    """float32, over prefill, chunks, mixed steps and decode, for what the llama family differs in."""
+    """Logits and hidden states match the reference over prefill, chunks, mixed steps and decode."""
     config = VARIANTS[variant]
     weights = random_weights(config)
     runner = CudaRunner(config, weights, 8, 64, 4, torch.float32, "cpu")
@@ -31,7 +31,7 @@ def test_logits_and_hidden_states_agree_with_the_reference(variant: str) -> None
 
 
 def test_half_floats_stay_close() -> None:
-    """float16 is the one half precision that the interpreter multiplies."""
+    """Logits in float16, the half precision that the interpreter multiplies, stay close to the reference."""
     weights = random_weights(CONFIG)
     runner = CudaRunner(CONFIG, weights, 8, 64, 4, torch.float16, "cpu")
     reference = TorchRunner(CONFIG, weights, 8, 64)
@@ -39,8 +39,8 @@ def test_half_floats_stay_close() -> None:
         assert relative_error(runner.run(step).logits, reference.run(step).logits) < 5e-3
 
 
-def test_models_that_the_kernels_do_not_cover() -> None:
-    """Are refused with every reason at once."""
+def test_models_without_kernels_are_refused_with_every_reason() -> None:
+    """A model that the kernels do not cover is refused with every reason at once."""
     other = dataclasses.replace(CONFIG, activation="gelu_tanh", output_norms=True, head_dim=72)
     with pytest.raises(RunnerUnavailable, match=r"gelu_tanh activation, norms on the outputs .*, a head_dim of 72"):
         check_model(other)

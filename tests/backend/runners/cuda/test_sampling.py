@@ -44,7 +44,7 @@ def random_logits(rows: int, vocabulary: int, seed: int) -> torch.Tensor:
 @given(vocabulary=st.integers(1, 9000), seed=st.integers(0, 99))
 @FEW
 def test_temperature_zero_is_argmax(vocabulary: int, seed: int) -> None:
-    """The most likely token, and the first of equal ones."""
+    """Temperature 0 draws the most likely token, and the first of equal ones."""
     logits = random_logits(2, vocabulary, seed)
     assert sampled(logits, temperature=0.0) == logits.argmax(-1).tolist()
     logits[:, seed % vocabulary :] = 20.0
@@ -63,14 +63,14 @@ def test_temperature_zero_is_argmax(vocabulary: int, seed: int) -> None:
 def test_only_kept_tokens_are_drawn(
     vocabulary: int, temperature: float, top_k: int, top_p: float, min_p: float, seed: int
 ) -> None:
-    """A draw is never outside of what sorting and summing keep."""
+    """A draw is never a token that the filters leave out."""
     logits = random_logits(1, vocabulary, seed)
     kept = kept_tokens(logits[0], temperature, top_k, top_p, min_p)
     assert kept[sampled(logits, temperature, top_k, top_p, min_p, seeds=[seed])]
 
 
-def test_every_kept_token_is_drawn_as_often_as_it_should_be() -> None:
-    """Chi-squared over draws from four tokens, one of them behind a token that cannot be drawn."""
+def test_draws_follow_the_probabilities() -> None:
+    """Draws follow the probabilities in a chi-squared test, also behind a token of probability 0."""
     logits = torch.tensor([2.0, 1.0, 1.5, float("-inf"), 1.7])
     drawn = torch.bincount(torch.tensor(sampled(logits.repeat(DRAWS, 1))), minlength=5).double()
     expected = logits.double().softmax(-1) * DRAWS
@@ -80,7 +80,7 @@ def test_every_kept_token_is_drawn_as_often_as_it_should_be() -> None:
 
 
 def test_a_draw_depends_on_its_row_alone() -> None:
-    """Same seed and counter, same token, alone or in a batch; another seed or counter draws anew."""
+    """A draw depends on the row, its seed and its counter alone."""
     row = random_logits(1, 5000, 5)
     batch = torch.cat([random_logits(2, 5000, 6), row])
     assert sampled(row, seeds=[77]) == sampled(batch, seeds=[1, 2, 77])[2:]
@@ -89,8 +89,8 @@ def test_a_draw_depends_on_its_row_alone() -> None:
     assert len(draws) == 4
 
 
-def test_a_broken_row_is_named_and_alone() -> None:
-    """A logit that is not a number gives -1, and the rows beside it draw what they always draw."""
+def test_a_nan_row_draws_minus_one() -> None:
+    """A row with NaN draws -1, and the other rows draw what they draw without it."""
     logits = random_logits(3, 300, 7)
     healthy = sampled(logits)
     logits[1, 250] = float("nan")
@@ -99,7 +99,7 @@ def test_a_broken_row_is_named_and_alone() -> None:
 
 
 def test_the_smallest_temperature_is_greedy() -> None:
-    """It neither overflows nor divides by zero; forbidden tokens stay forbidden."""
+    """The smallest temperature is greedy without overflow, and forbidden tokens stay forbidden."""
     logits = random_logits(2, 500, 8)
     logits[:, 100:] = float("-inf")
     assert sampled(logits, temperature=1e-38) == logits.argmax(-1).tolist()

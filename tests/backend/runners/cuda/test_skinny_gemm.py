@@ -1,4 +1,4 @@
-"""Products with few rows against the formula, and in the decoder."""
+"""Products of few rows against the formula, and in the decoder."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from tests.backend.runners.cuda.references import TOLERANCE, relative_error
     seed=st.integers(0, 99),
 )
 @FEW
-def test_product(rows: int, outputs: int, inputs: int, biased: bool, wider: int, dtype: torch.dtype, seed: int) -> None:
-    """Whatever the sizes, and for rows that are a part of wider ones."""
+def test_skinny_products_match_the_formula(
+    rows: int, outputs: int, inputs: int, biased: bool, wider: int, dtype: torch.dtype, seed: int
+) -> None:
+    """Products of any size match the formula, also for rows that are slices of wider ones."""
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, inputs + wider, generator=random).to(dtype)[:, :inputs]
     weight = torch.randn(outputs, inputs, generator=random).to(dtype)
@@ -36,7 +38,7 @@ def test_product(rows: int, outputs: int, inputs: int, biased: bool, wider: int,
 
 
 def test_a_row_does_not_depend_on_those_beside_it() -> None:
-    """Bitwise, and whatever their number."""
+    """A row is bitwise the same whatever rows are beside it."""
     random = torch.Generator().manual_seed(3)
     x, weight = torch.randn(4, 600, generator=random), torch.randn(20, 600, generator=random)
     together = skinny_gemm(x, weight, None)
@@ -44,8 +46,8 @@ def test_a_row_does_not_depend_on_those_beside_it() -> None:
     assert torch.equal(skinny_gemm(x[1:4], weight, None), together[1:4])
 
 
-def test_the_decoder_computes_the_same_with_it() -> None:
-    """In every product of a decode step of one row and of three."""
+def test_the_decoder_with_skinny_products_matches_the_reference() -> None:
+    """The decoder with skinny products matches the reference in decode steps of one row and of three."""
     weights = random_weights(CONFIG)
     runner = CudaRunner(CONFIG, weights, 8, 64, 4, torch.float32, "cpu")
     reference = TorchRunner(CONFIG, weights, 8, 64)

@@ -1,4 +1,4 @@
-"""Somebody between two engines, who passes on what the one says to the other, or something else."""
+"""A proxy between two engines, which passes on an engine's answers or something else."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _OF_THE_CONNECTION = {"content-length", "transfer-encoding", "connection", "date
 
 
 @dataclass
-class Honest:
-    """What the engine answered to a request of another."""
+class PeerResponse:
+    """What the engine answered to another engine's request."""
 
     status: int
     headers: CIMultiDict[str]
@@ -26,26 +26,26 @@ class Honest:
         return web.Response(status=self.status, headers=self.headers, body=self.body if body is None else body)
 
 
-Tell = Callable[[web.Request, Honest], Awaitable[web.StreamResponse]]
+Alter = Callable[[web.Request, PeerResponse], Awaitable[web.StreamResponse]]
 
 
-async def the_truth(request: web.Request, honest: Honest) -> web.StreamResponse:
-    return honest.response()
+async def unchanged(request: web.Request, original: PeerResponse) -> web.StreamResponse:
+    return original.response()
 
 
 @dataclass
-class Liar:
-    """Its address is given out as an engine's own; `tell` says what it makes of each answer."""
+class AlteringProxy:
+    """Its address is given out as an engine's own; `alter` decides what becomes of each answer."""
 
     url: str = ""
     engine: str = ""
     """Where the engine really is."""
-    tell: Tell = the_truth
-    responses: list[Honest] = field(default_factory=list)
+    alter: Alter = unchanged
+    responses: list[PeerResponse] = field(default_factory=list)
     """All that the engine answered."""
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
-        """Asks the engine and tells what it likes."""
+        """Asks the engine, and answers what `alter` makes of it."""
         headers = {
             name: value for name, value in request.headers.items() if name.lower() not in {"host", "content-length"}
         }
@@ -58,30 +58,30 @@ class Liar:
             kept = CIMultiDict(
                 (name, value) for name, value in response.headers.items() if name.lower() not in _OF_THE_CONNECTION
             )
-            honest = Honest(response.status, kept, await response.read())
-        self.responses.append(honest)
-        return await self.tell(request, honest)
+            original = PeerResponse(response.status, kept, await response.read())
+        self.responses.append(original)
+        return await self.alter(request, original)
 
 
 @asynccontextmanager
-async def standing_between() -> AsyncIterator[Liar]:
+async def standing_between() -> AsyncIterator[AlteringProxy]:
     """Listens on a free port."""
-    liar = Liar()
+    proxy = AlteringProxy()
     application = web.Application(client_max_size=2**26)
-    application.router.add_route("*", "/{path:.*}", liar.pass_on)
+    application.router.add_route("*", "/{path:.*}", proxy.pass_on)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        liar.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        yield liar
+        proxy.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield proxy
     finally:
         await runner.cleanup()
 
 
-async def trickled(request: web.Request, honest: Honest, body: AsyncIterator[bytes]) -> web.StreamResponse:
-    """The head of an answer, then pieces as they come, until whoever asked has had enough."""
-    response = web.StreamResponse(status=honest.status, headers=honest.headers)
+async def trickled(request: web.Request, original: PeerResponse, body: AsyncIterator[bytes]) -> web.StreamResponse:
+    """Sends the head of an answer, then pieces as they come, until the asking engine disconnects."""
+    response = web.StreamResponse(status=original.status, headers=original.headers)
     await response.prepare(request)
     try:
         async for piece in body:

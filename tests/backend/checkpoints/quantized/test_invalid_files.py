@@ -1,4 +1,4 @@
-"""Checkpoints that are not what they should be: one line says which tensor, in which file, and what is right."""
+"""An invalid checkpoint is refused in one line with the tensor, its file, and what is expected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Change = Callable[[Tensors], object]
 
 
 def changed(directory: Path, folder: str, change: Change | None = None, **fields: Any) -> Path:
-    """A copy of what a package wrote, `KEY`'s tensors changed, by the end of their names, and fields of its config."""
+    """A copy of a package's checkpoint with changes to `KEY`'s tensors, named by their ends, and to config fields."""
     shutil.copytree(DATA / folder, directory)
     tensors = load_file(directory / "model.safetensors")
     ours = {name.removeprefix(f"{KEY}."): tensors.pop(name) for name in list(tensors) if name.startswith(KEY)}
@@ -104,8 +104,8 @@ STATE = "weight.quant_state.bitsandbytes__nf4"
         (LLM_INT8, put("SCB", with_first(float("nan"))), "k_proj.SCB holds a value that is not a finite number"),
     ],
 )
-def test_a_lying_tensor_is_named(folder: str, change: Change, message: str, tmp_path: Path) -> None:
-    """With its file or the directory that it should be in."""
+def test_an_invalid_tensor_is_named(folder: str, change: Change, message: str, tmp_path: Path) -> None:
+    """An invalid or missing tensor is named with its file or directory, in one line."""
     directory = changed(tmp_path / "model", folder, change)
     with pytest.raises(ModelError, match=message) as caught:
         read_linear(directory, KEY, *SHAPES[KEY])
@@ -144,10 +144,8 @@ def test_a_lying_tensor_is_named(folder: str, change: Change, message: str, tmp_
         (NF4, {"load_in_8bit": True}, "load_in_4bit is True, expected that either it or load_in_8bit is true"),
     ],
 )
-def test_a_config_that_says_something_else_is_refused(
-    folder: str, fields: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    """By the field, or by the tensor that is not what the config says."""
+def test_an_unsupported_config_is_refused(folder: str, fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """A config that is not supported, or does not match the tensors, is refused by its field or the tensor."""
     directory = changed(tmp_path / "model", folder, **fields)
     with pytest.raises(ModelError, match=message):
         read_linear(directory, KEY, *SHAPES[KEY])
@@ -165,10 +163,10 @@ def test_a_config_that_says_something_else_is_refused(
         (FP8, {"strategy": "tensor"}, r"k_proj.weight_scale has shape \[32, 1\], expected \[\] or \[1\] or \[1, 1\]"),
     ],
 )
-def test_a_group_that_says_something_else_is_refused(
+def test_an_unsupported_config_group_is_refused(
     folder: str, weights: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    """Each group of compressed-tensors' config is checked by itself."""
+    """Each group of a compressed-tensors config is checked by itself."""
     config = read_json_object(DATA / folder / "config.json")["quantization_config"]
     config["config_groups"]["group_0"]["weights"] |= weights
     directory = changed(tmp_path / "model", folder, config_groups=config["config_groups"])
@@ -176,8 +174,8 @@ def test_a_group_that_says_something_else_is_refused(
         read_linear(directory, KEY, *SHAPES[KEY])
 
 
-def test_words_of_whole_outputs_only(tmp_path: Path) -> None:
-    """AWQ has eight outputs in a word."""
+def test_awq_outputs_must_fill_words(tmp_path: Path) -> None:
+    """An AWQ weight whose outputs are no multiple of 8 is refused."""
     with pytest.raises(ModelError, match=r"k_proj\.qweight cannot be of 30 outputs, expected a multiple of 8"):
         read_linear(changed(tmp_path / "model", AWQ), KEY, 30, 64)
 
@@ -189,7 +187,7 @@ VALUES = st.one_of(
 
 
 def read_or_refuse(directory: Path) -> None:
-    """What is read has the right shape and finite numbers; all else is one line."""
+    """Reads a weight of the right shape with finite values, or gets a ModelError."""
     try:
         linear = read_linear(directory, KEY, *SHAPES[KEY])
     except ModelError:
@@ -199,8 +197,8 @@ def read_or_refuse(directory: Path) -> None:
 
 @settings(max_examples=150)
 @given(folder=st.sampled_from(sorted(SCHEMES)), data=st.data())
-def test_any_tensor_may_be_anything(folder: str, data: st.DataObject) -> None:
-    """Whatever bits, shape and dtype: a weight or one line, never another error."""
+def test_any_change_of_a_tensor_is_read_or_refused(folder: str, data: st.DataObject) -> None:
+    """A tensor with any bits, shape or dtype gives a finite weight or a ModelError."""
 
     def spoil(tensors: Tensors) -> None:
         part = data.draw(st.sampled_from(sorted(tensors)))
@@ -231,8 +229,8 @@ def test_any_tensor_may_be_anything(folder: str, data: st.DataObject) -> None:
 
 @settings(max_examples=150)
 @given(folder=st.sampled_from(sorted(SCHEMES)), data=st.data())
-def test_any_field_may_be_anything(folder: str, data: st.DataObject) -> None:
-    """Whatever JSON: a weight or one line."""
+def test_any_change_of_a_config_field_is_read_or_refused(folder: str, data: st.DataObject) -> None:
+    """A config field with any JSON value gives a finite weight or a ModelError."""
     config = read_json_object(DATA / folder / "config.json")["quantization_config"]
     place = config
     if "config_groups" in config and data.draw(st.booleans()):
@@ -247,7 +245,7 @@ def test_any_field_may_be_anything(folder: str, data: st.DataObject) -> None:
 @settings(max_examples=60)
 @given(folder=st.sampled_from(sorted(SCHEMES)), share=st.floats(0, 1, exclude_max=True))
 def test_a_file_that_ends_early_is_refused(folder: str, share: float) -> None:
-    """Wherever it ends."""
+    """A safetensors file that ends early is refused, wherever it ends."""
     with tempfile.TemporaryDirectory() as scratch:
         directory = changed(Path(scratch, "model"), folder)
         path = directory / "model.safetensors"
@@ -263,8 +261,8 @@ def assert_same_weight(one: Path, other: Path) -> None:
     assert torch.equal(first.unpack(), second.unpack())
 
 
-def test_groups_of_no_weights_say_nothing_of_them(tmp_path: Path) -> None:
-    """llm-compressor has one for attention whose queries, keys and values are kept in fewer bits; nothing is turned."""
+def test_config_groups_without_weights_are_ignored(tmp_path: Path) -> None:
+    """A config group without weights, as llm-compressor writes for attention, changes no weight."""
     plain = changed(tmp_path / "plain", "llmcompressor-int4")
     groups = read_json_object(plain / "config.json")["quantization_config"]["config_groups"]
     attention = {"targets": ["LlamaAttention"], "weights": None, "input_activations": {"num_bits": 8}}
@@ -272,8 +270,8 @@ def test_groups_of_no_weights_say_nothing_of_them(tmp_path: Path) -> None:
     assert_same_weight(plain, changed(tmp_path / "more", "llmcompressor-int4", None, **fields))
 
 
-def test_an_order_that_was_never_found_is_none(tmp_path: Path) -> None:
-    """compressed-tensors begins with minus ones, and leaves them where no calibration finds another order."""
+def test_a_group_index_of_minus_ones_is_no_order(tmp_path: Path) -> None:
+    """A group index of minus ones, which compressed-tensors writes without act-order, is no order."""
     plain = changed(tmp_path / "plain", "llmcompressor-int4")
     never = torch.full((SHAPES[KEY][1],), -1, dtype=torch.int32)
     more = changed(tmp_path / "more", "llmcompressor-int4", lambda tensors: tensors.update(weight_g_idx=never))
