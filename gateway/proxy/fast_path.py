@@ -9,6 +9,7 @@ import time
 
 import xxhash
 from aiohttp import web
+from multidict import CIMultiDictProxy
 
 from cache.exact import ExactCache
 from cache.stores.memory import Slot
@@ -21,9 +22,6 @@ from gateway.proxy.inference_request import FAMILIES, MAX_RISK_HEADER, credentia
 from gateway.proxy.response_headers import hit_headers, whole_response
 from gateway.settings.settings import Settings
 from gateway.upstreams.upstream import REUSE_HEADER
-
-# Checked by the pipeline. A client that sends Expect waits for the application's 100 before it sends the body.
-_NOT_HERE = ("Cache-Control", "Expect", MAX_RISK_HEADER, REUSE_HEADER)
 
 RAW_DIGEST = web.RequestKey("raw_digest", bytes)
 
@@ -42,8 +40,7 @@ class FastPath:
         self._hits = hits
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        given = request.headers
-        if request.path not in FAMILIES or request.method != "POST" or any(name in given for name in _NOT_HERE):
+        if request.path not in FAMILIES or request.method != "POST" or _has_directives(request.headers):
             return await self._application(request)
         try:
             body = await read_body(request, self._max_body, self._timeout)
@@ -71,3 +68,10 @@ class FastPath:
             return None
         self._hits.count_from_memory(entry)
         return slot, form, age
+
+
+def _has_directives(given: CIMultiDictProxy[str]) -> bool:
+    """Whether the pipeline has to read the headers. A client that sends Expect waits for the application's 100 before
+    it sends the body.
+    """
+    return "Cache-Control" in given or "Expect" in given or MAX_RISK_HEADER in given or REUSE_HEADER in given
