@@ -113,6 +113,28 @@ class MemoryStore:
         """The ids kept at this moment, oldest use first."""
         return list(self._slots)
 
+    def problems(self) -> list[str]:
+        """Violated invariants, in sentences; empty if there are none."""
+        found = []
+        if self.size > self._capacity:
+            found.append(f"{self.size} bytes are kept, and the capacity is {self._capacity}")
+        if self.size != sum(slot.size for slot in self._slots.values()):
+            found.append(f"the size is {self.size}, and the slots add up to another one")
+        for entry_id, slot in self._slots.items():
+            payload = len(slot.entry.body) + sum(len(f) for f in slot.forms.values() if f is not slot.entry.body)
+            if slot.entry.id != entry_id:
+                found.append(f"slot {entry_id} has the entry {slot.entry.id}")
+            if not payload <= slot.size <= self._largest:
+                found.append(f"slot {entry_id} has {payload} bytes of payload and counts {slot.size}")
+        for raw_digest, (slot, form) in self._aliases.items():
+            if self._slots.get(slot.entry.id) is not slot or raw_digest not in slot.aliases:
+                found.append(f"alias {raw_digest.hex()} leads to a slot that is gone or does not know it")
+            if form not in slot.forms:
+                found.append(f"alias {raw_digest.hex()} leads to the form {form}, which is not kept")
+        if len(self._aliases) != sum(len(slot.aliases) for slot in self._slots.values()):
+            found.append("a slot has an alias that is not found")
+        return found
+
     def _grow(self, slot: Slot, size: int) -> None:
         slot.size += size
         self.size += size

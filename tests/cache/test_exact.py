@@ -16,8 +16,9 @@ from cache.exact import ExactCache
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import RedisStore, open_redis_store
 from tests.cache.conftest import PATIENT
-from tests.cache.entries.entry_examples import entry, until
+from tests.cache.entries.entry_examples import entry
 from tests.cache.valkey import Valkey
+from tests.waiting import until
 
 DEADLINE = 0.5
 
@@ -60,7 +61,7 @@ async def tier_of(cache: ExactCache, key: Key) -> str:
 
 
 async def test_an_answer_is_found_in_every_tier(valkey: Valkey) -> None:
-    """First in memory; in another process from Redis, and there from memory afterwards."""
+    """An answer is found in memory, in another process from Redis, and then in that process's memory."""
     key = key_of(1)
     async with worker(valkey.url) as one, worker(valkey.url) as other:
         assert await one.lookup(key) == Miss(("memory", "redis"))
@@ -75,7 +76,7 @@ async def test_an_answer_is_found_in_every_tier(valkey: Valkey) -> None:
 
 
 async def test_an_answer_outlives_every_process(own_valkey: Valkey) -> None:
-    """Kept before a restart of everything, found after it."""
+    """An answer is found after its process and Redis were restarted."""
     key = key_of(1)
     async with worker(own_valkey.url) as cache:
         await written(cache, answer_to(cache, key))
@@ -86,7 +87,7 @@ async def test_an_answer_outlives_every_process(own_valkey: Valkey) -> None:
 
 
 async def test_a_forged_collision_is_a_miss(valkey: Valkey) -> None:
-    """The same id with another proof is another request, in both tiers."""
+    """A key with a known id and another proof is a miss in both tiers."""
     key = key_of(1)
     async with worker(valkey.url) as one, worker(valkey.url) as other:
         await written(one, answer_to(one, key))
@@ -97,7 +98,7 @@ async def test_a_forged_collision_is_a_miss(valkey: Valkey) -> None:
 
 
 async def test_one_tenant_never_sees_the_answer_of_another(valkey: Valkey) -> None:
-    """The same request from two tenants is two requests, and bytes under the wrong key are no answer either."""
+    """A tenant's key does not find another tenant's answer, even if that is stored under the key."""
     mine, yours = key_of(1, namespace_for("Bearer a")), key_of(1, namespace_for("Bearer b"))
     async with worker(valkey.url) as one, worker(valkey.url) as other:
         await written(one, answer_to(one, mine))
@@ -110,8 +111,8 @@ async def test_one_tenant_never_sees_the_answer_of_another(valkey: Valkey) -> No
         assert isinstance(await other.lookup(yours), Miss)
 
 
-async def test_a_hit_says_its_age_and_when_it_is_stale() -> None:
-    """An entry past its lifetime stays for those who accept it, and not for ever."""
+async def test_a_hit_has_its_age_and_whether_it_is_stale() -> None:
+    """An entry past its lifetime is a stale hit until the time for stale entries ends."""
     now = 1000.0
     cache = ExactCache(MemoryStore(2**20, lambda: now), None, keep_stale=30, clock=lambda: now)
     key = key_of(1)
@@ -125,8 +126,8 @@ async def test_a_hit_says_its_age_and_when_it_is_stale() -> None:
     assert isinstance(await cache.lookup(key), Miss)
 
 
-async def test_time_spent_in_redis_counts() -> None:
-    """An answer that comes to memory late does not get its whole lifetime again."""
+async def test_the_time_that_an_entry_spent_in_redis_counts() -> None:
+    """An entry that comes to memory late does not get its whole lifetime again."""
     now = 1000.0
     memory = MemoryStore(2**20, lambda: now)
     cache = ExactCache(memory, None, keep_stale=0, clock=lambda: now)
@@ -140,13 +141,13 @@ async def test_time_spent_in_redis_counts() -> None:
 
 
 async def test_without_redis_an_unknown_answer_is_a_miss() -> None:
-    """There is one tier, and it can say."""
+    """An unknown key is a miss of the memory tier where there is no Redis."""
     cache = ExactCache(MemoryStore(2**20), None, keep_stale=0)
     assert await cache.lookup(key_of(1)) == Miss(("memory",))
 
 
 async def test_a_failure_is_never_a_miss(own_valkey: Valkey) -> None:
-    """While Redis cannot say, nobody says Miss; what memory has is a hit all the same."""
+    """While Redis does not answer, the lookup of an unknown key is Failed, and memory still gives hits."""
     known, unknown = key_of(1), key_of(2)
     async with worker(own_valkey.url, DEADLINE) as cache:
         await written(cache, answer_to(cache, known))
@@ -165,8 +166,8 @@ async def test_a_failure_is_never_a_miss(own_valkey: Valkey) -> None:
         await until(well, within=15)
 
 
-async def test_before_the_purges_are_known_redis_is_not_believed(late_valkey: Valkey) -> None:
-    """A worker that starts without Redis fails its lookups rather than answer with what was purged."""
+async def test_redis_is_not_read_before_the_purges_are_known(late_valkey: Valkey) -> None:
+    """A worker that starts without Redis fails its lookups until it has read the purges."""
     async with worker(late_valkey.url, DEADLINE) as cache:
         outcome = await cache.lookup(key_of(1))
         assert isinstance(outcome, Failed)
@@ -181,7 +182,7 @@ async def test_before_the_purges_are_known_redis_is_not_believed(late_valkey: Va
 
 
 async def test_a_corrupt_value_is_a_failure_then_a_miss(valkey: Valkey) -> None:
-    """Whoever wrote it."""
+    """The lookup of a corrupt value is Failed once and then a miss."""
     key = key_of(1)
     raw = redis.asyncio.Redis.from_url(valkey.url)
     async with worker(valkey.url) as cache:
@@ -192,7 +193,7 @@ async def test_a_corrupt_value_is_a_failure_then_a_miss(valkey: Valkey) -> None:
 
 
 async def test_an_entry_is_shown_and_deleted_by_its_id(valkey: Valkey) -> None:
-    """In whichever tier it is, and not when it was purged."""
+    """An entry is read and deleted by its id in every tier, and is not found after a purge."""
     key = key_of(1)
     async with worker(valkey.url) as one, worker(valkey.url) as other:
         kept = answer_to(one, key)
@@ -206,8 +207,8 @@ async def test_an_entry_is_shown_and_deleted_by_its_id(valkey: Valkey) -> None:
         assert await other.entry(key.id) is None
 
 
-async def test_a_deletion_is_seen_in_the_memory_of_others(valkey: Valkey) -> None:
-    """Within a second, and the other entries stay."""
+async def test_a_deletion_reaches_the_memory_of_other_workers(valkey: Valkey) -> None:
+    """A deletion removes one entry from the memory of other workers within a second."""
     gone, stays = key_of(1), key_of(2)
     async with worker(valkey.url) as one, worker(valkey.url) as other:
         for key in (gone, stays):
@@ -227,7 +228,7 @@ async def test_a_deletion_is_seen_in_the_memory_of_others(valkey: Valkey) -> Non
 async def test_a_lookup_under_way_does_not_bring_a_deleted_entry_back(
     valkey: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its reply was on its way while the entry was deleted: it is not kept in memory."""
+    """A reply from Redis that was on its way during a deletion is not kept in memory."""
     key = key_of(1)
     async with worker(valkey.url) as one, worker(valkey.url) as other:
         await written(one, answer_to(one, key))

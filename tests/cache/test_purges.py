@@ -1,11 +1,10 @@
-"""A purge in one worker holds in all of them, whatever was in flight and whoever was away."""
+"""A purge in one worker holds in all of them, also for requests in flight and for workers that were cut off."""
 
 import asyncio
 from typing import Literal
 
 import pytest
 import redis.asyncio
-from redis.asyncio.connection import UnixDomainSocketConnection
 
 from cache.entries.generations import Purge
 from cache.entries.key import Key
@@ -15,9 +14,9 @@ from cache.exact import ExactCache
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import RedisStore, open_redis_store
 from tests.cache.conftest import PATIENT
-from tests.cache.entries.entry_examples import until
 from tests.cache.test_exact import answer_to, key_of, tier_of, worker, written
 from tests.cache.valkey import Valkey
+from tests.waiting import until
 
 A, B = "a" * 20, "b" * 20
 
@@ -32,14 +31,14 @@ async def is_gone(cache: ExactCache, key: Key) -> bool:
         ("all", "", {(A, "m"), (A, "other"), (B, "m")}),
         ("namespace", A, {(A, "m"), (A, "other")}),
         ("model", "m", {(A, "m"), (B, "m")}),
-        ("namespace", "nobody", set()),
+        ("namespace", "unknown", set()),
         ("model", A, set()),
     ],
 )
 async def test_a_purge_is_seen_by_all_workers(
     valkey: Valkey, scope: Literal["all", "namespace", "model"], name: str, purged: set[tuple[str, str]]
 ) -> None:
-    """Within a second, in memory and in Redis, and nothing else is lost."""
+    """A purge removes the entries of its scope, and no others, from every worker and from Redis."""
     owners = [(A, "m"), (A, "other"), (B, "m")]
     keys = {owner: key_of(number, owner[0]) for number, owner in enumerate(owners)}
     async with worker(valkey.url) as one, worker(valkey.url) as other:
@@ -58,8 +57,8 @@ async def test_a_purge_is_seen_by_all_workers(
                 assert isinstance(await late.lookup(keys[owner]), Miss) == (owner in purged)
 
 
-async def test_a_purge_frees_the_memory_of_what_it_purged(valkey: Valkey) -> None:
-    """In every worker, however many entries there are; the others stay."""
+async def test_a_purge_frees_the_memory_of_its_entries(valkey: Valkey) -> None:
+    """A purge frees the memory of the entries of its scope in every worker."""
     async with worker(valkey.url) as one, worker(valkey.url) as other:
         for number in range(3000):
             for cache in (one, other):
@@ -75,7 +74,7 @@ async def test_a_purge_frees_the_memory_of_what_it_purged(valkey: Valkey) -> Non
 
 
 async def test_an_answer_computed_during_a_purge_is_not_kept(valkey: Valkey) -> None:
-    """Its request began before the purge, here or in another worker; the next one is kept."""
+    """An answer whose request began before a purge is not kept by any worker."""
     key = key_of(1)
     async with worker(valkey.url) as one, worker(valkey.url) as other:
         here, there = answer_to(one, key), answer_to(other, key)
@@ -90,8 +89,8 @@ async def test_an_answer_computed_during_a_purge_is_not_kept(valkey: Valkey) -> 
         assert await tier_of(one, key) == "memory"
 
 
-async def test_nothing_comes_back_after_redis_was_flushed(valkey: Valkey) -> None:
-    """Neither what was purged before nor what is still being computed, when Redis has forgotten the purge."""
+async def test_purged_entries_stay_purged_after_redis_was_flushed(valkey: Valkey) -> None:
+    """An entry of before a purge is not kept even after Redis has lost the purge."""
     key = key_of(1)
     raw = redis.asyncio.Redis.from_url(valkey.url)
     async with worker(valkey.url) as one, worker(valkey.url) as other:
@@ -116,7 +115,7 @@ async def test_nothing_comes_back_after_redis_was_flushed(valkey: Valkey) -> Non
 
 
 async def test_purges_after_redis_was_flushed_are_still_followed(valkey: Valkey) -> None:
-    """The stream that carries them begins again."""
+    """Workers follow purges that are made after Redis was flushed."""
     key = key_of(1)
     raw = redis.asyncio.Redis.from_url(valkey.url)
     async with worker(valkey.url) as one, worker(valkey.url) as other:
@@ -133,26 +132,28 @@ async def _hits(cache: ExactCache, key: Key) -> bool:
     return isinstance(await cache.lookup(key), Hit)
 
 
-async def test_a_worker_that_was_away_learns_what_was_purged(own_valkey: Valkey) -> None:
-    """Its connections were cut and refused during the purge; once it is back it serves nothing of before."""
+async def test_a_reconnected_worker_learns_what_was_purged(own_valkey: Valkey) -> None:
+    """A worker that was cut off during a purge serves nothing purged once it is connected again."""
     key, deleted = key_of(1), key_of(2)
     raw = redis.asyncio.Redis.from_url(own_valkey.url)
-    async with worker(own_valkey.url) as one, worker(own_valkey.url) as other:
+    # `other` alone comes by this path, and has a name by which the server knows its connections.
+    path = own_valkey.socket.with_name("other")
+    path.symlink_to(own_valkey.socket)
+    async with worker(own_valkey.url) as one, worker(f"unix://{path}?client_name=other") as other:
         for each in (key, deleted):
             await written(one, answer_to(one, each))
             assert await tier_of(other, each) == "redis"
-        # Only `other` loses its connections: it is told of an outage that the server did not have.
         assert other.redis
-        other.redis.breaker.trip(ConnectionError("cut"))
-        other.redis._client.connection_pool.connection_kwargs["path"] += ".away"
-        await other.redis._client.connection_pool.disconnect()
+        path.unlink()
+        for client in await raw.client_list():
+            if client["name"] == "other":
+                await raw.client_kill_filter(_id=client["id"])
+        async with asyncio.timeout(10):
+            await other.redis.breaker.wait_opened()
         await one.purge("all")
         await one.delete(deleted.id)
         assert isinstance(await other.lookup(key_of(3)), Failed)
-        other.redis._client.connection_pool.connection_kwargs["path"] = str(own_valkey.socket)
-        for connection in other.redis._client.connection_pool._available_connections:
-            assert isinstance(connection, UnixDomainSocketConnection)
-            connection.path = str(own_valkey.socket)
+        path.symlink_to(own_valkey.socket)
         async with asyncio.timeout(10):
             await other.redis.breaker.wait_closed()
         await until(lambda: is_gone(other, key), within=5)
@@ -160,8 +161,8 @@ async def test_a_worker_that_was_away_learns_what_was_purged(own_valkey: Valkey)
     await raw.aclose()
 
 
-async def test_after_an_outage_redis_is_believed_only_when_the_purges_were_read(valkey: Valkey) -> None:
-    """A lookup in between fails; it does not answer with what was purged during the outage."""
+async def test_after_an_outage_lookups_fail_until_the_purges_were_read(valkey: Valkey) -> None:
+    """A lookup after an outage fails until the purges made during the outage were read."""
     key = key_of(1)
     async with worker(valkey.url) as one, open_redis_store(valkey.url, PATIENT) as store:
         other = ExactCache(MemoryStore(2**20), store, keep_stale=60)  # nothing follows the purges for it
@@ -178,8 +179,8 @@ async def test_after_an_outage_redis_is_believed_only_when_the_purges_were_read(
         assert isinstance(await other.lookup(key), Miss)
 
 
-async def test_an_outage_has_the_purges_read_at_once(valkey: Valkey) -> None:
-    """Lookups do not fail for longer than the outage lasts."""
+async def test_the_purges_are_read_at_once_after_an_outage(valkey: Valkey) -> None:
+    """Lookups succeed within a second after an outage ends."""
     async with worker(valkey.url) as cache:
         assert cache.redis
         for _ in range(10):
@@ -187,8 +188,8 @@ async def test_an_outage_has_the_purges_read_at_once(valkey: Valkey) -> None:
             await until(lambda: is_gone(cache, key_of(1)), within=1)
 
 
-async def test_a_purge_during_an_outage_reaches_everyone_after_it(own_valkey: Valkey) -> None:
-    """It fails, and says so; it holds here at once, and elsewhere as soon as Redis is back."""
+async def test_a_purge_during_an_outage_reaches_all_workers_after_it(own_valkey: Valkey) -> None:
+    """A purge that fails during an outage holds in its own worker at once and in all others after the outage."""
     key = key_of(1)
     async with worker(own_valkey.url) as one:
         await one.purge("all")  # so that Redis has an older purge of the same scope
@@ -203,8 +204,8 @@ async def test_a_purge_during_an_outage_reaches_everyone_after_it(own_valkey: Va
             assert await is_gone(other, key)
 
 
-async def test_two_purges_at_once_end_in_one_view(valkey: Valkey) -> None:
-    """Whoever came last, all workers agree, and nothing of before either counts."""
+async def test_workers_agree_after_concurrent_purges(valkey: Valkey) -> None:
+    """All workers agree on the generation after concurrent purges, and no earlier entry counts."""
     async with worker(valkey.url) as one, worker(valkey.url) as other:
         before = [answer_to(cache, key_of(1)) for cache in (one, other)]
         for _ in range(20):
@@ -217,8 +218,8 @@ async def test_two_purges_at_once_end_in_one_view(valkey: Valkey) -> None:
         assert not any(cache.counts(kept) for cache in (one, other) for kept in before)
 
 
-async def test_a_state_read_before_a_purge_does_not_undo_it(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reply was on its way while the purge was made."""
+async def test_generations_read_before_a_purge_do_not_undo_it(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A purge is not undone by generations that Redis sent before it."""
     async with open_redis_store(valkey.url, PATIENT) as store:
         cache = ExactCache(MemoryStore(2**20), store, keep_stale=60)
         await cache.purge("all")
@@ -243,8 +244,10 @@ async def test_a_state_read_before_a_purge_does_not_undo_it(valkey: Valkey, monk
         assert cache.counts(after)
 
 
-async def test_of_two_purges_the_one_that_redis_had_last_holds(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another worker's purge that is read while one's own is on its way came before it."""
+async def test_of_two_purges_the_one_that_redis_received_last_holds(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A purge of another worker that is read while an own purge is under way does not replace the own one."""
     async with worker(valkey.url) as other, open_redis_store(valkey.url, PATIENT) as store:
         one = ExactCache(MemoryStore(2**20), store, keep_stale=60)
         position, _ = await store.purges_since("")
@@ -256,6 +259,7 @@ async def test_of_two_purges_the_one_that_redis_had_last_holds(valkey: Valkey, m
                 _, events = await store.purges_since(position)
                 for event in events:
                     assert isinstance(event, Purge)
+                    # As the reader of purges does, of which nothing public says when it has read them.
                     one._generations.apply(event)
             await publish(to, purge)
 
@@ -264,8 +268,8 @@ async def test_of_two_purges_the_one_that_redis_had_last_holds(valkey: Valkey, m
         assert one.generation(A, "m").split(".")[0] == (await store.generations())["all"]
 
 
-async def test_a_purge_does_not_grow_with_what_it_purges(valkey: Valkey) -> None:
-    """It writes one token, not one command for each entry."""
+async def test_the_cost_of_a_purge_does_not_depend_on_its_entries(valkey: Valkey) -> None:
+    """The number of commands of a purge does not depend on the number of entries."""
     raw = redis.asyncio.Redis.from_url(valkey.url)
     async with worker(valkey.url) as cache:
         assert cache.redis

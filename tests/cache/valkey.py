@@ -9,6 +9,8 @@ from pathlib import Path
 import redis.asyncio
 from redis.exceptions import AuthenticationError, RedisError
 
+from tests.waiting import until
+
 _READY_WITHIN = 15.0
 _PING_EVERY = 0.01
 
@@ -38,7 +40,7 @@ class Valkey:
     async def start(self, *options: str) -> None:
         """Return when the server answers; `options` are added to those of before."""
         self._options += options
-        self._process = await asyncio.create_subprocess_exec(
+        process = self._process = await asyncio.create_subprocess_exec(
             server_binary(),
             *("--port", "0", "--unixsocket", str(self.socket), "--dir", str(self._folder)),
             *("--save", "", "--appendonly", "yes", "--appendfsync", "always", "--loglevel", "warning"),
@@ -46,10 +48,12 @@ class Valkey:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )
-        async with asyncio.timeout(_READY_WITHIN):
-            while not await self._answers():
-                assert self._process.returncode is None, "the server ended while it was starting"
-                await asyncio.sleep(_PING_EVERY)
+
+        async def answers() -> bool:
+            assert process.returncode is None, "the server ended while it was starting"
+            return await self._answers()
+
+        await until(answers, _READY_WITHIN, _PING_EVERY)
 
     async def _answers(self) -> bool:
         client = redis.asyncio.Redis.from_url(self.url)

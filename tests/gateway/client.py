@@ -13,6 +13,7 @@ from yarl import URL
 
 from gateway.processes.app import Gateway
 from tests.gateway.cache_status import Member, parse_cache_status
+from tests.waiting import until
 
 # Ample for a busy machine; a request that takes longer hangs.
 DEADLINE = 20.0
@@ -172,9 +173,11 @@ class Client:
 
     async def until(self, name: str, value: float, **labels: str) -> None:
         """Return once the figure has this value. Raises TimeoutError."""
-        async with asyncio.timeout(DEADLINE):
-            while await self.figure(name, **labels) != value:  # noqa: ASYNC110  # it is asked over HTTP
-                await asyncio.sleep(0.005)
+
+        async def has_value() -> bool:
+            return await self.figure(name, **labels) == value
+
+        await until(has_value, DEADLINE)
 
     def _open(
         self, method: str, path: str, body: Any, headers: Mapping[str, str] | None

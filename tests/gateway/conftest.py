@@ -22,14 +22,25 @@ from tests.cache.conftest import (
     minilm,
     own_valkey,
     pytest_asyncio_loop_factories,
+    raw,
     shared_valkey,
     valkey,
 )
 from tests.gateway.api.prefix_upstream import PrefixUpstream
 from tests.gateway.client import Client, chat
 from tests.gateway.raw_upstream import Conversation, RawUpstream
+from tests.waiting import until
 
-__all__ = ["folder", "late_valkey", "minilm", "own_valkey", "pytest_asyncio_loop_factories", "shared_valkey", "valkey"]
+__all__ = [
+    "folder",
+    "late_valkey",
+    "minilm",
+    "own_valkey",
+    "pytest_asyncio_loop_factories",
+    "raw",
+    "shared_valkey",
+    "valkey",
+]
 
 SECRET = "pssst-tell-nobody"
 """A tenant's text, in requests and answers; `secret_is_not_logged` looks for it."""
@@ -81,10 +92,8 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     before = asyncio.all_tasks()
     async with AsyncExitStack() as stack:
         yield Stage(stack, tmp_path)
-    async with asyncio.timeout(5):
-        # Connections end a moment after their server; a task that stays is a leak, and TimeoutError names none of it.
-        while asyncio.all_tasks() - before - {asyncio.current_task()}:  # noqa: ASYNC110  # tasks have no event
-            await asyncio.sleep(0)
+    # Connections end a moment after their server; a task that stays is a leak, and TimeoutError names none of it.
+    await until(lambda: not asyncio.all_tasks() - before - {asyncio.current_task()}, within=5, every=0)
 
 
 @pytest.fixture

@@ -1,11 +1,12 @@
 """Entries for tests."""
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from cache.entries.entry import Entry
+from tests.waiting import until
+
+__all__ = ["entry", "until"]
 
 
 def entry(entry_id: str = "public.aa", **fields: Any) -> Entry:
@@ -25,10 +26,3 @@ def entry(entry_id: str = "public.aa", **fields: Any) -> Entry:
         "seconds": 0.25,
     }
     return Entry(**{**values, **fields})
-
-
-async def until(condition: Callable[[], Awaitable[bool]], within: float = 5.0, every: float = 0.005) -> None:
-    """Return once the condition holds; TimeoutError after `within` seconds."""
-    async with asyncio.timeout(within):
-        while not await condition():  # noqa: ASYNC110 (what is waited for happens in another process)
-            await asyncio.sleep(every)

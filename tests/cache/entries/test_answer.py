@@ -39,7 +39,7 @@ def message_of(chunks: list[Json]) -> Json:
 
 
 def test_openai_text_with_usage() -> None:
-    """Role first, pieces, an empty delta with the reason, usage on a chunk without choices, padding on all of them."""
+    """A text streamed by OpenAI, with usage on a chunk without choices, is assembled to one answer."""
     usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}}
     chunks = [
         chunk({"role": "assistant", "content": "", "refusal": None}, usage=None, obfuscation="aX3"),
@@ -67,7 +67,7 @@ def test_openai_text_with_usage() -> None:
 
 
 def test_openai_tool_calls_in_parallel() -> None:
-    """Arguments come in pieces, by index; in the answer the calls have no index."""
+    """Tool calls whose arguments come in pieces are assembled by their index, which the answer leaves out."""
     chunks = [
         chunk({"role": "assistant", "content": None}),
         chunk(call(0, id="c0", type="function", function={"name": "get_weather", "arguments": ""})),
@@ -87,8 +87,8 @@ def test_openai_tool_calls_in_parallel() -> None:
     }
 
 
-def test_calls_whose_pieces_repeat_what_is_known() -> None:
-    """Some servers send id, type and name again on every piece, whole or empty; two pieces may share a chunk."""
+def test_repeated_fields_on_pieces_of_a_tool_call_count_once() -> None:
+    """An id, type or name that is repeated on later pieces of a tool call counts once."""
     chunks = [
         chunk(call(0, id="c0", type="function", function={"name": "f", "arguments": ""}) | {"role": "assistant"}),
         chunk(call(0, id="", type="", function={"name": "", "arguments": "{"}) | {"role": ""}),
@@ -114,14 +114,14 @@ def test_calls_whose_pieces_repeat_what_is_known() -> None:
 
 
 def test_calls_without_an_index_are_whole() -> None:
-    """Some servers send each call complete in one piece."""
+    """A tool call without an index is taken as complete."""
     calls = [{"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for n in range(2)]
     chunks = [chunk({"role": "assistant", "tool_calls": [one]}) for one in calls] + [chunk({}, "tool_calls")]
     assert message_of(chunks)["tool_calls"] == calls
 
 
-def test_the_old_function_call() -> None:
-    """Arguments in pieces, one call."""
+def test_a_deprecated_function_call() -> None:
+    """The pieces of a `function_call` are assembled to one call."""
     chunks = [
         chunk({"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": ""}}),
         chunk({"function_call": {"arguments": "{"}}),
@@ -132,7 +132,7 @@ def test_the_old_function_call() -> None:
 
 
 def test_vllm_reasoning_logprobs_and_stop_reason() -> None:
-    """Reasoning before content, logprobs per piece, a stop_reason that is null until the end."""
+    """The reasoning, logprobs and stop reason that vLLM streams are in the answer."""
 
     def token(text: str) -> Json:
         return {"token": text, "logprob": -0.5, "bytes": [1], "top_logprobs": [{"token": text, "logprob": 0}]}
@@ -170,8 +170,8 @@ def test_vllm_reasoning_logprobs_and_stop_reason() -> None:
     assert usage_of(response) == Usage(1, 4)
 
 
-def test_usage_on_every_chunk_is_the_last_one() -> None:
-    """A server may count as it goes."""
+def test_of_usage_on_every_chunk_the_last_one_counts() -> None:
+    """The usage of the last chunk counts where every chunk has one."""
     chunks = [
         chunk({"role": "assistant", "content": ""}, usage={"prompt_tokens": 3, "completion_tokens": 0}),
         chunk({"content": "a"}, usage={"prompt_tokens": 3, "completion_tokens": 1}),
@@ -192,8 +192,8 @@ def test_llama_cpp_timings_at_the_end() -> None:
     assert response["choices"][0]["message"]["content"] == "Hi"
 
 
-def test_a_field_that_is_null_at_first_is_known_later() -> None:
-    """Null is not the last word on a field."""
+def test_a_field_that_is_null_at_first_takes_its_later_value() -> None:
+    """A field that is null in an early chunk takes its value from a later one."""
     chunks = [
         chunk({"role": "assistant", "content": "a"}, system_fingerprint=None, service_tier=None),
         chunk({}, "stop", system_fingerprint="fp_2", service_tier="default"),
@@ -202,8 +202,8 @@ def test_a_field_that_is_null_at_first_is_known_later() -> None:
     assert (response["system_fingerprint"], response["service_tier"]) == ("fp_2", "default")
 
 
-def test_azure_begins_with_a_chunk_that_names_nobody() -> None:
-    """Its empty id and model are those of the filter, not of the answer; its findings are kept."""
+def test_a_first_chunk_of_azure_without_id_and_model() -> None:
+    """The empty id and model of Azure's first chunk are not used, and its filter results are kept."""
     results = [{"prompt_index": 0, "content_filter_results": {"hate": {"filtered": False}}}]
     first = {"choices": [], "created": 0, "id": "", "model": "", "object": "", "prompt_filter_results": results}
     response = assembled([first, chunk({"role": "assistant", "content": "a"}), chunk({}, "stop")])
@@ -215,7 +215,7 @@ def test_azure_begins_with_a_chunk_that_names_nobody() -> None:
 
 
 def test_choices_come_in_any_order() -> None:
-    """Each has its own text and its own end."""
+    """Choices whose pieces come in any order each have their own text and finish reason."""
     chunks = [
         {**chunk({}), "choices": [{"index": 1, "delta": {"role": "assistant", "content": "b"}, "finish_reason": None}]},
         {
@@ -235,7 +235,7 @@ def test_choices_come_in_any_order() -> None:
 
 
 def test_text_completions_with_logprobs() -> None:
-    """The lists of logprobs grow, null entries and zeroes included."""
+    """The logprobs of a text completion are concatenated, with null entries and zeroes."""
 
     def piece(text: str, logprobs: Json | None, finish: str | None = None) -> Json:
         choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}
@@ -286,15 +286,15 @@ def test_text_completions_with_logprobs() -> None:
     ],
 )
 def test_a_stream_with_an_error_in_it_is_no_answer(bad: Json) -> None:
-    """Wherever it comes."""
+    """A chunk with an error or malformed choices raises UnstorableAnswer."""
     assembler = StreamAssembler()
     assembler.add(chunk({"role": "assistant", "content": "a"}))
     with pytest.raises(UnstorableAnswer):
         assembler.add(bad)
 
 
-def test_an_error_field_without_an_error_is_none() -> None:
-    """Some servers always send the field."""
+def test_a_null_error_field_is_no_error() -> None:
+    """An answer whose error field is null is complete."""
     response = assembled([chunk({"role": "assistant", "content": "a"}, error=None), chunk({}, "stop", error=None)])
     check_complete(response)
 
@@ -318,8 +318,8 @@ def whole(**choice: Any) -> Json:
         {**whole(), "error": None},
     ],
 )
-def test_whole_answers_are_kept(response: Json) -> None:
-    """Every kind of answer that came to its own end."""
+def test_complete_answers_are_kept(response: Json) -> None:
+    """Every kind of answer that has content and a finish reason of its own is complete."""
     check_complete(response)
 
 
@@ -348,14 +348,14 @@ def test_whole_answers_are_kept(response: Json) -> None:
         ({**whole(message={"content": ""}), "usage": {"completion_tokens": 0}}, "empty"),
     ],
 )
-def test_nothing_else_is_kept(response: Json, reason: str) -> None:
-    """Errors, cut and aborted answers, and the empty ones that faults leave behind; the reason is said."""
+def test_incomplete_answers_are_not_kept(response: Json, reason: str) -> None:
+    """An error, a cut answer and an empty answer raise UnstorableAnswer with the reason."""
     with pytest.raises(UnstorableAnswer, match=reason):
         check_complete(response)
 
 
-def test_a_cut_stream_is_not_whole() -> None:
-    """However much of it came."""
+def test_a_cut_stream_is_not_complete() -> None:
+    """A stream that ends before its finish reason raises UnstorableAnswer."""
     chunks = [chunk({"role": "assistant", "content": ""}), chunk({"content": "Hel"}), chunk({"content": "lo"})]
     for length in range(1, 4):
         with pytest.raises(UnstorableAnswer, match="no finish reason"):
@@ -374,7 +374,7 @@ def test_a_cut_stream_is_not_whole() -> None:
     ],
 )
 def test_usage_is_what_the_answer_reports(usage: Any, expected: Usage | None) -> None:
-    """And None where it reports none, which is not zero."""
+    """The usage is what the answer reports, and None where it reports none."""
     assert usage_of({"usage": usage}) == expected
     assert usage_of({}) is None
 
@@ -406,7 +406,7 @@ async def read_with_openai(body: bytes, family: str, size: int) -> list[Json]:
 @given(responses())
 @settings(max_examples=25, deadline=None)
 async def test_the_openai_client_reads_a_replay(response: Json) -> None:
-    """Frame by frame, however the bytes are cut on their way; what it read assembles to the answer."""
+    """The openai client reads from a replayed stream the answer that it was made from."""
     family = "chat" if response["object"] == "chat.completion" else "text"
     body = stream_of(response, include_usage=True)
     found = await read_with_openai(body, family, 1000)
@@ -416,7 +416,7 @@ async def test_the_openai_client_reads_a_replay(response: Json) -> None:
 
 
 async def test_the_openai_client_reads_a_replay_byte_by_byte() -> None:
-    """Line ends of every kind inside the text break no frame."""
+    """Line ends inside the text do not break an event for the openai client."""
     message = {"role": "assistant", "content": 'a\n\nb\r\n\r\ndata: [DONE]\n\nc\u2028\u2029\x85é😀"\\'}
     response = {
         "id": "1",

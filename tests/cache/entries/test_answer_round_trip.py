@@ -170,8 +170,8 @@ def test_a_replayed_stream_assembles_to_the_answer_it_came_from(response: Json) 
 
 @given(responses())
 @settings(max_examples=40, deadline=None)
-def test_usage_is_sent_where_it_is_asked_for_and_nowhere_else(response: Json) -> None:
-    """With include_usage every chunk has the field, null but on a last chunk without choices; without it, none has."""
+def test_usage_is_sent_only_where_it_is_asked_for(response: Json) -> None:
+    """A replay has usage only with include_usage, and then on a last chunk without choices."""
     *others, last = chunks_of(stream_of(response, include_usage=True))
     assert all(chunk["usage"] is None and chunk["choices"] for chunk in others)
     assert last["choices"] == []
@@ -184,7 +184,7 @@ def test_usage_is_sent_where_it_is_asked_for_and_nowhere_else(response: Json) ->
 @given(responses())
 @settings(max_examples=40, deadline=None)
 def test_a_replay_looks_like_a_stream_of_its_server(response: Json) -> None:
-    """Each chunk names the answer and the chunk type, and each choice ends once, in its last piece."""
+    """Each chunk of a replay names the answer, and each choice has its finish reason on its last piece."""
     chunks = chunks_of(stream_of(response, include_usage=True))
     kind = "chat.completion.chunk" if response["object"] == "chat.completion" else "text_completion"
     assert {chunk["object"] for chunk in chunks} == {kind}
@@ -218,8 +218,8 @@ wild_chunks = st.fixed_dictionaries(
 
 @given(st.lists(wild_chunks, max_size=4))
 @settings(max_examples=80, deadline=None)
-def test_nonsense_from_a_server_is_unstorable_and_nothing_worse(chunks: list[Json]) -> None:
-    """Whatever JSON a server sends is assembled, or refused as no answer; it never ends in another exception."""
+def test_any_json_from_a_server_is_assembled_or_unstorable(chunks: list[Json]) -> None:
+    """Any JSON from a server is assembled or raises UnstorableAnswer."""
     with contextlib.suppress(UnstorableAnswer):
         response = assembled(chunks)
         usage_of(response)
@@ -227,7 +227,7 @@ def test_nonsense_from_a_server_is_unstorable_and_nothing_worse(chunks: list[Jso
 
 
 def test_a_long_answer_takes_linear_time() -> None:
-    """Four times the chunks take about four times as long, not sixteen."""
+    """Assembling and replaying an answer take time in proportion to its chunks."""
 
     def seconds(count: int) -> float:
         piece = {
@@ -254,7 +254,7 @@ def test_a_long_answer_takes_linear_time() -> None:
 
 @pytest.mark.parametrize("text", ["word " * 100_000, "x" * 500_000, "a " + "b" * 300_000, "é\u2028\r\n" * 20_000])
 def test_a_long_text_is_cut_into_few_pieces(text: str) -> None:
-    """The overhead of a replay does not grow with the length of the text."""
+    """A replay of a long text has fewer than a thousand chunks."""
     message = {"role": "assistant", "content": text}
     response = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
     chunks = chunks_of(stream_of(response, include_usage=False))

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 import xxhash
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from cache.entries.entry import Entry, decode_entry, encode_entry
@@ -37,14 +37,14 @@ SAMPLE = encode_entry(entry(body=b'{"choices":[{"index":0}]}'))
 @given(entries)
 @quick
 def test_an_entry_comes_back_from_its_bytes(kept: Entry) -> None:
-    """Nothing of it is lost."""
+    """An entry is equal to itself after encoding and decoding."""
     assert decode_entry(encode_entry(kept)) == kept
 
 
 @given(st.integers(0, len(SAMPLE) * 8 - 1))
 @quick
-def test_one_flipped_bit_is_seen(bit: int) -> None:
-    """Wherever it is."""
+def test_one_flipped_bit_is_detected(bit: int) -> None:
+    """An entry with any one bit flipped raises CorruptEntry."""
     damaged = bytearray(SAMPLE)
     damaged[bit // 8] ^= 1 << bit % 8
     with pytest.raises(CorruptEntry):
@@ -52,24 +52,24 @@ def test_one_flipped_bit_is_seen(bit: int) -> None:
 
 
 @pytest.mark.parametrize("length", range(len(SAMPLE)))
-def test_a_cut_entry_is_seen(length: int) -> None:
-    """However much of it is left."""
+def test_a_cut_entry_is_detected(length: int) -> None:
+    """An entry cut at any length raises CorruptEntry."""
     with pytest.raises(CorruptEntry):
         decode_entry(SAMPLE[:length])
 
 
 @given(st.binary(min_size=1))
 @quick
-def test_bytes_behind_an_entry_are_seen(tail: bytes) -> None:
-    """An entry ends where it ends."""
+def test_bytes_behind_an_entry_are_detected(tail: bytes) -> None:
+    """An entry with further bytes behind it raises CorruptEntry."""
     with pytest.raises(CorruptEntry):
         decode_entry(SAMPLE + tail)
 
 
 @given(st.binary())
 @quick
-def test_any_bytes_are_no_entry(data: bytes) -> None:
-    """Whatever somebody else keeps in the same Redis is refused in one way."""
+def test_arbitrary_bytes_are_no_entry(data: bytes) -> None:
+    """Arbitrary bytes raise CorruptEntry."""
     assume(data != SAMPLE)
     with pytest.raises(CorruptEntry):
         decode_entry(data)
@@ -86,31 +86,24 @@ json_values = st.recursive(
 )
 
 
+NESTED = b"\x91" * 100_000
+NESTED_BEHIND_THE_FIELDS = b"\x9d" + msgspec.msgpack.encode(entry())[1:] + b"\x91" * 100_000 + b"\x00"
+TEXT_THAT_IS_NOT_UTF_8 = msgspec.msgpack.encode(entry()).replace(b"\xa1m", b"\xa1\xff")
+
+
 @given(st.binary() | json_values.map(msgspec.msgpack.encode))
+@example(NESTED)
+@example(NESTED_BEHIND_THE_FIELDS)
+@example(TEXT_THAT_IS_NOT_UTF_8)
 @quick
-def test_a_right_checksum_over_something_else_is_seen(payload: bytes) -> None:
-    """A checksum says that bytes arrived, not that they are an entry."""
+def test_a_payload_that_is_no_entry_is_corrupt(payload: bytes) -> None:
+    """A payload that is no entry raises CorruptEntry although its checksum is right."""
     with pytest.raises(CorruptEntry):
         decode_entry(sealed(payload))
 
 
-@pytest.mark.parametrize(
-    "payload",
-    [
-        b"\x91" * 100_000,
-        b"\x9d" + msgspec.msgpack.encode(entry())[1:] + b"\x91" * 100_000 + b"\x00",
-        msgspec.msgpack.encode(entry()).replace(b"\xa1m", b"\xa1\xff"),
-    ],
-    ids=["nested without end", "nested without end behind the fields", "text that is not UTF-8"],
-)
-def test_hostile_bytes_are_refused_in_the_same_way(payload: bytes) -> None:
-    """Nothing that can be written to Redis raises anything but CorruptEntry."""
-    with pytest.raises(CorruptEntry):
-        decode_entry(sealed(payload))
-
-
-def test_age_counts_from_the_computation_and_never_backwards() -> None:
-    """A clock that was set back makes an entry new, not older than nothing."""
+def test_age_counts_from_the_computation_and_is_never_negative() -> None:
+    """The age of an entry counts from its computation and is zero where the clock was set back."""
     kept = entry(created=1000.0)
     assert kept.age(1012.5) == 12.5
     assert kept.age(990.0) == 0.0

@@ -1,9 +1,10 @@
-"""What others may have written to a shared Redis harms nobody."""
+"""Data that other programs have written to a shared Redis does no harm."""
 
 import time
 from typing import Any
 
 import pytest
+import redis.asyncio
 import xxhash
 
 from cache.entries.answer import StreamAssembler, check_complete
@@ -22,8 +23,8 @@ STRANGE: list[dict[Any, Any]] = [
 
 
 @pytest.mark.parametrize("field", ["prompt_tokens", "completion_tokens", "seconds"])
-def test_an_entry_with_a_cost_that_cannot_be_is_corrupt(field: str) -> None:
-    """Sums over all hits would be wrong for good."""
+def test_an_entry_with_a_negative_cost_is_corrupt(field: str) -> None:
+    """An entry with a negative cost raises CorruptEntry although its checksum is right."""
     cost: dict[str, Any] = {field: -1}
     data = encode_entry(entry(**cost))
     with pytest.raises(CorruptEntry):
@@ -31,13 +32,13 @@ def test_an_entry_with_a_cost_that_cannot_be_is_corrupt(field: str) -> None:
     assert xxhash.xxh3_64_digest(data[12:]) == data[4:12], "it is not the checksum that gives it away"
 
 
-async def test_events_of_another_version_are_passed_over(valkey: Valkey) -> None:
-    """Purges before and after an unknown event are applied."""
+async def test_unknown_events_are_skipped(valkey: Valkey, raw: redis.asyncio.Redis) -> None:
+    """Unknown events are skipped, and the purges before and after them are read."""
     async with open_redis_store(valkey.url, deadline=1.0) as store:
         position, _ = await store.purges_since("")
         await store.purge(Purge("model", "a", "1"))
         for strange in STRANGE:
-            await store._client.xadd("keepgate:purges", strange)
+            await raw.xadd("keepgate:purges", strange)
         await store.purge(Purge("model", "b", "2"))
         _, events = await store.purges_since(position)
 
@@ -45,23 +46,23 @@ async def test_events_of_another_version_are_passed_over(valkey: Valkey) -> None
 
 
 @pytest.mark.parametrize("change", [{"fresh_for": float("inf")}, {"created": float("nan")}, {"family": "poems"}])
-def test_an_entry_that_nobody_could_have_written_is_corrupt(change: dict[str, Any]) -> None:
-    """It would fail every request that finds it."""
+def test_an_entry_with_an_impossible_value_is_corrupt(change: dict[str, Any]) -> None:
+    """An entry with a value that is never written raises CorruptEntry."""
     with pytest.raises(CorruptEntry):
         decode_entry(encode_entry(entry(**change)))
 
 
-async def test_generations_that_are_not_text_are_passed_over(valkey: Valkey) -> None:
-    """The others are known all the same."""
+async def test_generations_that_are_not_text_are_skipped(valkey: Valkey, raw: redis.asyncio.Redis) -> None:
+    """Generations that are not text are skipped, and the others are read."""
     async with open_redis_store(valkey.url, deadline=1.0) as store:
-        await store._client.hset("keepgate:generations", b"\xff", b"\xfe")
+        await raw.hset("keepgate:generations", b"\xff", b"\xfe")
         await store.purge(Purge("model", "a", "1"))
         assert await store.generations() == {"model:a": "1"}
 
 
 @pytest.mark.parametrize("message", ["hi", [1], 5])
 def test_a_message_that_cannot_be_streamed_is_not_kept(message: Any) -> None:
-    """What is served as JSON must be servable as a stream as well."""
+    """An answer whose message cannot be replayed as a stream raises UnstorableAnswer."""
     with pytest.raises(UnstorableAnswer):
         check_complete({"choices": [{"message": message, "finish_reason": "stop"}], "usage": {"completion_tokens": 1}})
 
@@ -77,5 +78,5 @@ def seconds_to_assemble(calls: int) -> float:
 
 
 def test_many_tool_calls_cost_linear_time() -> None:
-    """An upstream that sends thousands of them holds up nobody."""
+    """Assembling many tool calls takes linear time."""
     assert seconds_to_assemble(20_000) < 12 * seconds_to_assemble(5_000)

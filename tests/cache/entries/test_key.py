@@ -68,8 +68,8 @@ def one_number(value: Any) -> Any:
 
 @given(bodies, st.randoms(use_true_random=False))
 @quick
-def test_the_order_of_fields_is_nothing(body: Json, order: Random) -> None:
-    """At every depth."""
+def test_the_order_of_fields_does_not_count(body: Json, order: Random) -> None:
+    """The order of fields, at every depth, does not change the key."""
     assert key(shuffled(body, order)) == key(body)
 
 
@@ -78,7 +78,7 @@ def test_the_order_of_fields_is_nothing(body: Json, order: Random) -> None:
 @example({"a": [1, 2]}, {"a": [2, 1]})
 @quick
 def test_requests_that_say_different_things_have_different_keys(one: Json, other: Json) -> None:
-    """Equal keys mean equal JSON, but for null fields."""
+    """Two requests have equal keys exactly if their JSON is equal without null fields."""
     same = one_number(without_nulls(one)) == one_number(without_nulls(other))
     assert (key(one) == key(other)) == same
 
@@ -86,7 +86,7 @@ def test_requests_that_say_different_things_have_different_keys(one: Json, other
 @given(bodies, texts, values, values)
 @quick
 def test_every_field_counts(body: Json, name: str, value: Any, other: Any) -> None:
-    """A field nobody has heard of makes two requests of one, when its value differs."""
+    """Another value of any field, known or unknown, changes the key."""
     assume(name not in read_otherwise)
     nothing = {"value": None}
     assume(one_number(value) != one_number(other))
@@ -96,8 +96,8 @@ def test_every_field_counts(body: Json, name: str, value: Any, other: Any) -> No
 
 @given(bodies)
 @quick
-def test_a_request_is_not_changed_by_asking_for_its_key(body: Json) -> None:
-    """What goes on to the upstream is what came."""
+def test_making_a_key_does_not_change_the_request(body: Json) -> None:
+    """Making a key leaves the body of the request as it was."""
     before = copy.deepcopy(body)
     key(body)
     assert repr(body) == repr(before)
@@ -129,33 +129,33 @@ def test_a_request_is_not_changed_by_asking_for_its_key(body: Json) -> None:
     ],
 )
 def test_a_parameter_of_any_server_counts(field: str, value: Any) -> None:
-    """No parameter is missing from the key, whichever server invented it."""
+    """Every parameter changes the key, whichever server defines it."""
     assert key(chat(**{field: value})) != key(chat())
 
 
 @given(bodies, st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
 @quick
-def test_when_an_answer_is_computed_is_no_part_of_the_question(body: Json, one: int, other: int) -> None:
-    """A whole number called priority orders the work of vLLM, SGLang and the in-repo engine, and changes no answer."""
+def test_an_integer_priority_does_not_count(body: Json, one: int, other: int) -> None:
+    """An integer priority of a request does not change its key."""
     assert key({**body, "priority": one}) == key({**body, "priority": other}) == key({**body, "priority": None})
     assert priority_of({**body, "priority": one}) == one
     assert priority_of({**body, "priority": None}) is None
 
 
 @pytest.mark.parametrize("value", ["high", 1.5, 1.0, True, 2**63, [1], {"level": 1}])
-def test_a_priority_of_another_kind_counts(value: Any) -> None:
-    """Nobody knows what it means to the server that has it."""
+def test_a_priority_of_another_type_counts(value: Any) -> None:
+    """A priority that is not a 64-bit integer changes the key."""
     assert key(chat(priority=value)) != key(chat())
     assert priority_of(chat(priority=value)) is None
 
 
-def test_a_priority_counts_below_the_body() -> None:
-    """Only the field of the request itself orders work; one in a tool's schema is the tool's."""
+def test_a_priority_below_the_top_level_counts() -> None:
+    """A field named priority below the top level changes the key."""
     assert key(chat(tools=[{"priority": 1}])) != key(chat(tools=[{"priority": 2}]))
 
 
-def test_text_cannot_pose_as_a_field() -> None:
-    """A value that spells out another field is not that field."""
+def test_text_is_never_taken_for_a_field() -> None:
+    """A value whose text spells another field gives another key than that field."""
     assert key(chat(stop="xtemperature: 0")) != key(chat(stop="x", temperature=0))
     assert key(chat(stop="x", temperature=0)) != key(chat(stop='x","temperature":0,"a":"'))
     assert key({"a": "b", "c": "d"}) != key({"a": "bcd"})
@@ -165,14 +165,14 @@ def test_text_cannot_pose_as_a_field() -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), [(0, 0.0), (0, -0.0), (1, 1.0), (-3, -3.0), (100, 1e2), (2**52, 2.0**52)])
-def test_one_number_in_two_spellings_is_one(one: int, other: float) -> None:
-    """0 and 0.0 ask for the same thing, at every depth."""
+def test_one_number_in_two_spellings_has_one_key(one: int, other: float) -> None:
+    """An integer and a float of equal value give the same key at every depth."""
     assert key(chat(temperature=one)) == key(chat(temperature=other))
     assert key(chat(tools=[{"x": [one]}])) == key(chat(tools=[{"x": [other]}]))
 
 
-def test_different_values_stay_different() -> None:
-    """Types count, and so does every digit."""
+def test_different_values_have_different_keys() -> None:
+    """Values that differ in type or in any digit give different keys."""
     spellings = [1, True, "1", "true", [1], {"1": 1}, 0, False, "", [], {}, 0.1, 0.10000000000000002, "null", 2**63]
     spellings += [2**64 + 1, 2**64 + 2, -(2**64), 2**64, float(2**64), 2**53 + 1, 2**53 + 2, 10**4000, 10**4000 + 1]
     spellings += [str(2**64 + 1), hex(2**64 + 1), 1e300]
@@ -182,20 +182,20 @@ def test_different_values_stay_different() -> None:
 
 
 def test_a_number_of_any_length_has_a_key() -> None:
-    """An integer too long for Python to print is still one value."""
+    """An integer too long for Python to print has a key of its own."""
     assert key(chat(seed=10**50_000)) != key(chat(seed=10**50_000 + 1))
 
 
 @pytest.mark.parametrize("field", ["temperature", "stop", "tools", "unheard_of"])
-def test_a_null_field_is_as_good_as_absent(field: str) -> None:
-    """SDKs send null for what nobody set."""
+def test_a_null_field_equals_an_absent_one(field: str) -> None:
+    """A null field gives the same key as an absent one."""
     assert key(chat(**{field: None})) == key(chat())
     message = {"role": "user", "content": "hi"}
     assert key({"messages": [message | {field: None}]}) == key({"messages": [message]})
 
 
 def test_null_inside_a_schema_is_a_value() -> None:
-    """`{"const": null}` allows null only, `{}` allows everything."""
+    """A null inside a schema or inside metadata changes the key."""
 
     def tools(schema: Json) -> Json:
         return chat(tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}])
@@ -205,8 +205,8 @@ def test_null_inside_a_schema_is_a_value() -> None:
     assert key(chat(metadata={"a": None})) != key(chat(metadata={}))
 
 
-def test_one_text_part_is_its_text() -> None:
-    """Message content as a string and as a single text part is one content, for every role."""
+def test_one_text_part_equals_its_text() -> None:
+    """Message content gives the same key as a string and as a single text part, for every role."""
     for role in ("system", "user", "assistant", "tool"):
         plain = {"messages": [{"role": role, "content": "x"}]}
         parts = {"messages": [{"role": role, "content": [{"type": "text", "text": "x"}]}]}
@@ -229,15 +229,15 @@ def test_one_text_part_is_its_text() -> None:
         "",
     ],
 )
-def test_other_content_is_not_its_text(content: Any) -> None:
-    """Only exactly one plain text part is the same as a string."""
+def test_other_content_does_not_equal_its_text(content: Any) -> None:
+    """Content other than exactly one plain text part gives another key than its text."""
     assert key({"messages": [{"role": "user", "content": content}]}) != key(
         {"messages": [{"role": "user", "content": "x"}]}
     )
 
 
-def test_text_parts_are_text_in_messages_only() -> None:
-    """Elsewhere, a list that looks like content is a list."""
+def test_text_parts_equal_their_text_in_messages_only() -> None:
+    """A list of one text part outside of messages gives another key than its text."""
     part = [{"type": "text", "text": "x"}]
     assert key({"prompt": part}) != key({"prompt": "x"})
     assert key({"content": part}) != key({"content": "x"})
@@ -246,8 +246,8 @@ def test_text_parts_are_text_in_messages_only() -> None:
     assert key({"messages": part}) != key({"messages": "x"})
 
 
-def test_how_an_answer_travels_does_not_count() -> None:
-    """Stream and plain share an entry."""
+def test_streaming_does_not_count() -> None:
+    """The fields `stream` and `stream_options` of a request do not change its key."""
     plain = key(chat())
     assert key(chat(stream=True)) == key(chat(stream=False)) == plain
     assert key(chat(stream=True, stream_options={"include_usage": True})) == plain
@@ -255,7 +255,7 @@ def test_how_an_answer_travels_does_not_count() -> None:
 
 
 def test_every_turn_of_a_conversation_counts() -> None:
-    """Earlier turns, their order, names, and the results of tools: an agent's next step depends on all of them."""
+    """Every turn of a conversation, with its place, name and tool results, changes the key."""
     call = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
 
     def conversation(result: str = "1", call_id: str = "c1", **last: Any) -> Json:
@@ -276,13 +276,13 @@ def test_every_turn_of_a_conversation_counts() -> None:
     assert key({"messages": turns}) != key({"messages": [turns[0], turns[1] | {"tool_calls": []}, turns[2]]})
 
 
-def test_families_are_told_apart() -> None:
-    """One body asked of two endpoints is two requests."""
+def test_families_have_different_keys() -> None:
+    """One body sent to two endpoints gives two keys."""
     assert key({"prompt": "x"}, family="completions") != key({"prompt": "x"}, family="chat.completions")
 
 
-def test_tenants_are_told_apart() -> None:
-    """The namespace stands in the id, outside the hash; a proof of the same request is the same."""
+def test_tenants_have_different_keys() -> None:
+    """Requests of two tenants have ids that begin with their different namespaces."""
     mine, yours = key(chat(), namespace_for("Bearer a")), key(chat(), namespace_for("Bearer b"))
     assert mine.id != yours.id
     assert mine.namespace == namespace_for("Bearer a") == namespace_of(mine.variant(3).id)
@@ -293,14 +293,14 @@ def test_tenants_are_told_apart() -> None:
     assert namespace_for("\udcff") != namespace_for("\udcfe")
 
 
-def test_a_namespace_ends_at_its_dot() -> None:
-    """A name with a dot would be taken for a shorter one by a purge, so there is none."""
+def test_a_namespace_with_a_dot_is_refused() -> None:
+    """A namespace with a dot raises ValueError."""
     with pytest.raises(ValueError, match=r"namespace 'a\.b'"):
         key(chat(), "a.b")
 
 
 def test_variants_have_ids_of_their_own() -> None:
-    """The first variant is the entry that requests without variants share."""
+    """Each variant of a key has its own id, and the first one has the id of the key."""
     plain = key(chat())
     ids = [plain.variant(number).id for number in range(12)]
     assert ids[0] == plain.id
@@ -310,8 +310,8 @@ def test_variants_have_ids_of_their_own() -> None:
 
 @pytest.mark.parametrize("depth", [50, 5_000])
 @pytest.mark.parametrize("bracket", ["list", "object"])
-def test_nesting_without_end_is_a_recursion_error_and_nothing_else(depth: int, bracket: str) -> None:
-    """A deep body has a key or raises RecursionError; the interpreter survives it."""
+def test_deep_nesting_has_a_key_or_is_a_recursion_error(depth: int, bracket: str) -> None:
+    """A deeply nested body has a key or raises RecursionError."""
     nested: Any = 1
     for _ in range(depth):
         nested = [nested] if bracket == "list" else {"a": nested}
@@ -334,14 +334,14 @@ SAMPLE_PROOF = "1c5dcf371bfc7f20f8e46e597d38d700"
 
 
 def test_the_key_of_a_request_never_changes() -> None:
-    """Pinned: what was stored by an earlier release is still found."""
+    """The key of a pinned request is the one of earlier releases."""
     found = key(msgspec.json.decode(SAMPLE))
     assert (found.id, found.proof.hex()) == (SAMPLE_ID, SAMPLE_PROOF)
 
 
 @pytest.mark.parametrize("seed", ["0", "4242"])
-def test_another_process_finds_the_same_key(seed: str) -> None:
-    """Hash randomisation has no part in it."""
+def test_another_process_makes_the_same_key(seed: str) -> None:
+    """The key does not depend on the hash seed of the process."""
     script = (
         "import sys, msgspec; from cache.entries.key import request_key\n"
         "key = request_key('public', 'chat.completions', msgspec.json.decode(sys.stdin.buffer.read()))\n"

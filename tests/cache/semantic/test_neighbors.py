@@ -22,8 +22,8 @@ def verdicts(dataset: str) -> Counter[tuple[bool, bool]]:
 
 
 @pytest.mark.parametrize(("dataset", "passing", "stopped"), [("banking77", 0.35, 0.75), ("clinc150", 0.36, 0.78)])
-def test_guards_let_pass_what_is_right_and_stop_what_is_wrong(dataset: str, passing: float, stopped: float) -> None:
-    """Of neighbours with one intent at least `passing` pass, of others at least `stopped` are refused.
+def test_guards_pass_same_intents_and_refuse_different_ones(dataset: str, passing: float, stopped: float) -> None:
+    """Guards pass at least `passing` of the neighbours with one intent, and refuse at least `stopped` of the others.
 
     No stricter floor makes sense for the second: the data set gives "Why was my top-up rejected?" and "My top up was
     rejected. Why?" two intents.

@@ -39,8 +39,8 @@ def with_last(content: Any, **fields: Any) -> list[dict[str, Any]]:
 
 
 @given(one=texts, other=texts)
-def test_the_text_of_the_last_turn_is_all_that_may_differ(one: str, other: str) -> None:
-    """The partition knows nothing of it, and the question has it as it was sent."""
+def test_only_the_text_of_the_last_turn_may_differ(one: str, other: str) -> None:
+    """Requests that differ only in the text of the last turn share a partition."""
     first, second = chat(messages=with_last(one)), chat(messages=with_last(other))
 
     assert first.partition == second.partition
@@ -55,7 +55,7 @@ def test_the_text_of_the_last_turn_is_all_that_may_differ(one: str, other: str) 
         {"max_tokens": 5},
         {"n": 2},
         {"seed": 1},
-        {"a_field_nobody_knows": True},
+        {"an_unknown_field": True},
         {"tools": []},
         {"response_format": {"type": "json_object"}},
         {"messages": [{"role": "system", "content": "Be long."}, *CHAT["messages"][1:]]},
@@ -66,12 +66,12 @@ def test_the_text_of_the_last_turn_is_all_that_may_differ(one: str, other: str) 
     ids=str,
 )
 def test_any_other_difference_is_another_partition(changes: dict[str, Any]) -> None:
-    """Model, parameters known and unknown, tools, system prompt, earlier turns, who speaks."""
+    """A difference in any other field or turn gives another partition."""
     assert chat(**changes).partition != chat().partition
 
 
-def test_tenants_and_query_strings_are_partitions_of_their_own() -> None:
-    """Nobody's question is compared with a stranger's."""
+def test_tenants_and_query_strings_have_their_own_partitions() -> None:
+    """A tenant and a query string each give a partition of their own."""
     here = {
         known("chat.completions", copy.deepcopy(CHAT), "tenant").partition,
         known("chat.completions?a=1", copy.deepcopy(CHAT)).partition,
@@ -85,13 +85,13 @@ def test_tenants_and_query_strings_are_partitions_of_their_own() -> None:
 @pytest.mark.parametrize(
     "changes", [{"stream": True}, {"stream_options": {"include_usage": True}}, {"user": None}, {"priority": 3}], ids=str
 )
-def test_what_cannot_change_an_answer_changes_no_partition(changes: dict[str, Any]) -> None:
-    """The same that leaves the exact key alone."""
+def test_fields_that_change_no_answer_change_no_partition(changes: dict[str, Any]) -> None:
+    """A field that does not change the exact key does not change the partition."""
     assert chat(**changes) == chat()
 
 
-def test_a_text_that_looks_like_the_blank_is_a_text_like_any_other() -> None:
-    """An earlier turn cannot pretend to be the place of the last one."""
+def test_an_empty_earlier_turn_is_not_taken_for_the_last() -> None:
+    """An earlier turn with an empty text gives another partition than one with a text."""
     empty = {"role": "user", "content": ""}
     blank = chat(messages=[empty, {"role": "user", "content": "x"}])
     turned = chat(messages=[{"role": "user", "content": "x"}, {"role": "user", "content": "y"}])
@@ -99,8 +99,8 @@ def test_a_text_that_looks_like_the_blank_is_a_text_like_any_other() -> None:
     assert blank.partition != turned.partition
 
 
-def test_a_single_part_of_text_is_that_text() -> None:
-    """Clients send both forms of one question."""
+def test_a_single_text_part_equals_its_text() -> None:
+    """A last turn of one text part gives the same question as its text."""
     assert chat(messages=with_last([{"type": "text", "text": "What is Redis?"}])) == chat()
 
 
@@ -120,20 +120,20 @@ def test_a_single_part_of_text_is_that_text() -> None:
     ],
     ids=str,
 )
-def test_what_is_not_a_users_plain_text_is_no_question(messages: Any) -> None:
-    """Tools, images, prefilled answers and nonsense stay with the exact cache."""
+def test_a_last_turn_without_plain_user_text_is_no_question(messages: Any) -> None:
+    """A request whose last turn is not plain text of a user gives no question."""
     assert question_of("public", "chat.completions", copy.deepcopy(CHAT) | {"messages": messages}) is None
 
 
 @pytest.mark.parametrize("family", ["completions", "completions?a=1"])
 @pytest.mark.parametrize("prompt", ["What is Redis?", ["a", "b"], [1, 2], ""])
-def test_a_prompt_to_be_continued_is_no_question(family: str, prompt: Any) -> None:
-    """In it a space at the end makes another text, so only the very same one is the same."""
+def test_a_text_completion_is_no_question(family: str, prompt: Any) -> None:
+    """A text completion gives no question."""
     assert question_of("public", family, {"model": "m", "prompt": prompt}) is None
 
 
-def test_the_body_stays_as_it_was() -> None:
-    """It goes to the upstream untouched."""
+def test_the_body_is_not_changed() -> None:
+    """Making a question leaves the body of the request as it was."""
     body = copy.deepcopy(CHAT)
     question_of("public", "chat.completions", body)
 

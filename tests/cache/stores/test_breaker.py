@@ -8,6 +8,7 @@ import pytest
 
 from cache.errors import StoreUnavailable
 from cache.stores.breaker import Breaker
+from tests.waiting import until
 
 DEADLINE = 0.05
 
@@ -42,8 +43,8 @@ def breaker_of(tier: Tier) -> Breaker:
     return Breaker("tier", tier.probe, (ConnectionError,), DEADLINE)
 
 
-async def test_a_well_tier_is_asked() -> None:
-    """The result passes through."""
+async def test_a_call_to_an_available_tier_returns_its_result() -> None:
+    """A closed breaker passes the result of a call through."""
     tier = Tier()
     breaker = breaker_of(tier)
     assert await breaker.call(tier.ask, DEADLINE) == "answer"
@@ -51,7 +52,7 @@ async def test_a_well_tier_is_asked() -> None:
 
 
 async def test_a_frozen_tier_costs_one_deadline_and_then_nothing() -> None:
-    """Those in flight wait for their deadline; those that follow are not even asked."""
+    """Calls in flight to a frozen tier fail at their deadline, and later calls fail without being made."""
     tier = Tier()
     breaker = breaker_of(tier)
     tier.well.clear()
@@ -66,8 +67,8 @@ async def test_a_frozen_tier_costs_one_deadline_and_then_nothing() -> None:
     assert tier.calls == 10
 
 
-async def test_a_late_event_loop_is_no_outage_but_not_for_long() -> None:
-    """When this process was held up, the tier is not blamed; when it happens again and again, it is."""
+async def test_a_blocked_event_loop_opens_the_breaker_only_at_the_third_time() -> None:
+    """A deadline missed because the event loop was blocked opens the breaker only at the third time in a row."""
     tier = Tier()
     breaker = breaker_of(tier)
     tier.well.clear()
@@ -86,8 +87,8 @@ async def test_a_late_event_loop_is_no_outage_but_not_for_long() -> None:
     assert outcomes == [False, False, True]
 
 
-async def test_only_the_probe_closes_it() -> None:
-    """A request never tries whether the tier is well again."""
+async def test_only_the_probe_closes_the_breaker() -> None:
+    """The probe alone calls a tier while its breaker is open."""
     tier = Tier()
     breaker = breaker_of(tier)
     tier.error = ConnectionError("gone")
@@ -107,7 +108,7 @@ async def test_only_the_probe_closes_it() -> None:
 
 
 async def test_the_watch_outlives_many_outages() -> None:
-    """After one outage comes the next."""
+    """The watch closes the breaker after each of several outages."""
     tier = Tier()
     breaker = breaker_of(tier)
     watcher = asyncio.create_task(breaker.watch())
@@ -124,7 +125,7 @@ async def test_the_watch_outlives_many_outages() -> None:
 
 
 async def test_a_fault_of_the_operation_is_no_outage() -> None:
-    """What is not on the list of failures passes through and opens nothing."""
+    """An exception that is not listed as a failure passes through and does not open the breaker."""
     tier = Tier()
     breaker = breaker_of(tier)
     tier.error = KeyError("bug")
@@ -133,8 +134,8 @@ async def test_a_fault_of_the_operation_is_no_outage() -> None:
     assert not breaker.is_open
 
 
-async def test_a_caller_that_leaves_is_no_outage() -> None:
-    """A cancelled call is cancelled, and says nothing about the tier."""
+async def test_a_cancelled_call_is_no_outage() -> None:
+    """Cancelling a call raises CancelledError and does not open the breaker."""
     tier = Tier()
     breaker = breaker_of(tier)
     tier.well.clear()
@@ -147,7 +148,7 @@ async def test_a_caller_that_leaves_is_no_outage() -> None:
 
 
 async def test_an_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """A line when it begins and a line when it ends, however many requests it concerned."""
+    """An outage logs one line when it begins and one when it ends, whatever the number of failed calls."""
     tier = Tier()
     breaker = breaker_of(tier)
     tier.well.clear()
@@ -162,8 +163,8 @@ async def test_an_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> Non
     assert lines == ["tier is unavailable (no answer in time); going on without it", "tier is available again"]
 
 
-async def test_a_deadline_that_this_process_slept_through_is_not_held_against_the_tier() -> None:
-    """When the event loop itself was held up, the call fails and the breaker stays closed, twice in a row at most."""
+async def test_a_blocking_call_opens_the_breaker_only_at_the_third_time() -> None:
+    """A call that itself blocks the event loop opens the breaker only at the third time in a row."""
     breaker = Breaker("tier", probe=Tier().probe, failures=(), probe_deadline=1.0)
 
     async def held_up() -> None:
@@ -176,10 +177,10 @@ async def test_a_deadline_that_this_process_slept_through_is_not_held_against_th
         assert breaker.is_open is opened
 
 
-async def test_a_tier_that_comes_and_goes_is_spoken_of_once_in_a_while(
+async def test_frequent_outages_are_logged_once_per_interval(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A log is no place for a hundred lines a second; but an outage that lasts is said."""
+    """An outage within the log interval of another is logged only if it lasts until the interval ends."""
     tier = Tier()
     breaker = breaker_of(tier)
     caplog.set_level(logging.WARNING)
@@ -191,10 +192,9 @@ async def test_a_tier_that_comes_and_goes_is_spoken_of_once_in_a_while(
         "tier is available again",
     ]
     breaker.trip(ConnectionError("gone for good"))
+    # The interval is no setting, and too long for a test.
     monkeypatch.setattr("cache.stores.breaker._LOG_INTERVAL", 0.0)
     tier.error = ConnectionError("gone")
     watching = asyncio.create_task(breaker.watch())
-    async with asyncio.timeout(10):
-        while "gone for good" not in caplog.text:  # noqa: ASYNC110  # a log has no event
-            await asyncio.sleep(0.005)
+    await until(lambda: "gone for good" in caplog.text, within=10)
     watching.cancel()

@@ -10,8 +10,9 @@ from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import RedisStore, open_redis_store
 from cache.stores.store import Store
 from tests.cache.conftest import PATIENT
-from tests.cache.entries.entry_examples import entry, until
+from tests.cache.entries.entry_examples import entry
 from tests.cache.valkey import Valkey
+from tests.waiting import until
 
 
 class FlushedRedisStore(RedisStore):
@@ -33,21 +34,25 @@ async def store(request: pytest.FixtureRequest, valkey: Valkey) -> AsyncIterator
         yield opened
 
 
+async def is_missing(store: Store) -> bool:
+    return await store.get("public.aa") is None
+
+
 async def test_an_entry_comes_back_as_it_was(store: Store) -> None:
-    """What was put is what is got, field for field."""
+    """An entry that was put is returned with every field equal."""
     kept = entry(body=b'{"a":1}', model="modèle", seconds=1.5, has_usage=False)
     await store.put(kept, 60)
     assert await store.get(kept.id) == kept
 
 
-async def test_what_was_never_put_is_not_there(store: Store) -> None:
-    """An unknown id is None, and deleting it says so."""
+async def test_an_unknown_id_is_not_found(store: Store) -> None:
+    """An unknown id gives None, and deleting it gives False."""
     assert await store.get("public.unknown") is None
     assert await store.delete("public.unknown") is False
 
 
-async def test_ids_are_told_apart(store: Store) -> None:
-    """An id that begins with another, or stands in another namespace, is another entry."""
+async def test_similar_ids_are_different_entries(store: Store) -> None:
+    """Ids that share a beginning or differ in the namespace are different entries."""
     ids = ["a.1", "a.1.1", "a.11", "b.1"]
     for number, entry_id in enumerate(ids):
         await store.put(entry(entry_id, prompt_tokens=number), 60)
@@ -57,8 +62,8 @@ async def test_ids_are_told_apart(store: Store) -> None:
         assert (found.id, found.prompt_tokens) == (entry_id, number)
 
 
-async def test_a_newer_entry_takes_the_place_of_an_older(store: Store) -> None:
-    """The last put wins."""
+async def test_a_put_replaces_an_older_entry(store: Store) -> None:
+    """The last of several entries with one id is returned."""
     for number in range(5):
         await store.put(entry(body=b"%d" % number), 60)
     found = await store.get("public.aa")
@@ -66,8 +71,8 @@ async def test_a_newer_entry_takes_the_place_of_an_older(store: Store) -> None:
     assert found.body == b"4"
 
 
-async def test_a_deleted_entry_is_gone_and_only_it(store: Store) -> None:
-    """Delete forgets one entry and says that it was there."""
+async def test_a_delete_removes_one_entry(store: Store) -> None:
+    """A delete removes one entry and returns whether it was there."""
     await store.put(entry("public.aa"), 60)
     await store.put(entry("public.bb"), 60)
     assert await store.delete("public.aa") is True
@@ -77,7 +82,7 @@ async def test_a_deleted_entry_is_gone_and_only_it(store: Store) -> None:
 
 
 async def test_a_deleted_entry_can_be_put_again(store: Store) -> None:
-    """Deletion is of what was there, not of what comes."""
+    """An entry that is put after the deletion of its id is found."""
     await store.put(entry(body=b"old"), 60)
     await store.delete("public.aa")
     await store.put(entry(body=b"new"), 60)
@@ -87,48 +92,40 @@ async def test_a_deleted_entry_can_be_put_again(store: Store) -> None:
 
 
 @pytest.mark.parametrize("keep_for", [0, 0.0, -1.0])
-async def test_zero_seconds_keep_nothing(store: Store, keep_for: float) -> None:
-    """A lifetime of zero can be said, and means that nothing is kept."""
+async def test_an_entry_kept_for_zero_seconds_is_not_found(store: Store, keep_for: float) -> None:
+    """A lifetime of zero or less keeps nothing."""
     await store.put(entry(), keep_for)
     assert await store.get("public.aa") is None
 
 
-async def test_zero_seconds_end_an_older_entry(store: Store) -> None:
-    """The newer entry takes the older one's place even where nothing of it is kept."""
+async def test_an_entry_kept_for_zero_seconds_removes_an_older_one(store: Store) -> None:
+    """An entry with a lifetime of zero removes the older entry of its id."""
     await store.put(entry(body=b"old"), 60)
     assert await store.get("public.aa") is not None
     await store.put(entry(body=b"new"), 0)
     assert await store.get("public.aa") is None
 
 
-async def test_an_entry_ends_with_its_time(store: Store) -> None:
-    """An entry is there before its time is over and gone after it."""
+async def test_an_entry_expires_after_its_lifetime(store: Store) -> None:
+    """An entry is found before its lifetime ends and not after it."""
     begun = time.monotonic()
     await store.put(entry(), 0.3)
     found = await store.get("public.aa")
     assert found is not None or time.monotonic() - begun > 0.25
-
-    async def gone() -> bool:
-        return await store.get("public.aa") is None
-
-    await until(gone)
+    await until(lambda: is_missing(store))
     assert time.monotonic() - begun >= 0.29
 
 
 @pytest.mark.parametrize("keep_for", [1e-9, 1e-4])
-async def test_the_shortest_time_is_a_time(store: Store, keep_for: float) -> None:
-    """A lifetime far below a millisecond is no error."""
+async def test_a_lifetime_below_a_millisecond_is_accepted(store: Store, keep_for: float) -> None:
+    """An entry with a lifetime below a millisecond is accepted and expires."""
     await store.put(entry(), keep_for)
-
-    async def gone() -> bool:
-        return await store.get("public.aa") is None
-
-    await until(gone)
+    await until(lambda: is_missing(store))
 
 
 @pytest.mark.parametrize("keep_for", [1e12, 1e300, float("inf")])
-async def test_the_longest_time_is_a_time(store: Store, keep_for: float) -> None:
-    """For ever is no error either, and does not stop the writes that follow."""
+async def test_an_endless_lifetime_is_accepted(store: Store, keep_for: float) -> None:
+    """An entry with an endless lifetime is accepted and does not stop the writes that follow."""
     await store.put(entry("public.aa"), keep_for)
     await store.put(entry("public.bb"), 60)
     assert await store.get("public.aa") is not None
@@ -136,21 +133,21 @@ async def test_the_longest_time_is_a_time(store: Store, keep_for: float) -> None
 
 
 async def test_a_large_entry_comes_back_whole(store: Store) -> None:
-    """A megabyte of answer is one entry."""
+    """An entry with a body of one megabyte is returned whole."""
     kept = entry(body=bytes(range(256)) * 2**12)
     await store.put(kept, 60)
     assert await store.get(kept.id) == kept
 
 
-async def test_bytes_are_only_bytes(store: Store) -> None:
-    """No byte of a body means anything to the store."""
+async def test_a_body_of_any_bytes_comes_back(store: Store) -> None:
+    """A body of arbitrary bytes is returned unchanged."""
     kept = entry(body=b"\x00\r\n$-1\r\n\xff\xfe" + bytes(range(256)), proof=bytes(range(16)))
     await store.put(kept, 60)
     assert await store.get(kept.id) == kept
 
 
-async def test_many_at_once_do_not_disturb_each_other(store: Store) -> None:
-    """A hundred writers and readers at once each see their own entries."""
+async def test_concurrent_writers_and_readers_do_not_affect_each_other(store: Store) -> None:
+    """A hundred concurrent writers and readers each see their own entries."""
 
     async def one(number: int) -> None:
         mine = entry(f"public.{number}", body=b"%d" % number * 100)

@@ -33,7 +33,7 @@ def prefix_tokens(answer: Answer) -> list[str]:
 async def test_prefix_tokens_of_the_upstream_reach_the_client(
     stage: Stage, path: str, body: dict[str, Any], stream: bool
 ) -> None:
-    """The header has none at first and then all but the last; a replay has no header, since nothing was prefilled."""
+    """The upstream's header with reused prompt tokens reaches the client of a miss, and no client of a hit."""
     client = await stage.gateway(await stage.prefix())
     asked = {**body, "stream": stream}
     first = await client.post(asked, path)
@@ -47,7 +47,7 @@ async def test_prefix_tokens_of_the_upstream_reach_the_client(
 
 @shapes
 async def test_cached_tokens_of_usage_come_through_untouched(stage: Stage, stream: bool) -> None:
-    """They are relayed unchanged, for a computed answer and in its replay."""
+    """The cached tokens in the usage are relayed unchanged, in the computed answer and in its replay."""
     client = await stage.gateway(await stage.prefix())
     wanted = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     await client.post(chat(PROMPT))
@@ -59,8 +59,8 @@ async def test_cached_tokens_of_usage_come_through_untouched(stage: Stage, strea
 
 
 @pytest.mark.parametrize("lead", [False, True])
-async def test_who_joins_a_flight_hears_its_prefix_tokens(stage: Stage, lead: bool) -> None:
-    """Followers get the header in either shape."""
+async def test_followers_of_a_flight_get_its_prefix_tokens(stage: Stage, lead: bool) -> None:
+    """Followers of a flight get its header with reused prompt tokens in either shape."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     await client.post(chat(PROMPT))
@@ -79,7 +79,7 @@ async def test_who_joins_a_flight_hears_its_prefix_tokens(stage: Stage, lead: bo
 
 
 async def test_a_stale_answer_carries_no_prefix_tokens(stage: Stage) -> None:
-    """A stale answer was not prefilled for its client."""
+    """A stale answer has no header with reused prompt tokens."""
     client = await stage.gateway(await stage.prefix(), cache={"ttl": 0, "stale_while_revalidate": 600})
     await client.post(chat(PROMPT))
     replay = await client.post(chat(PROMPT))
@@ -88,7 +88,7 @@ async def test_a_stale_answer_carries_no_prefix_tokens(stage: Stage) -> None:
 
 
 async def test_an_entry_keeps_no_prefix_tokens(stage: Stage) -> None:
-    """They belong to one request, not to its answer."""
+    """An entry does not have the reused prompt tokens of the request that made it."""
     client = await stage.gateway(await stage.prefix())
     computed = await client.post(chat(PROMPT))
     shown = await client.get(f"/v1/cache/entries/{computed.entry}")
@@ -99,7 +99,7 @@ async def test_an_entry_keeps_no_prefix_tokens(stage: Stage) -> None:
 
 @shapes
 async def test_saved_prefill_is_counted_by_upstream(stage: Stage, stream: bool) -> None:
-    """Prompt tokens and reused ones are counted; hits, and upstreams without the header, are not."""
+    """Prompt tokens and reused ones are counted by upstream, for misses with the header only."""
     upstream, mute = await stage.prefix("told"), await stage.mock(models=("untold",))
     client = await stage.gateway(upstream, mute)
     await client.gateway.router.refresh()  # now it has the models of each upstream
@@ -128,8 +128,8 @@ async def saved_prefill(client: Client, url: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("cached", [-1, 5, True, 2.0, "3", None, [], 2**70])
-async def test_counts_that_cannot_be_are_not_counted(stage: Stage, cached: Any) -> None:
-    """Invalid counts of an upstream are relayed and left out of the figures."""
+async def test_impossible_token_counts_are_not_counted(stage: Stage, cached: Any) -> None:
+    """Impossible token counts of an upstream are relayed and left out of the figures."""
     usage = {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5}
     body = {
         "id": "x",
@@ -155,10 +155,10 @@ async def test_counts_that_cannot_be_are_not_counted(stage: Stage, cached: Any) 
 @pytest.mark.parametrize(
     ("path", "body", "expected"), [(CHAT, chat(), "conversation"), (COMPLETIONS, completion(), "one-shot")]
 )
-async def test_the_kind_of_request_says_whether_its_prompt_comes_again(
+async def test_the_endpoint_sets_the_hint_whether_a_prompt_comes_again(
     stage: Stage, path: str, body: dict[str, Any], expected: str, stream: bool
 ) -> None:
-    """A chat is likely to be continued, a completion is not."""
+    """The upstream gets the hint that a chat is likely to be continued and a completion is not."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     assert (await client.post({**body, "stream": stream}, path)).status == 200
@@ -168,8 +168,8 @@ async def test_the_kind_of_request_says_whether_its_prompt_comes_again(
 
 @pytest.mark.parametrize("said", ["conversation", "one-shot"])
 @pytest.mark.parametrize(("path", "body"), [(CHAT, chat()), (COMPLETIONS, completion())])
-async def test_a_client_that_knows_better_is_believed(stage: Stage, path: str, body: dict[str, Any], said: str) -> None:
-    """The upstream gets the client's value of the header, once."""
+async def test_a_clients_hint_replaces_the_gateways(stage: Stage, path: str, body: dict[str, Any], said: str) -> None:
+    """The upstream gets the client's value of the hint, once."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     answers = [await client.send("POST", path, body, {**AGAIN, "X-Keepgate-Reuse": said})]
@@ -182,8 +182,8 @@ async def test_a_client_that_knows_better_is_believed(stage: Stage, path: str, b
 
 
 @pytest.mark.parametrize("said", ["", "Conversation", "oneshot", "one-shot, conversation", "conversation;q=1", "é"])
-async def test_any_other_word_is_refused(stage: Stage, said: str) -> None:
-    """400 names the header and what is expected; no upstream is called."""
+async def test_an_unknown_hint_is_refused(stage: Stage, said: str) -> None:
+    """An unknown value of the hint gives 400 with its name, without an upstream call."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     refused = await client.post(chat(), x_keepgate_reuse=said)
@@ -193,8 +193,8 @@ async def test_any_other_word_is_refused(stage: Stage, said: str) -> None:
     assert upstream.asked == []
 
 
-async def test_the_header_twice_is_refused(stage: Stage) -> None:
-    """Two values are ambiguous."""
+async def test_a_repeated_hint_is_refused(stage: Stage) -> None:
+    """Two values of the hint give 400."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     body = b'{"model":"mock","messages":[{"role":"user","content":"hi"}]}'
@@ -206,8 +206,8 @@ async def test_the_header_twice_is_refused(stage: Stage) -> None:
     assert upstream.asked == []
 
 
-async def test_reuse_is_not_part_of_what_is_asked(stage: Stage) -> None:
-    """Requests that differ only in this header share an answer."""
+async def test_the_hint_is_not_part_of_the_key(stage: Stage) -> None:
+    """Requests that differ only in the hint share an answer."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     answers = [await client.post(chat(), x_keepgate_reuse=said) for said in ("conversation", "one-shot")]
@@ -258,8 +258,8 @@ async def test_a_client_does_not_choose_its_tenant_at_the_upstream(
         assert tenants == [()] * 3
 
 
-async def test_tenants_do_not_meet_in_the_prefix_store(stage: Stage) -> None:
-    """Another tenant's prompt is new, for any namespace; its owner reuses it."""
+async def test_tenants_share_no_prefixes(stage: Stage) -> None:
+    """A prompt is new to the upstream for each tenant, and reused for the same one."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream, cache={"namespace": "header:X-Team"})
     for team in ("red", "blue"):

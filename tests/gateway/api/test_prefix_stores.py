@@ -31,7 +31,7 @@ changes = pytest.mark.parametrize(("method", "path", "body"), OPERATIONS[1:])
 
 @operations
 async def test_on_loopback_no_key_is_needed(stage: Stage, method: str, path: str, body: Any) -> None:
-    """The rule of the cache's own figures applies."""
+    """A gateway on loopback without an admin key allows operations on the prefix stores."""
     client = await stage.gateway(await stage.prefix())
 
     assert (await client.send(method, path, body)).status == 200
@@ -39,7 +39,7 @@ async def test_on_loopback_no_key_is_needed(stage: Stage, method: str, path: str
 
 @operations
 async def test_beyond_loopback_a_key_must_be_set(stage: Stage, method: str, path: str, body: Any) -> None:
-    """Without a key it is refused, and no upstream is called."""
+    """A gateway beyond loopback without an admin key refuses operations and calls no upstream."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream, host=EVERYWHERE)
     refused = await client.send(method, path, body)
@@ -52,7 +52,7 @@ async def test_beyond_loopback_a_key_must_be_set(stage: Stage, method: str, path
 async def test_a_tenant_is_no_operator(
     stage: Stage, method: str, path: str, body: Any, headers: dict[str, str]
 ) -> None:
-    """A tenant's key is refused, and no upstream is called."""
+    """A tenant's key does not allow operations and leads to no upstream call."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream, admin_key="the-admin-key")
     refused = await client.send(method, path, body, headers)
@@ -74,7 +74,7 @@ async def test_a_tenant_is_no_operator(
 async def test_the_admin_key_goes_to_no_upstream(
     stage: Stage, method: str, path: str, body: Any, headers: dict[str, str]
 ) -> None:
-    """It is sent neither in its own header nor as a bearer token."""
+    """The admin key is sent to no upstream, neither in its own header nor as a bearer token."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream, admin_key="the-admin-key")
     answer = await client.send(method, path, body, headers)
@@ -85,8 +85,8 @@ async def test_the_admin_key_goes_to_no_upstream(
 
 
 @pytest.mark.parametrize("namespace", ["authorization", "header:X-Team"])
-async def test_an_operator_asks_as_the_tenant_whose_credentials_come_along(stage: Stage, namespace: str) -> None:
-    """The upstream gets the same tenant as in the tenant's own requests; with the admin key alone it gets none."""
+async def test_an_operator_acts_for_the_tenant_of_the_credentials_sent(stage: Stage, namespace: str) -> None:
+    """The upstream gets the tenant of the credentials beside the admin key, or none without them."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream, admin_key="the-admin-key", cache={"namespace": namespace})
     credentials = {"X-Team": "red", "x-keepgate-namespace": "blue"}
@@ -96,15 +96,15 @@ async def test_an_operator_asks_as_the_tenant_whose_credentials_come_along(stage
     await client.send("POST", PREFIX + "/pin", PROMPT, {**credentials, **ADMIN})
     await client.send("POST", "/v1/completions", PROMPT)
     await client.send("POST", PREFIX + "/pin", PROMPT, {"Authorization": "Bearer the-admin-key"})
-    tenant, tenants_pin, nobody, nobodys_pin = (
+    tenant, tenants_pin, no_tenant, no_tenants_pin = (
         received.tenant
         for received in upstream.received
         if "completions" in received.target or "pin" in received.target
     )
 
     assert tenants_pin == tenant
-    assert nobodys_pin == nobody
-    assert tenant != nobody
+    assert no_tenants_pin == no_tenant
+    assert tenant != no_tenant
 
 
 HIDDEN = [
@@ -131,7 +131,7 @@ HIDDEN = [
 @pytest.mark.parametrize("target", HIDDEN)
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 async def test_clients_do_not_reach_an_upstreams_store(stage: Stage, method: str, target: str) -> None:
-    """Neither operations nor blocks, which are for engines, are relayed, for any spelling of the path."""
+    """Operations and blocks of an upstream's store are not relayed, for any spelling of the path."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream, admin_key="the-admin-key")
     body = msgspec.json.encode(PROMPT)
@@ -147,8 +147,8 @@ async def test_clients_do_not_reach_an_upstreams_store(stage: Stage, method: str
 # Reports
 
 
-async def test_what_each_upstream_says_of_its_store_is_gathered_as_it_is(stage: Stage) -> None:
-    """The report has each upstream's reply byte for byte, or the reason why it has none."""
+async def test_the_report_has_each_upstreams_reply_unchanged(stage: Stage) -> None:
+    """The report has each upstream's reply byte for byte, or the reason why there is none."""
     told = b'{"namespace": "ab12",  "tiers": {"disk": {"blocks": 1, "gigabytes_per_second": 1.20}}, "new": [1E30]}'
     first, second, none = await stage.prefix(), await stage.prefix("other"), await stage.mock()
     gone = "http://127.0.0.1:9/v1"
@@ -186,7 +186,7 @@ async def test_what_each_upstream_says_of_its_store_is_gathered_as_it_is(stage: 
 async def test_an_upstream_that_fails_is_named_with_its_reason(
     stage: Stage, status: int, said: bytes, code: str
 ) -> None:
-    """The others are shown nevertheless."""
+    """The report names a failing upstream with its reason beside the replies of the others."""
     odd, well = await stage.prefix(), await stage.prefix()
     odd.refusal = (status, said)
     client = await stage.gateway(odd, well)
@@ -198,7 +198,7 @@ async def test_an_upstream_that_fails_is_named_with_its_reason(
 
 
 async def test_an_upstream_that_breaks_off_is_named_with_its_reason(stage: Stage) -> None:
-    """It may break off in its head or in its body."""
+    """The report names an upstream that breaks off in its head or in its body."""
     cut = await stage.raw(saying(b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n{"))
     rubbish = await stage.raw(saying(b"\0\0\0"))
     whole = await stage.raw(saying(json_reply(b'{"pinned": 1}')))
@@ -210,10 +210,11 @@ async def test_an_upstream_that_breaks_off_is_named_with_its_reason(stage: Stage
 
 
 @operations
-async def test_an_upstream_that_hangs_is_waited_for_until_a_deadline(
+async def test_an_upstream_that_hangs_is_named_after_a_deadline(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, method: str, path: str, body: Any
 ) -> None:
-    """It is named, and the others' replies are shown."""
+    """The report names an upstream that does not answer within the deadline."""
+    # The deadlines are no settings, and too long for a test.
     monkeypatch.setattr("gateway.api.prefix_stores._REPORT_DEADLINE", 0.5)
     monkeypatch.setattr("gateway.api.prefix_stores._OPERATION_DEADLINE", 0.5)
     hanging, well = await stage.prefix(), await stage.prefix()
@@ -227,8 +228,8 @@ async def test_an_upstream_that_hangs_is_waited_for_until_a_deadline(
     assert "error" not in answer.json["upstreams"][well.url]
 
 
-async def test_without_any_upstream_there_is_nothing_to_gather(stage: Stage) -> None:
-    """While the backend starts the report is empty, and an operation is 503."""
+async def test_without_an_upstream_the_report_is_empty(stage: Stage) -> None:
+    """The report is empty and an operation gives 503 while there is no upstream."""
     client = await stage.gateway()
 
     assert (await client.get(PREFIX)).json == {"upstreams": {}}
@@ -244,7 +245,7 @@ async def test_without_any_upstream_there_is_nothing_to_gather(stage: Stage) -> 
 async def test_an_operation_goes_to_every_upstream_that_has_the_model(
     stage: Stage, method: str, path: str, body: Any
 ) -> None:
-    """Upstreams that have not listed their models get it, too."""
+    """An operation goes to every upstream that lists the model or has listed none."""
     having, other, silent = await stage.prefix("mock"), await stage.prefix("other"), await stage.prefix("mock", "x")
     client = await stage.gateway(having, other, silent)
     await client.gateway.router.refresh()
@@ -261,7 +262,7 @@ async def test_an_operation_goes_to_every_upstream_that_has_the_model(
 
 @changes
 async def test_without_a_model_an_operation_goes_to_all(stage: Stage, method: str, path: str, body: Any) -> None:
-    """The response has the result of each."""
+    """An operation without a model goes to all upstreams, and the response has each result."""
     upstreams = [await stage.prefix("one"), await stage.prefix("two")]
     client = await stage.gateway(*upstreams)
     await client.gateway.router.refresh()
@@ -271,8 +272,8 @@ async def test_without_a_model_an_operation_goes_to_all(stage: Stage, method: st
     assert [len(upstream.store_asked) for upstream in upstreams] == [1, 1]
 
 
-async def test_emptying_says_how_much_was_removed(stage: Stage) -> None:
-    """The response has each upstream's number; old prompts are prefilled completely afterwards."""
+async def test_emptying_reports_how_much_was_removed(stage: Stage) -> None:
+    """Emptying the stores reports each upstream's number of blocks, and prompts are computed anew."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     await client.post(chat("one two three"))
@@ -284,8 +285,8 @@ async def test_emptying_says_how_much_was_removed(stage: Stage) -> None:
 
 
 @changes
-async def test_a_model_that_nobody_has_is_404(stage: Stage, method: str, path: str, body: Any) -> None:
-    """Nothing is emptied because of a misspelt model."""
+async def test_an_operation_for_an_unknown_model_is_404(stage: Stage, method: str, path: str, body: Any) -> None:
+    """An operation for a model that no upstream has gives 404 and empties nothing."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     await client.gateway.router.refresh()
@@ -297,8 +298,8 @@ async def test_a_model_that_nobody_has_is_404(stage: Stage, method: str, path: s
 
 
 @changes
-async def test_where_nobody_has_a_store_an_operation_is_404(stage: Stage, method: str, path: str, body: Any) -> None:
-    """This holds for any number of upstreams."""
+async def test_an_operation_without_any_store_is_404(stage: Stage, method: str, path: str, body: Any) -> None:
+    """An operation gives 404 where no upstream has a prefix store."""
     client = await stage.gateway(await stage.mock(), await stage.mock())
     refused = await client.send(method, path, body)
 
@@ -306,8 +307,8 @@ async def test_where_nobody_has_a_store_an_operation_is_404(stage: Stage, method
     assert refused.error["message"] == "No upstream has a prefix store."
 
 
-async def test_what_all_refuse_alike_is_refused_in_their_words(stage: Stage) -> None:
-    """Status, message, field and code are relayed."""
+async def test_a_refusal_by_all_upstreams_is_relayed(stage: Stage) -> None:
+    """A refusal that all upstreams share is relayed with status, message, field and code."""
     upstreams = [await stage.prefix(), await stage.prefix()]
     error = {"message": "messages: empty", "type": "invalid_request_error", "param": "messages", "code": "empty"}
     for upstream in upstreams:
@@ -318,8 +319,8 @@ async def test_what_all_refuse_alike_is_refused_in_their_words(stage: Stage) -> 
     assert (refused.status, refused.error) == (422, error)
 
 
-async def test_what_fails_everywhere_for_different_reasons_names_each(stage: Stage) -> None:
-    """502 names every upstream and its reason."""
+async def test_different_failures_of_all_upstreams_are_all_named(stage: Stage) -> None:
+    """An operation that fails differently everywhere gives 502 with every upstream and its reason."""
     failing, none = await stage.prefix(), await stage.mock()
     failing.refusal = (500, b"oops")
     client = await stage.gateway(failing, none)
@@ -347,10 +348,10 @@ async def test_what_fails_everywhere_for_different_reasons_names_each(stage: Sta
         ("DELETE", "?modle=mock", None, "modle"),
     ],
 )
-async def test_what_is_not_clear_is_refused_and_asks_nobody(
+async def test_an_invalid_operation_is_refused(
     stage: Stage, method: str, path: str, body: Any, param: str | None
 ) -> None:
-    """400 names the field."""
+    """An invalid operation gives 400, with the field if there is one, and calls no upstream."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     refused = await client.send(method, PREFIX + path, body)
@@ -359,8 +360,8 @@ async def test_what_is_not_clear_is_refused_and_asks_nobody(
     assert upstream.store_asked == []
 
 
-async def test_a_head_is_told_the_size_of_the_report(stage: Stage) -> None:
-    """The upstreams are called as for GET."""
+async def test_a_head_request_gets_the_size_of_the_report(stage: Stage) -> None:
+    """A HEAD request for the report calls the upstreams and gets the size of the report."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
     head, report = await client.send("HEAD", PREFIX), await client.get(PREFIX)
@@ -371,7 +372,7 @@ async def test_a_head_is_told_the_size_of_the_report(stage: Stage) -> None:
 
 @pytest.mark.parametrize(("method", "path"), [("POST", ""), ("GET", "/pin"), ("POST", "/blocks"), ("POST", "/pin/x")])
 async def test_other_operations_do_not_exist(stage: Stage, method: str, path: str) -> None:
-    """They reach no upstream."""
+    """An unknown operation reaches no upstream."""
     upstream = await stage.prefix()
     client = await stage.gateway(upstream)
 

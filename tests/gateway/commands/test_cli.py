@@ -29,8 +29,8 @@ def refusal(*words: str, **variables: str) -> str:
     return done.stderr.strip()
 
 
-def test_help_says_what_it_is_and_shows_the_first_commands() -> None:
-    """`keepgate --help` shows the first commands."""
+def test_help_shows_the_first_commands() -> None:
+    """The output of `keepgate --help` shows the first commands."""
     done = keepgate("--help")
     assert done.returncode == 0
     assert "caching gateway in front of LLM backends" in done.stdout
@@ -39,8 +39,8 @@ def test_help_says_what_it_is_and_shows_the_first_commands() -> None:
     assert max(map(len, done.stdout.splitlines())) <= 120
 
 
-def test_help_of_serve_names_every_option_with_its_default_and_its_other_sources() -> None:
-    """`keepgate serve --help` lists all options and their other sources."""
+def test_help_of_serve_names_every_option_and_its_other_sources() -> None:
+    """The output of `keepgate serve --help` has all options, their defaults and their other sources."""
     text = keepgate("serve", "--help").stdout
     for words in ("--upstream URL", "mock:", "--port N", "(8080)", "--workers N", "--redis URL", "--config FILE"):
         assert words in text
@@ -52,8 +52,8 @@ def test_help_of_serve_names_every_option_with_its_default_and_its_other_sources
     assert "http://HOST:PORT/v1" in text
 
 
-def test_the_backend_answers_for_its_own_help() -> None:
-    """`keepgate backend` passes every argument on."""
+def test_the_backend_gets_its_own_arguments() -> None:
+    """The command `keepgate backend --help` shows the help of the backend."""
     done = keepgate("backend", "--help")
     assert done.returncode == 0
     assert "keepgate backend" in done.stdout
@@ -61,8 +61,8 @@ def test_the_backend_answers_for_its_own_help() -> None:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["backend", "--help"], ["--version"], []])
-def test_a_reader_that_stops_reading_ends_it_quietly(words: list[str]) -> None:
-    """As with `keepgate --help | head -1`: SIGPIPE ends it, without a message."""
+def test_a_closed_pipe_ends_the_command_quietly(words: list[str]) -> None:
+    """A closed pipe on stdout ends the command without a message."""
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([KEEPGATE, *words], stdout=writer, stderr=subprocess.PIPE, timeout=30)
@@ -70,21 +70,21 @@ def test_a_reader_that_stops_reading_ends_it_quietly(words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
-def test_without_a_word_the_help_is_shown() -> None:
-    """The status is not 0, as nothing was done."""
+def test_without_arguments_the_help_is_shown() -> None:
+    """The command without arguments shows the help and ends with a status other than 0."""
     done = keepgate()
     assert done.returncode == 2
     assert "keepgate serve" in done.stdout
 
 
-def test_version() -> None:
-    """The version is one line."""
+def test_the_version_is_one_line() -> None:
+    """The output of `keepgate --version` is one line."""
     done = keepgate("--version")
     assert (done.returncode, done.stdout.split()[0]) == (0, "keepgate")
 
 
-def test_help_answers_at_once() -> None:
-    """The fastest of several runs is below 0.3 s."""
+def test_help_takes_less_than_300_milliseconds() -> None:
+    """The fastest of several runs of the help takes less than 0.3 s."""
     durations = []
     for _ in range(5):
         start = time.perf_counter()
@@ -94,7 +94,7 @@ def test_help_answers_at_once() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """Only the command's own module is loaded."""
+    """The help loads the command's own module only."""
     script = """
 import json, sys
 from gateway.commands.cli import main
@@ -151,19 +151,19 @@ except SystemExit:
         ),
     ],
 )
-def test_a_slip_is_answered_with_what_was_meant(words: list[str], message: str) -> None:
-    """The message is one line, without usage or traceback."""
+def test_an_invalid_argument_is_reported_in_one_line(words: list[str], message: str) -> None:
+    """An invalid argument gives one line, with the nearest right one if there is any."""
     assert refusal(*words) == message
 
 
 def test_a_bad_variable_is_refused_before_anything_starts() -> None:
-    """The environment is checked like the command line."""
+    """An invalid variable of the environment is refused before a process starts."""
     said = refusal("serve", KEEPGATE_PORT="eighty")
     assert said.startswith("keepgate: environment: KEEPGATE_PORT: expected a port")
 
 
 def test_the_settings_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
-    """KEEPGATE_CONFIG is --config, which wins over it."""
+    """The variable KEEPGATE_CONFIG names the settings file unless --config does."""
     wrong, right = tmp_path / "wrong.yaml", tmp_path / "right.yaml"
     wrong.write_text("port: x")
     right.write_text("workers: y")
@@ -173,6 +173,6 @@ def test_the_settings_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
 
 
 def test_python_m_gateway_is_the_same_command() -> None:
-    """`python -m gateway` works without the script on PATH."""
+    """The command `python -m gateway` does the same as `keepgate`."""
     done = subprocess.run([sys.executable, "-m", "gateway", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == keepgate("--version").stdout

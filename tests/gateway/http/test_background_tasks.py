@@ -15,8 +15,8 @@ async def fail() -> None:
     raise ValueError(SECRET)
 
 
-async def test_work_that_concerns_nobody_else_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """The log has the type of its error, not the message."""
+async def test_isolated_work_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """An exception of isolated work is logged by its type, without its message, and ends nothing else."""
     with caplog.at_level(logging.ERROR):
         async with background_tasks() as tasks:
             await tasks.start_isolated(fail())
@@ -25,9 +25,9 @@ async def test_work_that_concerns_nobody_else_fails_alone(caplog: pytest.LogCapt
     assert SECRET not in caplog.text
 
 
-async def test_work_without_end_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It restarts after every failure."""
-    monkeypatch.setattr(module, "_PAUSE", 0.0)
+async def test_endless_work_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Endless work is restarted after every failure."""
+    monkeypatch.setattr(module, "_PAUSE", 0.0)  # no setting, and too long for a test
     begun = asyncio.Semaphore(0)
 
     async def work() -> None:
@@ -40,8 +40,8 @@ async def test_work_without_end_is_begun_again(monkeypatch: pytest.MonkeyPatch) 
             await begun.acquire()
 
 
-async def test_work_that_the_scope_needs_ends_it() -> None:
-    """The scope raises the work's exception."""
+async def test_a_failure_of_required_work_ends_the_scope() -> None:
+    """A failure of required work is raised by its scope."""
 
     async def scope() -> None:
         async with background_tasks() as tasks:

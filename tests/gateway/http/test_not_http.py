@@ -41,21 +41,23 @@ NOT_HTTP: dict[str, bytes] = {
     "a negative length": HEAD + b"Content-Length: -1\r\n\r\n" + body(),
     "two lengths": HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n" + body(),
     "a length and chunks": HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked(body()),
-    "a coding nobody knows": HEAD + b"Transfer-Encoding: " + SECRET.encode() + b"\r\n\r\n",
+    "an unknown coding": HEAD + b"Transfer-Encoding: " + SECRET.encode() + b"\r\n\r\n",
     "a chunk without a size": HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + SECRET.encode() + b"\r\n",
     "a chunk longer than its size": HEAD
     + b"Transfer-Encoding: chunked\r\n\r\n3\r\n"
     + SECRET.encode()
     + b"\r\n0\r\n\r\n",
     "an unknown expectation": HEAD + b"Connection: close\r\nExpect: " + SECRET.encode() + b"\r\n\r\n",
-    "a method nobody knows": b"BREW /" + SECRET.encode() + b" HTTP/1.1\r\nHost: g\r\n\r\n",
+    "an unknown method": b"BREW /" + SECRET.encode() + b" HTTP/1.1\r\nHost: g\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + SECRET.encode() + b"\r\n\r\n",
 }
 
 
 @pytest.mark.parametrize("bad", NOT_HTTP.values(), ids=NOT_HTTP.keys())
-async def test_what_is_not_http_is_refused_in_the_same_form(served: tuple[Client, MockUpstream], bad: bytes) -> None:
-    """400 or another 4xx with OpenAI's error object, as every other refusal."""
+async def test_bytes_that_are_not_http_are_refused_in_openais_form(
+    served: tuple[Client, MockUpstream], bad: bytes
+) -> None:
+    """Bytes that are not HTTP give a 4xx with OpenAI's error object."""
     client, mock = served
     async with wire(client) as connection:
         with contextlib.suppress(ConnectionError):  # refused before all was sent
@@ -70,8 +72,10 @@ async def test_what_is_not_http_is_refused_in_the_same_form(served: tuple[Client
 
 
 @pytest.mark.parametrize("bad", NOT_HTTP.values(), ids=NOT_HTTP.keys())
-async def test_what_is_not_http_is_refused_after_hits_too(served: tuple[Client, MockUpstream], bad: bytes) -> None:
-    """The rules are the same after hits from memory."""
+async def test_bytes_that_are_not_http_are_refused_after_hits_too(
+    served: tuple[Client, MockUpstream], bad: bytes
+) -> None:
+    """Bytes that are not HTTP are refused in the same way on a connection that had hits."""
     client, mock = served
     async with wire(client) as connection:
         for _ in range(5):
@@ -87,7 +91,7 @@ async def test_what_is_not_http_is_refused_after_hits_too(served: tuple[Client, 
 
 @pytest.mark.parametrize("bad", [b"no size", b"3\r\nlonger than that\r\n0\r\n\r\n"], ids=["no size", "too long"])
 async def test_a_body_that_turns_bad_later_is_refused_at_once(stage: Stage, bad: bytes) -> None:
-    """An invalid body is refused before its deadline of a minute."""
+    """A chunked body that becomes invalid is refused before its deadline."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     async with wire(client) as connection:
@@ -102,10 +106,10 @@ async def test_a_body_that_turns_bad_later_is_refused_at_once(stage: Stage, bad:
     assert mock.received == []
 
 
-async def test_a_body_that_does_not_unpack_is_the_clients_fault(
+async def test_a_body_that_cannot_be_unpacked_is_400(
     served: tuple[Client, MockUpstream], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is 400, and many of them do not fill the log."""
+    """A body that cannot be unpacked gives 400 without a warning in the log."""
     client, _ = served
     with caplog.at_level(logging.INFO):
         answer = await client.post(b"not gzip, " + SECRET.encode(), Content_Encoding="gzip")

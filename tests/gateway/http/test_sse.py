@@ -22,7 +22,7 @@ def split(chunks: list[bytes]) -> tuple[list[bytes], bytes]:
     cuts=st.sets(st.integers(0, 200)),
 )
 def test_events_do_not_depend_on_how_the_bytes_are_cut(breaks: list[bytes], rest: bytes, cuts: set[int]) -> None:
-    """This holds for any line ends and any reads."""
+    """Events are the same for any line ends and any cuts of the bytes."""
     sent = b"".join(EVENT + end + end for end in breaks) + rest
     ends = sorted(cut for cut in cuts if cut < len(sent))
     chunks = [sent[start:end] for start, end in zip([0, *ends], [*ends, len(sent)], strict=True)]
@@ -46,6 +46,6 @@ def seconds_for(size: int, line_break: bytes) -> float:
 
 
 def test_an_event_of_many_reads_costs_linear_time() -> None:
-    """Four times the bytes take about four times as long, not sixteen times."""
+    """An event of many reads takes time in proportion to its bytes."""
     for line_break in (b"\n", b"\r\n"):
         assert seconds_for(2**22, line_break) < 10 * seconds_for(2**20, line_break)

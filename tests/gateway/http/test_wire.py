@@ -14,6 +14,7 @@ from tests.gateway.client import DEADLINE, Answer, Client, chat
 from tests.gateway.conftest import Stage
 from tests.gateway.raw_upstream import chunked
 from tests.gateway.wire import Wire, request_bytes, wire
+from tests.waiting import until_steady
 
 QUESTIONS = ["red", "green", "blue"]
 
@@ -64,8 +65,8 @@ async def client(stage: Stage) -> Client:
     return client
 
 
-async def test_a_request_that_is_repeated_on_one_connection_is_a_hit_each_time(client: Client) -> None:
-    """It has the headers of a hit and is counted as a hit."""
+async def test_a_repeated_request_on_one_connection_is_a_hit_each_time(client: Client) -> None:
+    """A repeated request on one connection has the headers of a hit and is counted as one."""
     before = await client.figure("requests_total", cache="hit")
     async with wire(client) as connection:
         answers: list[Answer] = []
@@ -81,7 +82,7 @@ async def test_a_request_that_is_repeated_on_one_connection_is_a_hit_each_time(c
 
 
 async def test_a_body_that_is_a_request_is_not_answered_as_one(client: Client) -> None:
-    """A cached request's bytes, sent as the body of another, are that one's body, for any cuts."""
+    """A body with the bytes of a cached request is read as a body, for any cuts."""
     hot = ask("red")
     head = b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Length: %d\r\n\r\n" % len(hot)
     async with wire(client) as connection:
@@ -96,7 +97,7 @@ async def test_a_body_that_is_a_request_is_not_answered_as_one(client: Client) -
 
 @pytest.mark.parametrize("chunks", [2, 3, 7])
 async def test_a_request_in_pieces_is_one_request(client: Client, chunks: int) -> None:
-    """This holds on the fast path, too."""
+    """A request that arrives in pieces is answered once, also on the fast path."""
     rng = random.Random(chunks)  # noqa: S311  # not a secret
     async with wire(client) as connection:
         for _ in range(20):
@@ -110,7 +111,7 @@ async def test_a_request_in_pieces_is_one_request(client: Client, chunks: int) -
             assert (await connection.answer()).text == "blue"
 
 
-async def test_a_purge_reaches_what_a_connection_knows(client: Client) -> None:
+async def test_a_purge_takes_effect_between_hits_of_one_connection(client: Client) -> None:
     """A purge takes effect between two hits of one connection."""
     async with wire(client) as connection:
         for _ in range(3):
@@ -123,8 +124,8 @@ async def test_a_purge_reaches_what_a_connection_knows(client: Client) -> None:
         assert (await connection.answer()).cache == "hit"
 
 
-async def test_another_answer_reaches_what_a_connection_knows(stage: Stage) -> None:
-    """After a no-cache request the connection gets the new answer."""
+async def test_a_connection_serves_the_newest_answer(stage: Stage) -> None:
+    """A connection that served an old answer serves the new one after a no-cache request."""
     mock = await stage.mock(Reply(text="old"))
     client = await stage.gateway(mock)
     async with wire(client) as connection:
@@ -138,8 +139,8 @@ async def test_another_answer_reaches_what_a_connection_knows(stage: Stage) -> N
             assert (await connection.answer()).text == "new"
 
 
-async def test_a_client_that_does_not_read_is_not_answered_without_end(client: Client) -> None:
-    """Answers wait until the client reads them; they do not pile up in the gateway's memory."""
+async def test_answers_to_a_client_that_does_not_read_are_bounded(client: Client) -> None:
+    """The gateway stops reading requests of a client that reads no answers."""
     request = ask("red")
     sent = 0
     async with wire(client, receive_buffer=2**14) as connection:
@@ -156,10 +157,7 @@ async def test_a_client_that_does_not_read_is_not_answered_without_end(client: C
         # The test reads nothing: answers fill the sockets' buffers, and then the gateway stops reading.
         connection.reader._transport.pause_reading()  # type: ignore[attr-defined]  # asyncio has no public way
         pouring = asyncio.create_task(pour())
-        before = -1
-        while before != sent:
-            before = sent
-            await asyncio.sleep(0.3)
+        await until_steady(lambda: sent)
         pouring.cancel()
 
     assert sent < 200_000
@@ -197,7 +195,7 @@ class Speaker:
 async def test_every_request_gets_its_own_answer_in_order(
     client: Client, groups: list[tuple[list[int], list[int], list[bool]]]
 ) -> None:
-    """One at a time or pipelined, whole, in pieces or joined: the n-th answer is that of the n-th request."""
+    """Requests that are pipelined, cut or joined get their own answers in order."""
     async with wire(client) as connection:
         speaker = Speaker(connection)
         for numbers, cuts, pauses in groups:

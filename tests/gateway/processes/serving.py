@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 
 from tests.gateway.client import CHAT, Answer, chat
+from tests.waiting import until
 
 KEEPGATE = Path(sys.executable).with_name("keepgate")
 # Ample for a busy machine; what takes longer hangs.
@@ -82,6 +83,14 @@ class Serving:
         assert answer.status == 200, f"{answer.body!r}\n{self.said}"
         stats: dict[str, Any] = answer.json
         return stats
+
+    async def until_semantic(self, name: str, least: int = 1) -> None:
+        """Return once a figure of the semantic cache is at least this in the worker that answers."""
+
+        async def is_reached() -> bool:
+            return bool((await self.stats())["layers"]["semantic"].get(name, 0) >= least)
+
+        await until(is_reached, DEADLINE, every=0.05)
 
     async def signal(self, number: signal.Signals) -> int:
         """Send the signal to this process alone, and return the exit status."""
@@ -191,16 +200,9 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Return when it holds. For conditions without an event, such as another's child. Raises TimeoutError."""
-    async with asyncio.timeout(DEADLINE):
-        while not condition():  # noqa: ASYNC110  # see above
-            await asyncio.sleep(0.02)
-
-
 async def until_gone(*pids: int) -> None:
     """Return when none of these processes runs any more. Raises TimeoutError."""
-    await until(lambda: not any(pid in processes() for pid in pids))
+    await until(lambda: not any(pid in processes() for pid in pids), DEADLINE, every=0.02)
 
 
 def free_port() -> int:

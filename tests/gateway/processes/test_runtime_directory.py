@@ -35,16 +35,16 @@ def holder(state: Path, **variables: str) -> tuple[subprocess.Popen[str], Path]:
     return process, Path(process.stdout.readline().strip())
 
 
-def test_it_goes_with_its_process(tmp_path: Path) -> None:
-    """The state directory is empty after the process has ended."""
+def test_the_runtime_directory_ends_with_its_process(tmp_path: Path) -> None:
+    """The runtime directory is removed at the end of its process."""
     process, directory = holder(tmp_path)
     assert (directory / "counters").is_file()
     process.communicate()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    """A directory in use by another process stays."""
+def test_the_directory_of_a_killed_process_is_removed_by_the_next(tmp_path: Path) -> None:
+    """The next process removes the directory of a killed one, and none that is in use."""
     killed, abandoned = holder(tmp_path)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
@@ -58,7 +58,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> No
 
 
 def test_a_state_directory_that_cannot_be_made_is_replaced(tmp_path: Path) -> None:
-    """The temporary folder takes its place, and is left as it was."""
+    """The temporary folder replaces a state directory that cannot be made."""
     (tmp_path / "file").touch()
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -71,7 +71,7 @@ def test_a_state_directory_that_cannot_be_made_is_replaced(tmp_path: Path) -> No
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, which has /proc")
 def test_a_long_path_has_a_short_one(tmp_path: Path) -> None:
-    """Another process reaches the socket by the short path."""
+    """A socket below a long path is reached by a short one from another process."""
     directory = tmp_path / ("d" * 120)
     directory.mkdir()
     with socket_path(directory, "s") as path, socket.socket(socket.AF_UNIX) as server:

@@ -20,9 +20,9 @@ from tests.gateway.processes.serving import (
     open_files,
     processes,
     serving,
-    until,
     until_gone,
 )
+from tests.waiting import until
 
 
 async def ask_and_keep(gateway: Serving, content: str = "hello") -> None:
@@ -30,8 +30,11 @@ async def ask_and_keep(gateway: Serving, content: str = "hello") -> None:
     assert (await gateway.ask(content)).cache == "miss"
     socket = next((state_of(gateway) / "valkey").glob("*.sock"))
     client = redis.asyncio.from_url(f"unix://{socket}")
-    while not await client.dbsize():  # noqa: ASYNC110  # the write follows the answer
-        await asyncio.sleep(0.01)
+
+    async def is_written() -> bool:
+        return await client.dbsize() > 0
+
+    await until(is_written, DEADLINE)
     await client.execute_command("WAITAOF", 1, 0, 5000)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
     await client.aclose()
 
@@ -41,8 +44,8 @@ def state_of(gateway: Serving) -> Path:
     return Path(line.partition("data in ")[2])
 
 
-async def test_it_says_where_it_serves_once_it_can(stage: Stage, tmp_path: Path) -> None:
-    """The last line of the start is `Ready`; then an app can use the printed URL, on KEEPGATE_PORT."""
+async def test_the_start_prints_the_url_and_ends_with_ready(stage: Stage, tmp_path: Path) -> None:
+    """The last line of the start is `Ready`, after which the printed URL answers."""
     mock, port = await stage.mock(), free_port()
     async with serving(tmp_path, "--upstream", mock.url, KEEPGATE_PORT=str(port)) as gateway:
         assert gateway.url == f"http://127.0.0.1:{port}"
@@ -54,8 +57,8 @@ async def test_it_says_where_it_serves_once_it_can(stage: Stage, tmp_path: Path)
         await until_reachable(gateway)
 
 
-async def test_it_says_at_the_start_that_no_upstream_can_be_reached(tmp_path: Path) -> None:
-    """A wrong URL is reported before the first request."""
+async def test_an_unreachable_upstream_is_reported_at_the_start(tmp_path: Path) -> None:
+    """An unreachable upstream is reported before the first request."""
     async with serving(tmp_path, "--upstream", f"http://127.0.0.1:{free_port()}/v1") as gateway:
         await gateway.until_said(f"No upstream can be reached; GET {gateway.url}/ready")
         assert (await gateway.send("GET", "/ready")).status == 503
@@ -63,14 +66,15 @@ async def test_it_says_at_the_start_that_no_upstream_can_be_reached(tmp_path: Pa
 
 
 async def until_reachable(gateway: Serving) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while (await gateway.send("GET", "/ready")).status != 200:  # noqa: ASYNC110  # a call over HTTP
-            await asyncio.sleep(0.02)
+    async def is_ready() -> bool:
+        return (await gateway.send("GET", "/ready")).status == 200
+
+    await until(is_ready, DEADLINE, every=0.02)
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGHUP", "Ctrl-C"])
 async def test_a_signal_stops_everything_and_loses_nothing(stage: Stage, tmp_path: Path, how: str) -> None:
-    """Status 0, no child left, and the last answer is a hit after the next start, which is fast.
+    """A signal ends the gateway with status 0 and without children, and its last answer is a hit after the next start.
 
     Ctrl-C in a terminal sends SIGINT to every process of the group; the children are not in it, else they would end
     before what is pending is written.
@@ -96,16 +100,16 @@ async def test_a_signal_stops_everything_and_loses_nothing(stage: Stage, tmp_pat
 
 
 async def test_a_signal_during_the_start_stops_what_has_started(tmp_path: Path) -> None:
-    """The store is starting; the gateway is not yet ready."""
+    """A signal during the start of the store stops all processes."""
     async with serving(tmp_path, "--upstream", "mock:", ready=False) as gateway:
-        await until(lambda: any("valkey-server" in command for command in gateway.children().values()))
+        await until(lambda: any("valkey-server" in command for command in gateway.children().values()), DEADLINE)
         children = gateway.children()
         assert await gateway.signal(signal.SIGTERM) == 0
         assert not processes().keys() & children.keys()
 
 
 async def test_a_second_signal_does_not_break_off_the_stopping(stage: Stage, tmp_path: Path) -> None:
-    """A second Ctrl-C changes nothing: the children are still stopped and the status is 0."""
+    """A second Ctrl-C changes neither the stopping of the children nor the status 0."""
     mock = await stage.mock()
     mock.hold.clear()
     async with serving(tmp_path, "--upstream", mock.url, KEEPGATE_TIMEOUTS_SHUTDOWN="1") as gateway:
@@ -120,8 +124,8 @@ async def test_a_second_signal_does_not_break_off_the_stopping(stage: Stage, tmp
         await asyncio.gather(asking, return_exceptions=True)
 
 
-async def test_requests_under_way_are_finished_before_it_stops(stage: Stage, tmp_path: Path) -> None:
-    """A running stream is finished; new requests are refused."""
+async def test_requests_under_way_are_finished_before_the_stop(stage: Stage, tmp_path: Path) -> None:
+    """A running stream is finished after a signal, and new requests are refused."""
     mock = await stage.mock(Reply(text="one two three"))
     mock.hold.clear()
     async with serving(tmp_path, "--upstream", mock.url) as gateway:
@@ -134,10 +138,8 @@ async def test_requests_under_way_are_finished_before_it_stops(stage: Stage, tmp
         assert await gateway.ended() == 0
 
 
-async def test_killed_outright_it_leaves_no_child_and_starts_again(stage: Stage, tmp_path: Path) -> None:
-    """After SIGKILL the kernel ends the gateway's children. The next gateway waits until the old server has ended,
-    since two servers would damage the data, and then loads what was on disk.
-    """
+async def test_a_killed_gateway_leaves_no_child_and_starts_again(stage: Stage, tmp_path: Path) -> None:
+    """The gateway after a killed one waits until the old server has ended, and then loads what was on disk."""
     mock = await stage.mock()
     async with serving(tmp_path, "--upstream", mock.url) as gateway:
         await ask_and_keep(gateway)
@@ -146,7 +148,7 @@ async def test_killed_outright_it_leaves_no_child_and_starts_again(stage: Stage,
         gateway.process.kill()
         assert await gateway.process.wait() == -signal.SIGKILL
         async with serving(tmp_path, "--upstream", mock.url, ready=False) as next_gateway:
-            await until(lambda: str(tmp_path / "valkey" / "lock") in open_files(next_gateway.pid))
+            await until(lambda: str(tmp_path / "valkey" / "lock") in open_files(next_gateway.pid), DEADLINE)
             for _ in range(20):
                 assert not next_gateway.children()
                 await asyncio.sleep(0.01)
@@ -157,7 +159,7 @@ async def test_killed_outright_it_leaves_no_child_and_starts_again(stage: Stage,
 
 
 async def test_two_gateways_on_one_state_directory_share_the_store(stage: Stage, tmp_path: Path) -> None:
-    """Started at the same moment, one of them runs the server; when that one stops, the other runs it."""
+    """One of two gateways on a state directory runs the store, and the other one does after its stop."""
     mock = await stage.mock()
     async with (
         serving(tmp_path, "--upstream", mock.url, ready=False) as one,
@@ -181,7 +183,7 @@ async def test_two_gateways_on_one_state_directory_share_the_store(stage: Stage,
 
 
 async def test_a_killed_store_is_started_again_while_requests_go_on(stage: Stage, tmp_path: Path) -> None:
-    """No request fails; the server is back with its data, and the gateway writes to it again."""
+    """A killed store is started again with its data, and no request fails meanwhile."""
     mock = await stage.mock()
     async with serving(tmp_path, "--upstream", mock.url) as gateway:
         await ask_and_keep(gateway)
@@ -197,8 +199,8 @@ async def test_a_killed_store_is_started_again_while_requests_go_on(stage: Stage
 
 
 @pytest.mark.parametrize("damage", ["cut short", "zeros at the end"])
-async def test_it_starts_on_what_a_crash_has_left(stage: Stage, tmp_path: Path, damage: str) -> None:
-    """A truncated file loses its end; an unreadable one is set aside. The store works in both cases."""
+async def test_the_store_starts_on_damaged_files(stage: Stage, tmp_path: Path, damage: str) -> None:
+    """The store starts on a truncated file and sets an unreadable one aside."""
     mock = await stage.mock()
     async with serving(tmp_path, "--upstream", mock.url) as gateway:
         await ask_and_keep(gateway, "first")
@@ -217,7 +219,7 @@ async def test_it_starts_on_what_a_crash_has_left(stage: Stage, tmp_path: Path, 
 
 
 async def test_a_state_directory_with_a_very_long_path_works(stage: Stage, tmp_path: Path) -> None:
-    """A socket's path may have about a hundred bytes; the data stay in the configured directory."""
+    """A state directory may have a path that is too long for a socket."""
     state = tmp_path / ("a" * 100) / ("b" * 100)
     mock = await stage.mock()
     async with serving(state, "--upstream", mock.url) as gateway:
@@ -228,8 +230,8 @@ async def test_a_state_directory_with_a_very_long_path_works(stage: Stage, tmp_p
         assert (await gateway.ask()).cache == "hit"
 
 
-async def test_an_unreachable_redis_is_said_and_does_no_harm(stage: Stage, tmp_path: Path) -> None:
-    """The gateway starts, answers, and keeps answers in memory."""
+async def test_an_unreachable_redis_is_reported_and_does_no_harm(stage: Stage, tmp_path: Path) -> None:
+    """The gateway reports an unreachable Redis, starts, and keeps answers in memory."""
     mock = await stage.mock()
     url = f"redis://user:hush@127.0.0.1:{free_port()}/0"
     async with serving(tmp_path, "--upstream", mock.url, "--redis", url) as gateway:
@@ -241,7 +243,7 @@ async def test_an_unreachable_redis_is_said_and_does_no_harm(stage: Stage, tmp_p
 
 
 async def test_without_a_store_nothing_is_written(stage: Stage, tmp_path: Path) -> None:
-    """`--redis none` keeps answers in memory only."""
+    """The option `--redis none` keeps answers in memory only."""
     mock = await stage.mock()
     async with serving(tmp_path, "--upstream", mock.url, "--redis", "none") as gateway:
         assert "memory only" in gateway.said
@@ -258,8 +260,8 @@ async def refusal(state: Path, *words: str, **variables: str) -> str:
         return gateway.lines[0]
 
 
-async def test_a_taken_port_is_one_clear_line(stage: Stage, tmp_path: Path) -> None:
-    """With workers, too, though these could share the port."""
+async def test_a_taken_port_is_reported_in_one_line(stage: Stage, tmp_path: Path) -> None:
+    """A taken port ends the start with one line, with workers too."""
     mock = await stage.mock()
     for workers, others in (("1", "2"), ("2", "1")):
         async with serving(tmp_path, "--upstream", mock.url, "--workers", workers, "--redis", "none") as gateway:
@@ -268,8 +270,8 @@ async def test_a_taken_port_is_one_clear_line(stage: Stage, tmp_path: Path) -> N
             assert said == f"keepgate: port: {port} is taken on 127.0.0.1; choose another with --port or KEEPGATE_PORT"
 
 
-async def test_a_state_directory_that_cannot_be_is_one_clear_line(tmp_path: Path) -> None:
-    """The directory is below a file, or the server's data cannot be there."""
+async def test_an_impossible_state_directory_is_reported_in_one_line(tmp_path: Path) -> None:
+    """A state directory that cannot be used ends the start with one line."""
     file = tmp_path / "file"
     file.touch()
     said = await refusal(file, "--upstream", "mock:")
@@ -280,8 +282,8 @@ async def test_a_state_directory_that_cannot_be_is_one_clear_line(tmp_path: Path
     assert said.startswith("keepgate: redis: embedded: the server ended at its start: Can't open or create append-only")
 
 
-async def test_a_refused_password_is_one_clear_line(own_valkey: Valkey, tmp_path: Path) -> None:
-    """A refused password is an error of the settings; the password is not printed."""
+async def test_a_refused_password_is_reported_in_one_line(own_valkey: Valkey, tmp_path: Path) -> None:
+    """A refused password ends the start with one line that does not have the password."""
     client = redis.asyncio.from_url(own_valkey.url)
     await client.config_set("requirepass", "right")
     await client.aclose()
@@ -294,20 +296,20 @@ async def test_a_refused_password_is_one_clear_line(own_valkey: Valkey, tmp_path
         assert "right" not in gateway.said
 
 
-async def test_an_address_that_is_not_this_machines_is_one_clear_line(tmp_path: Path) -> None:
-    """192.0.2.0/24 is unused (RFC 5737)."""
+async def test_a_foreign_address_is_reported_in_one_line(tmp_path: Path) -> None:
+    """A host address of another machine ends the start with one line."""
     said = await refusal(tmp_path, "--upstream", "mock:", "--host", "192.0.2.1", "--redis", "none")
     assert said.startswith("keepgate: host: cannot listen on 192.0.2.1:0: ")
 
 
-async def test_a_missing_script_is_one_clear_line(tmp_path: Path) -> None:
-    """The line names the file of `mock:FILE`."""
+async def test_a_missing_script_is_reported_in_one_line(tmp_path: Path) -> None:
+    """A missing file of `mock:FILE` ends the start with one line that names it."""
     said = await refusal(tmp_path, "--upstream", "mock:no.yaml", "--redis", "none")
     assert said == "keepgate: no.yaml: cannot be read: No such file or directory"
 
 
 async def test_nothing_that_a_tenant_wrote_is_logged(stage: Stage, tmp_path: Path) -> None:
-    """Neither prompts nor keys are logged, at the lowest level, for any failure of a request."""
+    """Prompts and keys are not logged at the lowest level, for any failure of a request."""
     mock = await stage.mock(Reply(when="cut", cut_after=1), Reply(when="fail", status=500, body={"error": {}}))
     async with serving(tmp_path, "--upstream", mock.url, "--log-level", "debug") as gateway:
         for content in ("s3cret plain", "s3cret cut", "s3cret fail"):

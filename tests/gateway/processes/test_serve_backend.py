@@ -1,13 +1,13 @@
 """`keepgate serve` without upstreams: the in-repo backend on the real model."""
 
-import asyncio
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
 from tests.gateway.client import CHAT, Answer, assemble
-from tests.gateway.processes.serving import DEADLINE, Serving, cpu_seconds, processes, serving, until, until_gone
+from tests.gateway.processes.serving import DEADLINE, Serving, cpu_seconds, processes, serving, until_gone
+from tests.waiting import until
 
 MODEL = "SmolLM2-135M-Instruct"
 GREETING: dict[str, Any] = {
@@ -24,9 +24,11 @@ async def ask(gateway: Serving, **fields: Any) -> Answer:
 
 async def until_kept(gateway: Serving) -> None:
     """Return when the shared store has an answer; the write follows the answer."""
-    async with asyncio.timeout(DEADLINE):
-        while not (await gateway.stats())["layers"]["exact"]["tiers"]["redis"]["entries"]:  # noqa: ASYNC110  # HTTP
-            await asyncio.sleep(0.02)
+
+    async def is_kept() -> bool:
+        return bool((await gateway.stats())["layers"]["exact"]["tiers"]["redis"]["entries"])
+
+    await until(is_kept, DEADLINE, every=0.02)
 
 
 async def must_wait(gateway: Serving, seed: int) -> None:
@@ -37,7 +39,7 @@ async def must_wait(gateway: Serving, seed: int) -> None:
 
 
 async def test_a_real_model_answers_and_its_answers_outlive_it(tmp_path: Path) -> None:
-    """An answer is computed, then a hit in either shape, also without the backend and after a restart."""
+    """An answer of the model is a hit in either shape, without the backend and after a restart."""
     async with serving(tmp_path, "--model", "default") as gateway:
         assert f"Ready: {MODEL} answers at {gateway.url}/v1" in gateway.said
         assert [model["id"] for model in (await gateway.send("GET", "/v1/models")).json["data"]] == [MODEL]
@@ -80,9 +82,7 @@ async def test_a_real_model_answers_and_its_answers_outlive_it(tmp_path: Path) -
 
 
 async def test_every_worker_knows_when_the_backend_is_there(tmp_path: Path) -> None:
-    """Ready means that each worker has it; when it is killed, each reports that and serves cached answers. All of them
-    end with a killed gateway.
-    """
+    """Each worker knows at Ready that the backend answers, and serves cached answers after it was killed."""
     async with serving(tmp_path, "--workers", "2") as gateway:
         for seed in range(10):
             assert (await ask(gateway, max_tokens=1, seed=seed)).status == 200
@@ -93,14 +93,14 @@ async def test_every_worker_knows_when_the_backend_is_there(tmp_path: Path) -> N
         for seed in range(100, 110):
             await must_wait(gateway, seed)
             assert (await ask(gateway)).json == computed.json
-        await until(lambda: len(gateway.children()) == 3)
+        await until(lambda: len(gateway.children()) == 3, DEADLINE)
         children = gateway.children()
         assert await gateway.signal(signal.SIGKILL) == -signal.SIGKILL
         await until_gone(*children)
 
 
-async def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
-    """The backend says why it cannot start; the gateway ends with status 1 and adds nothing."""
+async def test_a_missing_model_is_reported_in_one_line(tmp_path: Path) -> None:
+    """A missing model ends the gateway with status 1 and the backend's own line."""
     async with serving(tmp_path, "--model", str(tmp_path / "no-model"), ready=False) as gateway:
         assert await gateway.ended() == 1
         (reason,) = (line for line in gateway.lines if "no-model" in line)
@@ -109,8 +109,8 @@ async def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path) -> No
         assert "Traceback" not in gateway.said
 
 
-async def test_the_backend_runs_as_it_is_told(tmp_path: Path) -> None:
-    """Options from the command line, the environment and the file reach it, and change its answers."""
+async def test_the_backend_gets_its_options_from_every_source(tmp_path: Path) -> None:
+    """Options of the command line, the environment and the file reach the backend and change its answers."""
     file = tmp_path / "keepgate.yaml"
     file.write_text("backend: {max_batch: 3, max_context: 512, batching: dynamic}\n")
     words = ("--config", str(file), "--kv-memory", "8MiB")
@@ -126,8 +126,8 @@ async def test_the_backend_runs_as_it_is_told(tmp_path: Path) -> None:
         assert (await ask(gateway)).status == 200
 
 
-async def test_an_option_that_the_model_cannot_have_is_the_backends_own_line(tmp_path: Path) -> None:
-    """The backend reports its own error; the gateway adds nothing, and the status is 1."""
+async def test_an_option_that_the_model_refuses_is_the_backends_own_line(tmp_path: Path) -> None:
+    """An option that the model refuses ends the gateway with status 1 and the backend's own line."""
     template = tmp_path / "broken.jinja"
     template.write_text("{% for m in messages %}")
     for variables, message in (
@@ -141,7 +141,7 @@ async def test_an_option_that_the_model_cannot_have_is_the_backends_own_line(tmp
 
 
 async def test_a_wrong_option_starts_nothing(tmp_path: Path) -> None:
-    """One line names it, before any child starts."""
+    """A wrong option is named in one line before a child starts."""
     async with serving(tmp_path, "--max-batch", "many", ready=False) as gateway:
         assert await gateway.ended() == 2
         assert gateway.lines == [

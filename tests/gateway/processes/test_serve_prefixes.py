@@ -1,6 +1,5 @@
 """`keepgate serve` with its own backend: its prefix store, by tenant, place and visibility."""
 
-import asyncio
 import signal
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from tests.cache.valkey import Valkey
 from tests.gateway.client import CHAT
 from tests.gateway.processes.serving import DEADLINE, Serving, serving
+from tests.waiting import until
 
 MODEL = "SmolLM2-135M-Instruct"
 PREFIX = "/v1/cache/prefix"
@@ -36,18 +36,15 @@ def variables_of(pid: int) -> list[str]:
 async def until_on_disk(gateway: Serving) -> None:
     """Return when the prefix store has written something, which follows the answer."""
 
-    async def blocks() -> int:
+    async def has_blocks() -> bool:
         (said,) = (await gateway.send("GET", PREFIX)).json["upstreams"].values()
-        on_disk: int = said["tiers"]["disk"]["blocks"]
-        return on_disk
+        return bool(said["tiers"]["disk"]["blocks"])
 
-    async with asyncio.timeout(DEADLINE):
-        while not await blocks():  # noqa: ASYNC110  # a call over HTTP
-            await asyncio.sleep(0.02)
+    await until(has_blocks, DEADLINE, every=0.02)
 
 
 async def test_what_was_prefilled_once_is_not_prefilled_after_a_restart(tmp_path: Path) -> None:
-    """It is in the state folder, for its tenant alone, and the metrics show the saved tokens."""
+    """Prefixes of a tenant are read from the state folder after a restart, and the metrics count them."""
     async with serving(tmp_path) as gateway:
         assert f"  prefixes   kept in {tmp_path}/prefix" in gateway.lines
         assert await ask_anew(gateway, "sk-ours") == 0
@@ -69,7 +66,7 @@ async def test_what_was_prefilled_once_is_not_prefilled_after_a_restart(tmp_path
 
 
 async def test_prompts_are_looked_up_and_pinned_through_the_gateway(tmp_path: Path) -> None:
-    """They belong to the tenant of the key; another tenant's prompt has no blocks to pin."""
+    """A prompt is looked up and pinned for the tenant of the key only."""
     async with serving(tmp_path) as gateway:
         await ask_anew(gateway, "sk-ours")
         await until_on_disk(gateway)
@@ -92,8 +89,8 @@ async def test_prompts_are_looked_up_and_pinned_through_the_gateway(tmp_path: Pa
         assert (refused.status, refused.error["param"]) == (400, "messages")
 
 
-async def test_a_prefix_store_of_no_size_is_none(tmp_path: Path) -> None:
-    """The backend gets no folder, and reports no store."""
+async def test_a_prefix_store_of_size_zero_is_off(tmp_path: Path) -> None:
+    """A prefix store of size zero gives the backend no folder, and it reports no store."""
     async with serving(tmp_path, "--prefix-disk-size", "0") as gateway:
         assert "  prefixes   in the engine's own memory only" in gateway.lines
         assert "--prefix" not in gateway.children()[gateway.child("-m backend")]
@@ -102,8 +99,8 @@ async def test_a_prefix_store_of_no_size_is_none(tmp_path: Path) -> None:
     assert not (tmp_path / "prefix").exists()
 
 
-async def test_no_password_stands_on_a_command_line(tmp_path: Path, late_valkey: Valkey) -> None:
-    """The password of a shared Redis reaches the backend invisibly to other users of the machine."""
+async def test_no_command_line_has_a_password(tmp_path: Path, late_valkey: Valkey) -> None:
+    """The password of a shared Redis is on no process's command line."""
     await late_valkey.start("--requirepass", "hush-hush")
     url = late_valkey.url.replace("unix://", "unix://:hush-hush@")
     async with serving(tmp_path, "--prefix-disk-size=1GiB", KEEPGATE_REDIS=url) as gateway:
@@ -115,8 +112,8 @@ async def test_no_password_stands_on_a_command_line(tmp_path: Path, late_valkey:
     assert "hush-hush" not in gateway.said
 
 
-async def test_a_disk_tier_that_cannot_be_is_one_clear_line(tmp_path: Path) -> None:
-    """A configured disk tier that fails ends the start with status 1."""
+async def test_an_impossible_disk_tier_is_reported_in_one_line(tmp_path: Path) -> None:
+    """A configured disk tier that fails ends the start with status 1 and one line."""
     state = tmp_path / "file"
     state.touch()
     async with serving(state, "--redis", "none", "--prefix-disk-size", "1GiB", ready=False) as gateway:
@@ -128,8 +125,8 @@ async def test_a_disk_tier_that_cannot_be_is_one_clear_line(tmp_path: Path) -> N
         assert "Traceback" not in gateway.said
 
 
-async def test_without_a_state_folder_the_backend_serves_all_the_same(tmp_path: Path) -> None:
-    """A gateway that needs no folder otherwise logs the reason, and starts."""
+async def test_the_backend_serves_without_a_state_folder(tmp_path: Path) -> None:
+    """A gateway without a usable state folder logs the reason and starts."""
     state = tmp_path / "file"
     state.touch()
     async with serving(state, "--redis", "none") as gateway:
@@ -137,8 +134,8 @@ async def test_without_a_state_folder_the_backend_serves_all_the_same(tmp_path: 
         assert await ask_anew(gateway, "sk-ours") == 0
 
 
-async def test_what_the_backend_refuses_of_its_store_is_its_own_line(tmp_path: Path) -> None:
-    """The gateway adds nothing, and the status is 1."""
+async def test_a_refused_store_option_is_the_backends_own_line(tmp_path: Path) -> None:
+    """A store option that the backend refuses ends the gateway with status 1 and the backend's own line."""
     short = tmp_path / "secret"
     short.write_text("short")
     for variables, message in (

@@ -12,7 +12,8 @@ import pytest
 
 from gateway.upstreams.mock import MockUpstream, Reply
 from tests.gateway.conftest import Stage
-from tests.gateway.processes.serving import DEADLINE, Serving, serving, until, until_gone
+from tests.gateway.processes.serving import DEADLINE, Serving, serving, until_gone
+from tests.waiting import until
 
 # So many requests, each on its own connection, reach both of two workers, except once in 2 ** 23 runs.
 MANY = 24
@@ -46,9 +47,12 @@ async def figure(gateway: Serving, *path: str) -> Any:
 async def until_both_keep(gateway: Serving, content: str) -> None:
     """Sends requests until both workers have this answer in memory: each keeps what it has read from the store."""
     before = await figure(gateway, "tiers", "memory", "entries")
-    async with asyncio.timeout(DEADLINE):
-        while await figure(gateway, "tiers", "memory", "entries") < before + 2:
-            await gateway.ask(content)
+
+    async def both_keep() -> bool:
+        await gateway.ask(content)
+        return bool(await figure(gateway, "tiers", "memory", "entries") >= before + 2)
+
+    await until(both_keep, DEADLINE, every=0)
 
 
 def worker_of(gateway: Serving) -> int:
@@ -56,7 +60,7 @@ def worker_of(gateway: Serving) -> int:
 
 
 async def test_both_workers_answer_from_one_store(pair: Serving, mock: MockUpstream) -> None:
-    """An answer of one worker is a hit in the other, read from the store once."""
+    """An answer of one worker is a hit in the other, which reads it from the store once."""
     await until_all_counted(pair)
     before = await figure(pair, "tiers", "redis", "hits")
     await until_both_keep(pair, "hello")
@@ -75,7 +79,7 @@ async def until_all_counted(gateway: Serving) -> None:
 
 
 async def test_stats_add_up_whichever_worker_answers(pair: Serving) -> None:
-    """Every request is counted once, and each worker reports the same figures."""
+    """Every worker reports the same figures, in which each request is counted once."""
     await until_all_counted(pair)
     before = await figure(pair)
     # The second worker may miss as well: an answer is written to the store after the response.
@@ -91,8 +95,8 @@ async def test_stats_add_up_whichever_worker_answers(pair: Serving) -> None:
     assert sum(counted) == pair.asked
 
 
-async def test_what_is_purged_in_one_worker_is_gone_in_the_other(pair: Serving, mock: MockUpstream) -> None:
-    """One entry is purged, while others stay; then everything."""
+async def test_a_purge_in_one_worker_reaches_the_other(pair: Serving, mock: MockUpstream) -> None:
+    """A purge of one entry or of all in one worker takes effect in the other."""
     await until_both_keep(pair, "hello")
     await until_both_keep(pair, "stay")
     entry = (await pair.ask("hello")).entry
@@ -106,13 +110,15 @@ async def test_what_is_purged_in_one_worker_is_gone_in_the_other(pair: Serving, 
 
 async def until_all_say(gateway: Serving, content: str, text: str) -> None:
     """Waits until the purge has reached both workers, and both have the new answer."""
-    async with asyncio.timeout(DEADLINE):
-        while set(await ask_many(gateway, content)) != {text}:
-            pass
+
+    async def all_say() -> bool:
+        return set(await ask_many(gateway, content)) == {text}
+
+    await until(all_say, DEADLINE, every=0)
 
 
 async def test_a_killed_worker_is_replaced(pair: Serving) -> None:
-    """The other continues; the killed one's entries are no longer counted, its counters still are."""
+    """A killed worker is replaced, its counters stay, and its entries are counted no more."""
     await until_both_keep(pair, "hello")
     await until_all_counted(pair)
     kept = await figure(pair, "tiers", "memory", "entries")
@@ -122,14 +128,14 @@ async def test_a_killed_worker_is_replaced(pair: Serving) -> None:
     assert (await pair.ask("hello")).text == "hello"
     assert await figure(pair, "tiers", "memory", "entries") == kept // 2
     await until_all_counted(pair)
-    await until(lambda: any("gateway.processes.worker" in command for command in pair.children().values()))
+    await until(lambda: any("gateway.processes.worker" in command for command in pair.children().values()), DEADLINE)
     assert worker_of(pair) != dead
     await until_both_keep(pair, "again")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_the_workers_end_with_their_parent(pair: Serving, number: signal.Signals, tmp_path: Path) -> None:
-    """They end for any signal; the next start has the port and the store, and removes leftovers."""
+    """The workers end with their parent for any signal, and the next start removes leftovers."""
     children = pair.children()
     assert len(children) == 2
     counters = set((tmp_path / "run").iterdir())

@@ -32,8 +32,8 @@ for line in sys.stdin:
 """
 
 
-def test_processes_that_come_are_counted_and_never_break_a_reading(tmp_path: Path) -> None:
-    """While others start, every reading succeeds; once they have started, it is the sum of all."""
+def test_new_processes_are_counted_and_break_no_reading(tmp_path: Path) -> None:
+    """Every reading succeeds while processes start, and later is the sum of all."""
     count = 4
     reader = subprocess.Popen(
         [sys.executable, "-c", READ, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

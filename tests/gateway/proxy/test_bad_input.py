@@ -73,7 +73,7 @@ NOT_JSON: dict[str, bytes] = {
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("bad", NOT_JSON.values(), ids=NOT_JSON.keys())
 async def test_a_body_that_is_not_json_is_400(served: tuple[Client, MockUpstream], bad: bytes, stream: bool) -> None:
-    """The error has OpenAI's form; no upstream is called, and the connection stays usable."""
+    """A body that is not JSON gives 400 in OpenAI's form, calls no upstream and keeps the connection."""
     client, mock = served
     async with wire(client) as connection:
         await connection.send(request_bytes(bad, b"Accept: text/event-stream" if stream else b"Accept: */*"))
@@ -115,7 +115,7 @@ WRONG_TYPES: dict[str, tuple[bytes, str | None]] = {
 async def test_a_field_that_the_gateway_needs_is_checked(
     served: tuple[Client, MockUpstream], bad: bytes, field: str | None, path: str
 ) -> None:
-    """400 names the field."""
+    """An invalid field that the gateway needs gives 400 with its name."""
     client, mock = served
     refused = await client.post(bad, path)
 
@@ -130,7 +130,7 @@ ODD_BUT_NOT_OURS: dict[str, bytes] = {
     "messages of numbers": body(messages=[1, None, True]),
     "content an object": body(messages=[{"role": "user", "content": {"a": SECRET}}]),
     "content parts without text": body(messages=[{"role": "user", "content": [{"type": "text"}]}]),
-    "roles nobody knows": body(messages=[{"role": 7}]),
+    "unknown roles": body(messages=[{"role": 7}]),
     "prompt an object": body(prompt={}),
     "temperature a string": body(temperature="hot"),
     "temperature a list": body(temperature=[0]),
@@ -146,10 +146,10 @@ ODD_BUT_NOT_OURS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("odd", ODD_BUT_NOT_OURS.values(), ids=ODD_BUT_NOT_OURS.keys())
-async def test_what_is_the_upstreams_to_judge_goes_to_the_upstream(
+async def test_fields_that_the_gateway_does_not_need_are_not_checked(
     served: tuple[Client, MockUpstream], odd: bytes, stream: bool
 ) -> None:
-    """The gateway adds no rules of its own to fields that it does not need."""
+    """A field that the gateway does not need goes to the upstream unchecked."""
     client, mock = served
     error = {"message": f"what is {SECRET}?", "type": "invalid_request_error", "param": None, "code": None}
     mock.replies[:] = [Reply(status=422, error=error)]
@@ -164,7 +164,7 @@ async def test_what_is_the_upstreams_to_judge_goes_to_the_upstream(
 
 
 async def test_a_body_over_the_limit_is_413_before_it_is_sent(served: tuple[Client, MockUpstream]) -> None:
-    """The Content-Length suffices."""
+    """A Content-Length over the limit gives 413 before the body is sent."""
     client, mock = served
     async with wire(client) as connection:
         await connection.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 99999999999\r\n\r\n")
@@ -177,7 +177,7 @@ async def test_a_body_over_the_limit_is_413_before_it_is_sent(served: tuple[Clie
 
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/embeddings"])
 async def test_a_body_over_the_limit_without_a_length_is_413(served: tuple[Client, MockUpstream], path: bytes) -> None:
-    """It is read only up to the limit."""
+    """A chunked body over the limit gives 413 and is read only up to the limit."""
     client, mock = served
     piece = chunked(SECRET.encode() * 4000)
     async with wire(client) as connection:
@@ -199,7 +199,7 @@ async def test_a_body_over_the_limit_without_a_length_is_413(served: tuple[Clien
 
 
 async def test_a_body_at_the_limit_is_taken(served: tuple[Client, MockUpstream]) -> None:
-    """The limit itself is allowed, one byte more is not."""
+    """A body of exactly the limit is accepted, and one byte more is not."""
     client, mock = served
     whole = body(x="y" * (LIMIT - len(body(x=""))))
     assert len(whole) == LIMIT
@@ -209,7 +209,7 @@ async def test_a_body_at_the_limit_is_taken(served: tuple[Client, MockUpstream])
 
 
 async def test_a_packed_body_is_measured_unpacked(served: tuple[Client, MockUpstream]) -> None:
-    """A few kilobytes that decompress to gigabytes are refused."""
+    """A compressed body is measured by its unpacked size."""
     client, mock = served
     packer = zlib.compressobj(9)
     bomb = b"".join(packer.compress(b" " * 2**20) for _ in range(64)) + packer.flush()
@@ -222,7 +222,7 @@ async def test_a_packed_body_is_measured_unpacked(served: tuple[Client, MockUpst
 
 
 async def test_a_packed_body_that_cannot_be_unpacked_is_400(served: tuple[Client, MockUpstream]) -> None:
-    """The error has OpenAI's form."""
+    """A compressed body that cannot be unpacked gives 400 in OpenAI's form."""
     client, mock = served
     async with wire(client) as connection:
         await connection.send(request_bytes(SECRET.encode(), b"Content-Encoding: gzip"))
@@ -237,7 +237,7 @@ async def test_a_packed_body_that_cannot_be_unpacked_is_400(served: tuple[Client
 async def test_a_body_that_does_not_come_is_408(
     served: tuple[Client, MockUpstream], framing: bytes, path: bytes
 ) -> None:
-    """408 comes after timeouts.client, for any announced length."""
+    """A body that does not arrive within timeouts.client gives 408."""
     client, mock = served
     async with wire(client) as connection:
         await connection.send(b"POST " + path + b" HTTP/1.1\r\nHost: g\r\n" + framing + b"\r\n\r\n")
@@ -248,7 +248,7 @@ async def test_a_body_that_does_not_come_is_408(
 
 
 async def test_a_body_that_comes_too_slowly_is_408(served: tuple[Client, MockUpstream]) -> None:
-    """Single bytes do not keep a connection open forever."""
+    """A body that arrives byte by byte gives 408 after timeouts.client."""
     client, mock = served
     async with wire(client) as connection:
         await connection.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 1000\r\n\r\n")
@@ -268,7 +268,7 @@ async def test_a_body_that_comes_too_slowly_is_408(served: tuple[Client, MockUps
 
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/embeddings"])
 async def test_a_body_that_breaks_off_reaches_no_upstream(served: tuple[Client, MockUpstream], path: bytes) -> None:
-    """The client has disconnected in the middle of its request; no upstream is called."""
+    """A request whose client disconnects within the body calls no upstream."""
     client, mock = served
     for cut in (0, 1, 30):
         async with wire(client) as connection:
@@ -280,8 +280,8 @@ async def test_a_body_that_breaks_off_reaches_no_upstream(served: tuple[Client, 
     assert mock.received == []
 
 
-async def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(served: tuple[Client, MockUpstream]) -> None:
-    """Expect: 100-continue, which curl sends with bodies over a megabyte (RFC 9110, section 10.1.1)."""
+async def test_expect_100_continue_is_answered(served: tuple[Client, MockUpstream]) -> None:
+    """A request with Expect: 100-continue gets 100 before its body (RFC 9110, section 10.1.1)."""
     client, _ = served
     for _ in range(3):
         async with wire(client) as connection:
@@ -310,10 +310,10 @@ WRONG_PLACES: list[tuple[str, str, int]] = [
 
 
 @pytest.mark.parametrize(("method", "path", "status"), WRONG_PLACES)
-async def test_a_wrong_method_or_path_is_told(
+async def test_a_wrong_method_or_path_is_refused(
     served: tuple[Client, MockUpstream], method: str, path: str, status: int
 ) -> None:
-    """They are 404 or 405, in OpenAI's form."""
+    """A wrong method or path gives 404 or 405 in OpenAI's form."""
     client, mock = served
     refused = await client.send(method, path)
 
@@ -321,8 +321,8 @@ async def test_a_wrong_method_or_path_is_told(
     assert mock.received == []
 
 
-async def test_a_connection_without_a_request_harms_nobody(served: tuple[Client, MockUpstream]) -> None:
-    """Scanners and health checks connect and disconnect."""
+async def test_a_connection_without_a_request_does_no_harm(served: tuple[Client, MockUpstream]) -> None:
+    """A connection that ends without a request leaves the gateway serving."""
     client, _ = served
     for said in (b"", b"\r\n", b"G", b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\n"):
         async with wire(client) as connection:
@@ -336,8 +336,8 @@ async def test_a_connection_without_a_request_harms_nobody(served: tuple[Client,
     "value",
     ["max-age=" + "9" * 400, "=" * 5000, '"' * 999, ", " * 3000, "max-age=\u00b2", "no-cache=x=y", "max-stale=1e999"],
 )
-async def test_an_odd_cache_control_is_no_error(served: tuple[Client, MockUpstream], value: str) -> None:
-    """An invalid value is ignored or read strictly (RFC 9111, section 4.2.1); no request fails."""
+async def test_an_invalid_cache_control_is_no_error(served: tuple[Client, MockUpstream], value: str) -> None:
+    """An invalid Cache-Control is ignored or read strictly (RFC 9111, section 4.2.1)."""
     client, _ = served
     sent = request_bytes(body(), b"Cache-Control: " + value.encode())
     for _ in range(2):
@@ -373,7 +373,7 @@ UPSTREAM_FAILURES: dict[str, bytes] = {
 async def test_an_upstream_that_fails_leaves_no_text_in_the_log(
     stage: Stage, said: bytes, stream: bool, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither the tenant's nor the upstream's text is logged, and it is no error of the gateway."""
+    """A failing upstream leaves neither the tenant's nor its own text in the log."""
     client = (await stage.gateway(await stage.raw(saying(said)))).tenant(SECRET)
     async with wire(client) as connection:
         sent = request_bytes(body(stream=stream), b"Authorization: " + SECRET.encode(), path=path.encode())
@@ -390,7 +390,7 @@ async def test_an_upstream_that_fails_leaves_no_text_in_the_log(
 
 
 async def test_requests_that_succeed_leave_no_text_in_the_log(stage: Stage) -> None:
-    """Even debug logs have no prompt, no answer and no key."""
+    """Successful requests leave no prompt, answer or key in the debug logs."""
     client = (await stage.gateway(await stage.mock())).tenant(SECRET)
     for stream in (False, True, False, True):
         assert (await client.post(chat(SECRET, stream=stream, user=SECRET))).text == SECRET

@@ -36,8 +36,8 @@ async def learned(stage: Stage, age: float = 0.0, **cache: Any) -> tuple[Client,
 
 
 @shapes
-async def test_a_miss_says_that_it_is_one(stage: Stage, shape: dict[str, Any]) -> None:
-    """Streams, too: Cache-Status with fwd=uri-miss, and Keepgate's own headers; no Age."""
+async def test_a_miss_has_the_headers_of_a_miss(stage: Stage, shape: dict[str, Any]) -> None:
+    """A miss has Cache-Status with fwd=uri-miss and Keepgate's headers, and no Age, for streams too."""
     client = await stage.gateway(await stage.mock())
     miss = await client.post(chat(**shape))
 
@@ -48,8 +48,8 @@ async def test_a_miss_says_that_it_is_one(stage: Stage, shape: dict[str, Any]) -
 
 
 @shapes
-async def test_a_hit_says_that_it_is_one(stage: Stage, shape: dict[str, Any]) -> None:
-    """Streams, too, at every hit: Age, Cache-Status with hit and ttl, layer and entry."""
+async def test_a_hit_has_the_headers_of_a_hit(stage: Stage, shape: dict[str, Any]) -> None:
+    """A hit has Age, Cache-Status with hit and ttl, layer and entry, for streams too."""
     client, _, computed = await learned(stage, age=100)
     for _ in range(3):
         hit = await client.post(chat(**shape))
@@ -62,15 +62,15 @@ async def test_a_hit_says_that_it_is_one(stage: Stage, shape: dict[str, Any]) ->
         assert int(hit.headers["Age"]) + int(hit.cache_status.parameters["ttl"]) in (3599, 3600)
 
 
-async def test_the_entry_a_miss_names_is_the_one_a_hit_comes_from(stage: Stage) -> None:
-    """x-keepgate-entry of the miss is the id of the later hit."""
+async def test_the_entry_that_a_miss_names_is_that_of_the_hit(stage: Stage) -> None:
+    """The x-keepgate-entry of a miss is the id of the later hit."""
     client, _, computed = await learned(stage)
 
     assert (await client.get(f"/v1/cache/entries/{computed.entry}")).json["id"] == computed.entry
 
 
 async def test_the_cache_status_of_an_upstream_stays_in_front(stage: Stage) -> None:
-    """RFC 9211 lists caches from the origin to the client, each adding its own."""
+    """Keepgate's Cache-Status follows that of the upstream (RFC 9211)."""
     mock = await stage.mock(Reply(headers={"Cache-Status": "edge; fwd=miss; stored"}))
     client = await stage.gateway(mock)
     miss = await client.post(chat())
@@ -79,8 +79,8 @@ async def test_the_cache_status_of_an_upstream_stays_in_front(stage: Stage) -> N
     assert [member.cache for member in members] == ["edge", "keepgate"]
 
 
-async def test_what_an_upstream_says_of_its_own_keepgate_does_not_pass_for_ours(stage: Stage) -> None:
-    """Behind another Keepgate, x-keepgate-cache is that of the nearest one, once."""
+async def test_an_upstreams_keepgate_headers_are_replaced(stage: Stage) -> None:
+    """An x-keepgate-cache of the upstream is replaced by the gateway's own."""
     headers = {"x-keepgate-cache": "hit", "x-keepgate-layer": "semantic", "x-keepgate-entry": "other"}
     client = await stage.gateway(await stage.mock(Reply(headers=headers)))
     miss = await client.post(chat())
@@ -91,8 +91,8 @@ async def test_what_an_upstream_says_of_its_own_keepgate_does_not_pass_for_ours(
 
 
 @pytest.mark.parametrize("status", [400, 500])
-async def test_an_upstreams_error_says_how_the_cache_took_part(stage: Stage, status: int) -> None:
-    """Errors have the headers of a miss, but no entry: they are never stored."""
+async def test_an_upstreams_error_has_the_headers_of_a_miss(stage: Stage, status: int) -> None:
+    """An upstream's error has the headers of a miss without an entry."""
     client = await stage.gateway(await stage.mock(Reply(status=status, error={"message": "no"})))
     failed = await client.post(chat())
 
@@ -106,8 +106,8 @@ async def test_an_upstreams_error_says_how_the_cache_took_part(stage: Stage, sta
 @pytest.mark.parametrize(
     "directive", ["no-cache", "No-Cache", " no-cache ", "foo, no-cache", 'x="1", no-cache', "max-age=9, no-cache"]
 )
-async def test_no_cache_asks_the_upstream_and_replaces_the_entry(stage: Stage, directive: str) -> None:
-    """The answer is new, its headers give the reason, and later requests get it."""
+async def test_no_cache_calls_the_upstream_and_replaces_the_entry(stage: Stage, directive: str) -> None:
+    """A no-cache request gets a new answer, the reason in its headers, and replaces the entry."""
     client, mock, computed = await learned(stage)
     fresh = await client.post(chat(), Cache_Control=directive)
     after = await client.post(chat())
@@ -119,7 +119,7 @@ async def test_no_cache_asks_the_upstream_and_replaces_the_entry(stage: Stage, d
 
 
 async def test_no_store_neither_reads_nor_writes(stage: Stage) -> None:
-    """The answer is computed for this client alone, and not stored."""
+    """A no-store request is computed for its client alone and is not stored."""
     client, mock, computed = await learned(stage)
     private = await client.post(chat(), Cache_Control="no-store")
     other = await client.post(chat("other"), Cache_Control="no-store")
@@ -159,10 +159,10 @@ async def test_no_store_neither_reads_nor_writes(stage: Stage) -> None:
         ("foo", HOUR + 500, False),
     ],
 )
-async def test_a_client_says_how_old_an_answer_may_be(
+async def test_a_client_limits_the_age_of_an_answer(
     stage: Stage, directive: str, age: float, served: bool, shape: dict[str, Any]
 ) -> None:
-    """RFC 9111, section 5.2.1; an invalid number counts as the strictest one, unknown directives are ignored."""
+    """A client limits the age of its answer by Cache-Control (RFC 9111, section 5.2.1)."""
     client, mock, computed = await learned(stage, age=age)
     answer = await client.post(chat(**shape), Cache_Control=directive)
 
@@ -176,7 +176,7 @@ async def test_a_client_says_how_old_an_answer_may_be(
 
 
 async def test_directives_in_several_headers_count_together(stage: Stage) -> None:
-    """RFC 9110, section 5.3: header lines of one name are one list."""
+    """Directives in several header lines count together (RFC 9110, section 5.3)."""
     client, _, _ = await learned(stage, age=100)
     body = b'{"model":"mock","messages":[{"role":"user","content":"hello"}]}'
     async with wire(client) as connection:
@@ -188,7 +188,7 @@ async def test_directives_in_several_headers_count_together(stage: Stage) -> Non
 
 @pytest.mark.parametrize("header", ["x-keepgate-max-risk", "x-keepgate-reuse"])
 async def test_an_invalid_header_is_refused_on_a_hit_as_on_a_miss(stage: Stage, header: str) -> None:
-    """This holds also on the fast path."""
+    """An invalid header is refused on a hit, also on the fast path, as on a miss."""
     client, _, _ = await learned(stage)
     named = {header.replace("-", "_"): "none"}
     assert [(await client.post(chat())).cache for _ in range(2)] == ["hit"] * 2
@@ -198,8 +198,8 @@ async def test_an_invalid_header_is_refused_on_a_hit_as_on_a_miss(stage: Stage, 
     assert all(header in answer.error["message"] for answer in refused)
 
 
-async def test_only_if_cached_never_asks_the_upstream(stage: Stage) -> None:
-    """Without an entry it is 504 in OpenAI's error form (RFC 9111, section 5.2.1.7)."""
+async def test_only_if_cached_never_calls_the_upstream(stage: Stage) -> None:
+    """A request with only-if-cached and no entry gives 504 (RFC 9111, section 5.2.1.7)."""
     client, mock, _ = await learned(stage, age=2 * HOUR)
     answers = [await client.post(chat(text), Cache_Control="only-if-cached") for text in ("hello", "unheard of")]
 
@@ -224,7 +224,7 @@ async def test_a_client_directive_does_not_shorten_the_life_of_an_entry(stage: S
 
 @shapes
 async def test_a_stale_entry_is_computed_again(stage: Stage, shape: dict[str, Any]) -> None:
-    """Past its lifetime an entry is not served, also from memory."""
+    """An entry past its lifetime is computed again, also from memory."""
     client, mock, computed = await learned(stage)
     hits = [await client.post(chat(**shape)) for _ in range(3)]
     await grow_old(client, computed.entry, HOUR + 1)
@@ -237,7 +237,7 @@ async def test_a_stale_entry_is_computed_again(stage: Stage, shape: dict[str, An
 
 
 async def test_a_lifetime_of_zero_serves_nothing_unasked(stage: Stage) -> None:
-    """With ttl 0 only a client that accepts stale answers gets one."""
+    """An entry with a lifetime of zero is served only to a client that accepts stale answers."""
     client, mock, _ = await learned(stage, ttl=0)
     again = await client.post(chat())
     accepting = await client.post(chat(), Cache_Control="max-stale=60")
@@ -247,10 +247,11 @@ async def test_a_lifetime_of_zero_serves_nothing_unasked(stage: Stage) -> None:
     assert len(mock.received) == 2
 
 
-async def test_a_lifetime_of_zero_still_shares_what_is_in_flight(stage: Stage) -> None:
-    """Identical concurrent requests are one upstream call, for any lifetime."""
+@pytest.mark.parametrize("cache", [{"ttl": 0}, {"sampled": "variants"}], ids=["a lifetime of zero", "variants"])
+async def test_concurrent_requests_are_one_call(stage: Stage, cache: dict[str, Any]) -> None:
+    """Identical concurrent requests are one upstream call, with a lifetime of zero and with variants too."""
     mock = await stage.mock()
-    client = await stage.gateway(mock, cache={"ttl": 0})
+    client = await stage.gateway(mock, cache=cache)
     mock.hold.clear()
     before = await client.figure("collapsed_requests_total")
     asking = [asyncio.create_task(client.post(chat())) for _ in range(5)]
@@ -265,7 +266,7 @@ async def test_a_lifetime_of_zero_still_shares_what_is_in_flight(stage: Stage) -
 
 @shapes
 async def test_stale_while_revalidate_answers_at_once_and_computes_behind(stage: Stage, shape: dict[str, Any]) -> None:
-    """The old answer has its age; one upstream call renews it, for any number of requests."""
+    """A stale answer is served with its age while one upstream call renews it."""
     client, mock, computed = await learned(stage, age=HOUR + 50, stale_while_revalidate=100)
     mock.hold.clear()
     stale = [await client.post(chat(**shape)) for _ in range(4)]
@@ -288,7 +289,7 @@ async def test_stale_while_revalidate_answers_at_once_and_computes_behind(stage:
     ("age", "directive"), [(HOUR + 150, ""), (HOUR + 50, "max-age=3600"), (HOUR + 50, "min-fresh=0, max-age=10")]
 )
 async def test_stale_while_revalidate_has_limits(stage: Stage, age: float, directive: str) -> None:
-    """Past the window, and for a client with its own limit, the upstream is called."""
+    """A request past the window or with a limit of its own calls the upstream."""
     client, mock, _ = await learned(stage, age=age, stale_while_revalidate=100)
     answer = await client.post(chat(), Cache_Control=directive)
 
@@ -297,7 +298,7 @@ async def test_stale_while_revalidate_has_limits(stage: Stage, age: float, direc
 
 
 async def test_a_revalidation_that_fails_keeps_the_old_answer(stage: Stage) -> None:
-    """An error in the background is not served."""
+    """A failed revalidation keeps the old answer and is not served."""
     client, mock, computed = await learned(stage, age=HOUR + 50, stale_while_revalidate=100)
     mock.replies[:] = [Reply(status=500, error={"message": "down"})]
     answers = []
@@ -314,7 +315,7 @@ async def test_a_revalidation_that_fails_keeps_the_old_answer(stage: Stage) -> N
 async def test_stale_if_error_stands_in_for_a_failing_upstream(
     stage: Stage, status: int, shape: dict[str, Any]
 ) -> None:
-    """A server's error is replaced by the last good answer, with its age and the reason."""
+    """The last good answer, with its age and the reason, replaces a server's error."""
     client, mock, computed = await learned(stage, age=HOUR + 50, stale_if_error=100)
     mock.replies[:] = [Reply(status=status, error={"message": "down"})]
     answer = await client.post(chat(**shape))
@@ -327,7 +328,7 @@ async def test_stale_if_error_stands_in_for_a_failing_upstream(
 
 
 async def test_stale_if_error_stands_in_for_an_upstream_that_is_gone(stage: Stage) -> None:
-    """A failed connection is an error, too."""
+    """The last good answer replaces a failed connection."""
     mock = MockUpstream([Reply(text="hello")])
     async with mock.serving():
         client = await stage.gateway(mock, cache={"ttl": HOUR, "stale_if_error": 100})
@@ -339,7 +340,7 @@ async def test_stale_if_error_stands_in_for_an_upstream_that_is_gone(stage: Stag
 
 
 async def test_stale_if_error_stands_in_for_a_body_that_breaks_off(stage: Stage) -> None:
-    """A truncated plain answer has not been sent to the client, so the old one can be."""
+    """The last good answer replaces a plain answer that is cut."""
     client, _, computed = await learned(stage, age=HOUR + 50, stale_if_error=100)
     raw = await stage.raw(saying(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"))
     replacing = await stage.gateway(raw, cache={"ttl": HOUR, "stale_if_error": 100})
@@ -362,7 +363,7 @@ async def test_stale_if_error_stands_in_for_a_body_that_breaks_off(stage: Stage)
     ],
 )
 async def test_stale_if_error_has_limits(stage: Stage, age: float, status: int, directive: str) -> None:
-    """Past the window, for a fault of the request, and if the client refuses old answers, the error is returned."""
+    """An error is returned past the window, for a fault of the request, and if the client refuses old answers."""
     client, mock, _ = await learned(stage, age=age, stale_if_error=100)
     mock.replies[:] = [Reply(status=status, error={"message": "down"})]
     answer = await client.post(chat(), Cache_Control=directive)
@@ -370,8 +371,8 @@ async def test_stale_if_error_has_limits(stage: Stage, age: float, status: int, 
     assert (answer.status, answer.json) == (status, {"error": {"message": "down"}})
 
 
-async def test_stale_if_error_does_not_stand_in_without_the_usage_that_was_asked_for(stage: Stage) -> None:
-    """An entry without usage does not answer a stream that asks for usage."""
+async def test_stale_if_error_needs_the_usage_that_was_asked_for(stage: Stage) -> None:
+    """An entry without usage does not replace an error for a stream that asks for usage."""
     mock = await stage.mock(Reply(text="hello"))
     client = await stage.gateway(mock, cache={"ttl": HOUR, "stale_if_error": 100})
     computed = await client.post(chat(stream=True))
@@ -394,11 +395,15 @@ DETERMINISTIC: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("fields", SAMPLED + DETERMINISTIC)
-async def test_reuse_repeats_a_sampled_answer(stage: Stage, fields: dict[str, Any]) -> None:
-    """By default one answer is used for all samples."""
+@pytest.mark.parametrize(
+    ("cache", "fields"),
+    [({}, fields) for fields in SAMPLED + DETERMINISTIC]
+    + [({"sampled": mode}, fields) for mode in ("bypass", "variants") for fields in DETERMINISTIC],
+)
+async def test_identical_requests_have_one_answer(stage: Stage, cache: dict[str, Any], fields: dict[str, Any]) -> None:
+    """All requests of the mode reuse, which is the default, and deterministic ones of any mode have one answer."""
     mock = await stage.mock()
-    client = await stage.gateway(mock)
+    client = await stage.gateway(mock, cache=cache)
     bodies = {(await client.post(chat(**fields))).body for _ in range(4)}
 
     assert len(bodies) == len(mock.received) == 1
@@ -406,7 +411,7 @@ async def test_reuse_repeats_a_sampled_answer(stage: Stage, fields: dict[str, An
 
 @pytest.mark.parametrize("fields", SAMPLED)
 async def test_bypass_draws_a_sampled_answer_anew(stage: Stage, fields: dict[str, Any]) -> None:
-    """Each request goes to the upstream, with bypass in the headers, and nothing is stored."""
+    """The mode bypass sends each sampled request to the upstream and stores nothing."""
     mock = await stage.mock()
     client = await stage.gateway(mock, cache={"sampled": "bypass"})
     answers = [await client.post(chat(**fields)) for _ in range(3)]
@@ -418,20 +423,9 @@ async def test_bypass_draws_a_sampled_answer_anew(stage: Stage, fields: dict[str
     assert await client.figure("memory_entries") == 0
 
 
-@pytest.mark.parametrize("sampled", ["bypass", "variants"])
-@pytest.mark.parametrize("fields", DETERMINISTIC)
-async def test_a_request_that_is_not_sampled_has_one_answer(stage: Stage, fields: dict[str, Any], sampled: str) -> None:
-    """With temperature 0 or a seed a request is not sampled."""
-    mock = await stage.mock()
-    client = await stage.gateway(mock, cache={"sampled": sampled})
-    bodies = {(await client.post(chat(**fields))).body for _ in range(4)}
-
-    assert len(bodies) == len(mock.received) == 1
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_variants_are_filled_first_and_drawn_from_then(stage: Stage, stream: bool) -> None:
-    """The first k requests are computed; later ones get one of the k, and all of the k are used."""
+    """The first k requests are computed, and each of the k answers is served to later ones."""
     mock = await stage.mock()
     client = await stage.gateway(mock, cache={"sampled": "variants", "variants": 3})
     first = [await client.post(chat(stream=stream)) for _ in range(3)]
@@ -448,16 +442,3 @@ async def test_variants_are_filled_first_and_drawn_from_then(stage: Stage, strea
         (answer.entry, answer.response["id"]) for answer in first
     }
     assert len(mock.received) == 3
-
-
-async def test_variants_asked_for_at_one_time_are_one_call(stage: Stage) -> None:
-    """Single flight applies to variants, too: five concurrent requests compute one answer."""
-    mock = await stage.mock()
-    client = await stage.gateway(mock, cache={"sampled": "variants"})
-    mock.hold.clear()
-    before = await client.figure("collapsed_requests_total")
-    asking = [asyncio.create_task(client.post(chat())) for _ in range(5)]
-    await client.until("collapsed_requests_total", before + 4)
-    mock.hold.set()
-
-    assert len({(await answer).body for answer in asking}) == len(mock.received) == 1

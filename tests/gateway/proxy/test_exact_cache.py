@@ -79,7 +79,7 @@ async def test_every_part_of_a_message_survives_the_cache(
 @pytest.mark.parametrize("second", SHAPES)
 @pytest.mark.parametrize("first", ["json", "stream with usage"])
 async def test_every_choice_and_its_finish_reason_survive_the_cache(stage: Stage, first: str, second: str) -> None:
-    """With n = 3, each choice is replayed with its own text and its own finish reason."""
+    """Each of three choices is replayed with its own text and its own finish reason."""
     choices = [
         {**says({"content": f"answer number {index}"}), "finish_reason": reason}
         for index, reason in enumerate(("stop", "length", "tool_calls"))
@@ -173,7 +173,7 @@ async def test_fields_of_the_response_survive_the_cache(stage: Stage, first: str
 @pytest.mark.parametrize("second", SHAPES)
 @pytest.mark.parametrize("first", SHAPES)
 async def test_text_completions_share_one_entry_between_shapes(stage: Stage, first: str, second: str) -> None:
-    """/v1/completions has the same cache: text, log probabilities and finish reason come back."""
+    """The text, log probabilities and finish reason of a text completion come back in every shape."""
     logprobs = {
         "tokens": ["o", "k"],
         "token_logprobs": [-0.5, -0.25],
@@ -201,7 +201,7 @@ async def test_text_completions_share_one_entry_between_shapes(stage: Stage, fir
 
 
 async def test_a_hit_without_streaming_is_the_upstreams_body_byte_for_byte(stage: Stage) -> None:
-    """Spacing and order of fields do not change, on any hit."""
+    """A hit without streaming has the upstream's body with its spacing and order of fields."""
     body = (
         b'{ "choices" :[{"finish_reason":"stop","message":{"content":"\\u00fc\\/","role":"assistant"},"index":0}],\n'
         b'  "created":1e9, "usage":{"completion_tokens":1.0,"prompt_tokens":2}, "x":[1.50, null] }\n'
@@ -217,7 +217,7 @@ async def test_a_hit_without_streaming_is_the_upstreams_body_byte_for_byte(stage
 
 
 async def test_a_replayed_stream_is_well_formed(stage: Stage) -> None:
-    """A hit streams a role first, finish reason last, one id throughout, the content type of a stream, one [DONE]."""
+    """A replayed stream has a role first, the finish reason last, one id, and one [DONE]."""
     mock = await stage.mock(Reply(text="one two three four five six seven eight nine ten eleven twelve"))
     client = await stage.gateway(mock)
     await client.post(chat())
@@ -234,7 +234,7 @@ async def test_a_replayed_stream_is_well_formed(stage: Stage) -> None:
     assert len(chunks) > 4, "the text comes in several pieces"
 
 
-async def test_a_replayed_tool_call_is_one_that_stream_readers_take(stage: Stage) -> None:
+async def test_a_replayed_tool_call_has_the_form_that_readers_expect(stage: Stage) -> None:
     """Each streamed tool call has its index, and its id and name on its first piece."""
     mock = await stage.mock(Reply(message={"content": None, "tool_calls": [WEATHER_CALL, CLOCK_CALL]}))
     client = await stage.gateway(mock)
@@ -300,7 +300,7 @@ def chunk_events(deltas: list[dict[str, Any]], finish_reason: str = "stop") -> l
 
 
 async def test_an_entry_without_usage_does_not_answer_a_stream_that_asks_for_it(stage: Stage) -> None:
-    """The upstream is called, and its answer with usage replaces the entry."""
+    """A stream that asks for usage replaces an entry without usage by a new answer."""
     mock = await stage.mock(Reply(text="hello"))
     client = await stage.gateway(mock)
     await client.post(chat(stream=True))
@@ -316,7 +316,7 @@ async def test_an_entry_without_usage_does_not_answer_a_stream_that_asks_for_it(
 
 
 async def test_a_stream_without_include_usage_carries_none(stage: Stage) -> None:
-    """Usage of the entry does not reach a stream that did not ask for it, as OpenAI's reference says."""
+    """Usage of the entry is not sent to a stream that did not ask for it."""
     mock = await stage.mock(Reply(text="hello"))
     client = await stage.gateway(mock)
     await client.post(chat())
@@ -357,7 +357,7 @@ async def test_usage_added_for_the_gateway_is_kept_and_withheld(stage: Stage) ->
     assert len(mock.received) == 1
 
 
-async def test_a_usage_chunk_that_nobody_asked_for_is_relayed(stage: Stage) -> None:
+async def test_an_unrequested_usage_chunk_is_relayed(stage: Stage) -> None:
     """An unrequested usage chunk reaches the client unchanged."""
     events = chunk_events([{"role": "assistant", "content": "hi"}])
     events.insert(-1, {**CHUNK, "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
@@ -423,14 +423,14 @@ async def test_every_number_counts(stage: Stage, field: str) -> None:
     ],
 )
 async def test_every_structure_counts_to_its_depth(stage: Stage, field: str) -> None:
-    """A difference deep inside a field, known or not, is a difference."""
+    """A difference deep inside any field makes another request."""
     values: list[Any] = [{"a": {"b": [1, {"c": 1}]}}, {"a": {"b": [1, {"c": 2}]}}, {"a": {"b": [{"c": 1}, 1]}}]
     values += [{"a": {"b": [1, {"c": "1"}]}}, {"a": {"b": [1, {"c": True}]}}, {"a": {"b": [1, {"c": None}]}}]
     await all_differ(stage, [chat(**{field: value}) for value in values])
 
 
 async def test_fields_never_run_into_each_other(stage: Stage) -> None:
-    """No text can imitate another field, another message or another value."""
+    """A text never gives the key of another field, message or value."""
     user = {"role": "user", "content": "a"}
     await all_differ(
         stage,
@@ -454,7 +454,7 @@ async def test_fields_never_run_into_each_other(stage: Stage) -> None:
 
 
 async def test_large_integers_are_not_rounded_into_one(stage: Stage) -> None:
-    """Seeds that are equal as floats are still different seeds."""
+    """Seeds that are equal as floats are different seeds."""
     await all_differ(
         stage, [chat(seed=seed) for seed in (2**53, 2**53 + 1, 2**64, 2**64 + 1, 2**80, 2**80 + 1, -(2**70))]
     )
@@ -499,7 +499,7 @@ BROKEN_STREAMS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("events", BROKEN_STREAMS.values(), ids=BROKEN_STREAMS.keys())
 async def test_a_stream_that_is_not_whole_is_relayed_and_not_kept(stage: Stage, events: list[Any]) -> None:
-    """The client gets the upstream's events; the next request is sent upstream again."""
+    """An incomplete stream is relayed to its client and not stored."""
     mock = await stage.mock(Reply(events=events))
     client = await stage.gateway(mock)
     first, second = [await client.post(chat(stream=True)) for _ in range(2)]
@@ -520,7 +520,7 @@ NOT_ANSWERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("body", NOT_ANSWERS.values(), ids=NOT_ANSWERS.keys())
 async def test_a_body_that_is_no_whole_answer_is_relayed_and_not_kept(stage: Stage, body: dict[str, Any]) -> None:
-    """It is relayed unchanged, and the next request is sent upstream again."""
+    """An incomplete answer is relayed unchanged and not stored."""
     mock = await stage.mock(Reply(body=body))
     client = await stage.gateway(mock)
     first, second = [await client.post(chat()) for _ in range(2)]
@@ -539,7 +539,7 @@ async def test_a_body_that_is_no_whole_answer_is_relayed_and_not_kept(stage: Sta
 async def test_an_answer_with_fewer_choices_than_asked_for_is_not_kept(
     stage: Stage, path: str, asked_for: dict[str, Any], stream: bool
 ) -> None:
-    """Some servers ignore `n`: their answers are relayed, and not stored."""
+    """An answer with fewer choices than `n` is relayed and not stored."""
     mock = await stage.mock(Reply(text="one"))
     client = await stage.gateway(mock)
     body = {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
@@ -553,7 +553,7 @@ async def test_an_answer_with_fewer_choices_than_asked_for_is_not_kept(
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("status", [400, 401, 404, 408, 422, 429, 500, 502, 503, 529])
 async def test_an_error_is_never_kept(stage: Stage, status: int, stream: bool) -> None:
-    """The client gets the upstream's status and body, and the next request is sent upstream again."""
+    """An error is relayed with its status and body and not stored."""
     error = {"message": "no", "type": "t", "param": None, "code": "c", "x": 1}
     mock = await stage.mock(Reply(status=status, error=error, headers={"Retry-After": "7"}))
     client = await stage.gateway(mock)
@@ -586,7 +586,7 @@ async def test_an_upstream_may_forbid_keeping(stage: Stage) -> None:
 
 
 async def test_an_answer_longer_than_the_limit_is_relayed_and_not_kept(stage: Stage) -> None:
-    """Beyond cache.max_answer an answer is not stored, and the client gets every byte."""
+    """An answer longer than cache.max_answer is relayed completely and not stored."""
     mock = await stage.mock(Reply(text="word " * 100_000))
     client = await stage.gateway(mock, cache={"max_answer": 2**16})
     plain = await client.post(chat())
@@ -598,7 +598,7 @@ async def test_an_answer_longer_than_the_limit_is_relayed_and_not_kept(stage: St
 
 
 async def test_a_disabled_cache_answers_nothing(stage: Stage) -> None:
-    """With cache.enabled off, every request goes to the upstream, with bypass in the headers."""
+    """Every request goes to the upstream, with bypass in the headers, where the cache is disabled."""
     mock = await stage.mock()
     client = await stage.gateway(mock, cache={"enabled": False})
     answers = [await client.post(chat()) for _ in range(2)]
@@ -609,7 +609,7 @@ async def test_a_disabled_cache_answers_nothing(stage: Stage) -> None:
 
 
 async def test_memory_stays_within_its_limit(stage: Stage) -> None:
-    """For any number of answers the memory tier holds at most the configured bytes."""
+    """The memory tier holds at most the configured bytes for any number of answers."""
     mock = await stage.mock(Reply(text="x" * 2_000))
     client = await stage.gateway(mock, cache={"memory": 100_000})
     for number in range(150):
@@ -623,7 +623,7 @@ async def test_memory_stays_within_its_limit(stage: Stage) -> None:
     assert (await client.post(chat("question 0"))).cache == "miss"
 
 
-async def test_assembling_a_replay_gives_what_the_clients_of_the_first_stream_saw(stage: Stage) -> None:
+async def test_a_replay_and_the_first_stream_give_one_answer(stage: Stage) -> None:
     """A client builds the same answer from the first stream and from a replay."""
     pieces = ["The ", "qu", "ick", " brown fox", " ", "jumps", " over 🦊", "."]
     events = chunk_events([{"role": "assistant", "content": ""}, *({"content": piece} for piece in pieces)])

@@ -22,15 +22,15 @@ def read(body: bytes) -> InferenceRequest:
         b'{"model":"m","messages":[],"x":{"y":[{"z":1,"\\u007a":2}]}}',
     ],
 )
-def test_a_key_that_is_there_twice_is_refused(body: bytes) -> None:
-    """Servers differ in which one they use, so an answer could be served for the other."""
+def test_a_repeated_field_is_refused(body: bytes) -> None:
+    """A body with a repeated field gives 400, since servers differ in which value they use."""
     with pytest.raises(InvalidRequest, match="twice") as refused:
         read(body)
     assert refused.value.code == "repeated_key"
 
 
 def test_a_body_of_millions_of_values_is_refused_before_it_is_decoded() -> None:
-    """Megabytes of brackets would block every other client; as much text does not."""
+    """A body of millions of values is refused before it is decoded, and as much text is not."""
     with pytest.raises(InvalidRequest, match="values") as refused:
         read(b'{"model":"m","messages":[' + b",".join([b"[]"] * 1_000_000) + b"]}")
     assert refused.value.code == "too_many_values"
@@ -40,7 +40,7 @@ def test_a_body_of_millions_of_values_is_refused_before_it_is_decoded() -> None:
 
 
 def test_every_credential_counts() -> None:
-    """Keys in any header count, in any number: different sets give different namespaces."""
+    """Different sets of credentials, in any headers, give different namespaces."""
     sets: list[list[tuple[str, str]]] = [
         [],
         [("Authorization", "k")],

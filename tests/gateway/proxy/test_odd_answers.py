@@ -86,10 +86,10 @@ async def oddity(stage: Stage) -> tuple[Oddity, Client]:
 
 @many_upstreams
 @given(body=odd_answers, second=st.sampled_from(list(SHAPES)))
-async def test_whatever_an_upstream_says_is_relayed_as_it_is(
+async def test_any_json_body_of_an_upstream_is_relayed_as_it_is(
     oddity: tuple[Oddity, Client], body: dict[str, Any], second: str
 ) -> None:
-    """No JSON body makes the gateway fail, and no later request for it is answered with a server error."""
+    """Any JSON body of an upstream is relayed, and no later request for it fails."""
     upstream, client = oddity
     upstream.body = msgspec.json.encode(body)
     upstream.number += 1
@@ -105,10 +105,10 @@ async def test_whatever_an_upstream_says_is_relayed_as_it_is(
 
 @many_upstreams
 @given(chunk=odd_answers, second=st.sampled_from(list(SHAPES)))
-async def test_whatever_an_upstream_streams_is_relayed_as_it_is(
+async def test_any_events_of_an_upstream_are_relayed_as_they_are(
     oddity: tuple[Oddity, Client], chunk: dict[str, Any], second: str
 ) -> None:
-    """No event makes the gateway fail, and no later request for it is answered with a server error."""
+    """Any events of an upstream are relayed, and no later request for them fails."""
     upstream, client = oddity
     upstream.body = msgspec.json.encode(chunk)
     upstream.number += 1
@@ -121,7 +121,7 @@ async def test_whatever_an_upstream_streams_is_relayed_as_it_is(
 
 
 async def test_an_answer_too_deep_to_be_recorded_is_still_relayed(stage: Stage) -> None:
-    """A stream with a field nested hundreds of levels deep reaches its client whole."""
+    """A stream with a field nested hundreds of levels deep reaches its client completely."""
     deep = b'{"a":' * 600 + b"1" + b"}" * 600
     event = b'{"choices":[{"index":0,"delta":{"content":"hi","x":%s},"finish_reason":"stop"}]}' % deep
     raw = await stage.raw(saying(EVENT_STREAM + b"data: " + event + b"\n\ndata: [DONE]\n\n"))
@@ -155,7 +155,7 @@ ODD_CHOICES: dict[str, dict[str, Any]] = {
 async def test_an_answer_of_an_odd_form_fails_no_later_request(
     stage: Stage, choice: dict[str, Any], second: str
 ) -> None:
-    """Clients of any shape get an answer, never a 500, stored or not."""
+    """An answer of an unusual form, stored or not, gives no later request a 500."""
     good = {"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
     body = msgspec.json.encode({"choices": [good, {"index": 1, "finish_reason": "stop", **choice}]})
     client = await stage.gateway(await stage.raw(saying(json_reply(body))))
@@ -172,10 +172,8 @@ async def test_an_answer_of_an_odd_form_fails_no_later_request(
     ids=lambda count: str(count)[:24],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_count_of_tokens_that_cannot_be_one_harms_nobody(
-    stage: Stage, valkey: Valkey, stream: bool, count: Any
-) -> None:
-    """The answer is relayed unchanged, and the gateway works on, with figures and store."""
+async def test_an_impossible_token_count_does_no_harm(stage: Stage, valkey: Valkey, stream: bool, count: Any) -> None:
+    """An answer with an impossible token count is relayed, and figures and store go on."""
     field = "delta" if stream else "message"
     chunk = {
         "choices": [{"index": 0, field: {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}],

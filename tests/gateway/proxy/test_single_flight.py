@@ -14,6 +14,7 @@ from tests.gateway.client import DEADLINE, Answer, Client, assemble, chat
 from tests.gateway.conftest import Stage
 from tests.gateway.raw_upstream import CHUNKED_EVENT_STREAM, EVENT_STREAM, Connection, chunked, json_reply
 from tests.gateway.wire import request_bytes, wire
+from tests.waiting import until_steady
 
 USAGE: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 WORDS = [f"word{number} " for number in range(12)]
@@ -90,7 +91,7 @@ class Live:
 
 
 async def test_priorities_share_answers_but_no_flight(stage: Stage) -> None:
-    """A request does not join a flight of another priority; a stored answer serves all priorities."""
+    """A request does not join a flight of another priority, and a stored answer serves all of them."""
     mock = await stage.mock(Reply(text="the one answer"))
     client = await stage.gateway(mock)
     mock.hold.clear()
@@ -106,8 +107,8 @@ async def test_priorities_share_answers_but_no_flight(stage: Stage) -> None:
     assert len(mock.received) == 2
 
 
-async def test_a_refused_priority_is_refused_to_nobody_else(stage: Stage) -> None:
-    """An upstream without priorities still answers a concurrent request without one."""
+async def test_a_refused_priority_does_not_affect_other_requests(stage: Stage) -> None:
+    """An upstream without priorities answers a concurrent request without one."""
     both_are_here = asyncio.Event()
 
     async def converse(connection: Connection) -> None:
@@ -135,7 +136,7 @@ async def test_a_refused_priority_is_refused_to_nobody_else(stage: Stage) -> Non
     ids=["json", "stream", "stream with usage", "json first", "all, json first", "stream first"],
 )
 async def test_identical_requests_are_one_upstream_call(stage: Stage, shapes: list[dict[str, Any]], count: int) -> None:
-    """All get the same answer in their own shape, and followers are marked in the headers."""
+    """Identical concurrent requests are one upstream call, and each gets the answer in its own shape."""
     mock = await stage.mock(Reply(text="the one answer"))
     client = await stage.gateway(mock)
     mock.hold.clear()
@@ -157,8 +158,8 @@ async def test_identical_requests_are_one_upstream_call(stage: Stage, shapes: li
     await client.until("flights", 0)
 
 
-async def test_a_stream_that_asks_for_usage_does_not_follow_one_that_may_have_none(stage: Stage) -> None:
-    """It makes its own call and gets its usage."""
+async def test_a_stream_with_usage_does_not_follow_one_without(stage: Stage) -> None:
+    """A stream that asks for usage does not join a flight that may have none."""
     mock = await stage.mock(Reply(text="hello"))
     client = await stage.gateway(mock)
     mock.hold.clear()
@@ -173,7 +174,7 @@ async def test_a_stream_that_asks_for_usage_does_not_follow_one_that_may_have_no
 
 
 async def test_different_requests_are_different_calls(stage: Stage) -> None:
-    """Requests share a flight only if their keys are equal."""
+    """Requests with different keys share no flight."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     mock.hold.clear()
@@ -185,8 +186,8 @@ async def test_different_requests_are_different_calls(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("directive", ["no-cache", "no-store"])
-async def test_a_request_that_refuses_the_cache_flies_alone(stage: Stage, directive: str) -> None:
-    """It neither joins a flight nor takes subscribers."""
+async def test_a_request_that_refuses_the_cache_shares_no_flight(stage: Stage, directive: str) -> None:
+    """A request that refuses the cache neither joins a flight nor has followers."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     mock.hold.clear()
@@ -203,8 +204,8 @@ async def test_a_request_that_refuses_the_cache_flies_alone(stage: Stage, direct
     assert (await follower).json["id"] not in {answer.json["id"] for answer in answers[1:]} or directive == "no-cache"
 
 
-async def test_what_a_flight_brought_is_kept_once(stage: Stage) -> None:
-    """After the flight the answer is a hit for all."""
+async def test_the_answer_of_a_flight_is_stored_once(stage: Stage) -> None:
+    """The answer of a flight is a hit for all later requests."""
     mock = await stage.mock(Reply(text="hello"))
     client = await stage.gateway(mock)
     stored = await client.figure("stored_answers_total")
@@ -220,8 +221,8 @@ async def test_what_a_flight_brought_is_kept_once(stage: Stage) -> None:
 # Streams
 
 
-async def test_a_late_follower_gets_what_was_said_and_then_the_live_tail(stage: Stage) -> None:
-    """First it gets everything sent so far, then each event as it comes."""
+async def test_a_late_follower_gets_the_earlier_and_then_the_live_events(stage: Stage) -> None:
+    """A late follower gets all earlier events, and then each event as it arrives."""
     live = Live()
     client = await stage.gateway(await stage.raw(live.converse))
     events = word_events(WORDS)
@@ -237,8 +238,8 @@ async def test_a_late_follower_gets_what_was_said_and_then_the_live_tail(stage: 
     assert live.connections == 1
 
 
-async def test_a_follower_that_wants_no_stream_gets_the_whole(stage: Stage) -> None:
-    """It waits for the end and gets one response object."""
+async def test_a_plain_follower_of_a_stream_gets_the_whole_answer(stage: Stage) -> None:
+    """A follower that wants no stream gets one response object at the end."""
     live = Live()
     client = await stage.gateway(await stage.raw(live.converse))
     async with client.stream(chat(stream=True)) as leader:
@@ -257,7 +258,7 @@ async def test_a_follower_that_wants_no_stream_gets_the_whole(stage: Stage) -> N
 
 
 async def test_the_leader_may_leave(stage: Stage) -> None:
-    """Followers get the rest, the upstream is called once, and the answer is stored."""
+    """A flight whose leader leaves serves its followers and is stored."""
     live = Live()
     client = await stage.gateway(await stage.raw(live.converse))
     events = word_events(WORDS)
@@ -275,8 +276,8 @@ async def test_the_leader_may_leave(stage: Stage) -> None:
     assert live.connections == 1
 
 
-async def test_the_leader_may_leave_before_the_upstream_says_anything(stage: Stage) -> None:
-    """A follower of a plain request still gets its answer."""
+async def test_the_leader_may_leave_before_the_upstream_answers(stage: Stage) -> None:
+    """A flight whose leader leaves before the first byte serves its follower."""
     mock = await stage.mock(Reply(text="hello"))
     client = await stage.gateway(mock)
     mock.hold.clear()
@@ -291,8 +292,8 @@ async def test_the_leader_may_leave_before_the_upstream_says_anything(stage: Sta
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("subscribers", [1, 3])
-async def test_the_upstream_call_ends_when_the_last_one_leaves(stage: Stage, subscribers: int, stream: bool) -> None:
-    """The call is cancelled without subscribers; the next request is a new call."""
+async def test_the_upstream_call_ends_with_its_last_subscriber(stage: Stage, subscribers: int, stream: bool) -> None:
+    """The upstream call is cancelled with its last subscriber, and the next request is a new call."""
     mock = await stage.mock(Reply(text="one two three four five six seven eight"))
     client = await stage.gateway(mock)
     mock.hold.clear()
@@ -311,8 +312,8 @@ async def test_the_upstream_call_ends_when_the_last_one_leaves(stage: Stage, sub
     assert (answer.status, answer.cache, answer.cache_status.parameters.get("collapsed")) == (200, "miss", None)
 
 
-async def test_a_follower_that_leaves_takes_nobody_with_it(stage: Stage) -> None:
-    """The flight continues for the others."""
+async def test_a_flight_goes_on_when_a_follower_leaves(stage: Stage) -> None:
+    """A flight goes on for the others when a follower leaves."""
     live = Live()
     client = await stage.gateway(await stage.raw(live.converse))
     events = word_events(WORDS)
@@ -329,10 +330,10 @@ async def test_a_follower_that_leaves_takes_nobody_with_it(stage: Stage) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_joining_just_as_a_flight_is_abandoned_gives_a_good_answer(
+async def test_a_request_during_the_end_of_a_flight_is_answered(
     stage: Stage, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A request that comes while the leader disconnects is answered."""
+    """A request that arrives while the leader disconnects is answered."""
     mock = await stage.mock(Reply(text="a good answer"))
     client = await stage.gateway(mock)
     for number in range(60):
@@ -354,7 +355,7 @@ async def test_joining_just_as_a_flight_is_abandoned_gives_a_good_answer(
 
 
 async def test_a_flight_that_its_last_subscriber_left_takes_no_other() -> None:
-    """This holds at once, though its task has not been cancelled yet."""
+    """A flight without subscribers takes no new one, even before its task is cancelled."""
 
     async def never() -> None:
         await asyncio.Event().wait()
@@ -375,7 +376,7 @@ async def test_a_flight_that_its_last_subscriber_left_takes_no_other() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("status", [400, 401, 429, 500, 503])
 async def test_followers_get_the_error_that_the_leader_gets(stage: Stage, status: int, stream: bool) -> None:
-    """Followers get status, body and Retry-After; there is no retry, and nothing is stored."""
+    """Followers get the leader's error with its status, body and Retry-After, and nothing is stored."""
     mock = await stage.mock(Reply(status=status, error={"message": "no"}, headers={"Retry-After": "3"}, delay=0.2))
     client = await stage.gateway(mock)
     answers = await asyncio.gather(*await together(client, [chat(stream=stream)] * 5))
@@ -389,7 +390,7 @@ async def test_followers_get_the_error_that_the_leader_gets(stage: Stage, status
 
 
 async def test_followers_of_either_shape_get_the_error(stage: Stage) -> None:
-    """A stream that follows a plain request, and the other way round, gets the upstream's error as it is."""
+    """Followers of another shape than the leader get the upstream's error unchanged."""
     mock = await stage.mock(Reply(status=429, error={"message": "slow down"}, delay=0.2))
     client = await stage.gateway(mock)
     answers = await asyncio.gather(*await together(client, [chat(), chat(stream=True), chat()]))
@@ -399,7 +400,7 @@ async def test_followers_of_either_shape_get_the_error(stage: Stage) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_followers_of_a_call_that_breaks_before_its_answer_get_502(stage: Stage, stream: bool) -> None:
-    """An upstream that closes without an answer is an error in OpenAI's form, for all of them."""
+    """An upstream that closes without an answer gives 502 to all subscribers."""
     waiting = asyncio.Event()
 
     async def converse(connection: Connection) -> None:
@@ -415,7 +416,7 @@ async def test_followers_of_a_call_that_breaks_before_its_answer_get_502(stage: 
 
 
 async def test_a_stream_that_breaks_off_ends_in_an_error_event(stage: Stage) -> None:
-    """Leader and all followers get the sent events, then an error in OpenAI's form, and no [DONE]."""
+    """All subscribers of a stream that breaks off get its events, an error in OpenAI's form, and no [DONE]."""
     live = Live()
     client = await stage.gateway(await stage.raw(live.converse))
     events = word_events(WORDS)[:5]
@@ -439,7 +440,7 @@ async def test_a_stream_that_breaks_off_ends_in_an_error_event(stage: Stage) -> 
 
 
 async def test_a_plain_follower_of_a_stream_that_breaks_off_gets_502(stage: Stage) -> None:
-    """A truncated answer is not returned."""
+    """A plain follower of a stream that breaks off gets 502 and no cut answer."""
     live = Live()
     client = await stage.gateway(await stage.raw(live.converse))
     async with client.stream(chat(stream=True)) as leader:
@@ -454,8 +455,8 @@ async def test_a_plain_follower_of_a_stream_that_breaks_off_gets_502(stage: Stag
     assert (answer.status, answer.error["code"]) == (502, "upstream_cut")
 
 
-async def test_a_stream_of_an_answer_that_cannot_be_converted_is_told_so(stage: Stage) -> None:
-    """A stream that follows a plain call whose answer is incomplete gets an error."""
+async def test_a_stream_of_an_incomplete_plain_answer_gets_an_error(stage: Stage) -> None:
+    """A stream that follows a plain call with an incomplete answer gets an error."""
     waiting = asyncio.Event()
 
     async def converse(connection: Connection) -> None:
@@ -504,7 +505,7 @@ class Flood:
 
 
 async def test_a_slow_reader_does_not_hold_up_others(stage: Stage) -> None:
-    """Below the limit of a flight's buffer each client reads at its own pace."""
+    """A slow reader within the buffer's limit does not delay the other subscribers."""
     upstream = Flood(megabytes=6)
     client = await stage.gateway(await stage.raw(upstream.converse), cache={"max_answer": 64 * 2**20})
     async with client.stream(chat(stream=True)) as slow:
@@ -517,8 +518,8 @@ async def test_a_slow_reader_does_not_hold_up_others(stage: Stage) -> None:
     assert late == heard[1:]
 
 
-async def test_beyond_its_limit_a_flight_goes_no_faster_than_its_slowest_reader(stage: Stage) -> None:
-    """The upstream is slowed down instead of buffered; nothing is lost when the reader continues."""
+async def test_a_flight_beyond_its_limit_waits_for_its_slowest_reader(stage: Stage) -> None:
+    """A flight beyond its buffer's limit slows the upstream down and loses nothing."""
     upstream = Flood(megabytes=48)
     upstream.go.clear()
     client = await stage.gateway(await stage.raw(upstream.converse), cache={"max_answer": 2**20})
@@ -530,10 +531,7 @@ async def test_beyond_its_limit_a_flight_goes_no_faster_than_its_slowest_reader(
             reading = asyncio.create_task(quick.rest())
             upstream.go.set()
             # As much was read as fits into the flight and the kernel's buffers, and then no more.
-            taken = -1
-            while taken != upstream.taken:
-                taken = upstream.taken
-                await asyncio.sleep(0.3)
+            await until_steady(lambda: upstream.taken)
             assert not upstream.done.is_set()
             assert not reading.done()
             whole = asyncio.create_task(slow.reader.read())
@@ -543,8 +541,8 @@ async def test_beyond_its_limit_a_flight_goes_no_faster_than_its_slowest_reader(
             whole.cancel()
 
 
-async def test_a_reader_that_stopped_for_good_is_let_go(stage: Stage) -> None:
-    """After timeouts.client it is disconnected, and the others read to the end."""
+async def test_a_reader_that_stopped_is_disconnected(stage: Stage) -> None:
+    """A reader that stopped is disconnected after timeouts.client, and the others read to the end."""
     upstream = Flood(megabytes=40)
     upstream.go.clear()
     raw = await stage.raw(upstream.converse)
@@ -561,8 +559,8 @@ async def test_a_reader_that_stopped_for_good_is_let_go(stage: Stage) -> None:
     assert len(raw.connections) == 1
 
 
-async def test_nobody_joins_a_flight_that_no_longer_remembers_its_beginning(stage: Stage) -> None:
-    """A new request for an answer beyond the limit makes its own call and gets all of it."""
+async def test_a_flight_without_its_first_events_takes_no_follower(stage: Stage) -> None:
+    """A request for an answer beyond the buffer's limit makes a call of its own."""
     upstream = Flood(megabytes=4)
     raw = await stage.raw(upstream.converse)
     client = await stage.gateway(raw, cache={"max_answer": 2**20})
@@ -577,8 +575,8 @@ async def test_nobody_joins_a_flight_that_no_longer_remembers_its_beginning(stag
     assert len(rest) == len(upstream.chunks) + 2 - 40
 
 
-async def test_a_plain_follower_of_an_answer_beyond_the_limit_is_told_so(stage: Stage) -> None:
-    """It cannot get the whole answer, so it gets an error at once; the stream continues."""
+async def test_a_plain_follower_of_an_answer_beyond_the_limit_gets_an_error(stage: Stage) -> None:
+    """A plain follower of an answer beyond the limit gets an error at once, and the stream goes on."""
     upstream = Flood(megabytes=8)
     gate = asyncio.Event()
 
@@ -604,8 +602,8 @@ async def test_a_plain_follower_of_an_answer_beyond_the_limit_is_told_so(stage: 
     assert answer.status == 502
 
 
-async def test_an_event_without_end_is_not_gathered_without_limit(stage: Stage) -> None:
-    """An endless event cannot fill the gateway's memory: beyond the limit the upstream is held or cut."""
+async def test_the_memory_for_an_endless_event_is_bounded(stage: Stage) -> None:
+    """An endless event beyond the limit makes the gateway hold or cut the upstream."""
     taken = 0
 
     async def converse(connection: Connection) -> None:
@@ -624,7 +622,7 @@ async def test_an_event_without_end_is_not_gathered_without_limit(stage: Stage) 
 
 
 async def test_joined_events_make_the_same_answer_for_all(stage: Stage) -> None:
-    """Every subscriber of a stream builds the same response, early or late."""
+    """Every subscriber of a stream, early or late, builds the same response."""
     mock = await stage.mock(Reply(events=word_events(WORDS), pause=0.01))
     client = await stage.gateway(mock)
     asking: list[asyncio.Task[Answer]] = []
@@ -640,7 +638,7 @@ async def test_joined_events_make_the_same_answer_for_all(stage: Stage) -> None:
 
 
 async def test_a_client_that_leaves_at_done_has_read_a_whole_answer(stage: Stage) -> None:
-    """Clients close when they have seen [DONE]; the end of the upstream's response, a moment later, changes nothing."""
+    """A client that closes at [DONE] does not stop the answer from being stored."""
     may_end = asyncio.Event()
     events = b"".join(b"data: " + as_data(event) + b"\n\n" for event in word_events(WORDS))
 

@@ -35,7 +35,7 @@ async def until_available(client: Client) -> None:
 
 
 async def test_a_restarted_gateway_has_its_hits(stage: Stage, valkey: Valkey) -> None:
-    """What was cached before the restart is a hit after it, in every shape, byte for byte."""
+    """An answer cached before a restart is a hit after it, in every shape, byte for byte."""
     mock = await stage.mock()
     first = await stage.gateway(mock, redis=valkey.url, cache=PATIENT)
     computed = [await first.tenant(tenant).post(chat(tenant)) for tenant in ("a", "b")]
@@ -50,7 +50,7 @@ async def test_a_restarted_gateway_has_its_hits(stage: Stage, valkey: Valkey) ->
 
 
 async def test_closing_the_gateway_writes_what_is_pending(valkey: Valkey, stage: Stage, tmp_path: Path) -> None:
-    """A stop right after an answer does not lose it."""
+    """A stop right after an answer does not lose the answer."""
     mock = await stage.mock()
     settings = Settings(port=0, redis=valkey.url, upstreams=(mock.url,), state_dir=str(tmp_path))
     async with aiohttp.ClientSession() as session:
@@ -75,7 +75,7 @@ async def test_gateways_share_their_answers(stage: Stage, valkey: Valkey) -> Non
 
 
 async def test_a_frozen_store_fails_no_request(stage: Stage, own_valkey: Valkey) -> None:
-    """SIGSTOP under load: every request is answered, and at most one deadline is spent once."""
+    """A store that freezes under load fails no request and costs at most one deadline once."""
     mock = await stage.mock()
     client = await stage.gateway(mock, redis=own_valkey.url)
     await asyncio.gather(*(client.post(chat(f"known {n}")) for n in range(20)))
@@ -116,7 +116,7 @@ async def test_a_frozen_store_fails_no_request(stage: Stage, own_valkey: Valkey)
 
 
 async def test_a_failed_lookup_is_counted_as_one(stage: Stage, own_valkey: Valkey) -> None:
-    """Cache-Status and figures show a failure, not a miss."""
+    """A failed lookup is a failure and no miss in Cache-Status and in the figures."""
     client = await stage.gateway(await stage.mock(), redis=own_valkey.url)
     own_valkey.freeze()
     try:
@@ -137,7 +137,7 @@ async def test_a_failed_lookup_is_counted_as_one(stage: Stage, own_valkey: Valke
 
 
 async def test_memory_serves_while_the_store_is_away(stage: Stage, own_valkey: Valkey) -> None:
-    """Answers that this worker stores meanwhile are hits."""
+    """Answers that are stored during an outage are hits from memory."""
     client = await stage.gateway(await stage.mock(), redis=own_valkey.url)
     own_valkey.freeze()
     try:
@@ -149,7 +149,7 @@ async def test_memory_serves_while_the_store_is_away(stage: Stage, own_valkey: V
 
 
 async def test_a_store_that_comes_back_is_used_again(stage: Stage, own_valkey: Valkey) -> None:
-    """Answers of the outage are written to it, and others find them there."""
+    """Answers of an outage are written to the store after it, where other gateways find them."""
     mock = await stage.mock()
     client = await stage.gateway(mock, redis=own_valkey.url)
     await own_valkey.kill()
@@ -180,8 +180,8 @@ async def test_a_gateway_starts_without_its_store(stage: Stage, folder: Path) ->
 
 
 @pytest.mark.parametrize("path", ["/v1/cache", "/v1/cache?model=mock"])
-async def test_a_purge_that_cannot_reach_the_store_says_so(stage: Stage, own_valkey: Valkey, path: str) -> None:
-    """503: the purge holds in this gateway only, and the operator learns it."""
+async def test_a_purge_that_cannot_reach_the_store_is_503(stage: Stage, own_valkey: Valkey, path: str) -> None:
+    """A purge that cannot reach the store holds in its own gateway and gives 503."""
     client = await stage.gateway(await stage.mock(), redis=own_valkey.url, cache=PATIENT)
     await client.post(chat())
     await own_valkey.kill()
@@ -192,7 +192,7 @@ async def test_a_purge_that_cannot_reach_the_store_says_so(stage: Stage, own_val
 
 
 async def test_entries_that_are_damaged_in_the_store_are_no_answers(stage: Stage, valkey: Valkey) -> None:
-    """Bytes that fail their checksum are computed again, and counted as a failure."""
+    """A damaged entry in the store is computed again and counted as a failure."""
     mock = await stage.mock()
     first = await stage.gateway(mock, redis=valkey.url, cache=PATIENT)
     computed = await first.post(chat())

@@ -15,18 +15,18 @@ shapes = pytest.mark.parametrize("stream", [False, True])
 
 @shapes
 async def test_an_answer_is_served_to_the_tenant_that_asked_for_it_only(stage: Stage, stream: bool) -> None:
-    """Another API key, or none, is a miss, also on the fast path; the same key is a hit."""
+    """An answer is a hit for the API key that asked for it only, also on the fast path."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     ours = [await client.tenant("sk-ours").post(chat(stream=stream)) for _ in range(4)]
     theirs = [await client.tenant("sk-theirs").post(chat(stream=stream)) for _ in range(4)]
-    nobodys = [await client.post(chat(stream=stream)) for _ in range(4)]
+    without_key = [await client.post(chat(stream=stream)) for _ in range(4)]
 
-    for answers in (ours, theirs, nobodys):
+    for answers in (ours, theirs, without_key):
         assert [answer.cache for answer in answers] == ["miss", "hit", "hit", "hit"]
         assert len({answer.response["id"] for answer in answers}) == 1
-    assert len({answers[0].response["id"] for answers in (ours, theirs, nobodys)}) == 3
-    assert len({answers[0].entry for answers in (ours, theirs, nobodys)}) == 3
+    assert len({answers[0].response["id"] for answers in (ours, theirs, without_key)}) == 3
+    assert len({answers[0].entry for answers in (ours, theirs, without_key)}) == 3
     assert len(mock.received) == 3
 
 
@@ -72,8 +72,8 @@ async def test_a_bearer_token_is_told_apart_from_other_schemes(stage: Stage) -> 
     assert [answer.cache for answer in answers] == ["miss"] * len(credentials)
 
 
-async def test_a_credential_that_is_no_text_is_a_tenant_like_any(stage: Stage) -> None:
-    """Keys that are not UTF-8 are distinct tenants, and not refused."""
+async def test_a_credential_that_is_no_text_is_a_tenant(stage: Stage) -> None:
+    """Keys that are not UTF-8 are accepted as distinct tenants."""
     client = await stage.gateway(await stage.mock())
     body = b'{"model":"mock","messages":[{"role":"user","content":"hi"}]}'
     answers: list[Answer] = []
@@ -91,7 +91,7 @@ async def test_a_credential_that_is_no_text_is_a_tenant_like_any(stage: Stage) -
 
 
 async def test_a_key_is_kept_nowhere(stage: Stage) -> None:
-    """Ids and entries show a digest of the credential; neither the key nor a part of it is in them."""
+    """An id and an entry have a digest of the credential and no part of the credential itself."""
     client = (await stage.gateway(await stage.mock())).tenant("sk-very-secret-key")
     computed = await client.post(chat())
     shown = await client.get(f"/v1/cache/entries/{computed.entry}")
@@ -109,7 +109,7 @@ class TestHeaderNamespace:
 
     @shapes
     async def test_the_header_sets_tenants_apart(self, stage: Stage, stream: bool) -> None:
-        """Teams have their own entries, also on the fast path, and so do requests without a team."""
+        """Requests of different teams, or of none, have their own entries, also on the fast path."""
         client = await self.gateway(stage, await stage.mock())
         teams: list[dict[str, str]] = [{"X-Team": "red"}, {"X-Team": "blue"}, {}]
         answers = [
@@ -120,10 +120,8 @@ class TestHeaderNamespace:
         assert [[a.cache for a in of_team] for of_team in answers] == [["miss", "hit", "hit"]] * 3
 
     @shapes
-    async def test_the_upstream_hears_which_tenant_asks_where_no_credential_tells(
-        self, stage: Stage, stream: bool
-    ) -> None:
-        """The upstream gets the gateway's digest; the client's own value is replaced."""
+    async def test_the_upstream_gets_the_namespace_of_the_team(self, stage: Stage, stream: bool) -> None:
+        """The upstream gets the gateway's digest of the team instead of the client's own value."""
         mock = await stage.mock()
         client = await self.gateway(stage, mock)
         forged = {"x-keepgate-namespace": "red"}
@@ -134,7 +132,7 @@ class TestHeaderNamespace:
         assert len({red, blue, "red"}) == 3
 
     async def test_a_second_header_leads_to_no_other_tenant(self, stage: Stage) -> None:
-        """If a proxy adds its header to a client's own, both together are a separate tenant."""
+        """Two team headers on one request make a separate tenant."""
         client = await self.gateway(stage, await stage.mock())
         body = b'{"model":"mock","messages":[{"role":"user","content":"hi"}]}'
         said: list[str] = []
@@ -145,15 +143,15 @@ class TestHeaderNamespace:
 
         assert said == ["miss"] * 5 + ["hit"]
 
-    async def test_other_headers_do_not(self, stage: Stage) -> None:
-        """Two keys of one team share entries; the header's name is case-insensitive."""
+    async def test_keys_of_one_team_share_entries(self, stage: Stage) -> None:
+        """Two keys of one team share entries, and the case of the header's name does not matter."""
         client = await self.gateway(stage, await stage.mock())
         await client.tenant("sk-1").post(chat(), X_Team="red")
 
         assert (await client.tenant("sk-2").post(chat(), x_tEAM="red")).cache == "hit"
 
     async def test_flights_do_not_cross_teams(self, stage: Stage) -> None:
-        """One key in two teams is two tenants in flight as well."""
+        """Requests with one key in two teams share no flight."""
         mock = await stage.mock()
         client = await self.gateway(stage, mock)
         mock.hold.clear()
@@ -166,7 +164,7 @@ class TestHeaderNamespace:
 
 @shapes
 async def test_shared_is_one_cache_for_all(stage: Stage, stream: bool) -> None:
-    """`namespace: shared` is for a gateway whose callers may all see each other's answers."""
+    """The setting `namespace: shared` gives all tenants one cache."""
     mock = await stage.mock()
     client = await stage.gateway(mock, cache={"namespace": "shared"})
     computed = await client.tenant("sk-ours").post(chat(stream=stream))
@@ -211,7 +209,7 @@ async def test_a_client_cannot_choose_its_namespace(stage: Stage) -> None:
 
 @pytest.mark.parametrize("header", ["x-api-key", "api-key"])
 async def test_credentials_in_other_headers_set_tenants_apart(stage: Stage, header: str) -> None:
-    """Clients of some providers send a key in another header than Authorization."""
+    """A key in another header than Authorization makes a tenant of its own."""
     client = await stage.gateway(await stage.mock())
     for key, expected in (("a", "miss"), ("b", "miss"), ("a", "hit"), ("b", "hit")):
         assert (await client.send("POST", "/v1/chat/completions", chat(), {header: key})).cache == expected

@@ -1,6 +1,5 @@
 """Gateways with a semantic cache, whose service runs in the test's own event loop or as a child process."""
 
-import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from gateway.settings.settings import SemanticSettings
 from gateway.upstreams.mock import MockUpstream
 from tests.gateway.client import DEADLINE, Client
 from tests.gateway.conftest import Stage
+from tests.waiting import until
 
 ASKED = "How do I reset my password?"
 AGAIN = "How can I reset my password?"
@@ -76,9 +76,11 @@ async def entries(client: Client) -> int:
 
 async def until_known(client: Client, count: int) -> None:
     """Return once it has `count` entries, which are added after the answers. Raises TimeoutError."""
-    async with asyncio.timeout(DEADLINE):
-        while await entries(client) != count:  # noqa: ASYNC110  # a call over HTTP
-            await asyncio.sleep(0.005)
+
+    async def are_known() -> bool:
+        return await entries(client) == count
+
+    await until(are_known, DEADLINE)
 
 
 async def figure(client: Client, name: str) -> Any:
@@ -90,6 +92,7 @@ async def figure(client: Client, name: str) -> Any:
 
 
 async def until_figure(client: Client, name: str, value: Any) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while await figure(client, name) != value:  # noqa: ASYNC110  # a call over HTTP
-            await asyncio.sleep(0.005)
+    async def has_value() -> bool:
+        return bool(await figure(client, name) == value)
+
+    await until(has_value, DEADLINE)

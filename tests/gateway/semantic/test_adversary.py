@@ -38,6 +38,7 @@ from tests.gateway.semantic.stage import (
     until_figure,
     until_known,
 )
+from tests.waiting import until
 
 TOOL_CALL = Reply(
     message={
@@ -78,8 +79,8 @@ async def _settled(client: Client) -> None:
     await until_known(client, known + 1)
 
 
-async def test_odd_texts_get_no_answer_but_their_own(semantic: SemanticStage, stage: Stage) -> None:
-    """Texts of unknown characters have equal vectors; they are answered, and never by one another."""
+async def test_texts_of_unknown_characters_do_not_share_answers(semantic: SemanticStage, stage: Stage) -> None:
+    """Texts of unknown characters, whose vectors are equal, do not get each other's answers."""
     mock = await stage.mock()  # it answers each with its own text
     client = await semantic.gateway(mock, semantic={"threshold": 0.01})
     for text in ODD_TEXTS:
@@ -90,10 +91,8 @@ async def test_odd_texts_get_no_answer_but_their_own(semantic: SemanticStage, st
         assert (again.text, again.headers["x-keepgate-layer"]) == (text, "exact"), repr(text[:20])
 
 
-async def test_many_at_once_are_all_answered_and_the_next_waits_for_none_of_them(
-    semantic: SemanticStage, mock: MockUpstream
-) -> None:
-    """Questions beyond the deadline go upstream."""
+async def test_questions_beyond_the_deadline_go_upstream(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """Many concurrent questions are all answered, beyond the deadline by the upstream, and delay no later one."""
     client = await semantic.gateway(mock, semantic={"deadline": 0.05})
     answers = await asyncio.gather(*(client.post(chat(f"Is seat number {number} free?")) for number in range(300)))
     assert {(answer.status, answer.text) for answer in answers} == {(200, ANSWER)}
@@ -102,8 +101,8 @@ async def test_many_at_once_are_all_answered_and_the_next_waits_for_none_of_them
         assert (await client.post(chat(ASKED))).status == 200
 
 
-async def test_who_leaves_in_the_middle_teaches_nothing(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """A truncated answer is not learned."""
+async def test_a_cut_answer_is_not_learned(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """An answer whose client disconnects before its end is not learned."""
     client = await semantic.gateway(mock)
     mock.hold.clear()
     async with client.stream(chat(ASKED, stream=True)) as stream:
@@ -116,10 +115,8 @@ async def test_who_leaves_in_the_middle_teaches_nothing(semantic: SemanticStage,
     assert (await client.post(chat(AGAIN))).cache == "miss"
 
 
-async def test_what_is_not_to_be_stored_is_neither_asked_for_nor_learned(
-    semantic: SemanticStage, mock: MockUpstream
-) -> None:
-    """no-store of the client or of the upstream applies."""
+async def test_a_no_store_request_is_neither_looked_up_nor_learned(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """A question with no-store, of the client or the upstream, is neither looked up nor learned."""
     client = await semantic.gateway(mock)
     asked = await figure(client, "asked")
     assert (await client.post(chat(ASKED), Cache_Control="no-store")).cache == "bypass"
@@ -132,8 +129,8 @@ async def test_what_is_not_to_be_stored_is_neither_asked_for_nor_learned(
     assert await entries(client) == 1
 
 
-async def test_nobody_evicts_what_is_not_his(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """Another tenant gets 401 or 404, and the entry is not changed."""
+async def test_a_tenant_cannot_evict_the_entry_of_another(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """A rejection of another tenant's entry gives 401 or 404 and does not change the entry."""
     client = await semantic.gateway(mock, admin_key=Secret("sk-operator"), host="127.0.0.1")
     ours = client.tenant("sk-ours")
     operator = client.tenant("sk-operator")
@@ -150,7 +147,7 @@ async def test_nobody_evicts_what_is_not_his(semantic: SemanticStage, mock: Mock
 
 
 async def test_a_tenant_confirms_once(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """Repeats in any words count once; the publisher itself does not confirm."""
+    """Repeated confirmations of a tenant count once, and the publisher's own do not count."""
     published = (namespace_for("Bearer sk-docs"),)
     client = await semantic.gateway(mock, semantic={"published": published, "confirmations": 2})
     await client.tenant("sk-docs").post(chat(ASKED))
@@ -165,7 +162,7 @@ async def test_a_tenant_confirms_once(semantic: SemanticStage, mock: MockUpstrea
 
 
 async def test_an_answer_that_began_before_a_purge_is_not_learned(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """It may be outdated by the purge."""
+    """An answer whose request began before a purge is not learned."""
     client = await semantic.gateway(mock)
     mock.hold.clear()
     asking = asyncio.create_task(client.post(chat(ASKED)))
@@ -179,10 +176,8 @@ async def test_an_answer_that_began_before_a_purge_is_not_learned(semantic: Sema
     assert (await client.post(chat(AGAIN))).cache == "miss"
 
 
-async def test_an_entry_that_is_deleted_while_it_is_being_learned_answers_nobody(
-    semantic: SemanticStage, mock: MockUpstream
-) -> None:
-    """This holds for either order of the two."""
+async def test_an_entry_deleted_while_it_is_learned_is_not_served(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """An entry that is deleted right after its answer is not served."""
     client = await semantic.gateway(mock)
     first = await client.post(chat(ASKED))
     await client.send("DELETE", f"/v1/cache/entries/{first.entry}")
@@ -193,7 +188,7 @@ async def test_an_entry_that_is_deleted_while_it_is_being_learned_answers_nobody
 
 
 async def test_neither_prompts_nor_keys_are_logged(mock: MockUpstream, tmp_path: Path) -> None:
-    """The debug logs of the gateway and of the semantic cache's process have neither."""
+    """The debug logs of the gateway and of the semantic cache's process have neither prompts nor keys."""
     secret = "Is Xylophonius Quaggmire the one who reset my password?"
     async with serving(
         tmp_path,
@@ -203,15 +198,11 @@ async def test_neither_prompts_nor_keys_are_logged(mock: MockUpstream, tmp_path:
         KEEPGATE_SEMANTIC_POLICY="threshold",
         KEEPGATE_SEMANTIC_THRESHOLD="0.6",
     ) as gateway:
-        async with asyncio.timeout(DEADLINE):
-            while not (await gateway.stats())["layers"]["semantic"].get("available"):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await gateway.until_semantic("available")
         for number in range(3):
             body = chat(f"{secret} {'Please. ' * number}")
             await gateway.send("POST", "/v1/chat/completions", body, Authorization="Bearer sk-hidden")
-        async with asyncio.timeout(DEADLINE):
-            while not (await gateway.stats())["layers"]["semantic"].get("entries"):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await gateway.until_semantic("entries")
         assert await gateway.signal(signal.SIGTERM) == 0
         said = gateway.said.lower()
 
@@ -219,10 +210,8 @@ async def test_neither_prompts_nor_keys_are_logged(mock: MockUpstream, tmp_path:
         assert word not in said
 
 
-async def test_a_wave_of_complaints_takes_out_one_answer_and_no_other(
-    semantic: SemanticStage, mock: MockUpstream
-) -> None:
-    """A client can reject only the answer that it was served."""
+async def test_repeated_rejections_evict_one_answer_and_no_other(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """Repeated rejections give one label and leave the answers to other questions."""
     client = await semantic.gateway(mock)
     other = "What is the capital of Australia?"
     for known, question in enumerate((ASKED, other), start=1):
@@ -237,8 +226,8 @@ async def test_a_wave_of_complaints_takes_out_one_answer_and_no_other(
     assert (answer.cache, await figure(client, "labels_from_user")) == ("hit", 1)
 
 
-async def test_the_answer_to_another_question_is_not_taken_for_that_to_this_one(semantic: SemanticStage) -> None:
-    """Numbers of questions may be mixed up, as by a restart of the process during an answer."""
+async def test_a_reply_to_another_question_is_not_used(semantic: SemanticStage) -> None:
+    """A reply with the number of another question is not used."""
     service = await semantic.service(**SERVES_ALL)
     berlin = await service.handle(LookupRequest("a.1", "a.context", "What is the weather in Berlin today?", 1.0, True))
     assert isinstance(berlin, LookupMiss)
@@ -246,12 +235,16 @@ async def test_the_answer_to_another_question_is_not_taken_for_that_to_this_one(
     message = {"role": "assistant", "content": ANSWER}
     body = msgspec.json.encode({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
     await service.handle(AnswerStored(berlin.query, "a.2", "a.context", ASKED, "mock", "0.0.0", now, now + 60, body))
-    async with asyncio.timeout(DEADLINE):
-        while not isinstance(  # noqa: ASYNC110
-            reply := await service.handle(LookupRequest("a.3", "a.context", AGAIN, 1.0, True)), LookupHit
-        ):
-            await asyncio.sleep(0.005)
+    replies: list[object] = []
 
+    async def is_found() -> bool:
+        replies.append(await service.handle(LookupRequest("a.3", "a.context", AGAIN, 1.0, True)))
+        return isinstance(replies[-1], LookupHit)
+
+    await until(is_found, DEADLINE)
+
+    reply = replies[-1]
+    assert isinstance(reply, LookupHit)
     assert reply.entry == "a.2"
     again = await service.handle(
         LookupRequest("a.4", "a.context", "What is the weather like in Berlin today?", 1.0, True)
@@ -261,10 +254,8 @@ async def test_the_answer_to_another_question_is_not_taken_for_that_to_this_one(
     assert again.similarity < 0.5
 
 
-async def test_an_entry_that_became_a_tool_call_is_served_to_nobody_else(
-    semantic: SemanticStage, mock: MockUpstream
-) -> None:
-    """A recomputed entry keeps its id and has another answer."""
+async def test_an_entry_that_became_a_tool_call_is_not_served(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """An entry whose new answer is a tool call is not served for similar questions."""
     client = await semantic.gateway(mock)
     await client.post(chat(ASKED))
     await until_known(client, 1)
@@ -277,10 +268,10 @@ async def test_an_entry_that_became_a_tool_call_is_served_to_nobody_else(
     await until_known(client, 1)
 
 
-async def test_a_confirmed_answer_that_is_replaced_is_confirmed_no_more(
+async def test_replacing_a_confirmed_answer_removes_its_confirmations(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """A publisher replaces a confirmed answer by another one, too long to be compared."""
+    """A confirmed answer that its publisher replaces is not confirmed any more."""
     published = (namespace_for("Bearer sk-docs"),)
     client = await semantic.gateway(mock, semantic={"published": published, "confirmations": 2})
     await client.tenant("sk-docs").post(chat(ASKED))
@@ -297,10 +288,10 @@ async def test_a_confirmed_answer_that_is_replaced_is_confirmed_no_more(
     assert (served.cache, served.text) == ("miss", ANSWER)
 
 
-async def test_confirmations_of_the_answer_before_do_not_count_on_another_host(
+async def test_confirmations_of_an_older_answer_do_not_count_elsewhere(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
 ) -> None:
-    """The events of both may arrive in any order."""
+    """A confirmation of an older answer does not count on another host, for any order of the events."""
     published = (namespace_for("Bearer sk-docs"),)
     settings = {"published": published, "confirmations": 2}
     one = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
@@ -326,7 +317,7 @@ async def test_confirmations_of_the_answer_before_do_not_count_on_another_host(
 
 
 async def test_the_same_answer_to_another_question_confirms_nothing(semantic: SemanticStage, stage: Stage) -> None:
-    """An answer may be right for one question and wrong for another."""
+    """An equal answer to another question does not confirm an entry."""
     mock = await stage.mock(Reply(text="Yes, a small dose with some water is safe."))
     published = (namespace_for("Bearer sk-docs"),)
     client = await semantic.gateway(mock, semantic={"published": published, "confirmations": 3})
@@ -339,10 +330,10 @@ async def test_the_same_answer_to_another_question_confirms_nothing(semantic: Se
     assert (await client.tenant("sk-d").post(chat("Is a small dose of ibuprofen safe for a dog?"))).cache == "miss"
 
 
-async def test_who_did_not_take_the_cached_answer_does_not_complain_of_it(
+async def test_an_answer_too_old_for_the_client_is_not_rejected_by_it(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """The answer was too old for the client, which did not get it."""
+    """A repeated question does not reject an answer that was too old for its client."""
     client = await semantic.gateway(mock)
     await client.post(chat(ASKED))
     await until_known(client, 1)
@@ -364,7 +355,7 @@ class _AuditsAll(ThresholdPolicy):
 async def test_only_if_cached_is_not_forwarded_even_to_be_audited(
     semantic: SemanticStage, mock: MockUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """only-if-cached forbids the upstream call of an audit."""
+    """A request with only-if-cached leads to no upstream call for an audit."""
     monkeypatch.setattr("cache.semantic.service.service.ThresholdPolicy", _AuditsAll)
     client = await semantic.gateway(mock)
     await client.post(chat(ASKED))
@@ -375,10 +366,10 @@ async def test_only_if_cached_is_not_forwarded_even_to_be_audited(
     assert len(mock.received) == 2
 
 
-async def test_an_answer_that_was_audited_is_not_judged_again_by_a_complaint(
+async def test_an_audited_answer_gives_no_second_label_by_a_rejection(
     semantic: SemanticStage, mock: MockUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A served answer gives one label."""
+    """A served answer that was audited and then rejected gives one label."""
     monkeypatch.setattr("cache.semantic.service.service.ThresholdPolicy", _AuditsAll)
     client = await semantic.gateway(mock)
     await client.post(chat(ASKED))
@@ -391,10 +382,10 @@ async def test_an_answer_that_was_audited_is_not_judged_again_by_a_complaint(
     assert await figure(client, "labels_from_user") == 0
 
 
-async def test_a_model_that_does_not_answer_is_soon_asked_no_more(
+async def test_a_hanging_model_delays_the_first_questions_only(
     semantic: SemanticStage, mock: MockUpstream, minilm: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process still reports its state; first questions wait their deadline, later ones do not wait."""
+    """Questions to a hanging model wait their deadline at first, and not at all later."""
     thawed = threading.Event()
     embed = type(minilm).encode
 
@@ -417,12 +408,12 @@ async def test_a_model_that_does_not_answer_is_soon_asked_no_more(
     assert took[-1] < 0.2
 
 
-async def test_a_false_hit_that_cannot_be_told_now_can_be_told_again(
+async def test_a_report_of_a_false_hit_can_be_repeated_after_503(
     semantic: SemanticStage, mock: MockUpstream, folder: Path
 ) -> None:
-    """The semantic cache is unavailable meanwhile."""
+    """A report of a false hit gives 503, and again 503, while the semantic cache is unavailable."""
     away = SemanticSettings(mode="on")
-    client = await semantic.stage.gateway(mock, semantic=away, semantic_socket=folder / "nobody")
+    client = await semantic.stage.gateway(mock, semantic=away, semantic_socket=folder / "none")
     first = await client.post(chat(ASKED))
     for _ in range(2):
         answer = await client.send("DELETE", f"/v1/cache/entries/{first.entry}?reason=wrong")
@@ -432,7 +423,7 @@ async def test_a_false_hit_that_cannot_be_told_now_can_be_told_again(
 async def test_a_false_hit_is_learned_from_by_the_host_that_served_it(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
 ) -> None:
-    """The rejection may come from another host."""
+    """A false hit that is reported to another host gives a label on the host that served it."""
     one = await semantic.gateway(mock, redis=valkey.url)
     other = await semantic.gateway(mock, redis=valkey.url)
     await one.post(chat(ASKED))
@@ -446,10 +437,10 @@ async def test_a_false_hit_is_learned_from_by_the_host_that_served_it(
     await until_known(one, 0)
 
 
-async def test_what_redis_refuses_is_learned_here_all_the_same(
+async def test_an_answer_that_redis_refuses_is_learned_locally(
     semantic: SemanticStage, mock: MockUpstream, own_valkey: Valkey
 ) -> None:
-    """Redis is out of memory."""
+    """An answer is learned locally while Redis is out of memory."""
     client = await semantic.gateway(mock, redis=own_valkey.url, semantic={"policy": "budget"})
     await client.post(chat(ASKED))
     await until_known(client, 1)
@@ -463,7 +454,7 @@ async def test_what_redis_refuses_is_learned_here_all_the_same(
 async def test_a_label_that_is_written_twice_is_learned_once(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
 ) -> None:
-    """The first reply was lost, so the event was written twice."""
+    """A label that was written twice, as after a lost reply, counts once."""
     settings = {"policy": "budget"}
     one = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
     other = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
@@ -483,9 +474,10 @@ async def test_a_label_that_is_written_twice_is_learned_once(
 
 
 async def test_the_log_ends_when_it_is_cancelled_while_it_writes(valkey: Valkey, minilm: Encoder) -> None:
-    """A cancellation at any moment ends the log."""
+    """A cancellation at any moment of a write ends the log."""
     vector = np.eye(1, minilm.dimensions, dtype=np.float32)[0]
     for steps in range(60):
+        # Only the log itself can be cancelled after a number of steps.
         async with _log(valkey.url, minilm) as shared:
             assert shared is not None
             writing = asyncio.create_task(shared.write())

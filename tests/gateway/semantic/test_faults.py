@@ -29,6 +29,7 @@ from tests.gateway.client import Client, chat
 from tests.gateway.conftest import Stage
 from tests.gateway.processes.serving import parent_of, processes, serving
 from tests.gateway.semantic.stage import AGAIN, ANSWER, ASKED, SERVES_ALL, SemanticStage, entries, figure, until_known
+from tests.waiting import until
 
 STARTS_WITHIN = 60.0
 
@@ -43,15 +44,16 @@ def child() -> int:
 
 
 async def until_ready(client: Client) -> None:
-    async with asyncio.timeout(STARTS_WITHIN):
-        while not await figure(client, "available"):  # noqa: ASYNC110  # a call over HTTP
-            await asyncio.sleep(0.05)
+    async def is_available() -> bool:
+        return bool(await figure(client, "available"))
+
+    await until(is_available, STARTS_WITHIN, every=0.05)
 
 
 async def test_a_frozen_process_costs_one_deadline_once(
     stage: Stage, mock: MockUpstream, valkey: Valkey, minilm: Encoder
 ) -> None:
-    """SIGSTOP: no request fails, the first waits its deadline, later ones do not; then it serves again."""
+    """A frozen process fails no request, delays one by its deadline, and serves again afterwards."""
     client = await stage.gateway(
         mock,
         redis=valkey.url,
@@ -78,10 +80,10 @@ async def test_a_frozen_process_costs_one_deadline_once(
     assert (await client.post(chat(AGAIN))).status == 200
 
 
-async def test_a_killed_process_fails_no_request_and_comes_back_with_what_it_knew(
+async def test_a_killed_process_fails_no_request_and_is_replaced(
     stage: Stage, mock: MockUpstream, valkey: Valkey, minilm: Encoder
 ) -> None:
-    """kill -9 under load: the gateway continues and starts another, which reads the records from Redis."""
+    """A killed process fails no request, and its successor reads the records from Redis."""
     client = await stage.gateway(
         mock,
         redis=valkey.url,
@@ -98,15 +100,17 @@ async def test_a_killed_process_fails_no_request_and_comes_back_with_what_it_kne
     await until_ready(client)
 
     assert child() != first
-    async with asyncio.timeout(STARTS_WITHIN):
-        while not await entries(client):  # noqa: ASYNC110  # a call over HTTP
-            await asyncio.sleep(0.05)
+
+    async def has_entries() -> bool:
+        return await entries(client) > 0
+
+    await until(has_entries, STARTS_WITHIN, every=0.05)
     answer = await client.post(chat(AGAIN))
     assert (answer.headers["x-keepgate-layer"], answer.text) == ("semantic", ANSWER)
 
 
-async def test_a_model_that_is_none_is_one_clear_line(tmp_path: Path) -> None:
-    """The gateway ends, since the setting is invalid."""
+async def test_a_missing_model_is_reported_in_one_line(tmp_path: Path) -> None:
+    """A missing embedding model ends the gateway with one line that names it."""
     model = {"KEEPGATE_SEMANTIC_MODE": "on", "KEEPGATE_SEMANTIC_MODEL": "/nowhere/at/all"}
     async with serving(tmp_path, "--upstream", "mock:", ready=False, **model) as gateway:
         assert await gateway.ended() == 1
@@ -115,9 +119,7 @@ async def test_a_model_that_is_none_is_one_clear_line(tmp_path: Path) -> None:
 
 
 async def _until_logged(caplog: pytest.LogCaptureFixture, words: str) -> None:
-    async with asyncio.timeout(STARTS_WITHIN):
-        while words not in caplog.text:  # noqa: ASYNC110  # a log has no event
-            await asyncio.sleep(0.05)
+    await until(lambda: words in caplog.text, STARTS_WITHIN, every=0.05)
 
 
 async def test_a_process_that_cannot_start_again_is_tried_until_it_can(
@@ -128,7 +130,7 @@ async def test_a_process_that_cannot_start_again_is_tried_until_it_can(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A model, then a Python, that is missing for a moment does not end a running gateway."""
+    """A process that cannot start again is tried until it can, and the gateway serves meanwhile."""
     model, python = tmp_path / "model", tmp_path / "python"
     model.symlink_to(find_model("default").folder)
     python.symlink_to(sys.prefix)
@@ -151,14 +153,11 @@ async def test_workers_share_one_process(mock: MockUpstream, tmp_path: Path) -> 
     variables: dict[str, Any] = {f"KEEPGATE_SEMANTIC_{name}": value for name, value in settings.items()}
     async with serving(tmp_path, *words, **variables) as gateway:
         pid = gateway.child("cache.semantic.service")
-        async with asyncio.timeout(STARTS_WITHIN):
-            # Each worker connects in its own time, and any of them may be called.
-            for asked in range(1, 4):
-                while not (await gateway.stats())["layers"]["semantic"].get("available"):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-                await gateway.ask(ASKED if asked == 1 else f"What is the capital of country number {asked}?")
-                while (await gateway.stats())["layers"]["semantic"].get("entries") != asked:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+        # Each worker connects in its own time, and any of them may be called.
+        for asked in range(1, 4):
+            await gateway.until_semantic("available")
+            await gateway.ask(ASKED if asked == 1 else f"What is the capital of country number {asked}?")
+            await gateway.until_semantic("entries", asked)
         names = ("Ann", "Bob", "Eve", "Tom", "Kim", "Lee")
         answers = [await gateway.ask(f"{AGAIN} Thanks, {name}.") for name in names]
         assert {answer.text for answer in answers} == {ANSWER}
@@ -206,10 +205,10 @@ async def _leaver(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 @pytest.mark.parametrize("talk", [_silent, _garbage, _endless, _wrong_reply, _stranger, _leaver])
-async def test_whatever_the_process_says_the_request_is_answered(
+async def test_a_request_is_answered_whatever_the_process_replies(
     stage: Stage, mock: MockUpstream, folder: Path, talk: Talk
 ) -> None:
-    """The request takes its deadline and the upstream's time at most."""
+    """A request takes at most its deadline and the upstream's time, whatever the process replies."""
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -234,10 +233,10 @@ async def test_whatever_the_process_says_the_request_is_answered(
 
 
 @pytest.mark.parametrize("published", [True, False])
-async def test_a_lying_process_cannot_cross_tenants(
+async def test_a_faulty_process_cannot_cross_tenants(
     stage: Stage, mock: MockUpstream, folder: Path, published: bool
 ) -> None:
-    """Only the tenant's own entries, and those of published tenants, are served."""
+    """The gateway serves only entries of the own and of published tenants, whatever the process replies."""
     lie: list[Any] = ["not found", 1]
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -268,9 +267,9 @@ async def test_a_lying_process_cannot_cross_tenants(
     assert ("x-keepgate-similarity" in other.headers) is published
 
 
-async def test_no_process_at_all_is_no_fault_of_the_request(stage: Stage, mock: MockUpstream, folder: Path) -> None:
-    """The socket has no listener, and no request waits."""
-    client = await stage.gateway(mock, semantic=SemanticSettings(mode="on"), semantic_socket=folder / "nobody")
+async def test_a_missing_process_delays_no_request(stage: Stage, mock: MockUpstream, folder: Path) -> None:
+    """A request does not wait where no process listens on the socket."""
+    client = await stage.gateway(mock, semantic=SemanticSettings(mode="on"), semantic_socket=folder / "none")
 
     assert (await client.post(chat(ASKED))).status == 200
     assert (await client.get("/v1/cache/stats")).json["layers"]["semantic"]["available"] is False
@@ -281,10 +280,10 @@ def _stored(record: Record, vector: bytes, encoder: str) -> bytes:
     return b"KGS1" + xxhash.xxh3_64_digest(payload) + payload
 
 
-async def test_records_that_are_none_are_ignored_and_the_others_serve(
+async def test_invalid_records_are_ignored_and_the_others_serve(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, minilm: Encoder
 ) -> None:
-    """Truncated, foreign, NaN, of another length, or under another tenant's id: all of them are ignored."""
+    """Records that are cut, foreign, NaN, of another length or under another tenant's id are ignored."""
     one = await semantic.gateway(mock, redis=valkey.url)
     await one.post(chat(ASKED))
     await until_known(one, 1)
@@ -340,7 +339,8 @@ async def test_an_entry_that_is_gone_from_the_store_is_forgotten(
     async for key in raw.scan_iter("keepgate:entry:*"):
         await raw.delete(key)
     await raw.aclose()
-    client.gateway.cache.memory._slots.clear()
+    for entry_id in client.gateway.cache.memory.ids():
+        await client.gateway.cache.memory.delete(entry_id)
 
     assert (await client.post(chat(AGAIN))).cache == "miss"
     assert (await client.post(chat("Please, how can I reset my password?"))).headers["x-keepgate-layer"] == "semantic"
@@ -350,7 +350,7 @@ async def test_an_entry_that_is_gone_from_the_store_is_forgotten(
 async def test_a_frozen_store_costs_a_semantic_hit_and_no_request(
     semantic: SemanticStage, mock: MockUpstream, own_valkey: Valkey
 ) -> None:
-    """Answers in memory are served, others go upstream; learning continues when the store is back."""
+    """A frozen store fails no request, and learning goes on after it."""
     client = await semantic.gateway(mock, redis=own_valkey.url)
     await client.post(chat(ASKED))
     await until_known(client, 1)
@@ -380,10 +380,10 @@ class SlowEncoder:
         return self._encoder.encode(texts)
 
 
-async def test_what_came_too_late_is_not_taken_for_served(
+async def test_a_late_reply_does_not_count_as_served(
     stage: Stage, mock: MockUpstream, minilm: Encoder, folder: Path
 ) -> None:
-    """A repeat with no-cache after a fresh answer is no rejection."""
+    """A repeated question after a reply that came too late is no rejection."""
     slow = SlowEncoder(minilm)
     async with AsyncExitStack() as stack:
         service = await SemanticStage(stage, stack, slow, folder).service(**SERVES_ALL)

@@ -27,6 +27,7 @@ from tests.gateway.semantic.stage import (
     until_figure,
     until_known,
 )
+from tests.waiting import until
 
 HERD = 12
 
@@ -74,10 +75,10 @@ async def _asking(client: Client, count: int = 1, /, **headers: str) -> list[asy
     return asking
 
 
-async def test_identical_requests_ask_once_and_all_get_what_is_found(
+async def test_identical_requests_share_one_lookup_and_its_hit(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate
 ) -> None:
-    """All have the headers of the hit, and none counts as a rejection by coming second."""
+    """Identical concurrent requests make one lookup, and all get its hit without a rejection."""
     client = await semantic.gateway(mock)
     await _learned(client)
     asked = await figure(client, "asked")
@@ -95,10 +96,10 @@ async def test_identical_requests_ask_once_and_all_get_what_is_found(
     assert len(mock.received) == 1
 
 
-async def test_identical_requests_ask_once_and_share_the_call_when_nothing_is_found(
+async def test_identical_requests_share_one_lookup_and_the_upstream_call(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate
 ) -> None:
-    """Many requests are one question and one upstream call."""
+    """Identical concurrent requests without a hit make one lookup and one upstream call."""
     client = await semantic.gateway(mock)
     gate.open.clear()
     asking = await _asking(client, HERD)
@@ -110,10 +111,10 @@ async def test_identical_requests_ask_once_and_share_the_call_when_nothing_is_fo
     assert len(mock.received) == 1
 
 
-async def test_who_comes_while_the_answer_is_under_way_waits_for_it_and_asks_nobody(
+async def test_a_request_that_joins_a_flight_makes_no_lookup(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate
 ) -> None:
-    """It joins the flight without a lookup, since the answer may be finished before a reply."""
+    """A request whose answer is under way joins the flight without a lookup."""
     client = await semantic.gateway(mock)
     mock.hold.clear()
     (first,) = await _asking(client)
@@ -129,10 +130,10 @@ async def test_who_comes_while_the_answer_is_under_way_waits_for_it_and_asks_nob
     assert await figure(client, "asked") == 1
 
 
-async def test_an_answer_that_lands_while_the_semantic_cache_is_asked_is_not_computed_again(
+async def test_an_answer_stored_during_a_lookup_is_not_computed_again(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate
 ) -> None:
-    """A no-cache request may store it meanwhile."""
+    """An answer that a no-cache request stores during a lookup is served."""
     client = await semantic.gateway(mock)
     gate.open.clear()
     (first,) = await _asking(client)
@@ -144,8 +145,10 @@ async def test_an_answer_that_lands_while_the_semantic_cache_is_asked_is_not_com
     assert len(mock.received) == 1
 
 
-async def test_who_asked_first_may_leave(semantic: SemanticStage, mock: MockUpstream, gate: Gate) -> None:
-    """The others get the answer."""
+async def test_the_request_that_made_the_lookup_may_leave(
+    semantic: SemanticStage, mock: MockUpstream, gate: Gate
+) -> None:
+    """The other requests get the answer when the one that made the lookup leaves."""
     client = await semantic.gateway(mock)
     await _learned(client)
     asked = await figure(client, "asked")
@@ -165,10 +168,10 @@ async def test_who_asked_first_may_leave(semantic: SemanticStage, mock: MockUpst
 
 @pytest.mark.parametrize("limit", [{"Cache_Control": "max-age=0"}, {"x_keepgate_max_risk": "0"}])
 @pytest.mark.parametrize("strict_first", [True, False])
-async def test_each_keeps_his_own_limits(
+async def test_each_request_keeps_its_own_limits(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate, limit: dict[str, str], strict_first: bool
 ) -> None:
-    """Identical concurrent requests with other limits are answered by their own limits."""
+    """Identical concurrent requests with different limits are answered by their own."""
     client = await semantic.gateway(mock)
     await _learned(client)
     gate.open.clear()
@@ -186,10 +189,10 @@ async def test_each_keeps_his_own_limits(
     assert len(mock.received) == 2
 
 
-async def test_who_needs_usage_asks_with_the_others_and_takes_no_entry_without(
+async def test_a_stream_with_usage_shares_the_lookup_and_needs_usage(
     semantic: SemanticStage, stage: Stage, gate: Gate
 ) -> None:
-    """There is one lookup for all shapes."""
+    """Requests of all shapes make one lookup, and a stream with usage takes no entry without it."""
     choice = {"index": 0, "message": {"role": "assistant", "content": ANSWER}, "finish_reason": "stop"}
     without_usage = Reply(when=ASKED, body={"object": "chat.completion", "choices": [choice]})
     mock = await stage.mock(without_usage, Reply(text=ANSWER))
@@ -220,7 +223,7 @@ class _AuditsAll(ThresholdPolicy):
 async def test_a_hit_that_many_share_is_audited_once(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is one comparison, in any order, and even if one of them forbids its own upstream call."""
+    """A hit that several requests share is audited once, even if one of them forbids an upstream call."""
     monkeypatch.setattr("cache.semantic.service.service.ThresholdPolicy", _AuditsAll)
     client = await semantic.gateway(mock)
     await _learned(client)
@@ -237,10 +240,10 @@ async def test_a_hit_that_many_share_is_audited_once(
     assert len(mock.received) == 2
 
 
-async def test_observing_asks_once_and_nobody_waits_for_it(
+async def test_observing_makes_one_lookup_and_delays_no_request(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate
 ) -> None:
-    """Observing does not change the answer."""
+    """The mode observe makes one lookup, delays no request and changes no answer."""
     client = await semantic.gateway(mock, mode="observe")
     gate.open.clear()
     mock.hold.clear()
@@ -255,8 +258,8 @@ async def test_observing_asks_once_and_nobody_waits_for_it(
     assert len(mock.received) == 1
 
 
-async def test_only_if_cached_asks_though_the_answer_is_under_way(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """It does not wait for another request's upstream call."""
+async def test_only_if_cached_makes_a_lookup_beside_a_flight(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """A request with only-if-cached makes its lookup and does not join a flight."""
     client = await semantic.gateway(mock)
     await _learned(client)
     mock.hold.clear()
@@ -269,10 +272,10 @@ async def test_only_if_cached_asks_though_the_answer_is_under_way(semantic: Sema
     assert (await first).cache == "miss"
 
 
-async def test_what_is_found_too_late_costs_nothing_of_the_budget(
+async def test_a_late_reply_costs_nothing_of_the_budget(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request that continued without the answer was not served it."""
+    """A hit that comes after its deadline does not count towards the budget."""
     decided: asyncio.Queue[Decision] = asyncio.Queue()
 
     class Told(ThresholdPolicy):
@@ -296,8 +299,8 @@ async def test_what_is_found_too_late_costs_nothing_of_the_budget(
         assert not (await decided.get()).serve
 
 
-async def test_a_question_that_nobody_waits_for_any_more_is_not_embedded(semantic: SemanticStage, gate: Gate) -> None:
-    """So under overload later questions are in time."""
+async def test_a_question_past_its_deadline_is_not_embedded(semantic: SemanticStage, gate: Gate) -> None:
+    """A question whose deadline has passed is not embedded, so that later ones are in time."""
     service = await semantic.service(**SERVES_ALL, deadline=0.1)
     gate.open.clear()
     asks = [LookupRequest(f"public.{text}", "public.context", text, 1.0, True) for text in (ASKED, AGAIN, "And now?")]
@@ -305,12 +308,14 @@ async def test_a_question_that_nobody_waits_for_any_more_is_not_embedded(semanti
     with pytest.raises(EmbedderBusy):
         await service.handle(asks[1])
     gate.open.set()
-    last = None
-    async with asyncio.timeout(DEADLINE):
-        while last is None:
-            with contextlib.suppress(EmbedderBusy):
-                last = await service.handle(asks[2])
-            await asyncio.sleep(0.005)
+    replies = []
 
-    assert isinstance(last, LookupMiss)
+    async def is_answered() -> bool:
+        with contextlib.suppress(EmbedderBusy):
+            replies.append(await service.handle(asks[2]))
+        return bool(replies)
+
+    await until(is_answered, DEADLINE)
+
+    assert isinstance(replies[0], LookupMiss)
     assert AGAIN not in gate.texts

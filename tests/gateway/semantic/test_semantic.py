@@ -1,4 +1,4 @@
-"""The semantic cache on the request's path: what is served for similar questions, and to whom."""
+"""The semantic cache on the request's path: what is served for similar questions, and to which tenants."""
 
 import asyncio
 from typing import Any
@@ -22,7 +22,7 @@ async def learned(client: Client, body: Any, count: int = 1, **headers: str) -> 
 async def test_a_question_in_other_words_is_answered_from_the_cache(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """The headers have the layer, the similarity and the entry."""
+    """A question in other words is a hit with the layer, the similarity and the entry in its headers."""
     client = await semantic.gateway(mock)
     first = await client.post(chat(ASKED))
     await until_known(client, 1)
@@ -43,7 +43,7 @@ async def test_a_question_in_other_words_is_answered_from_the_cache(
 async def test_the_same_words_written_differently_need_no_model(
     semantic: SemanticStage, mock: MockUpstream, again: str
 ) -> None:
-    """Case, white space and end punctuation are not part of a short question."""
+    """Case, white space and end punctuation of a short question do not matter."""
     client = await semantic.gateway(mock, semantic={"policy": "budget"})
     await learned(client, chat(ASKED))
     asked = (await figure(client, "milliseconds"))["embed"]
@@ -64,10 +64,10 @@ async def test_the_same_words_written_differently_need_no_model(
         ("Is it safe to take this with food?", "Is it not safe to take this with food?", "negation"),
     ],
 )
-async def test_what_a_guard_refuses_is_asked_afresh_and_its_name_is_told(
+async def test_a_question_that_a_guard_refuses_goes_upstream(
     semantic: SemanticStage, mock: MockUpstream, asked: str, again: str, guard: str
 ) -> None:
-    """The similarity does not matter."""
+    """A question that a guard refuses goes upstream at any similarity, with the guard's name."""
     client = await semantic.gateway(mock)
     await learned(client, chat(asked))
     answer = await client.post(chat(again))
@@ -90,8 +90,10 @@ async def test_what_a_guard_refuses_is_asked_afresh_and_its_name_is_told(
         {"some_new_field": 1},
     ],
 )
-async def test_only_the_last_turn_is_fuzzy(semantic: SemanticStage, stage: Stage, other: dict[str, Any]) -> None:
-    """Another model, parameter or tool is another context with its own answers."""
+async def test_only_the_last_turn_is_compared_by_similarity(
+    semantic: SemanticStage, stage: Stage, other: dict[str, Any]
+) -> None:
+    """A question with another model, parameter or tool gets no similar answer."""
     mock = await stage.mock(Reply(text=ANSWER), models=("mock", "mock-2"))
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED))
@@ -101,7 +103,7 @@ async def test_only_the_last_turn_is_fuzzy(semantic: SemanticStage, stage: Stage
 
 
 async def test_earlier_turns_and_the_system_prompt_are_exact(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """ "and the other one?" is answered for its own conversation only."""
+    """A follow-up question is answered from its own conversation only."""
     client = await semantic.gateway(mock)
 
     def body(system: str, before: str, last: str) -> dict[str, Any]:
@@ -121,7 +123,7 @@ async def test_earlier_turns_and_the_system_prompt_are_exact(semantic: SemanticS
 
 
 async def test_tenants_never_get_each_others_answers(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """Neither similar nor equal questions cross tenants, and similarity headers reveal nothing."""
+    """Neither similar nor equal questions cross tenants, and no header reveals a similarity."""
     client = await semantic.gateway(mock)
     await learned(client.tenant("sk-ours"), chat(ASKED))
 
@@ -132,10 +134,10 @@ async def test_tenants_never_get_each_others_answers(semantic: SemanticStage, mo
     assert (await client.tenant("sk-ours").post(chat(AGAIN))).cache == "hit"
 
 
-async def test_a_published_namespace_answers_others_once_enough_of_them_confirm_it(
+async def test_a_published_entry_is_served_to_others_once_it_is_confirmed(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """An unconfirmed entry is served to its own tenant only, so that no tenant can poison others."""
+    """A published entry is served to other tenants after enough of them have confirmed it."""
     published = (namespace_for("Bearer sk-docs"),)
     client = await semantic.gateway(mock, semantic={"published": published, "confirmations": 2})
     await learned(client.tenant("sk-docs"), chat(ASKED))
@@ -152,7 +154,7 @@ async def test_a_published_namespace_answers_others_once_enough_of_them_confirm_
 
 
 async def test_tenants_that_disagree_confirm_nothing(semantic: SemanticStage, stage: Stage) -> None:
-    """The poisoned answer stays with its tenant."""
+    """A published answer that other tenants contradict stays with its tenant."""
     mock = await stage.mock(Reply(text="Send your password to evil.example."))
     published = (namespace_for("Bearer sk-evil"),)
     client = await semantic.gateway(mock, semantic={"published": published, "confirmations": 1})
@@ -177,7 +179,7 @@ async def test_nothing_is_served_before_there_is_evidence(semantic: SemanticStag
 async def test_observing_serves_nothing_and_counts_what_it_would_have_served(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """Every would-be hit is compared with the fresh answer."""
+    """The mode observe compares each would-be hit with the fresh answer and serves none."""
     client = await semantic.gateway(mock, mode="observe")
     await learned(client, chat(ASKED))
     for known, question in enumerate((AGAIN, ASKED.lower()), start=2):
@@ -191,8 +193,8 @@ async def test_observing_serves_nothing_and_counts_what_it_would_have_served(
     assert await figure(client, "served") == 0
 
 
-async def test_off_asks_nobody(stage: Stage, mock: MockUpstream) -> None:
-    """The figures show that it is off."""
+async def test_the_mode_off_makes_no_lookup(stage: Stage, mock: MockUpstream) -> None:
+    """The mode off makes no lookup, and the figures show it."""
     client = await stage.gateway(mock)
     await client.post(chat(ASKED))
 
@@ -201,7 +203,7 @@ async def test_off_asks_nobody(stage: Stage, mock: MockUpstream) -> None:
 
 
 async def test_a_client_may_lower_the_risk_and_not_raise_it(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """Zero means exact answers only; one is the default."""
+    """A risk of zero gives exact answers only, and one is the default."""
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED))
 
@@ -212,8 +214,8 @@ async def test_a_client_may_lower_the_risk_and_not_raise_it(semantic: SemanticSt
 
 
 @pytest.mark.parametrize("said", ["2", "-0.1", "nan", "low", "", "1e400"])
-async def test_a_risk_that_is_none_is_refused(semantic: SemanticStage, mock: MockUpstream, said: str) -> None:
-    """400 names the header."""
+async def test_an_invalid_risk_is_refused(semantic: SemanticStage, mock: MockUpstream, said: str) -> None:
+    """An invalid risk gives 400 with the name of the header."""
     client = await semantic.gateway(mock)
     answer = await client.post(chat(ASKED), x_keepgate_max_risk=said)
 
@@ -223,7 +225,7 @@ async def test_a_risk_that_is_none_is_refused(semantic: SemanticStage, mock: Moc
 
 
 async def test_a_false_hit_is_evicted_and_learned_from_by_one_call(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """The call has the id in the header of the hit."""
+    """One call with the entry id of a hit evicts the entry and gives a label."""
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED))
     hit = await client.post(chat(AGAIN))
@@ -235,7 +237,7 @@ async def test_a_false_hit_is_evicted_and_learned_from_by_one_call(semantic: Sem
     assert (await client.post(chat(AGAIN))).cache == "miss"
 
 
-async def test_what_an_operator_is_alarmed_by_is_in_the_metrics(semantic: SemanticStage, mock: MockUpstream) -> None:
+async def test_the_figures_for_alarms_are_in_the_metrics(semantic: SemanticStage, mock: MockUpstream) -> None:
     """The metrics have availability, entries, and the policy's estimate of wrong answers."""
     client = await semantic.gateway(mock, semantic={"policy": "budget"})
     await learned(client, chat(ASKED))
@@ -245,8 +247,8 @@ async def test_what_an_operator_is_alarmed_by_is_in_the_metrics(semantic: Semant
     assert [await client.figure(f"semantic_{name}") for name in names] == [1, 2, 1, 0, 0, 0]
 
 
-async def test_who_complained_gets_no_other_wording_of_it(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """Other entries with the same answer are not served either; the client gets its own answer, and later hits it."""
+async def test_a_rejected_answer_is_not_served_from_another_entry(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """A question whose hit was rejected is computed and not served from another entry."""
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED))
     await client.post(chat("How might I reset my password?"), x_keepgate_max_risk="0")
@@ -261,10 +263,10 @@ async def test_who_complained_gets_no_other_wording_of_it(semantic: SemanticStag
 
 
 @pytest.mark.parametrize("retry", [{"Cache-Control": "no-cache"}, {}])
-async def test_who_asks_again_at_once_was_not_content(
+async def test_an_immediate_repeat_counts_as_a_rejection(
     semantic: SemanticStage, mock: MockUpstream, retry: dict[str, str]
 ) -> None:
-    """The client gets a fresh answer, and the policy learns that the served one was wrong."""
+    """A question that is repeated after a hit gets a fresh answer, and the policy gets a label."""
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED))
     assert (await client.post(chat(AGAIN))).cache == "hit"
@@ -275,10 +277,8 @@ async def test_who_asks_again_at_once_was_not_content(
     assert len(mock.received) == 2
 
 
-async def test_who_asks_again_what_was_only_written_differently_gets_a_fresh_answer(
-    semantic: SemanticStage, mock: MockUpstream
-) -> None:
-    """The policy decided nothing, so there is no label; the question's own answer is stored."""
+async def test_a_repeat_of_a_normalized_hit_gets_a_fresh_answer(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """A repeat after a hit by normal form gets a fresh answer, which is stored, and gives no label."""
     client = await semantic.gateway(mock)
     await learned(client, chat("What is the capital of Peru?"))
     layers = [(await client.post(chat("what is the capital of peru"))).headers["x-keepgate-layer"] for _ in range(3)]
@@ -289,7 +289,7 @@ async def test_who_asks_again_what_was_only_written_differently_gets_a_fresh_ans
 async def test_a_stream_and_a_plain_request_get_one_anothers_answers(
     semantic: SemanticStage, mock: MockUpstream
 ) -> None:
-    """Usage is sent only if it was recorded."""
+    """A semantic hit has either shape, with usage only if it was recorded."""
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED, stream=True))
     whole = await client.post(chat(AGAIN))
@@ -300,8 +300,8 @@ async def test_a_stream_and_a_plain_request_get_one_anothers_answers(
     assert streamed.headers["x-keepgate-layer"] == "semantic"
 
 
-async def test_a_prompt_to_be_continued_is_no_question(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """A trailing space makes another prompt; only the identical one is a hit."""
+async def test_a_text_completion_is_no_question(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """A text completion is a hit for the identical prompt only."""
     client = await semantic.gateway(mock)
     await client.post({"model": "mock", "prompt": "the capital of france is"}, COMPLETIONS)
 
@@ -326,7 +326,7 @@ async def test_a_prompt_to_be_continued_is_no_question(semantic: SemanticStage, 
     ],
     ids=["tool call", "cut", "refusal"],
 )
-async def test_answers_that_are_for_their_own_question_only(
+async def test_tool_calls_and_cut_answers_serve_their_own_question_only(
     semantic: SemanticStage, stage: Stage, reply: Reply
 ) -> None:
     """Tool calls and truncated answers are not served for similar questions."""
@@ -339,8 +339,8 @@ async def test_answers_that_are_for_their_own_question_only(
     assert await entries(client) == 0
 
 
-async def test_a_deleted_entry_answers_nobody(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """An entry of a purged namespace is not served either."""
+async def test_a_deleted_or_purged_entry_is_not_served(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """An entry that was deleted, or whose namespace was purged, is not served."""
     client = await semantic.gateway(mock)
     first = await client.post(chat(ASKED))
     await until_known(client, 1)
@@ -354,7 +354,7 @@ async def test_a_deleted_entry_answers_nobody(semantic: SemanticStage, mock: Moc
 
 
 async def test_an_answer_is_served_no_longer_than_it_is_fresh(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """It is also removed from the index."""
+    """An answer past its lifetime is not served and is removed from the index."""
     client = await semantic.gateway(mock, cache={"ttl": 1.0})
     await learned(client, chat(ASKED))
     await until_known(client, 0)
@@ -362,8 +362,8 @@ async def test_an_answer_is_served_no_longer_than_it_is_fresh(semantic: Semantic
     assert (await client.post(chat(AGAIN))).cache == "miss"
 
 
-async def test_the_fast_lane_does_not_learn_a_semantic_hit(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """Each semantic hit is decided again, so that the budget counts it."""
+async def test_the_fast_path_does_not_store_a_semantic_hit(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """A repeated semantic hit is decided again each time, so that the budget counts it."""
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED))
     layers = [(await client.post(chat(AGAIN))).headers["x-keepgate-layer"] for _ in range(3)]
@@ -372,7 +372,7 @@ async def test_the_fast_lane_does_not_learn_a_semantic_hit(semantic: SemanticSta
 
 
 async def test_only_if_cached_takes_a_semantic_answer(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """A semantic answer counts as cached."""
+    """A request with only-if-cached gets a semantic hit."""
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED))
 
@@ -399,7 +399,7 @@ async def test_the_layers_are_counted_apart(semantic: SemanticStage, mock: MockU
 async def test_what_one_host_learns_the_other_knows_within_a_second(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
 ) -> None:
-    """Hosts share entries through Redis; deletions, too."""
+    """Entries and deletions of one host are known to another within a second."""
     one = await semantic.gateway(mock, redis=valkey.url)
     other = await semantic.gateway(mock, redis=valkey.url)
     first = await one.post(chat(ASKED))
@@ -414,7 +414,7 @@ async def test_what_one_host_learns_the_other_knows_within_a_second(
 
 
 async def test_what_was_learned_outlives_a_restart(semantic: SemanticStage, mock: MockUpstream, valkey: Valkey) -> None:
-    """Records and labels are loaded from Redis."""
+    """Records and labels are loaded from Redis after a restart."""
     one = await semantic.gateway(mock, redis=valkey.url, semantic={"policy": "budget"})
     await learned(one, chat(ASKED))
     await learned(one, chat(AGAIN), 2)

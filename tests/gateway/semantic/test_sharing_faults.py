@@ -1,7 +1,6 @@
 """Foreign values in Redis end no process, and stop no sharing."""
 
 import logging
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -14,21 +13,14 @@ from cache.entries.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.service.records import Record
 from gateway.upstreams.mock import MockUpstream
-from tests.cache.entries.entry_examples import until
 from tests.cache.valkey import Valkey
 from tests.gateway.client import chat
 from tests.gateway.conftest import Stage
 from tests.gateway.semantic.stage import AGAIN, ASKED, SemanticStage, figure, until_figure, until_known
+from tests.waiting import until
 
 LOG = "keepgate:semantic:log"
 HEADER_BYTES = 12
-
-
-@pytest.fixture
-async def raw(valkey: Valkey) -> AsyncIterator[redis.asyncio.Redis]:
-    client = redis.asyncio.Redis.from_url(valkey.url)
-    yield client
-    await client.aclose()
 
 
 async def stored(client: redis.asyncio.Redis, count: int) -> list[bytes]:
@@ -43,10 +35,10 @@ async def stored(client: redis.asyncio.Redis, count: int) -> list[bytes]:
     return keys
 
 
-async def test_events_that_nobody_wrote_end_nothing(
+async def test_invalid_events_are_skipped(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, raw: redis.asyncio.Redis, minilm: Encoder
 ) -> None:
-    """Invalid confirmations and labels are skipped; later events are applied."""
+    """Invalid confirmations and labels are skipped, and later events are applied."""
     one = await semantic.gateway(mock, redis=valkey.url, semantic={"policy": "budget"})
     other = await semantic.gateway(mock, redis=valkey.url, semantic={"policy": "budget"})
     content = msgspec.msgpack.encode(
@@ -70,10 +62,10 @@ async def test_events_that_nobody_wrote_end_nothing(
     await until_figure(other, "policy.labels", 1)
 
 
-async def test_confirmations_are_known_to_those_who_begin_later(
+async def test_a_later_host_knows_earlier_confirmations(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, raw: redis.asyncio.Redis
 ) -> None:
-    """A host that starts after them serves a published answer to another tenant; and no more are kept than needed."""
+    """A host that starts after confirmations serves the published answer, and keeps no more than needed."""
     settings = {"published": (namespace_for("Bearer sk-docs"),), "confirmations": 2}
     one = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
     await one.tenant("sk-docs").post(chat(ASKED))
@@ -100,7 +92,7 @@ async def test_confirmations_are_known_to_those_who_begin_later(
 async def test_a_confirmation_brings_no_removed_record_back(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, raw: redis.asyncio.Redis
 ) -> None:
-    """Another host removed it, and the event has not arrived yet."""
+    """A confirmation of a record that another host removed does not bring it back."""
     settings = {"published": (namespace_for("Bearer sk-docs"),), "confirmations": 1}
     one = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
     await one.tenant("sk-docs").post(chat(ASKED))
@@ -115,7 +107,7 @@ async def test_a_confirmation_brings_no_removed_record_back(
     assert b"confirm" in str(await raw.xrange(LOG)).encode()
 
 
-async def test_what_is_no_state_of_a_policy_is_a_cold_start(
+async def test_an_invalid_policy_state_is_a_cold_start(
     stage: Stage,
     folder: Path,
     mock: MockUpstream,
@@ -124,7 +116,7 @@ async def test_what_is_no_state_of_a_policy_is_a_cold_start(
     minilm: Encoder,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A key of another type is logged once, everything else is shared, and a new state replaces it."""
+    """A policy state of another type is logged once, stops no other sharing, and is replaced."""
     caplog.set_level(logging.WARNING)
     key = f"keepgate:semantic:policy:budget:{minilm.fingerprint}"
     await raw.set(key, b"x")
@@ -149,10 +141,10 @@ async def test_what_is_no_state_of_a_policy_is_a_cold_start(
     assert not [line for line in said if "unavailable" in line]
 
 
-async def test_keys_of_another_type_make_room_at_the_start(
+async def test_keys_of_another_type_are_replaced_at_the_start(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, raw: redis.asyncio.Redis
 ) -> None:
-    """Keys of a wrong type for events and ids are replaced: hosts still share what they learn."""
+    """Keys of a wrong type for events and ids are replaced, so that hosts share what they learn."""
     await raw.set(LOG, b"x")
     await raw.rpush("keepgate:semantic:records", b"x")
     one = await semantic.gateway(mock, redis=valkey.url)

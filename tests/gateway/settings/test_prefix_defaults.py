@@ -16,8 +16,8 @@ def settings(state: Path, redis: str = "embedded", **backend: Any) -> Settings:
     return Settings(state_dir=str(state), redis=redis, backend=BackendSettings(**backend))
 
 
-def test_with_nothing_said_it_is_in_the_state_folder(tmp_path: Path) -> None:
-    """It has a folder for its user alone, a secret beside it, and its own database in the embedded store."""
+def test_the_default_prefix_store_is_in_the_state_folder(tmp_path: Path) -> None:
+    """The default store has a private folder, a secret beside it, and a database of its own."""
     state = tmp_path / "not" / "there" / "yet"
     backend = with_prefix_store(settings(state), OWN)
 
@@ -30,14 +30,14 @@ def test_with_nothing_said_it_is_in_the_state_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("redis", "url", "index"), [(SHARED, SHARED, SHARED), ("none", "", None)])
 def test_the_index_is_in_the_store_that_gateways_share(tmp_path: Path, redis: str, url: str, index: str | None) -> None:
-    """Without a shared store there is no index, and prefixes are still stored."""
+    """The prefix index is in the store that gateways share, and is absent without one."""
     backend = with_prefix_store(settings(tmp_path, redis), url)
 
     assert (backend.prefix_index, backend.prefix_disk) == (index, f"{tmp_path}/prefix")
 
 
-def test_what_was_said_stays(tmp_path: Path) -> None:
-    """Explicit options are not changed."""
+def test_explicit_options_are_kept(tmp_path: Path) -> None:
+    """Explicit options are not changed by defaults."""
     said: dict[str, Any] = {
         "threads": 2,
         "prefix_memory": PositiveSize(2**30),
@@ -53,8 +53,8 @@ def test_what_was_said_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", [{"prefix_disk_size": Size(0)}, {"prefix_sharing": False}])
-def test_it_can_be_switched_off(tmp_path: Path, said: dict[str, Any]) -> None:
-    """Then the backend gets no options, and no files are made."""
+def test_the_prefix_store_can_be_switched_off(tmp_path: Path, said: dict[str, Any]) -> None:
+    """A prefix store that is switched off gives the backend no options and makes no files."""
     backend = with_prefix_store(settings(tmp_path, **said), OWN)
 
     assert not any("prefix-" in option for option in backend.options() if option != "--no-prefix-sharing")
@@ -62,7 +62,7 @@ def test_it_can_be_switched_off(tmp_path: Path, said: dict[str, Any]) -> None:
 
 
 def test_memory_alone_has_an_index_and_a_secret(tmp_path: Path) -> None:
-    """Without the disk, other engines can still read blocks."""
+    """A memory tier without a disk tier has an index and a secret, so that other engines read its blocks."""
     backend = with_prefix_store(settings(tmp_path, prefix_disk_size=Size(0), prefix_memory=PositiveSize(2**30)), OWN)
 
     assert backend.options() == [
@@ -72,8 +72,8 @@ def test_memory_alone_has_an_index_and_a_secret(tmp_path: Path) -> None:
     ]
 
 
-def test_a_secret_in_the_environment_is_the_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backend inherits it; a file would override it."""
+def test_a_secret_in_the_environment_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret in the environment is inherited by the backend, and no file is made for one."""
     monkeypatch.setenv("KEEPGATE_PREFIX_SECRET", "thirty-two-bytes-of-a-fleet-secret")
 
     assert with_prefix_store(settings(tmp_path), OWN).prefix_secret_file is None
@@ -82,7 +82,7 @@ def test_a_secret_in_the_environment_is_the_one(tmp_path: Path, monkeypatch: pyt
 def test_a_state_folder_that_cannot_be_made_costs_the_disk_tier_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A gateway that needs no folder still starts, and logs what is missing."""
+    """A gateway whose state folder cannot be made starts without the disk tier and logs it."""
     (tmp_path / "file").touch()
     backend = with_prefix_store(settings(tmp_path / "file" / "state", "none"), "")
 
@@ -92,8 +92,8 @@ def test_a_state_folder_that_cannot_be_made_costs_the_disk_tier_only(
     assert str(tmp_path / "file" / "state" / "prefix") in record.getMessage()
 
 
-def test_a_disk_tier_that_was_asked_for_and_cannot_be_is_refused(tmp_path: Path) -> None:
-    """The line has the folder and what is expected."""
+def test_an_explicit_disk_tier_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    """An explicit disk tier that cannot be made is refused with the folder and the rule."""
     (tmp_path / "file").touch()
     with pytest.raises(SettingsError) as caught:
         with_prefix_store(settings(tmp_path / "file", prefix_disk_size=Size(2**30)), OWN)

@@ -40,16 +40,16 @@ def refusal(*args: Any) -> str:
     return message
 
 
-def test_with_nothing_said_the_defaults_hold() -> None:
-    """A gateway on loopback port 8080 with an embedded store."""
+def test_the_default_settings() -> None:
+    """The defaults are a gateway on loopback port 8080 with an embedded store."""
     settings, warnings = load(None, {}, {})
     assert settings == Settings()
     assert (settings.host, settings.port, settings.redis, settings.upstreams) == ("127.0.0.1", 8080, "embedded", ())
     assert warnings == []
 
 
-def test_the_environment_wins_over_the_file_and_the_command_line_over_both(tmp_path: Path) -> None:
-    """Each source overrides only its own keys; nested groups are merged key by key."""
+def test_the_precedence_of_file_environment_and_command_line(tmp_path: Path) -> None:
+    """Each source overrides only its own keys of an earlier one, in nested groups as well."""
     file = tmp_path / "k.yaml"
     file.write_text("port: 1001\nhost: 10.0.0.1\nworkers: 2\ncache: {ttl: 11, variants: 7}\ntimeouts: {idle: 5}\n")
     environment = {"KEEPGATE_PORT": "1002", "KEEPGATE_HOST": "10.0.0.2", "KEEPGATE_CACHE_TTL": "12"}
@@ -59,8 +59,8 @@ def test_the_environment_wins_over_the_file_and_the_command_line_over_both(tmp_p
     assert (settings.timeouts.idle, settings.timeouts.connect) == (5.0, 5.0)
 
 
-def test_the_upstreams_of_a_later_source_replace_those_of_an_earlier(tmp_path: Path) -> None:
-    """A list is one value and is replaced."""
+def test_the_upstreams_of_a_later_source_replace_earlier_ones(tmp_path: Path) -> None:
+    """A list of a later source replaces that of an earlier one."""
     file = tmp_path / "k.yaml"
     file.write_text("upstreams: ['http://a/v1', 'http://b/v1']\n")
     environment = {"KEEPGATE_UPSTREAMS": " http://c , http://d/v1,"}
@@ -70,7 +70,7 @@ def test_the_upstreams_of_a_later_source_replace_those_of_an_earlier(tmp_path: P
 
 
 def test_every_setting_can_come_from_the_environment() -> None:
-    """Names are the keys in capitals, joined by underscores; text is converted to the setting's type."""
+    """Every setting has a variable, whose text is converted to the setting's type."""
     settings = from_environment(
         PORT="0",
         CACHE_TTL="0.5",
@@ -94,13 +94,13 @@ def test_every_setting_can_come_from_the_environment() -> None:
     [("1048576", 2**20), ("1MiB", 2**20), ("1 mib", 2**20), ("1.5KiB", 1536), ("2GB", 2 * 10**9), ("4096B", 4096)],
 )
 def test_a_size_may_have_a_unit(written: str, size: int) -> None:
-    """Binary and decimal units, in either case."""
+    """A size may have a binary or decimal unit in either case."""
     assert from_environment(MAX_BODY=written).max_body == size
 
 
 @given(st.integers(0, 2**50))
 def test_a_size_in_bytes_is_itself(size: int) -> None:
-    """Sizes are exact, up to the largest."""
+    """A size in bytes is exact, up to the largest."""
     assert Size.parse(size) == Size.parse(str(size)) == Size.parse(f"{size} B") == size
 
 
@@ -163,7 +163,7 @@ def test_a_size_in_bytes_is_itself(size: int) -> None:
     ],
 )
 def test_a_bad_variable_is_named_with_what_would_be_right(variable: str, text: str, message: str) -> None:
-    """The line has source, name, expectation and value."""
+    """The message on an invalid variable has source, name, expectation and value."""
     said = refusal(None, {f"KEEPGATE_{variable}": text}, {})
     assert said.startswith(f"environment: KEEPGATE_{variable}: {message}")
 
@@ -204,19 +204,19 @@ def test_a_bad_variable_is_named_with_what_would_be_right(variable: str, text: s
     ],
 )
 def test_a_bad_file_is_named_with_what_would_be_right(tmp_path: Path, text: str | bytes, message: str) -> None:
-    """The message has the file, the key as written, and what is expected."""
+    """The message on an invalid file has the file, the key as written, and the expectation."""
     file = tmp_path / "keepgate.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     assert refusal(file, {}, {}).startswith(f"{file}: {message}")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """The path is missing, or not a file."""
+    """A settings file that is missing or no file is named."""
     assert refusal(tmp_path / "no.yaml", {}, {}) == f"{tmp_path}/no.yaml: cannot be read: No such file or directory"
     assert refusal(tmp_path, {}, {}) == f"{tmp_path}: cannot be read: Is a directory"
 
 
-def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
+def test_a_file_of_comments_has_no_effect(tmp_path: Path) -> None:
     """A file of comments has no effect."""
     assert from_file(tmp_path, "# port: 1\n") == Settings()
 
@@ -237,19 +237,19 @@ def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_option_is_named_as_it_was_written(arguments: dict[str, Any], message: str) -> None:
-    """The message has the option with its hyphens, not the key."""
+    """The message on an invalid option has the option with its hyphens."""
     assert refusal(None, {}, arguments).startswith(f"command line: {message}")
 
 
-def test_the_source_at_fault_is_blamed_though_a_later_one_overrides_it(tmp_path: Path) -> None:
-    """An overridden error is reported, too."""
+def test_an_error_in_an_overridden_source_is_reported(tmp_path: Path) -> None:
+    """An error is reported with its source even if a later source overrides the value."""
     file = tmp_path / "k.yaml"
     file.write_text("port: eighty")
     assert refusal(file, {"KEEPGATE_PORT": "80"}, {}).startswith(f"{file}: port: ")
 
 
-def test_a_variable_that_is_no_setting_is_a_warning() -> None:
-    """It may belong to another program, so the gateway starts; the nearest setting is named."""
+def test_an_unknown_variable_is_a_warning() -> None:
+    """An unknown variable is a warning with the nearest setting."""
     environment = {"KEEPGATE_PROT": "1", "KEEPGATE_UPSTREAM": "http://a", "KEEPGATE_QQQQQQ": "x", "PORT": "2"}
     settings, warnings = load(None, environment, {})
     assert settings == Settings()
@@ -261,12 +261,12 @@ def test_a_variable_that_is_no_setting_is_a_warning() -> None:
 
 
 def test_the_secret_of_the_backends_prefix_store_is_no_setting() -> None:
-    """It is the backend's own variable, which it inherits: there is no warning, and it is not printed."""
+    """The variable with the backend's secret gives no warning and is not printed."""
     assert load(None, {"KEEPGATE_PREFIX_SECRET": "hush"}, {}) == (Settings(), [])
 
 
 def test_no_secret_shows_in_a_representation_or_a_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Neither the admin key nor a store's password is in any output of the settings."""
+    """The admin key and a store's password are in no output of the settings."""
     settings = from_environment(
         ADMIN_KEY="hush-1",
         REDIS="redis://user:hush-2@cache:6379/0",
@@ -283,7 +283,7 @@ def test_no_secret_shows_in_a_representation_or_a_log(caplog: pytest.LogCaptureF
     "url", ["redis://user:hush@host:port/0", "redis:/user:hush@host", "user:hush@host", "redis://:hu/hush@h:x"]
 )
 def test_no_secret_shows_in_a_refusal(url: str) -> None:
-    """A refused URL may have the right password."""
+    """The message on a refused URL does not have its password."""
     assert "hush" not in refusal(None, {"KEEPGATE_REDIS": url}, {})
     assert "hush" not in refusal(None, {"KEEPGATE_UPSTREAMS": url}, {})
     if not url.startswith("redis://"):  # which the backend reads
@@ -291,14 +291,14 @@ def test_no_secret_shows_in_a_refusal(url: str) -> None:
 
 
 def test_no_admin_key_shows_when_it_is_no_text(tmp_path: Path) -> None:
-    """A key of digits, which YAML reads as a number, is refused without printing it."""
+    """A numeric admin key in YAML is refused without being printed."""
     file = tmp_path / "k.yaml"
     file.write_text("admin_key: 123456")
     assert refusal(file, {}, {}) == f"{file}: admin_key: expected text that is not empty"
 
 
 def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The setting, else XDG_STATE_HOME, else ~/.local/state; always absolute, since a child has its own directory."""
+    """The state directory is the setting, else below XDG_STATE_HOME, else ~/.local/state, and absolute."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     assert Settings().state_path() == tmp_path / ".local/state/keepgate"
@@ -310,7 +310,7 @@ def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_the_backend_gets_its_options_from_every_source(tmp_path: Path) -> None:
-    """Later sources win key by key, and unset options keep the backend's default."""
+    """Later sources win key by key, and unset options keep the backend's defaults."""
     file = tmp_path / "k.yaml"
     file.write_text("backend: {quantization: int8, kv_memory: 1GiB, prefix_sharing: false, max_wait_ms: 20}\n")
     settings, warnings = load(
@@ -328,7 +328,7 @@ def test_the_backend_gets_its_options_from_every_source(tmp_path: Path) -> None:
 
 
 def test_options_of_a_backend_that_does_not_run_are_a_warning(tmp_path: Path) -> None:
-    """With upstreams there is a warning that they have no effect."""
+    """Backend options beside upstreams give a warning that they have no effect."""
     file = tmp_path / "k.yaml"
     file.write_text("backend: {threads: 2}\n")
     words = {"upstreams": ["mock:"], "backend.quantization": "int4"}
@@ -374,11 +374,11 @@ def test_options_of_a_backend_that_does_not_run_are_a_warning(tmp_path: Path) ->
         ("chat_template", ["chat.jinja", "-odd name.jinja"]),
     ],
 )
-def test_the_backend_understands_what_it_is_told(name: str, values: list[str]) -> None:
-    """Each setting is an option of the backend's own command line, with the same values; there are no others."""
+def test_each_backend_setting_is_an_option_of_the_backend(name: str, values: list[str]) -> None:
+    """Each setting is an option of the backend's command line with the same values, and there are no others."""
     parser = Parser()
     add_arguments(parser)
-    known = {action.dest: action for action in parser._actions}
+    known = {action.dest: action for action in parser._actions}  # argparse has no public list of them
     for value in values:
         settings = from_environment(**{f"BACKEND_{name.upper()}": value}).backend
         understood, said = getattr(parser.parse_args(settings.options()), name), getattr(settings, name)

@@ -48,7 +48,7 @@ def script(tmp_path: Path) -> Path:
 
 
 async def test_replies_follow_the_script(stage: Stage, script: Path) -> None:
-    """The first reply whose `when` is in the last user message is sent; else the one without `when`."""
+    """The first reply whose `when` is in the last user message is sent, else the one without `when`."""
     client = await stage.gateway(f"mock:{script}")
     called = (await client.post(chat("How is the weather?"))).json["choices"][0]
     assert called["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
@@ -63,7 +63,7 @@ async def test_replies_follow_the_script(stage: Stage, script: Path) -> None:
 
 
 async def test_an_error_is_sent_as_it_is_scripted(stage: Stage, script: Path) -> None:
-    """Status, headers and OpenAI's error object, to streams as well."""
+    """A scripted error has its status, headers and OpenAI's error object, for streams as well."""
     client = await stage.gateway(f"mock:{script}")
     for stream in (False, True):
         refused = await client.post(chat("busy", stream=stream))
@@ -77,7 +77,7 @@ async def test_an_error_is_sent_as_it_is_scripted(stage: Stage, script: Path) ->
 
 
 async def test_streams_follow_the_script(stage: Stage, script: Path) -> None:
-    """The same reply as chunks, scripted events as they are, and a connection that breaks where it should."""
+    """A stream has the scripted chunks or events, and breaks where the script says."""
     client = await stage.gateway(f"mock:{script}")
     called = (await client.post(chat("weather", stream=True))).response["choices"][0]
     assert called["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
@@ -89,7 +89,7 @@ async def test_streams_follow_the_script(stage: Stage, script: Path) -> None:
 
 
 async def test_a_scripted_body_is_sent_whole(stage: Stage, script: Path) -> None:
-    """The body has the scripted fields only."""
+    """A scripted body has its own fields only."""
     async with (
         MockUpstream(load_script(script)).serving() as mock,
         aiohttp.ClientSession() as session,
@@ -100,7 +100,7 @@ async def test_a_scripted_body_is_sent_whole(stage: Stage, script: Path) -> None
 
 
 async def test_without_a_script_the_question_comes_back(stage: Stage) -> None:
-    """`mock:` answers chats and completions with the prompt, and counts words as tokens."""
+    """The upstream `mock:` answers with the prompt and counts words as tokens."""
     client = await stage.gateway("mock:")
     parts = [{"type": "text", "text": "one two"}, {"type": "text", "text": "three"}]
     for content in ("one two three", parts):
@@ -117,8 +117,8 @@ async def test_without_a_script_the_question_comes_back(stage: Stage) -> None:
     assert (missing.status, missing.error["code"]) == (404, "model_not_found")
 
 
-async def test_what_arrived_is_on_record(stage: Stage) -> None:
-    """Path, headers and body as they came, for tests of an app; also if the client disconnects."""
+async def test_requests_are_recorded(stage: Stage) -> None:
+    """Each request is recorded with its path, headers and body, even if its client disconnects."""
     mock = await stage.mock(Reply(text="x"))
     client = await stage.gateway(mock)
     await client.post(chat("hello", user="u-1"), Authorization="Bearer k")
@@ -144,8 +144,8 @@ async def test_what_arrived_is_on_record(stage: Stage) -> None:
         ("replies: [{text: [1]}]", "replies[0].text"),
     ],
 )
-def test_a_bad_script_is_one_clear_line(tmp_path: Path, text: str, reason: str) -> None:
-    """The line has the file, the key, and what is expected."""
+def test_an_invalid_script_is_reported_in_one_line(tmp_path: Path, text: str, reason: str) -> None:
+    """The message on an invalid script has the file, the key and the expectation in one line."""
     file = tmp_path / "s.yaml"
     file.write_text(text)
     with pytest.raises(SettingsError) as caught:

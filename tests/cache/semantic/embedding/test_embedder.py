@@ -1,4 +1,4 @@
-"""Many callers, one thread: who is computed with whom, who goes first, and what each is told when it goes wrong."""
+"""The embedder computes the texts of many callers in one thread: batches, order, limits and errors."""
 
 import asyncio
 import threading
@@ -61,7 +61,7 @@ async def asked(embedder: Embedder, *texts: str) -> list["asyncio.Task[Vectors]"
 
 
 async def test_each_caller_gets_the_vector_of_its_text(encoder: Encoder) -> None:
-    """However texts were batched, and in whatever order they were computed."""
+    """Each caller gets the vector of its own text, whatever the batch."""
     expected = [encoder.encode([text])[0] for text in TEXTS]
     async with open_embedder(encoder) as embedder:
         for _ in range(20):
@@ -71,8 +71,8 @@ async def test_each_caller_gets_the_vector_of_its_text(encoder: Encoder) -> None
                 assert ours.flags.owndata
 
 
-async def test_texts_that_come_meanwhile_share_the_next_call(gate: Gate) -> None:
-    """One call for the first, one for all others, and none of it on the event loop's thread."""
+async def test_texts_that_arrive_during_a_call_share_the_next_one(gate: Gate) -> None:
+    """Texts that arrive during a call are computed together in the next one."""
     async with open_embedder(gate) as embedder:
         first = await asked(embedder, "first")
         await gate.reached()
@@ -84,8 +84,8 @@ async def test_texts_that_come_meanwhile_share_the_next_call(gate: Gate) -> None
         assert (embedder.calls, embedder.texts, embedder.waiting) == (2, 1 + len(TEXTS), 0)
 
 
-async def test_a_call_has_no_more_tokens_than_the_bound_and_short_texts_go_first(gate: Gate) -> None:
-    """A short text that comes after many long ones waits for the call under way, not for all of them."""
+async def test_a_call_has_bounded_tokens_and_takes_short_texts_first(gate: Gate) -> None:
+    """A call has at most the bound of tokens, and takes short texts before long ones."""
     async with open_embedder(gate) as embedder:
         first = await asked(embedder, "first")
         await gate.reached()
@@ -98,8 +98,8 @@ async def test_a_call_has_no_more_tokens_than_the_bound_and_short_texts_go_first
         assert len(gate.calls) == 2 + 30 * models.LONGEST // MAX_TOKENS
 
 
-async def test_a_long_text_is_not_put_off_for_ever(gate: Gate) -> None:
-    """Short texts that come later than its length is worth do not go before it."""
+async def test_a_long_text_that_waited_long_goes_before_short_ones(gate: Gate) -> None:
+    """A long text that has waited long enough goes before short texts that arrive later."""
     crowd = ["a b c d e f g h"] * 60
     async with open_embedder(gate) as embedder:
         first = await asked(embedder, "first")
@@ -114,8 +114,8 @@ async def test_a_long_text_is_not_put_off_for_ever(gate: Gate) -> None:
         assert len(gate.calls) > 2
 
 
-async def test_a_text_nobody_waits_for_is_not_computed(gate: Gate) -> None:
-    """The deadline of the caller is over: its text costs no more, and the others get theirs."""
+async def test_a_text_whose_caller_left_is_not_computed(gate: Gate) -> None:
+    """A text whose caller was cancelled or timed out is not computed."""
     async with open_embedder(gate) as embedder:
         first = await asked(embedder, "first")
         await gate.reached()
@@ -129,8 +129,8 @@ async def test_a_text_nobody_waits_for_is_not_computed(gate: Gate) -> None:
         assert gate.calls == [["first"], ["stays"]]
 
 
-async def test_too_many_that_wait_are_refused_at_once(gate: Gate) -> None:
-    """A full queue takes no more, until somebody in it gives up."""
+async def test_a_text_beyond_a_full_queue_is_refused_at_once(gate: Gate) -> None:
+    """A full queue raises EmbedderBusy until a waiting caller leaves."""
     async with open_embedder(gate) as embedder:
         first = await asked(embedder, "first")
         await gate.reached()
@@ -144,8 +144,8 @@ async def test_too_many_that_wait_are_refused_at_once(gate: Gate) -> None:
         await asyncio.gather(*first, late)
 
 
-async def test_a_fault_of_the_model_reaches_each_caller_and_the_next_text_is_well(gate: Gate) -> None:
-    """The message has the kind of the fault, and nothing of what was asked."""
+async def test_a_fault_of_the_model_reaches_each_caller_of_its_batch(gate: Gate) -> None:
+    """An error of the model reaches each caller of its batch without their texts, and no later caller."""
     async with open_embedder(gate) as embedder:
         first = await asked(embedder, "first")
         await gate.reached()
@@ -159,7 +159,7 @@ async def test_a_fault_of_the_model_reaches_each_caller_and_the_next_text_is_wel
 
 
 async def test_a_text_without_direction_fails_alone(gate: Gate) -> None:
-    """Those beside it get their vectors."""
+    """A text whose vector has no direction raises EmbeddingFailed, and the others of its batch succeed."""
     async with open_embedder(gate) as embedder:
         first = await asked(embedder, "first")
         await gate.reached()
@@ -170,8 +170,8 @@ async def test_a_text_without_direction_fails_alone(gate: Gate) -> None:
             await nowhere
 
 
-async def test_closing_ends_the_thread_and_tells_who_waits(gate: Gate) -> None:
-    """Nobody hangs: not those whose text is being computed, not those in the queue, not those who come later."""
+async def test_closing_ends_the_thread_and_fails_all_callers(gate: Gate) -> None:
+    """Closing an embedder ends its thread and raises EmbeddingFailed for current and later callers."""
     async with open_embedder(gate) as embedder:
         tasks = await asked(embedder, "computing")
         await gate.reached()
@@ -185,8 +185,8 @@ async def test_closing_ends_the_thread_and_tells_who_waits(gate: Gate) -> None:
     assert [thread for thread in threading.enumerate() if thread.name.startswith("embedder")] == []
 
 
-async def test_a_long_text_of_a_patient_embedder_is_in_nobodys_way(encoder: Encoder, gate: Gate) -> None:
-    """While it is being computed, and however long that takes, another embedder of the model answers."""
+async def test_a_patient_embedder_does_not_delay_another(encoder: Encoder, gate: Gate) -> None:
+    """An embedder answers while a patient one of the same model computes a long text."""
     async with open_embedder(gate, patient=True) as patient, open_embedder(encoder) as embedder:
         (waiting,) = await asked(patient, LONG)
         await gate.reached()
@@ -198,7 +198,7 @@ async def test_a_long_text_of_a_patient_embedder_is_in_nobodys_way(encoder: Enco
 
 
 async def test_threads_do_not_write_into_one_anothers_vectors(encoder: Encoder) -> None:
-    """A vector is that of its text, whoever computes beside it."""
+    """Concurrent calls of one encoder do not change each other's vectors."""
     alone = encoder.encode(TEXTS)
 
     def compute() -> list[Vectors]:
@@ -210,8 +210,8 @@ async def test_threads_do_not_write_into_one_anothers_vectors(encoder: Encoder) 
             assert np.allclose(vectors, alone[start:], atol=1e-5)
 
 
-async def test_who_would_wait_too_long_is_refused_at_once(gate: Gate) -> None:
-    """By the time that texts have taken so far; where nobody is before him he may ask, however long it takes."""
+async def test_a_text_that_would_wait_too_long_is_refused_at_once(gate: Gate) -> None:
+    """A text raises EmbedderBusy if the texts before it are expected to take longer than the patience."""
     async with open_embedder(gate, patience=1e-9) as embedder:
         first = await asked(embedder, "measured")
         gate.let(1)

@@ -42,7 +42,7 @@ def assert_same(ours: Encoder, reference: Encoder, texts: list[str]) -> None:
 
 
 def test_every_pooling_is_exported(encoder: Encoder, tiny_model: Path) -> None:
-    """Tokens become a vector as each pooling of the library makes it: the parts agree, not only the whole."""
+    """An exported model has the vectors of the library for each of its poolings."""
     reference = on_torch(tiny_model)
     assert_same(encoder, reference, TEXTS)
     parts = len(models.POOLINGS)
@@ -53,7 +53,7 @@ def test_every_pooling_is_exported(encoder: Encoder, tiny_model: Path) -> None:
 
 
 def test_a_decoder_with_prompt_lower_case_and_dense_layer_is_exported(tmp_path: Path) -> None:
-    """Its vector is that of the last token, wherever the padding is; what stands before and after it counts too."""
+    """An exported decoder has the library's vectors, with its prompt, lower case and dense layer."""
     folder = models.write_llama(tmp_path)
     ours, reference = on_onnx(folder, tmp_path / "target"), on_torch(folder)
     assert ours.dimensions == models.DIMENSIONS // 2
@@ -63,8 +63,8 @@ def test_a_decoder_with_prompt_lower_case_and_dense_layer_is_exported(tmp_path: 
     assert ours.length("why " * 100) == models.LONGEST
 
 
-def test_a_model_that_is_no_transformer_says_why_it_is_not_exported(tmp_path: Path) -> None:
-    """The reason is kept, so that the next start does not try again."""
+def test_a_model_without_a_transformer_is_not_exported(tmp_path: Path) -> None:
+    """A model without a transformer raises ExportUnavailable with the reason that its export has kept."""
     target = tmp_path / "target"
     target.mkdir()
     export(ModelFiles("static", models.write_static(tmp_path / "model")), target)
@@ -75,7 +75,7 @@ def test_a_model_that_is_no_transformer_says_why_it_is_not_exported(tmp_path: Pa
 @pytest.mark.parametrize("file", ["manifest.json", "model.onnx", "tokenizer.json", "reference.npy"])
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
 def test_a_damaged_file_is_found(file: str, harm: str, exported_folder: Path) -> None:
-    """No file is read that is not as it was written."""
+    """A changed, cut or missing file of an export raises Damaged with its name."""
     path = exported_folder / file
     content = bytearray(path.read_bytes())
     if harm == "remove":
@@ -90,7 +90,7 @@ def test_a_damaged_file_is_found(file: str, harm: str, exported_folder: Path) ->
 
 
 def test_other_vectors_than_the_reference_are_refused(exported_folder: Path) -> None:
-    """A runtime that computes something else on this machine does not serve."""
+    """A model whose vectors differ from the reference raises ExportUnavailable."""
     manifest = read_manifest(exported_folder)
     vectors = np.load(exported_folder / REFERENCE_FILE)
     np.save(exported_folder / REFERENCE_FILE, vectors[::-1])
@@ -99,7 +99,7 @@ def test_other_vectors_than_the_reference_are_refused(exported_folder: Path) -> 
 
 
 def test_a_graph_that_the_runtime_cannot_read_is_refused(exported_folder: Path) -> None:
-    """The message is the runtime's, in one line."""
+    """A graph that ONNX Runtime cannot read raises ExportUnavailable with the runtime's message."""
     manifest = read_manifest(exported_folder)
     (exported_folder / "model.onnx").write_bytes(b"not a graph")
     with pytest.raises(ExportUnavailable, match=r"ONNX Runtime cannot compute it: .*"):
@@ -108,8 +108,8 @@ def test_a_graph_that_the_runtime_cannot_read_is_refused(exported_folder: Path) 
 
 @given(texts=st.lists(st.text(st.characters(), max_size=200), max_size=6))
 @settings(max_examples=50, deadline=None)
-def test_any_text_has_the_vector_that_it_has_alone(texts: list[str], encoder: Encoder) -> None:
-    """Halves of surrogate pairs and control characters too; order and company change nothing but the last bits."""
+def test_any_text_has_the_same_vector_alone_and_in_a_batch(texts: list[str], encoder: Encoder) -> None:
+    """Any text has the same vector alone and in a batch, but for its last bits."""
     vectors = encoder.encode(texts)
     assert vectors.shape == (len(texts), encoder.dimensions)
     for text, vector in zip(texts, vectors, strict=True):
@@ -117,8 +117,8 @@ def test_any_text_has_the_vector_that_it_has_alone(texts: list[str], encoder: En
         assert 0 < encoder.length(text) <= models.LONGEST
 
 
-def test_a_text_far_beyond_the_limit_is_read_as_far_as_the_model_reads(encoder: Encoder, tiny_model: Path) -> None:
-    """Megabytes cost what their first tokens cost, unless these fill few tokens: then all of it is read."""
+def test_a_text_beyond_the_limit_is_read_as_far_as_the_model_reads(encoder: Encoder, tiny_model: Path) -> None:
+    """A text beyond the limit has the vector and about the cost of the tokens that the model reads."""
     spaces, words, word = " " * 100_000 + "top up my card", "top up my card " * 200_000, "x" * 1_000_000
     reference = on_torch(tiny_model)
     assert_same(encoder, reference, [spaces, words[:100_000], word[:100_000]])
@@ -129,7 +129,7 @@ def test_a_text_far_beyond_the_limit_is_read_as_far_as_the_model_reads(encoder: 
 
 
 def test_a_vector_without_direction_is_nan() -> None:
-    """Zero, infinite or not a number: no unit vector can be made of these, and others stay as they are."""
+    """A vector that is zero or not finite becomes NaN, and any other one becomes a unit vector."""
     rows = np.array([[3, 4], [0, 0], [np.inf, 1], [np.nan, 1], [1e-30, 0], [-2, 0]], np.float32)
     scaled = unit(rows)
     np.testing.assert_allclose(scaled[[0, 5]], np.array([[0.6, 0.8], [-1.0, 0.0]]), rtol=1e-6)

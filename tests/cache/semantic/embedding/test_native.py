@@ -65,7 +65,7 @@ def native(plain_model: Path, plain_description: Path) -> NativeEncoder:
 def test_any_width_has_the_vectors_of_the_reference(
     hidden: int, heads: int, inner: int, layers: int, pooling: str, tmp_path: Path, exports: Path
 ) -> None:
-    """Columns, heads and tokens that fill no vector register, texts of every length, both poolings."""
+    """A model of any width, number of heads and pooling has the vectors of the reference."""
     model = models.write_bert(
         tmp_path, pooling, Normalize(), hidden=hidden, num_attention_heads=heads, intermediate_size=inner,
         num_hidden_layers=layers, initializer_range=0.2,
@@ -76,8 +76,8 @@ def test_any_width_has_the_vectors_of_the_reference(
     np.testing.assert_allclose((encoder.encode(TEXTS) * expected).sum(axis=1), 1, atol=2e-5)
 
 
-def test_the_default_model_is_compiled_and_has_the_vectors_of_the_reference(minilm: Encoder) -> None:
-    """Short texts, one that is cut, and more tokens than one call takes."""
+def test_the_default_model_has_the_vectors_of_the_reference(minilm: Encoder) -> None:
+    """The default model is compiled and has the vectors of the reference."""
     assert minilm.name == "all-MiniLM-L6-v2, compiled"
     texts = [*TEXTS, "Where is my card? " * 100, *(f"What is the fee for {n} euros?" for n in range(40))]
     expected = TorchEncoder(find_model("default"), "f", threads=1).encode(texts)
@@ -86,8 +86,8 @@ def test_the_default_model_is_compiled_and_has_the_vectors_of_the_reference(mini
 
 @given(texts=st.lists(st.text(st.characters(), max_size=200), max_size=40))
 @settings(max_examples=50, deadline=None)
-def test_a_vector_is_the_same_bits_in_any_company(texts: list[str], native: NativeEncoder) -> None:
-    """Order, neighbours and the tile of rows that a text falls into change nothing at all."""
+def test_a_vector_does_not_depend_on_its_batch(texts: list[str], native: NativeEncoder) -> None:
+    """A text has bit for bit the same vector in every batch."""
     vectors = native.encode(texts)
     assert vectors.shape == (len(texts), native.dimensions)
     np.testing.assert_array_equal(native.encode(texts[::-1]), vectors[::-1])
@@ -101,7 +101,7 @@ def test_a_vector_is_the_same_bits_in_any_company(texts: list[str], native: Nati
     )
 )
 def test_no_sum_of_products_leaves_32_bits(weight: npt.NDArray[np.float32]) -> None:
-    """Whatever the activations are; and each weight is what it was but for half a unit."""
+    """Sums of products with rounded weights fit 32 bits, and a rounded weight errs by half a unit at most."""
     integers, scales = rounded(weight, MAX)
     assert (np.abs(integers.astype(np.int64)).sum(axis=1) * MAX < 2**31).all()
     wrong = np.abs(integers * scales[:, None].astype(np.float64) - weight)
@@ -109,7 +109,7 @@ def test_no_sum_of_products_leaves_32_bits(weight: npt.NDArray[np.float32]) -> N
 
 
 def test_a_token_without_a_row_is_an_error(plain_model: Path, plain_description: Path, exports: Path) -> None:
-    """A tokenizer of another model must not make it read beyond its tables."""
+    """A token for which the model has no row raises ValueError."""
     export = Path(shutil.copytree(plain_description, exports / "far"))
     manifest = read_manifest(export)
     tokenizer = json.loads((export / TOKENIZER_FILE).read_text("utf-8"))
@@ -159,10 +159,10 @@ def reweighted(change: Callable[[dict[str, npt.NDArray[np.float32]]], object]) -
         (reweighted(lambda w: w["embeddings.LayerNorm.bias"].fill(9)), r"lowest cosine 0\.\d+, needed 0\.9999"),
     ],
 )
-def test_a_model_that_it_does_not_know_is_one_clear_line(
+def test_an_unsupported_model_is_refused_in_one_line(
     change: Callable[[Path], object], reason: str, plain_model: Path, plain_description: Path, tmp_path: Path
 ) -> None:
-    """It says what is in the way, and computes nothing that might be wrong."""
+    """An unsupported model raises NativeUnavailable with the reason in one line."""
     model = Path(shutil.copytree(plain_model, tmp_path / "model"))
     change(model)
     with pytest.raises(NativeUnavailable, match=reason) as refusal:
@@ -173,11 +173,11 @@ def test_a_model_that_it_does_not_know_is_one_clear_line(
 @pytest.mark.parametrize(
     ("compiler", "reason"), [("no-such-compiler", "no C\\+\\+ compiler"), ("false", "refuses its source: no message")]
 )
-def test_no_compiler_is_one_clear_line(
+def test_a_missing_or_failing_compiler_is_reported(
     compiler: str, reason: str, plain_model: Path, plain_description: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """And nothing is left behind of what was tried."""
+    """A missing or failing compiler raises NativeUnavailable and leaves no files."""
     monkeypatch.setenv("CXX", compiler)
     export = Path(shutil.copytree(plain_description, tmp_path / "export"))
     with pytest.raises(NativeUnavailable, match=reason):
@@ -185,8 +185,10 @@ def test_no_compiler_is_one_clear_line(
     assert list(tmp_path.iterdir()) == [export]
 
 
-def test_another_reference_is_refused(plain_model: Path, plain_description: Path, exports: Path) -> None:
-    """Vectors of another size are no reason to fail otherwise than with the line."""
+def test_reference_vectors_of_another_size_are_refused(
+    plain_model: Path, plain_description: Path, exports: Path
+) -> None:
+    """Reference vectors of another size raise NativeUnavailable."""
     export = Path(shutil.copytree(plain_description, exports / "other"))
     manifest = read_manifest(export)
     vectors = np.load(export / REFERENCE_FILE)

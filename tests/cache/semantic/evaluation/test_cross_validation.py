@@ -25,7 +25,7 @@ def everything() -> Flags:
 
 @pytest.mark.parametrize("delta", [0.005, 0.01, 0.02])
 def test_wrong_answers_stay_within_the_budget(delta: float) -> None:
-    """Over several populations in which similarity tells something, at most delta of all requests are wrong."""
+    """At most delta of all requests get a wrong answer where similarity is informative."""
     wrong, recall = [], []
     for seed in range(4):
         similarities, same = population(seed, steepness=30.0)
@@ -36,8 +36,8 @@ def test_wrong_answers_stay_within_the_budget(delta: float) -> None:
     assert min(share for share in recall if share is not None) > 0.3
 
 
-def test_it_serves_as_much_as_the_best_threshold_with_as_many_wrong_answers() -> None:
-    """Where only similarity tells anything, no fixed threshold chosen in hindsight is clearly better."""
+def test_the_policy_serves_nearly_as_much_as_the_best_threshold() -> None:
+    """The policy has at least 95% of the hits of the best threshold with as many wrong ones."""
     similarities, same = population(7, steepness=30.0)
     policy = figures_of(served_by_policy(similarities, same, everything(), 0.01), same)
     best = max(
@@ -47,16 +47,16 @@ def test_it_serves_as_much_as_the_best_threshold_with_as_many_wrong_answers() ->
     assert policy.hits >= 0.95 * best.hits
 
 
-def test_it_serves_next_to_nothing_where_no_similarity_is_safe() -> None:
-    """Of pairs of which half are wrong however near they are, it keeps away."""
+def test_the_policy_serves_little_where_no_similarity_is_safe() -> None:
+    """The policy serves at most 2% of pairs whose similarity says nothing about their label."""
     similarities, same = population(3, steepness=0.0)
     assert served_by_policy(similarities, same, everything(), 0.01).mean() <= 0.02
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 60))
 @settings(max_examples=20, deadline=None)
-def test_what_guards_refuse_is_never_served_and_few_labels_serve_nothing(seed: int, allowed: int) -> None:
-    """With fewer allowed pairs than labels are needed nothing is served, and a refused one never."""
+def test_refused_pairs_and_pairs_with_few_labels_are_not_served(seed: int, allowed: int) -> None:
+    """A pair that guards refuse is never served, and no pair is served with too few labels."""
     draw = np.random.default_rng(seed)
     similarities = draw.uniform(0.9, 1.0, 300).astype(np.float32)
     same = np.ones(300, dtype=np.bool_)
@@ -67,7 +67,7 @@ def test_what_guards_refuse_is_never_served_and_few_labels_serve_nothing(seed: i
 
 
 def test_the_same_pairs_give_the_same_verdicts() -> None:
-    """The division into parts is always the same one."""
+    """Evaluating the same pairs twice gives the same verdicts."""
     similarities, same = population(11, steepness=20.0)
     first = served_by_policy(similarities, same, everything(), 0.01)
     assert (first == served_by_policy(similarities, same, everything(), 0.01)).all()

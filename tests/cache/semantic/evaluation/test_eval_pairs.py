@@ -55,8 +55,8 @@ def report(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return parsed
 
 
-def test_the_figures_of_policy_and_thresholds_with_and_without_guards(eval_pairs: Command, file: Path) -> None:
-    """Guards keep all opposites away; without them near ones are served; an empty text never is."""
+def test_figures_of_policy_and_thresholds_with_and_without_guards(eval_pairs: Command, file: Path) -> None:
+    """The report has figures of the policy and of fixed thresholds, each with and without guards."""
     figures = report(eval_pairs(str(file), "--json", "--delta", "0.02", "--model", str(eval_pairs.model)))
     assert (figures["file"], figures["pairs"], figures["positives"], figures["negatives"]) == (str(file), 181, 121, 60)
     assert figures["delta"] == 0.02
@@ -74,8 +74,8 @@ def test_the_figures_of_policy_and_thresholds_with_and_without_guards(eval_pairs
     assert {"0.70", "0.80", "0.90", "0.95", "0.98"} <= figures["static"].keys()
 
 
-def test_without_json_a_table_says_what_its_columns_are(eval_pairs: Command, file: Path) -> None:
-    """A newcomer reads it without the manual."""
+def test_without_json_a_table_names_its_columns(eval_pairs: Command, file: Path) -> None:
+    """The table that is printed without --json names its columns and is at most 160 characters wide."""
     done = eval_pairs(str(file), "--model", str(eval_pairs.model))
     assert done.returncode == 0
     for words in (
@@ -90,7 +90,7 @@ def test_without_json_a_table_says_what_its_columns_are(eval_pairs: Command, fil
 
 
 def test_pairs_of_one_class_have_no_figures_of_the_other(eval_pairs: Command, tmp_path: Path) -> None:
-    """A set of traps alone is a set as well, and it is said what is missing."""
+    """Pairs of one class alone have null figures for the other, and notes say why."""
     path = tmp_path / "traps.csv"
     path.write_text("text_a,text_b,label\nbuy it,sell it,0\nHow far is Rome?,How far is Oslo?,0\n", encoding="utf-8")
     figures = report(eval_pairs(str(path), "--json", "--model", str(eval_pairs.model)))
@@ -117,8 +117,8 @@ def test_pairs_of_one_class_have_no_figures_of_the_other(eval_pairs: Command, tm
         (("none.csv", "--treshold", "1"), "unrecognized arguments: --treshold"),
     ],
 )
-def test_a_wrong_word_is_refused_in_one_line(eval_pairs: Command, words: tuple[str, ...], message: str) -> None:
-    """The status is 2, and nothing is loaded for it."""
+def test_a_wrong_argument_is_refused_in_one_line(eval_pairs: Command, words: tuple[str, ...], message: str) -> None:
+    """A wrong argument ends the command with status 2 and one line on stderr."""
     done = eval_pairs(*words)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -127,8 +127,8 @@ def test_a_wrong_word_is_refused_in_one_line(eval_pairs: Command, words: tuple[s
     assert message in done.stderr
 
 
-def test_a_model_that_is_not_there_is_named(eval_pairs: Command, file: Path) -> None:
-    """One line says what is wrong with the model."""
+def test_a_missing_model_is_named(eval_pairs: Command, file: Path) -> None:
+    """A missing model ends the command with status 1 and a line that names it."""
     done = eval_pairs(str(file), "--model", "no/such-model")
     assert done.returncode == 1
     assert "no/such-model" in done.stderr.strip().splitlines()[-1]

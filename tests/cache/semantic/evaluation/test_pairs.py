@@ -13,8 +13,8 @@ def written(folder: Path, content: str | bytes) -> Path:
     return path
 
 
-def test_columns_in_any_order_with_others_between_and_every_way_to_write_a_label(tmp_path: Path) -> None:
-    """What a spreadsheet or a data frame writes is read."""
+def test_columns_in_any_order_and_every_form_of_label_are_read(tmp_path: Path) -> None:
+    """Columns are read in any order, beside others, and with every form of label."""
     path = written(
         tmp_path,
         "\ufeffid,label, Text_B ,score,text_a\r\n"
@@ -34,7 +34,7 @@ HEADER = "text_a,text_b,label\n"
 
 
 def test_labels_are_read_as_pandas_writes_them(tmp_path: Path) -> None:
-    """A column of whole numbers with a gap in it becomes one of floats."""
+    """Labels that are written as floats are read."""
     (tmp_path / "pairs.csv").write_text(HEADER + "a,b,1.0\na,c,0.0\n", encoding="utf-8")
     assert [pair.same for pair in read_pairs(tmp_path / "pairs.csv")] == [True, False]
 
@@ -56,8 +56,8 @@ def test_labels_are_read_as_pandas_writes_them(tmp_path: Path) -> None:
         ((HEADER + "a,b,1\n").encode("utf-16"), "line 1: is not UTF-8"),
     ],
 )
-def test_what_is_no_file_of_pairs_is_refused_in_one_line(tmp_path: Path, content: str | bytes, message: str) -> None:
-    """The message names the file, the line and the column, and says what would be right."""
+def test_an_invalid_file_is_refused_in_one_line(tmp_path: Path, content: str | bytes, message: str) -> None:
+    """An invalid file raises PairsError with the file, the line and the column in one line."""
     path = written(tmp_path, content)
     with pytest.raises(PairsError) as caught:
         read_pairs(path)
@@ -66,8 +66,8 @@ def test_what_is_no_file_of_pairs_is_refused_in_one_line(tmp_path: Path, content
     assert "\n" not in str(caught.value)
 
 
-def test_what_cannot_be_opened_is_named_with_the_reason(tmp_path: Path) -> None:
-    """A folder and a file that is not there are refused like any other."""
+def test_a_file_that_cannot_be_opened_is_named_with_the_reason(tmp_path: Path) -> None:
+    """A path that cannot be opened raises PairsError with the system's reason."""
     with pytest.raises(PairsError, match="Is a directory"):
         read_pairs(tmp_path)
     with pytest.raises(PairsError, match="No such file"):

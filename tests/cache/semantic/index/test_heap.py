@@ -23,7 +23,7 @@ def resident() -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries give pages back by themselves")
 def test_freed_pages_below_one_in_use_go_back_to_the_system() -> None:
-    """The heap ends where its last block in use ends: what is free below it stays, until it is asked for."""
+    """Trimming the heap gives freed pages below a block in use back to the system."""
     blocks = [bytes(1000) for _ in range(60_000)]
     before = resident()
     last = blocks[-1]
@@ -33,8 +33,8 @@ def test_freed_pages_below_one_in_use_go_back_to_the_system() -> None:
     assert len(last) == 1000
 
 
-def test_pages_are_given_back_when_lists_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has moved out of lists gives their memory back, and whoever fills his first ones has nothing to give."""
+def test_the_heap_is_trimmed_when_lists_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heap is trimmed when lists are replaced, and not when the first ones are made."""
     calls: list[int] = []
     real = list_builder.trim_heap
     index = VectorIndex(16, Thresholds(flat=32, one_list=128))

@@ -75,8 +75,8 @@ def found(index: VectorIndex, vector: Floats, partition: str = "p") -> set[str]:
     return {entry for entry, _ in index.search(partition, vector, 500, NOW)}
 
 
-def test_what_is_removed_while_its_list_is_chosen_stays_away(choosing: Gate) -> None:
-    """A batch that was read before a removal does not bring the removed back."""
+def test_an_entry_removed_while_its_list_is_chosen_is_not_found(choosing: Gate) -> None:
+    """An entry that is removed while its batch is put into lists is not found afterwards."""
     index, vectors = filled(40)
     assert choosing.reached.wait(30)
     for number in range(0, 40, 2):
@@ -90,8 +90,8 @@ def test_what_is_removed_while_its_list_is_chosen_stays_away(choosing: Gate) -> 
     index.close()
 
 
-def test_a_new_entry_is_not_taken_for_the_one_whose_row_it_has(choosing: Gate) -> None:
-    """What was chosen for a removed entry is not used for one that has come in its place, of whatever partition."""
+def test_a_new_entry_in_a_freed_row_does_not_get_the_old_list(choosing: Gate) -> None:
+    """A list chosen for a removed entry is not used for a new entry in its row."""
     index, _ = filled(40)
     assert choosing.reached.wait(30)
     for number in range(40):
@@ -110,8 +110,8 @@ def test_a_new_entry_is_not_taken_for_the_one_whose_row_it_has(choosing: Gate) -
     index.close()
 
 
-def test_what_is_removed_while_centroids_are_trained_is_never_found(training: Gate) -> None:
-    """New lists, trained on vectors that were removed meanwhile, never have these in them."""
+def test_an_entry_removed_during_a_training_is_never_found(training: Gate) -> None:
+    """New lists do not have entries that were removed during their training."""
     index, vectors = filled(200)
     assert training.reached.wait(30)
     for number in range(0, 200, 2):
@@ -126,8 +126,8 @@ def test_what_is_removed_while_centroids_are_trained_is_never_found(training: Ga
     index.close()
 
 
-def test_what_is_added_while_centroids_are_trained_is_found_at_once(training: Gate) -> None:
-    """Entries that come during a training are found during it and after it."""
+def test_an_entry_added_during_a_training_is_found_at_once(training: Gate) -> None:
+    """Entries that are added during a training are found during it and after it."""
     index, _ = filled(100)
     assert training.reached.wait(30)
     late = topics(300, 8, seed=9, about=300)
@@ -140,8 +140,8 @@ def test_what_is_added_while_centroids_are_trained_is_found_at_once(training: Ga
     index.close()
 
 
-def test_a_partition_that_is_emptied_during_a_training_leaves_nothing(training: Gate) -> None:
-    """Lists that come too late for their partition find no place, and the partition of the same name is a new one."""
+def test_lists_of_a_partition_emptied_during_training_are_discarded(training: Gate) -> None:
+    """Lists trained for a partition that was emptied meanwhile are not used for its successor."""
     index, vectors = filled(100)
     assert training.reached.wait(30)
     for number in range(100):
@@ -154,10 +154,8 @@ def test_a_partition_that_is_emptied_during_a_training_leaves_nothing(training: 
     index.close()
 
 
-def test_a_training_that_fails_costs_speed_only(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """If there is no memory for centroids, everything is found as before, and the log says so."""
+def test_a_failed_training_costs_speed_only(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A training that fails is logged, and all entries are still found."""
     failed = threading.Event()
 
     def fail(sample: Floats, count: int, is_over: object) -> Floats | None:
@@ -172,8 +170,8 @@ def test_a_training_that_fails_costs_speed_only(
     assert "no memory for centroids" in caplog.text
 
 
-def test_a_storm_of_changes_leaves_what_was_put_last() -> None:
-    """With the background at work all the time, the index ends with what a dict would hold."""
+def test_many_changes_while_lists_are_made_leave_the_last_state() -> None:
+    """An index that is changed thousands of times while lists are made ends with what a dict would hold."""
     index, vectors = VectorIndex(8, SMALL), topics(600, 8, seed=1, about=600)
     kept: dict[str, int] = {}
     for step in range(12_000):

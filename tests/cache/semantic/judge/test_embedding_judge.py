@@ -37,8 +37,8 @@ def vectors() -> Vectors:
     return open_vectors()
 
 
-async def test_errs_on_held_out_answers_no_more_than_it_promises(vectors: Vectors) -> None:
-    """Recall and false same of answers to other questions hold on groups that were not fitted to."""
+async def test_errors_on_held_out_answers_are_within_the_promise(vectors: Vectors) -> None:
+    """Recall and false SAME verdicts are within the promise for answers that were not fitted to."""
     answers = [answer for answer in labelled() if is_held_out(answer.group)]
     some = sorted({answer.group for answer in answers})[::_EVERY]
     answers = [answer for answer in answers if answer.group in some]
@@ -67,8 +67,8 @@ async def test_errs_on_held_out_answers_no_more_than_it_promises(vectors: Vector
         ("Parking is free on Sunday.", "Parking is free on Monday."),
     ],
 )
-async def test_never_takes_a_contradiction_for_the_same(vectors: Vectors, fresh: str, cached: str) -> None:
-    """However alike the words are, one fact that differs is not the same answer, in either order."""
+async def test_a_contradiction_is_never_the_same(vectors: Vectors, fresh: str, cached: str) -> None:
+    """Answers that differ in one fact are not SAME, in either order."""
     judge = EmbeddingJudge(vectors)
     assert await judge.compare("What is it?", fresh, [cached]) != [Verdict.SAME]
     assert await judge.compare("What is it?", cached, [fresh]) != [Verdict.SAME]
@@ -90,13 +90,15 @@ async def test_never_takes_a_contradiction_for_the_same(vectors: Vectors, fresh:
         ("When do you close?", "We close at 6 pm on weekdays.", "On weekdays we close at 18:00."),
     ],
 )
-async def test_knows_the_same_facts_in_other_words(vectors: Vectors, question: str, fresh: str, cached: str) -> None:
-    """Numbers as words, Markdown and the order of words are no difference."""
+async def test_the_same_facts_in_other_words_are_the_same(
+    vectors: Vectors, question: str, fresh: str, cached: str
+) -> None:
+    """Answers that differ in number words, Markdown or word order are SAME."""
     assert await EmbeddingJudge(vectors).compare(question, fresh, [cached]) == [Verdict.SAME]
 
 
 async def test_an_answer_to_something_else_is_different(vectors: Vectors) -> None:
-    """Answers that have nothing in common are decided."""
+    """Answers that have nothing in common are DIFFERENT."""
     fresh = "The capital of Australia is Canberra."
     other = "Boil the eggs for 10 minutes, then put them into cold water."
     judge = EmbeddingJudge(vectors)
@@ -104,7 +106,7 @@ async def test_an_answer_to_something_else_is_different(vectors: Vectors) -> Non
 
 
 async def test_equal_texts_need_no_model() -> None:
-    """Equal but for line ends is the same, however long, and nothing is embedded."""
+    """Texts that are equal but for line ends are SAME without an embedding."""
     bags = Bags()
     long = "word " * MAX_CHARACTERS
     judge = EmbeddingJudge(bags)
@@ -114,15 +116,15 @@ async def test_equal_texts_need_no_model() -> None:
 
 
 @pytest.mark.parametrize("other", ["x" * (MAX_CHARACTERS + 1), "", " \n"])
-async def test_what_cannot_be_read_whole_is_unsure(other: str) -> None:
-    """Too long or empty is no judgement, on either side."""
+async def test_an_answer_too_long_or_empty_is_unsure(other: str) -> None:
+    """An answer that is too long or empty is UNSURE on either side."""
     judge = EmbeddingJudge(Bags())
     assert await judge.compare("q", "an answer", [other]) == [Verdict.UNSURE]
     assert await judge.compare("q", other, ["an answer"]) == [Verdict.UNSURE]
 
 
-async def test_embeds_an_answer_once_while_it_is_kept() -> None:
-    """Sixteen neighbours come again and again; the least recently used answer is forgotten first."""
+async def test_an_answer_is_embedded_once_while_it_is_kept() -> None:
+    """An answer is embedded once until it is forgotten as the least recently used one."""
     bags = Bags()
     judge = EmbeddingJudge(bags, kept=3)
     await judge.compare("q", "one", ["two", "three"])
@@ -135,15 +137,15 @@ async def test_embeds_an_answer_once_while_it_is_kept() -> None:
 
 
 async def test_a_verdict_does_not_depend_on_the_other_answers(vectors: Vectors) -> None:
-    """Verdicts come in the order of the answers, each as if it were alone."""
+    """An answer gets the same verdict alone and among others."""
     cached = ["We close at 18:00.", "We close at 7 pm.", "We close at 18:00.", "The card is free."]
     judge = EmbeddingJudge(vectors)
     alone = [(await judge.compare("When do you close?", "We close at 6 pm.", [text]))[0] for text in cached]
     assert await judge.compare("When do you close?", "We close at 6 pm.", cached) == alone
 
 
-async def test_reads_and_compares_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop computes nothing that grows with an answer."""
+async def test_answers_are_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers are read outside of the event loop's thread."""
     threads: list[int] = []
     read = Answer.of
 
@@ -160,8 +162,8 @@ async def test_reads_and_compares_in_a_thread(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     "part", ["a ", "a. ", "** ", "```\n", "/* ", "`x", "1. ", "not ", "- a\n", "9:00 ", "x=", "if x {", "#", "'s "]
 )
-async def test_texts_made_to_be_slow_are_not(part: str) -> None:
-    """The longest answer that is read takes no seconds, whatever it repeats."""
+async def test_the_longest_texts_take_less_than_three_seconds(part: str) -> None:
+    """The longest answers are compared in less than three seconds, whatever they repeat."""
     text = part * (MAX_CHARACTERS // len(part))
     began = time.process_time()
     await EmbeddingJudge(Bags()).compare("q", text, [text[:-1] + "z", "z" + text[1:]])
@@ -171,7 +173,7 @@ async def test_texts_made_to_be_slow_are_not(part: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=300), st.lists(st.text(max_size=300), max_size=4))
 def test_any_texts_get_verdicts(fresh: str, cached: Sequence[str]) -> None:
-    """Whatever the texts are, each gets its verdict, and the text itself is the same."""
+    """Any answers get one verdict each, and an equal one gets SAME."""
     found = asyncio.run(EmbeddingJudge(Bags()).compare("q", fresh, [*cached, fresh]))
     assert len(found) == len(cached) + 1
     assert found[-1] is Verdict.SAME
@@ -180,7 +182,7 @@ def test_any_texts_get_verdicts(fresh: str, cached: Sequence[str]) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 9999), st.integers(2, 9999))
 def test_another_number_is_never_the_same(one: int, other: int) -> None:
-    """A near copy in which only a number differs is not served as the same."""
+    """Answers that differ in a number only are not SAME."""
     fresh, cached = (f"Your order number is ready: you pay {number} euros at the till." for number in (one, other))
     found = asyncio.run(EmbeddingJudge(Bags()).compare("What do I pay?", fresh, [cached]))
     assert (found == [Verdict.SAME]) == (one == other)

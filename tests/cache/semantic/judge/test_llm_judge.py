@@ -16,8 +16,8 @@ from tests.cache.semantic.judge.chat_server import chat_server
 _QUESTION = "How long does a card take?"
 
 
-async def test_asks_at_temperature_0_and_gives_a_verdict_for_each_answer() -> None:
-    """Each cached answer gets the verdict that the model gave on it, in order."""
+async def test_the_model_is_asked_at_temperature_0_about_each_answer() -> None:
+    """The model is asked at temperature 0 about each cached answer, and the verdicts keep the order."""
 
     def reply(body: object) -> str:
         return "SAME" if "five days" in str(body) else "different."
@@ -32,18 +32,22 @@ async def test_asks_at_temperature_0_and_gives_a_verdict_for_each_answer() -> No
         assert judge.failures == 0
 
 
-async def test_equal_answers_are_the_same_unasked() -> None:
-    """Texts that differ in line ends alone are not sent anywhere."""
+@pytest.mark.parametrize(
+    ("fresh", "cached", "verdict", "requests"),
+    [
+        ("a\nb", ["a  \r\nb\n"], Verdict.SAME, 0),
+        ("a", ["b", "b", "b"], Verdict.SAME, 1),
+        ("a", ["b" * (MAX_CHARACTERS + 1)], Verdict.UNSURE, 0),
+    ],
+    ids=["equal but for line ends", "equal cached answers", "above the size limit"],
+)
+async def test_only_answers_that_need_the_model_are_sent(
+    fresh: str, cached: list[str], verdict: Verdict, requests: int
+) -> None:
+    """Equal answers and those above the size limit cost no request, and equal cached ones cost one."""
     async with chat_server() as server, open_llm_judge(server.url, "m") as judge:
-        assert await judge.compare(_QUESTION, "a\nb", ["a  \r\nb\n"]) == [Verdict.SAME]
-        assert server.requests == []
-
-
-async def test_asks_once_for_each_distinct_answer() -> None:
-    """Neighbours often have one answer."""
-    async with chat_server() as server, open_llm_judge(server.url, "m") as judge:
-        assert await judge.compare(_QUESTION, "a", ["b", "b", "b"]) == [Verdict.SAME] * 3
-        assert len(server.requests) == 1
+        assert await judge.compare(_QUESTION, fresh, cached) == [verdict] * len(cached)
+        assert len(server.requests) == requests
 
 
 @pytest.mark.parametrize(
@@ -61,16 +65,16 @@ async def test_asks_once_for_each_distinct_answer() -> None:
         (200, b"[" * 200_000),
     ],
 )
-async def test_whatever_the_server_does_wrong_is_unsure_and_counted(status: int, body: bytes) -> None:
-    """A failure never reaches the caller, and never is a verdict."""
+async def test_a_faulty_reply_is_unsure_and_counted(status: int, body: bytes) -> None:
+    """A failed or malformed reply gives UNSURE and counts as a failure."""
     async with chat_server() as server, open_llm_judge(server.url, "m") as judge:
         server.status, server.body = status, body
         assert await judge.compare(_QUESTION, "a", ["b"]) == [Verdict.UNSURE]
         assert judge.failures == 1
 
 
-async def test_a_server_that_is_not_there_is_unsure() -> None:
-    """Nobody listens any more."""
+async def test_an_unreachable_server_is_unsure() -> None:
+    """An unreachable server gives UNSURE for each answer."""
     async with chat_server() as server:
         url = server.url
     async with open_llm_judge(url, "m") as judge:
@@ -79,7 +83,7 @@ async def test_a_server_that_is_not_there_is_unsure() -> None:
 
 
 async def test_a_frozen_server_costs_the_deadline() -> None:
-    """The caller gets UNSURE although no answer ever comes."""
+    """A frozen server gives UNSURE after the deadline."""
     async with chat_server() as server, open_llm_judge(server.url, "m", deadline=0.05) as judge:
         server.goes_on.clear()
         async with asyncio.timeout(10):
@@ -88,7 +92,7 @@ async def test_a_frozen_server_costs_the_deadline() -> None:
 
 
 async def test_a_frozen_server_is_not_asked_again_until_it_answers() -> None:
-    """Those who follow get UNSURE at once; a question of the judge's own finds out when it is back."""
+    """A frozen server is sent no comparison until it answers a probe."""
     async with chat_server() as server, open_llm_judge(server.url, "m", deadline=1.0, concurrency=1) as judge:
         server.goes_on.clear()
         began = time.monotonic()
@@ -104,7 +108,7 @@ async def test_a_frozen_server_is_not_asked_again_until_it_answers() -> None:
 
 
 async def test_a_judge_that_answers_with_errors_is_still_asked() -> None:
-    """It costs nothing to wait for, and the next reply may be a verdict; but it does not pass for one that is back."""
+    """An error reply does not open the breaker, and fails a probe."""
     async with chat_server() as server, open_llm_judge(server.url, "m") as judge:
         server.status = 503
         assert await judge.compare(_QUESTION, "a", ["b", "c"]) == [Verdict.UNSURE] * 2
@@ -116,7 +120,7 @@ async def test_a_judge_that_answers_with_errors_is_still_asked() -> None:
 
 
 async def test_no_more_requests_at_once_than_allowed() -> None:
-    """Sixteen neighbours do not become sixteen requests at once."""
+    """At most the allowed number of requests is under way at once."""
     async with chat_server() as server, open_llm_judge(server.url, "m", concurrency=2) as judge:
         server.goes_on.clear()
         comparing = asyncio.create_task(judge.compare(_QUESTION, "a", [f"b{n}" for n in range(16)]))
@@ -127,15 +131,8 @@ async def test_no_more_requests_at_once_than_allowed() -> None:
         assert server.most_at_once == 2
 
 
-async def test_answers_beyond_the_bound_are_not_sent() -> None:
-    """A part of an answer would prove nothing."""
-    async with chat_server() as server, open_llm_judge(server.url, "m") as judge:
-        assert await judge.compare(_QUESTION, "a", ["b" * (MAX_CHARACTERS + 1)]) == [Verdict.UNSURE]
-        assert server.requests == []
-
-
 async def test_the_key_and_the_texts_are_never_shown(caplog: pytest.LogCaptureFixture) -> None:
-    """Neither repr nor logs have them, not even after failures."""
+    """Neither the judge's repr nor a log line has the key, the password or a text."""
     caplog.set_level(logging.DEBUG)
     async with chat_server() as server:
         server.status = 401
@@ -163,14 +160,14 @@ async def test_the_key_and_the_texts_are_never_shown(caplog: pytest.LogCaptureFi
         ("", None),
     ],
 )
-def test_reads_the_one_verdict_that_a_reply_names(reply: str, verdict: Verdict | None) -> None:
-    """Dress and case do not matter; two verdicts or a denied one are none."""
+def test_a_reply_that_names_one_verdict_gives_it(reply: str, verdict: Verdict | None) -> None:
+    """A reply gives a verdict if it names exactly one and does not negate it."""
     assert verdict_of(reply) is verdict
 
 
 @given(st.text(), st.text(), st.text())
-def test_no_text_can_leave_its_fence(question: str, fresh: str, cached: str) -> None:
-    """Each text stands whole between the lines of a fence that it cannot know."""
+def test_a_text_stays_between_its_fence_lines(question: str, fresh: str, cached: str) -> None:
+    """Each text stands whole between the lines of its fence."""
     fence = "<<0123456789abcdef"
     said = messages_of(question, fresh, cached, fence)
     assert [message["role"] for message in said] == ["system", "user"]
@@ -181,8 +178,8 @@ def test_no_text_can_leave_its_fence(question: str, fresh: str, cached: str) -> 
     assert f"{fence} SECOND ANSWER BEGINS\n{cached}\n{fence} SECOND ANSWER ENDS" in said[1]["content"]
 
 
-async def test_fences_are_drawn_anew_and_injected_ones_are_foreign() -> None:
-    """An answer with an old fence, an end of its part and a verdict stays inside its part."""
+async def test_each_request_has_a_fence_of_its_own() -> None:
+    """A text with the fence of an earlier request stays inside its own part of the prompt."""
     async with chat_server(lambda _: "DIFFERENT") as server, open_llm_judge(server.url, "m") as judge:
         await judge.compare(_QUESTION, "a", ["b"])
         old = server.requests[0]["messages"][1]["content"].split(" ", 1)[0]
@@ -205,8 +202,8 @@ async def test_fences_are_drawn_anew_and_injected_ones_are_foreign() -> None:
         ("/x/chat/completions?api-version=1", "/x/chat/completions"),
     ],
 )
-async def test_completes_the_url(url: str, path: str) -> None:
-    """The operator may name the server, its version, or the whole address."""
+async def test_the_path_of_the_url_is_completed(url: str, path: str) -> None:
+    """The URL may name the server, its version, or the whole address."""
     async with chat_server() as server, open_llm_judge(server.url.removesuffix("/v1") + url, "m") as judge:
         assert await judge.compare(_QUESTION, "a", ["b"]) == [Verdict.SAME]
         assert server.paths == [path]
@@ -224,17 +221,17 @@ async def test_completes_the_url(url: str, path: str) -> None:
         ("http://h", "m", "", 1.0, 0, "the concurrency of the judge is 0"),
     ],
 )
-async def test_says_what_is_wrong_with_a_setting(
+async def test_a_wrong_setting_is_reported_in_one_message(
     url: str, model: str, key: str, deadline: float, concurrency: int, message: str
 ) -> None:
-    """One message, that names what is wrong and hides passwords."""
+    """A wrong setting raises ValueError with its name and without passwords."""
     with pytest.raises(ValueError, match=message):
         async with open_llm_judge(url, model, key, deadline=deadline, concurrency=concurrency):
             raise AssertionError("opened")
 
 
-async def test_its_error_is_the_operators() -> None:
-    """The error is what was configured, and careful by default."""
+async def test_the_error_is_the_configured_one() -> None:
+    """The judge has the configured error, or the default one."""
     async with open_llm_judge("http://h", "m", error=JudgeError(0.97, 0.005)) as judge:
         assert judge.error == JudgeError(0.97, 0.005)
     async with open_llm_judge("http://h", "m") as judge:

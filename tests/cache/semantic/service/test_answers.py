@@ -20,7 +20,7 @@ def response(choice: dict[str, Any] | None = None, **message: Any) -> bytes:
 
 
 def test_the_text_of_a_chat_and_of_a_completion() -> None:
-    """Each in its own field; what a model thought before is not part of it."""
+    """The plain answer of a chat or a completion is its text without the reasoning."""
     assert plain_answer(response(reasoning_content="Hm.")) == "Yes."
     assert plain_answer(b'{"choices":[{"text":"Yes.","finish_reason":"stop"}]}') == "Yes."
 
@@ -46,8 +46,8 @@ def test_the_text_of_a_chat_and_of_a_completion() -> None:
         b"[" * 10_000,
     ],
 )
-def test_what_is_for_its_own_question_only(body: bytes) -> None:
-    """Calls of tools, refusals, cut answers, several choices, and what is no response."""
+def test_other_responses_have_no_plain_answer(body: bytes) -> None:
+    """A tool call, a refusal, a cut answer, several choices or a malformed response has no plain answer."""
     assert plain_answer(body) is None
 
 
@@ -55,8 +55,8 @@ def record(name: str, created: float = 1e9) -> Record:
     return Record(f"a.{name}", "a.context", "?", f"a.{name}", "m", "0.0.0", created, created + 60)
 
 
-async def test_what_was_heard_is_of_its_own_version() -> None:
-    """An answer that was computed anew does not speak for the old one, nor the old one for it."""
+async def test_an_answer_belongs_to_one_version_of_its_entry() -> None:
+    """An answer is returned only for the version of the entry that it was recorded for."""
     answers = Answers(None)
     answers.record_answer(record("one"), "Yes.")
     assert await answers.of(record("one")) == "Yes."
@@ -68,8 +68,8 @@ async def test_what_was_heard_is_of_its_own_version() -> None:
         await answers.of(record("one"))
 
 
-async def test_the_store_says_whether_an_answer_is_gone_or_another_one_now() -> None:
-    """Gone is the entry that is not there, or has nothing to compare; of another version nobody can say anything."""
+async def test_a_missing_entry_differs_from_one_of_another_version() -> None:
+    """A missing or incomparable entry gives None, and one of another version raises StoreUnavailable."""
     store = ExactCache(MemoryStore(10_000), None, keep_stale=0.0)
     for name, body in (("one", response()), ("call", response(tool_calls=[{"id": "1"}]))):
         await store.store(entry(f"a.{name}", body=body, created=1e9, fresh_for=3e9))
@@ -77,14 +77,14 @@ async def test_the_store_says_whether_an_answer_is_gone_or_another_one_now() -> 
 
     assert await answers.of(record("one")) == "Yes."
     assert await answers.of(record("call")) is None
-    assert await answers.of(record("nobody")) is None
+    assert await answers.of(record("unknown")) is None
     with pytest.raises(StoreUnavailable):
         await answers.of(record("one", created=2e9))
 
 
-async def test_the_answers_that_were_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as fit."""
-    monkeypatch.setattr(answers_module, "_KEPT_CHARACTERS", 10)
+async def test_the_least_recently_used_answers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers are kept up to a total length, and the least recently used ones are forgotten first."""
+    monkeypatch.setattr(answers_module, "_KEPT_CHARACTERS", 10)  # no setting, and far too long for a test
     answers = Answers(None)
     answers.record_answer(record("one"), "12345")
     answers.record_answer(record("two"), "12345")

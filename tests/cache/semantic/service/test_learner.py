@@ -6,7 +6,7 @@ import functools
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
@@ -35,6 +35,7 @@ from cache.semantic.service.queries import Query
 from cache.semantic.service.queues import LookupPriority
 from cache.semantic.service.records import Record
 from tests.cache.semantic.judge.chat_server import ChatServer, chat_server
+from tests.waiting import until
 
 PARTITION = "a.context"
 ASKED = "How do I reset my password?"
@@ -94,11 +95,6 @@ class Host:
     def record(self, name: str) -> Record | None:
         return self.neighbours.records.get(f"a.{name}")
 
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not holds():  # noqa: ASYNC110  # what it looks at are plain values
-                await asyncio.sleep(0.005)
-
     def figure(self, name: str) -> int:
         return int(self.figures.as_dict().get(name, 0))
 
@@ -137,12 +133,18 @@ async def slow(embedder: Embedder, server: ChatServer) -> AsyncIterator[Host]:
         server.goes_on.set()
 
 
+@pytest.fixture
+def one_comparison_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learner has the judge compare one answer at a time, for which there is no setting."""
+    monkeypatch.setattr(learner_module, "_JUDGED_AT_ONCE", 1)
+
+
 async def test_an_answer_is_found_before_a_slow_judge_has_compared_it(slow: Host, server: ChatServer) -> None:
-    """Its group and its label follow, to the record as it is then."""
+    """An answer is found before the judge has compared it, and gets its group and label afterwards."""
     await slow.record_answer("one", ASKED, ANSWER)
-    await slow.until(lambda: slow.record("one") is not None)
+    await until(lambda: slow.record("one") is not None)
     await slow.record_answer("two", AGAIN, SAME_ANSWER, asked=True)
-    await slow.until(lambda: slow.record("two") is not None)
+    await until(lambda: slow.record("two") is not None)
 
     kept = slow.record("two")
     assert kept is not None
@@ -155,13 +157,13 @@ async def test_an_answer_is_found_before_a_slow_judge_has_compared_it(slow: Host
     assert slow.labels.count == slow.figure("labels_from_miss") == 1
 
 
-async def test_no_answer_waits_for_those_before_it(slow: Host, server: ChatServer) -> None:
-    """A hundred answers are found while the judge has answered nothing; he is asked some at once."""
+async def test_answers_are_found_while_the_judge_is_busy(slow: Host, server: ChatServer) -> None:
+    """Answers are found before the judge has compared earlier ones, a few of which it compares at once."""
     for number in range(100):
         await slow.record_answer(str(number), f"How do I reset password number {number}?", f"Press key {number}.")
-    await slow.until(lambda: len(slow.neighbours.records) == 100)
+    await until(lambda: len(slow.neighbours.records) == 100)
 
-    assert server.requests, "somebody is asked"
+    assert server.requests, "the judge is asked"
     assert slow.figure("judged_same") == 0
     server.goes_on.set()
     await slow.learner.idle()
@@ -169,11 +171,11 @@ async def test_no_answer_waits_for_those_before_it(slow: Host, server: ChatServe
     assert 1 < server.most_at_once <= 4
 
 
-async def test_where_too_many_wait_for_the_judge_the_oldest_are_not_compared(
+async def test_a_full_queue_for_the_judge_drops_its_oldest_answers(
     embedder: Embedder, server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But found they are, each of them."""
-    monkeypatch.setattr(learner_module, "_MAX_WAITING", 10)
+    """Answers that a full queue for the judge drops are found and not compared."""
+    monkeypatch.setattr(learner_module, "_MAX_WAITING", 10)  # no setting, and too many for a test
     server.goes_on.clear()
     async with (
         open_llm_judge(server.url, "m", deadline=PATIENT) as judge,
@@ -181,25 +183,25 @@ async def test_where_too_many_wait_for_the_judge_the_oldest_are_not_compared(
     ):
         for number in range(40):
             await host.record_answer(str(number), f"How do I reset password number {number}?", f"Press key {number}.")
-            await host.until(lambda number=number: host.record(str(number)) is not None)  # type: ignore[misc]
+            await until(lambda number=number: host.record(str(number)) is not None)  # type: ignore[misc]
         server.goes_on.set()
         await host.learner.idle()
 
         assert len(host.neighbours.records) == 40
-        assert host.figure("unjudged") == 40 - 1 - 4 - 10, "the first is compared with nobody"
+        assert host.figure("unjudged") == 40 - 1 - 4 - 10, "the first has no neighbour"
         kept = host.record("39")
         assert kept is not None
         assert kept.answer != "a.39"
 
 
-async def test_a_verdict_is_of_the_answers_that_were_compared(slow: Host, server: ChatServer) -> None:
-    """One that was computed anew meanwhile is neither blamed nor joined for what the old one said."""
+async def test_a_verdict_on_a_replaced_answer_is_dropped(slow: Host, server: ChatServer) -> None:
+    """A verdict on an answer that was replaced meanwhile sets no group and no label."""
     await slow.record_answer("one", ASKED, ANSWER)
-    await slow.until(lambda: slow.record("one") is not None)
+    await until(lambda: slow.record("one") is not None)
     await slow.record_answer("two", AGAIN, SAME_ANSWER, asked=True)
     await server.arrived.acquire()
     await slow.record_answer("one", ASKED, "There are no passwords any more.", created=2.0)
-    await slow.until(lambda: getattr(slow.record("one"), "created", 0) == 2.0)
+    await until(lambda: getattr(slow.record("one"), "created", 0) == 2.0)
     server.goes_on.set()
     await slow.learner.idle()
 
@@ -209,11 +211,9 @@ async def test_a_verdict_is_of_the_answers_that_were_compared(slow: Host, server
     assert slow.labels.count == 0
 
 
-async def test_what_was_computed_anew_before_its_turn_is_not_compared(
-    embedder: Embedder, server: ChatServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The label would be of an answer that nobody was asked about."""
-    monkeypatch.setattr(learner_module, "_JUDGED_AT_ONCE", 1)
+@pytest.mark.usefixtures("one_comparison_at_once")
+async def test_an_answer_replaced_before_its_turn_is_not_compared(embedder: Embedder, server: ChatServer) -> None:
+    """A neighbour whose answer is replaced before its turn is left out of the comparison."""
     server.goes_on.clear()
     async with (
         open_llm_judge(server.url, "m", deadline=PATIENT) as judge,
@@ -221,9 +221,9 @@ async def test_what_was_computed_anew_before_its_turn_is_not_compared(
     ):
         for name, text, asked in (("one", ASKED, False), ("two", AGAIN, False), ("three", f"Hi. {ASKED}", True)):
             await host.record_answer(name, text, f"{ANSWER} {name}", asked=asked)
-            await host.until(lambda name=name: host.record(name) is not None)  # type: ignore[misc]
+            await until(lambda name=name: host.record(name) is not None)  # type: ignore[misc]
         await host.record_answer("one", ASKED, "There are no passwords any more.", created=2.0)
-        await host.until(lambda: getattr(host.record("one"), "created", 0) == 2.0)
+        await until(lambda: getattr(host.record("one"), "created", 0) == 2.0)
         server.goes_on.set()
         await host.learner.idle()
 
@@ -232,26 +232,25 @@ async def test_what_was_computed_anew_before_its_turn_is_not_compared(
         assert getattr(host.record("three"), "answer", None) == "a.two"
 
 
-async def test_nobody_waits_for_the_judge_while_many_wait_to_be_found(
-    slow: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are found first, and compared later."""
+async def test_answers_do_not_wait_for_the_judge_while_others_wait(slow: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer does not wait for the judge while too many others wait to be found."""
+    # No settings: how long an answer waits for the judge, and how many may.
     monkeypatch.setattr(learner_module, "_PATIENCE", PATIENT)
     monkeypatch.setattr(learner_module, "_MAX_PATIENT", 1)
     await slow.record_answer("one", ASKED, ANSWER)
-    await slow.until(lambda: slow.record("one") is not None)
+    await until(lambda: slow.record("one") is not None)
     await slow.record_answer("two", AGAIN, SAME_ANSWER)
     await slow.record_answer("three", f"Hi. {ASKED}", SAME_ANSWER)
-    await slow.until(lambda: len(slow.neighbours.records) == 3)
+    await until(lambda: len(slow.neighbours.records) == 3)
 
 
-async def test_the_group_of_an_answer_that_is_gone_is_nobodys(slow: Host, server: ChatServer) -> None:
-    """Evicted, or computed anew, while the judge had not answered."""
+async def test_a_removed_or_replaced_answer_gets_no_group(slow: Host, server: ChatServer) -> None:
+    """A verdict on an answer that was removed or replaced meanwhile changes no record."""
     await slow.record_answer("one", ASKED, ANSWER)
-    await slow.until(lambda: slow.record("one") is not None)
+    await until(lambda: slow.record("one") is not None)
     await slow.record_answer("two", AGAIN, SAME_ANSWER)
     await slow.record_answer("three", "Please, how do I reset my password?", SAME_ANSWER)
-    await slow.until(lambda: len(slow.neighbours.records) == 3)
+    await until(lambda: len(slow.neighbours.records) == 3)
     three = slow.record("three")
     assert three is not None
     vector = np.asarray(await slow.embedder.embed(three.text))
@@ -264,8 +263,8 @@ async def test_the_group_of_an_answer_that_is_gone_is_nobodys(slow: Host, server
     assert getattr(slow.record("three"), "answer", None) == "a.three"
 
 
-async def test_a_quick_judge_is_waited_for(embedder: Embedder) -> None:
-    """Nobody finds an answer before it is known what it says the same as, though many come at once."""
+async def test_a_quick_judge_compares_an_answer_before_it_is_found(embedder: Embedder) -> None:
+    """An answer is found only with its group where the judge is quick."""
     async with _working(embedder, EmbeddingJudge(embedder)) as host:
         for number in range(20):
             await host.record_answer(str(number), f"{ASKED} I am number {number}.", ANSWER)
@@ -275,11 +274,11 @@ async def test_a_quick_judge_is_waited_for(embedder: Embedder) -> None:
         assert host.figure("judged_same") == 19
 
 
-async def test_a_neighbour_whose_answer_nobody_has_is_left_out(
+async def test_a_neighbour_whose_answer_is_unknown_is_left_out(
     embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a store old answers are unknown; the fresh one is compared with the others, and kept."""
-    monkeypatch.setattr(answers_module, "_KEPT_CHARACTERS", len(ANSWER) + 10)
+    """A neighbour whose answer is no longer known is left out of the comparison."""
+    monkeypatch.setattr(answers_module, "_KEPT_CHARACTERS", len(ANSWER) + 10)  # no setting
     async with _working(embedder, EmbeddingJudge(embedder)) as host:
         await host.record_answer("old", ASKED, "Ask your administrator to do that for you, please.")
         await host.record_answer("one", f"{AGAIN} Thanks.", ANSWER)
@@ -294,11 +293,9 @@ async def test_a_neighbour_whose_answer_nobody_has_is_left_out(
         assert host.figure("not_learned") == 0
 
 
-async def test_those_who_wait_for_the_judge_are_compared_once_with_what_turns_out_the_same(
-    embedder: Embedder, server: ChatServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While it was not known that the neighbours say the same, each counted as another answer."""
-    monkeypatch.setattr(learner_module, "_JUDGED_AT_ONCE", 1)
+@pytest.mark.usefixtures("one_comparison_at_once")
+async def test_waiting_answers_are_compared_once_with_each_group(embedder: Embedder, server: ChatServer) -> None:
+    """An answer that waits for the judge is compared once with neighbours found to say the same."""
     server.goes_on.clear()
     async with (
         open_llm_judge(server.url, "m", deadline=PATIENT) as judge,
@@ -308,7 +305,7 @@ async def test_those_who_wait_for_the_judge_are_compared_once_with_what_turns_ou
             await host.record_answer(
                 str(number), f"{ASKED} I am number {number}.", f"{ANSWER} Greetings, number {number}."
             )
-        await host.until(lambda: len(host.neighbours.records) == 20)
+        await until(lambda: len(host.neighbours.records) == 20)
         server.goes_on.set()
         await host.learner.idle()
 
@@ -316,10 +313,8 @@ async def test_those_who_wait_for_the_judge_are_compared_once_with_what_turns_ou
         assert len(server.requests) == 19
 
 
-async def test_what_is_learned_is_read_before_somebody_asks(
-    embedder: Embedder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The guards find its words at hand, also those of what comes from other processes."""
+async def test_texts_are_read_when_they_are_learned(embedder: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guards read a text when it is learned, not during a lookup."""
     read: list[str] = []
     real = Text.of.__func__  # type: ignore[attr-defined]  # of a classmethod
 
@@ -327,10 +322,11 @@ async def test_what_is_learned_is_read_before_somebody_asks(
         read.append(text)
         return real(Text, text)  # type: ignore[no-any-return]
 
+    # The cache of read texts is inside: nothing public says when a text is read.
     monkeypatch.setattr(neighbours_module, "_read_short", functools.lru_cache(neighbours_module._TEXTS_KEPT)(noted))
     async with _working(embedder, EmbeddingJudge(embedder)) as host:
         await host.record_answer("one", ASKED, ANSWER)
-        await host.until(lambda: host.record("one") is not None)
+        await until(lambda: host.record("one") is not None)
         await host.learner.idle()
         one = host.record("one")
         assert one is not None
@@ -342,11 +338,11 @@ async def test_what_is_learned_is_read_before_somebody_asks(
         assert read == [ASKED, AGAIN]
 
 
-async def test_a_judge_who_costs_is_asked_for_a_share_and_for_each_audit(
+async def test_a_costly_judge_compares_a_share_and_each_audit(
     embedder: Embedder, server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the first it is one of ten fresh answers where the share is a tenth; the others teach nothing."""
-    monkeypatch.setattr("cache.semantic.service.learner._FIRST", 1.0)
+    """A judge with a budget compares that share of fresh answers, and every audit."""
+    monkeypatch.setattr(learner_module, "_FIRST", 1.0)  # no setting: how much is compared at first
     async with open_llm_judge(server.url, "m") as judge, _working(embedder, judge, 0.1) as host:
         await host.record_answer("known", ASKED, ANSWER)
         await host.learner.idle()
@@ -365,8 +361,8 @@ async def test_a_judge_who_costs_is_asked_for_a_share_and_for_each_audit(
         assert len(server.requests) == asked + 1
 
 
-async def test_what_others_have_learned_is_bounded_too(embedder: Embedder) -> None:
-    """Those that were used longest ago go, here alone."""
+async def test_the_least_recently_used_records_beyond_a_bound_are_removed(embedder: Embedder) -> None:
+    """Records beyond a bound are removed, the least recently used ones first."""
     async with _working(embedder, EmbeddingJudge(embedder)) as host:
         for name in ("one", "two", "three"):
             await host.record_answer(name, f"What is {name}?", ANSWER)

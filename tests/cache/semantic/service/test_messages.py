@@ -49,22 +49,22 @@ REPLIED: list[Reply] = [
 
 
 @pytest.mark.parametrize("message", SAID)
-def test_what_a_gateway_says_arrives_as_it_was(message: Question | Note) -> None:
-    """With its number."""
+def test_a_message_of_a_gateway_arrives_as_it_was(message: Question | Note) -> None:
+    """A message of a gateway is decoded with its number and every field."""
     (payload,) = Frames().feed(frame(7, message))
     assert from_gateway(payload) == (7, message)
 
 
 @pytest.mark.parametrize("message", REPLIED)
-def test_what_the_service_says_arrives_as_it_was(message: Reply) -> None:
-    """With the number of the question."""
+def test_a_message_of_the_service_arrives_as_it_was(message: Reply) -> None:
+    """A message of the service is decoded with its number and every field."""
     (payload,) = Frames().feed(frame(7, message))
     assert from_service(payload) == (7, message)
 
 
 @given(st.lists(st.integers(0, len(SAID) - 1), max_size=8), st.lists(st.integers(1, 40), min_size=1, max_size=30))
 def test_frames_arrive_however_they_are_cut(chosen: list[int], cuts: list[int]) -> None:
-    """A socket knows no messages."""
+    """Frames are decoded however the stream is cut."""
     stream = b"".join(frame(number, SAID[which]) for number, which in enumerate(chosen))
     frames, arrived, start = Frames(), [], 0
     for number in range(len(stream)):
@@ -76,15 +76,15 @@ def test_frames_arrive_however_they_are_cut(chosen: list[int], cuts: list[int]) 
     assert arrived == [(number, SAID[which]) for number, which in enumerate(chosen)]
 
 
-def test_a_frame_beyond_measure_is_none() -> None:
-    """It is not waited for, and no memory is set aside for it."""
+def test_a_frame_above_the_size_limit_is_refused() -> None:
+    """A frame above the size limit raises ValueError from its length alone."""
     with pytest.raises(ValueError, match="a frame of"):
         Frames().feed((MAX_FRAME + 1).to_bytes(4, "big"))
 
 
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
-    """Each direction knows its own messages only."""
+    """Bytes are decoded only to messages of their own direction, or refused."""
     for read, own in ((from_gateway, SAID), (from_service, REPLIED)):
         try:
             number, message = read(data)

@@ -5,8 +5,8 @@ import asyncio
 from cache.semantic.service.queues import LookupPriority, WorkQueue
 
 
-async def test_it_gives_way_until_nobody_asks() -> None:
-    """However many ask at the same time; and not at all where nobody does."""
+async def test_background_work_waits_for_all_lookups() -> None:
+    """Background work waits until no lookup is under way."""
     priority = LookupPriority()
     await priority.yield_to_lookups()
     with priority.looking_up():
@@ -18,16 +18,16 @@ async def test_it_gives_way_until_nobody_asks() -> None:
     await waiting
 
 
-async def test_it_gives_way_for_a_while_only() -> None:
-    """Where somebody always asks, something is learned all the same."""
+async def test_background_work_waits_for_a_limited_time() -> None:
+    """Background work goes on after a while although a lookup is still under way."""
     priority = LookupPriority()
     with priority.looking_up():
         async with asyncio.timeout(10):
             await priority.yield_to_lookups()
 
 
-async def test_the_newest_are_worked_on_and_their_end_can_be_waited_for() -> None:
-    """What had to go is not waited for."""
+async def test_a_full_queue_drops_its_oldest_items() -> None:
+    """A full queue drops its oldest items, and `idle` waits for the others only."""
     queue, done = WorkQueue[int](3), list[int]()
 
     async def do(item: int) -> None:
@@ -44,8 +44,8 @@ async def test_the_newest_are_worked_on_and_their_end_can_be_waited_for() -> Non
     assert len(queue) == 0
 
 
-async def test_what_is_being_worked_on_counts_and_is_never_dropped() -> None:
-    """Two at once, and one that waits."""
+async def test_items_under_work_count_and_are_never_dropped() -> None:
+    """Items under work count towards the length of the queue and are never dropped."""
     queue, begun, goes_on = WorkQueue[int](1), asyncio.Semaphore(0), asyncio.Event()
 
     async def do(item: int) -> None:

@@ -17,7 +17,7 @@ def record(entry: str, partition: str = "a.1", text: str = "How are you?", expir
 
 
 class RecordsMachine(RuleBasedStateMachine):
-    """Against a dictionary."""
+    """Compares the records with a dictionary after each operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,8 +102,8 @@ TestRecords = RecordsMachine.TestCase
 TestRecords.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_an_expired_record_answers_nobody() -> None:
-    """Also before it is removed."""
+def test_an_expired_record_is_not_found() -> None:
+    """An expired record is not found by its normal form, even before it is removed."""
     records = Records()
     records.put(record("a.1", expires=10.0))
 
@@ -111,8 +111,8 @@ def test_an_expired_record_answers_nobody() -> None:
     assert records.of_same_form("a.1", "how are you", 10.0) is None
 
 
-def test_what_many_records_share_is_kept_once() -> None:
-    """Partition, model and generation, of which there are few."""
+def test_a_string_that_records_share_is_kept_once() -> None:
+    """Records of one partition share one string for its name."""
     records = Records()
     kept = [records.put(record(f"a.{number}", partition="".join(["a.", "1"]))) for number in range(3)]
 
