@@ -26,7 +26,7 @@ _BEFORE_CONTENT = ("reasoning_content", "reasoning", "reasoning_details", "think
 _UNFINISHED = frozenset({"error", "abort", "aborted", "cancelled", "canceled", "timeout", "content_filter"})
 _PIECE_CHARACTERS = 24
 _MAX_PIECES = 256
-_MAX_TOKENS = 2**53  # counters and stores are exact up to this
+_MAX_TOKENS = 2**31  # of one answer: more would take the precision of the counters
 
 _encode = msgspec.json.Encoder().encode
 
