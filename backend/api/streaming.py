@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 from aiohttp import web
@@ -20,25 +20,26 @@ logger = logging.getLogger(__name__)
 
 SEND_TIMEOUT_SECONDS = 60.0
 """A client that reads nothing for so long is disconnected, which ends its sequences."""
-_USAGE_HEADER = "x-keepgate-usage"
 
 
 async def stream(
-    request: web.Request, builder: ResponseBuilder, outputs: OutputStream, include_usage: bool
+    request: web.Request,
+    builder: ResponseBuilder,
+    outputs: OutputStream,
+    include_usage: bool,
+    headers: Mapping[str, str],
 ) -> web.StreamResponse:
     """Sends an answer while it is generated.
 
     Args:
-        include_usage: whether the caller asked for usage. A gateway may ask for it by header; the response's header
-            then tells the gateway to remove the chunk.
+        include_usage: whether the caller asked for usage.
+        headers: further ones of the response.
     """
     response = web.StreamResponse(
-        headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+        headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", **headers}
     )
-    if usage_added := not include_usage and request.headers.get(_USAGE_HEADER) == "always":
-        response.headers[_USAGE_HEADER] = "added"
     # The headers are sent with the first token: a failure before it can still have a status of its own.
-    events = _events(builder, outputs, include_usage or usage_added)
+    events = _events(builder, outputs, include_usage)
     first = await anext(events)
     response.headers[PREFIX_HEADER] = str(builder.cached_tokens)
     await response.prepare(request)

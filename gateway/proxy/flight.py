@@ -24,13 +24,16 @@ from gateway.errors import GatewayError, InternalError, UpstreamError
 from gateway.http.background_tasks import BackgroundTasks
 from gateway.http.sse import EventSplitter
 from gateway.proxy.recorder import Recording, StreamRecorder, record_response
-from gateway.upstreams.upstream import USAGE_HEADER, UpstreamResponse
+from gateway.upstreams.upstream import UpstreamResponse
 
 log = logging.getLogger(__name__)
 
 _LARGE_BODY = 2**18
 # For the end of a connection after the end of what it carried.
 _TRAILER_TIMEOUT = 1.0
+
+
+_NO_USAGE = b',"usage":null'
 
 
 class Chunk(bytes):
@@ -74,6 +77,7 @@ class Flight:
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.is_event_stream = False
+        self.usage_was_added = False
         self.first_byte_seconds = 0.0
         self.error: GatewayError | None = None
         self.recording: Recording | None = None
@@ -121,18 +125,18 @@ class Flight:
         self.status = answer.status
         self.headers = answer.headers
         self.is_event_stream = answer.is_event_stream
+        self.usage_was_added = answer.usage_was_added
         self._started.set()
 
     async def _take_events(self, answer: UpstreamResponse) -> None:
         splitter = EventSplitter()
         recorder = StreamRecorder(self._choices)
-        usage_was_added = self.headers.pop(USAGE_HEADER, None) == "added"
         try:
             async with asyncio.timeout(None) as rest:
                 async for data in answer.chunks():
                     for event in splitter.feed(data):
                         is_usage = not self.oversized and recorder.add(event)
-                        await self._add(UsageChunk(event) if is_usage and usage_was_added else Chunk(event))
+                        await self._add(UsageChunk(event) if is_usage and self.usage_was_added else Chunk(event))
                     if len(splitter) > self._keep_bytes:  # an event without an end is not buffered without limit
                         await self._add(Chunk(splitter.flush()))
                     if recorder.done and not self.complete:
@@ -235,7 +239,9 @@ class Subscriber:
             if news:
                 self.position += len(news)
                 flight._drained.set()
-                yield b"".join(chunk for chunk in news if with_usage or not chunk.usage_only)
+                data = b"".join(chunk for chunk in news if with_usage or not chunk.usage_only)
+                # Servers that are asked for usage put a null into every chunk. In a string the quotes would be escaped.
+                yield data if with_usage or not flight.usage_was_added else data.replace(_NO_USAGE, b"")
             elif flight.finished:
                 if flight.error:
                     raise flight.error

@@ -32,6 +32,7 @@ _MAX_VALUES = 300_000
 _OTHER_CREDENTIALS = ("x-api-key", "api-key")
 
 _decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class InferenceRequest:
     model: str
     stream: bool
     include_usage: bool
+    has_stream_options: bool
     sampled: bool
     choices: int
     priority: int
@@ -64,6 +66,16 @@ class InferenceRequest:
         if not self.stream:
             return "json"
         return "stream+usage" if self.include_usage else "stream"
+
+
+def body_with_usage(inference: InferenceRequest) -> bytes:
+    """The body of a stream's request that asks for usage. All bytes of the client's stay, unless they have options."""
+    if not inference.has_stream_options:
+        start = inference.body.index(b"{") + 1
+        return b'%s"stream_options":{"include_usage":true},%s' % (inference.body[:start], inference.body[start:])
+    fields = _decode(inference.body)
+    fields["stream_options"] = {**(fields["stream_options"] or {}), "include_usage": True}
+    return _encode(fields)
 
 
 def credential(headers: CIMultiDictProxy[str], namespace_setting: str) -> str:
@@ -123,6 +135,7 @@ def parse_request(
         model=model,
         stream=stream,
         include_usage=_boolean(options or {}, "include_usage", "stream_options.include_usage"),
+        has_stream_options="stream_options" in fields,
         sampled=fields.get("seed") is None and fields.get("temperature") != 0,
         choices=_choices(fields),
         priority=priority_of(fields) or 0,

@@ -11,12 +11,12 @@ from cache.exact import ExactCache
 from gateway import metrics
 from gateway.http.cache_control import parse_cache_control
 from gateway.proxy.flight import Flight, FlightTable
-from gateway.proxy.inference_request import InferenceRequest, namespace_header
+from gateway.proxy.inference_request import InferenceRequest, body_with_usage, namespace_header
 from gateway.proxy.recorder import Recording
 from gateway.proxy.semantic_lookup import SemanticLookup, SemanticQuery
 from gateway.settings.settings import CacheSettings
 from gateway.upstreams.router import Router
-from gateway.upstreams.upstream import REUSE_HEADER, USAGE_HEADER
+from gateway.upstreams.upstream import REUSE_HEADER
 
 
 class SingleFlight:
@@ -49,8 +49,9 @@ class SingleFlight:
             metrics.collapsed.inc()
             return flight, True
         with_usage, without_usage = _flight_keys(inference, key)
-        # A stream without include_usage may carry no usage: it does not serve requests that ask for it.
-        may_lack_usage = inference.stream and not inference.include_usage
+        # A stream whose upstream is not asked for usage may carry none: it does not serve requests that ask for it.
+        is_asked = inference.include_usage or (self._settings.ask_usage and self._router.always_gives_usage)
+        may_lack_usage = inference.stream and not is_asked
         return self._start_flight(inference, key, without_usage if may_lack_usage else with_usage, query), False
 
     def revalidate(self, inference: InferenceRequest, key: Key) -> None:
@@ -79,18 +80,19 @@ class SingleFlight:
 
     def _own_headers(self, inference: InferenceRequest) -> Mapping[str, str]:
         """The gateway's own request headers, beside the client's."""
-        own = {REUSE_HEADER: inference.reuse, **namespace_header(inference.headers, self._settings.namespace)}
-        if inference.stream and not inference.include_usage:
-            own[USAGE_HEADER] = "always"
-        return own
+        return {REUSE_HEADER: inference.reuse, **namespace_header(inference.headers, self._settings.namespace)}
 
     async def _compute(
         self, inference: InferenceRequest, key: Key, flight: Flight, query: SemanticQuery, keeps: bool
     ) -> None:
         generation = self._cache.generation(key.namespace, inference.model)
         own = self._own_headers(inference)
+        asks = inference.stream and not inference.include_usage and self._settings.ask_usage
+        with_usage = body_with_usage(inference) if asks else None
         await flight.run(
-            self._router.request("POST", inference.path, inference.headers, inference.body, inference.model, own)
+            self._router.request(
+                "POST", inference.path, inference.headers, inference.body, inference.model, own, with_usage
+            )
         )
         _count(flight)
         if flight.recording is None or not keeps:

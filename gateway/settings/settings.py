@@ -159,6 +159,10 @@ class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """How long after its lifetime an answer is served while it is computed again (RFC 5861)."""
     stale_if_error: Seconds = 0.0
     """How long after its lifetime an answer is served when the upstream fails (RFC 5861)."""
+    ask_usage: Flag = True
+    """Whether upstreams are asked for the usage of streams whose clients do not ask (`stream_options.include_usage`).
+    Then the answer also serves clients who do, and it is withheld from the others. If false, bodies are never changed.
+    """
     max_answer: PositiveSizeField = PositiveSize(8 * 2**20)
     """The longest answer that is stored."""
 

@@ -36,7 +36,8 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """One scripted reply. Without `message`, `text` or `body` the last user message comes back.
 
     `events` are sent as the data of a stream as they are; `delay` is waited before the first byte, `pause` before
-    each event, in seconds; after `cut_after` events the connection breaks.
+    each event, in seconds; after `cut_after` events the connection breaks. A request with a field that it `refuses` is
+    answered with 400.
     """
 
     when: str | None = None
@@ -51,6 +52,7 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     delay: float = 0.0
     pause: float = 0.0
     cut_after: int | None = None
+    refuses: tuple[str, ...] = ()
 
 
 class Received(msgspec.Struct, frozen=True):
@@ -144,6 +146,12 @@ class MockUpstream:
     async def _reply(self, request: web.Request, fields: dict[str, Any]) -> web.StreamResponse:
         asked = _last_user_message(fields)
         reply = next((reply for reply in self.replies if reply.when is None or reply.when in asked), Reply())
+        if refused := [field for field in reply.refuses if field in fields]:
+            error = {
+                "message": f"Unrecognized request argument supplied: {refused[0]}",
+                "type": "invalid_request_error",
+            }
+            return _json({"error": error}, status=400)
         await asyncio.sleep(reply.delay)
         if not fields.get("stream"):
             await self.hold.wait()

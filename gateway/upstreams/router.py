@@ -14,6 +14,8 @@ _NONE_YET = "No upstream is ready yet; the model may still be loading. Try again
 _REFRESH_SECONDS = 15.0
 _REFRESH_DEADLINE = 5.0
 _MAX_LISTED_BYTES = 8 * 2**20
+_MAX_ERROR_BYTES = 2**20
+_REFUSALS = (400, 422)
 
 
 class Router:
@@ -27,6 +29,11 @@ class Router:
     @property
     def upstreams(self) -> tuple[Upstream, ...]:
         return tuple(self._upstreams)
+
+    @property
+    def always_gives_usage(self) -> bool:
+        """Whether no upstream has refused to be asked for the usage of a stream."""
+        return not any(upstream.refuses_usage for upstream in self._upstreams)
 
     @property
     def ready(self) -> bool:
@@ -72,17 +79,21 @@ class Router:
         body: bytes | None,
         model: str | None,
         own: Mapping[str, str] = NO_HEADERS,
+        with_usage: bytes | None = None,
     ) -> UpstreamResponse:
         """The answer of the first reachable candidate, once it has begun. Raises UpstreamError; if no candidate can be
         reached, it names all of them.
 
-        `headers` and `own` are as for `Upstream.request`.
+        `headers` and `own` are as for `Upstream.request`. `with_usage` is a body that asks for usage where the client's
+        does not; upstreams that have refused it get `body`.
         """
         failures: list[str] = []
         candidates = self.candidates(model)
         for upstream in candidates:
             try:
-                return await upstream.request(method, path, headers, body, own)
+                if with_usage is None or upstream.refuses_usage:
+                    return await upstream.request(method, path, headers, body, own)
+                return await _request_with_usage(upstream, method, path, headers, body, own, with_usage)
             except UpstreamUnreachable as error:
                 failures.append(error.message)
                 if len(failures) < len(candidates):
@@ -100,6 +111,27 @@ class Router:
             for upstream in self._upstreams:
                 tasks.create_task(_fetch_models(upstream))
         self.refreshed.set()
+
+
+async def _request_with_usage(
+    upstream: Upstream,
+    method: str,
+    path: str,
+    headers: Mapping[str, str],
+    body: bytes | None,
+    own: Mapping[str, str],
+    with_usage: bytes,
+) -> UpstreamResponse:
+    """The answer to `with_usage`; to `body` if the upstream refuses to be asked for usage, which is remembered."""
+    answer = await upstream.request(method, path, headers, with_usage, own)
+    answer.usage_was_added = True
+    if answer.status not in _REFUSALS or b"stream_options" not in await answer.peek(_MAX_ERROR_BYTES):
+        return answer
+    with answer:
+        plain = await upstream.request(method, path, headers, body, own)
+    # An error that quotes the whole request says nothing about the field.
+    upstream.refuses_usage = plain.status == 200
+    return plain
 
 
 async def _fetch_models(upstream: Upstream) -> None:

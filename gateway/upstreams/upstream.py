@@ -27,7 +27,6 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-USAGE_HEADER = "x-keepgate-usage"
 # Names the tenant to an upstream that separates tenants, where no credential of the caller does.
 NAMESPACE_HEADER = "x-keepgate-namespace"
 # Whether the prompt is likely to be the prefix of another one.
@@ -72,6 +71,9 @@ class UpstreamResponse:
         self._idle = idle
         self.status = exchange.status
         self.headers = end_to_end(exchange.headers, _DROPPED_RESPONSE_HEADERS)
+        self.usage_was_added = False
+        """Whether the request asked for usage that its client had not asked for."""
+        self._peeked: bytes | None = None
 
     def __enter__(self) -> "UpstreamResponse":
         return self
@@ -86,6 +88,9 @@ class UpstreamResponse:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises UpstreamDisconnected when it breaks, UpstreamTimeout when nothing comes."""
+        if self._peeked is not None:
+            yield self._peeked
+            return
         name = self.upstream.name
         try:
             while chunk := await self._exchange.chunk(self._idle):
@@ -94,6 +99,11 @@ class UpstreamResponse:
             raise UpstreamTimeout(f"{name} sent nothing for {self._idle:g} s within its answer.") from error
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamDisconnected(f"{name} broke the connection within its answer.") from error
+
+    async def peek(self, limit: int) -> bytes:
+        """The whole body, which `chunks` gives once more. Raises what `body` raises."""
+        self._peeked = await self.body(limit)
+        return self._peeked
 
     async def body(self, limit: int) -> bytes:
         """The whole body. Raises what `chunks` raises, and UpstreamDisconnected if it is over `limit` bytes."""
@@ -125,6 +135,8 @@ class Upstream:
         self.models: frozenset[str] | None = None
         self.reachable = False
         self.in_flight = 0
+        self.refuses_usage = False
+        """Whether it has refused a request only because it asked for the usage of a stream."""
 
     async def request(
         self,

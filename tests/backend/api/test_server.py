@@ -90,21 +90,6 @@ async def test_include_usage(server: Served) -> None:
     assert last["usage"] == whole["usage"]
 
 
-async def test_a_gateway_gets_usage_that_the_caller_did_not_ask_for(server: Served) -> None:
-    """The gateway's header adds the usage chunk, and the response header says whether it was added."""
-    body = {"model": MODEL, "messages": QUESTION, "max_tokens": 2, "stream": True}
-    headers = {"x-keepgate-usage": "always"}
-    async with server.client.post(CHAT, json=body, headers=headers) as response:
-        assert response.headers["x-keepgate-usage"] == "added"
-        *chunks, last, _ = parse(await response.text())
-    assert all("usage" not in chunk for chunk in chunks)
-    assert last["usage"]["completion_tokens"] == 2
-    body["stream_options"] = {"include_usage": True}
-    async with server.client.post(CHAT, json=body, headers=headers) as response:
-        assert "x-keepgate-usage" not in response.headers
-        assert sum(1 for event in parse(await response.text()) if event != "[DONE]" and event["usage"]) == 1
-
-
 async def test_several_choices(server: Served) -> None:
     """With `n` the choices differ, stream with their index, and the prompt counts once."""
     body: dict[str, Any] = {"messages": QUESTION, "seed": 3, "temperature": 1.5, "max_tokens": 8, "n": 3}

@@ -143,9 +143,6 @@ class PrefixUpstream:
         ]
         if (fields.get("stream_options") or {}).get("include_usage"):
             chunks.append({**common, "object": kind, "choices": [], "usage": usage})
-        elif request.headers.get("x-keepgate-usage") == "always":
-            chunks.append({**common, "object": kind, "choices": [], "usage": usage})
-            headers["x-keepgate-usage"] = "added"
         events = b"".join(b"data: " + _encode(chunk) + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
         return web.Response(body=events, content_type="text/event-stream", headers=headers)
 

@@ -374,7 +374,7 @@ async def test_stale_if_error_has_limits(stage: Stage, age: float, status: int, 
 async def test_stale_if_error_needs_the_usage_that_was_asked_for(stage: Stage) -> None:
     """An entry without usage does not replace an error for a stream that asks for usage."""
     mock = await stage.mock(Reply(text="hello"))
-    client = await stage.gateway(mock, cache={"ttl": HOUR, "stale_if_error": 100})
+    client = await stage.gateway(mock, cache={"ttl": HOUR, "stale_if_error": 100, "ask_usage": False})
     computed = await client.post(chat(stream=True))
     await grow_old(client, computed.entry, HOUR + 50)
     mock.replies[:] = [Reply(status=500, error={"message": "down"})]

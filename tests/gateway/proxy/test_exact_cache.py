@@ -193,8 +193,7 @@ async def test_text_completions_share_one_entry_between_shapes(stage: Stage, fir
     await client.post({"model": "mock", "prompt": "say ok", **SHAPES[first]}, COMPLETIONS)
     cached = await client.post({"model": "mock", "prompt": "say ok", **SHAPES[second]}, COMPLETIONS)
 
-    needs_another_call = first == "stream" and second == "stream with usage"
-    assert len(mock.received) == (2 if needs_another_call else 1)
+    assert len(mock.received) == 1
     assert cached.response["object"] == "text_completion"
     choice = cached.response["choices"][0]
     assert (choice["text"], choice["logprobs"], choice["finish_reason"]) == ("ok", logprobs, "length")
@@ -299,11 +298,13 @@ def chunk_events(deltas: list[dict[str, Any]], finish_reason: str = "stop") -> l
 # Usage
 
 
-async def test_an_entry_without_usage_does_not_answer_a_stream_that_asks_for_it(stage: Stage) -> None:
+@pytest.mark.parametrize("without", ["because it refuses", "because it is not asked"])
+async def test_an_entry_without_usage_does_not_answer_a_stream_that_asks_for_it(stage: Stage, without: str) -> None:
     """A stream that asks for usage replaces an entry without usage by a new answer."""
-    mock = await stage.mock(Reply(text="hello"))
-    client = await stage.gateway(mock)
+    mock = await stage.mock(Reply(text="hello", refuses=("stream_options",) if without == "because it refuses" else ()))
+    client = await stage.gateway(mock, cache={"ask_usage": without == "because it refuses"})
     await client.post(chat(stream=True))
+    mock.replies[:] = [Reply(text="hello")]
     asking = await client.post(chat(**STREAM_WITH_USAGE))
     again = await client.post(chat(**STREAM_WITH_USAGE))
 
@@ -312,7 +313,6 @@ async def test_an_entry_without_usage_does_not_answer_a_stream_that_asks_for_it(
     assert again.cache == "hit"
     assert again.chunks[-1]["usage"] == asking.chunks[-1]["usage"]
     assert again.chunks[-1]["choices"] == []
-    assert len(mock.received) == 2
 
 
 async def test_a_stream_without_include_usage_carries_none(stage: Stage) -> None:
@@ -327,42 +327,76 @@ async def test_a_stream_without_include_usage_carries_none(stage: Stage) -> None
     assert all(chunk["choices"] for chunk in hit.chunks)
 
 
-async def test_a_stream_is_asked_for_usage_by_header_only(stage: Stage) -> None:
-    """The gateway sends `x-keepgate-usage: always`, and the client's body unchanged."""
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"x": 1}], ids=str)
+async def test_usage_is_asked_for_on_behalf_of_a_stream(stage: Stage, options: dict[str, Any] | None) -> None:
+    """The upstream gets `include_usage`, and the other bytes of the body as they were if it had no options."""
     mock = await stage.mock(Reply(text="hello"))
     client = await stage.gateway(mock)
-    body = msgspec.json.encode(chat(stream=True))
-    await client.post(body)
+    body = b'\n { "model" : "mock","stream":true, "messages":[{"role":"user","content":"\\u00e9"}],"seed":1.50 }'
+    if options is None:
+        await client.post(body)
+        assert mock.received[0].body == body.replace(b"{", b'{"stream_options":{"include_usage":true},', 1)
+        return
+    await client.post(chat(stream=True, stream_options=options))
+    assert mock.received[0].fields == chat(stream=True, stream_options={**options, "include_usage": True})
 
-    assert mock.received[0].body == body
-    assert {n.lower(): v for n, v in mock.received[0].headers.items()}["x-keepgate-usage"] == "always"
+
+async def test_a_body_is_untouched_where_usage_is_not_asked_for(stage: Stage) -> None:
+    """`cache.ask_usage: false`, and requests that do not stream."""
+    mock = await stage.mock(Reply(text="hello"))
+    client = await stage.gateway(mock, cache={"ask_usage": False})
+    bodies = [msgspec.json.encode(body) for body in (chat(stream=True), chat("again"))]
+    for body in bodies:
+        await client.post(body)
+
+    assert [received.body for received in mock.received] == bodies
 
 
-async def test_usage_added_for_the_gateway_is_kept_and_withheld(stage: Stage) -> None:
-    """A usage chunk that the upstream marks as added is stored, and sent only to clients that asked for it."""
-    usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
-    events = chunk_events([{"role": "assistant", "content": "hi"}])
-    events.insert(-1, {**CHUNK, "choices": [], "usage": usage})
-    mock = await stage.mock(Reply(events=events, headers={"x-keepgate-usage": "added"}))
+async def test_usage_that_the_client_did_not_ask_for_is_kept_and_withheld(stage: Stage) -> None:
+    """It is stored, and sent only to clients that ask for it: no chunk of the others has the field, not even null."""
+    mock = await stage.mock(Reply(text="hello"))
     client = await stage.gateway(mock)
     computed = await client.post(chat(stream=True))
     plain = await client.post(chat())
     asking = await client.post(chat(**STREAM_WITH_USAGE))
 
     assert all(chunk["choices"] for chunk in computed.chunks)
-    assert "x-keepgate-usage" not in computed.headers
-    assert plain.json["usage"] == usage
+    assert all("usage" not in chunk for chunk in computed.chunks)
+    assert plain.json["usage"]["total_tokens"] > 0
     assert asking.cache == "hit"
-    assert asking.chunks[-1]["usage"] == usage
+    assert asking.chunks[-1]["usage"] == plain.json["usage"]
     assert len(mock.received) == 1
 
 
-async def test_an_unrequested_usage_chunk_is_relayed(stage: Stage) -> None:
-    """An unrequested usage chunk reaches the client unchanged."""
+async def test_an_upstream_that_refuses_to_be_asked_for_usage_is_remembered(stage: Stage) -> None:
+    """The client gets its answer from a second request, and the next stream is sent as it is at once."""
+    mock = await stage.mock(Reply(text="hello", refuses=("stream_options",)))
+    client = await stage.gateway(mock)
+    answers = [await client.post(chat(text, stream=True)) for text in ("one", "two")]
+
+    assert [answer.text for answer in answers] == ["hello", "hello"]
+    assert ["stream_options" in received.fields for received in mock.received] == [True, False, False]
+
+
+async def test_an_error_that_quotes_the_request_is_no_refusal(stage: Stage) -> None:
+    """It comes to the client as the upstream says it, and the next stream is asked for usage again."""
+    error = {"message": "no such model in {'stream_options': {'include_usage': True}}", "type": "invalid_request_error"}
+    mock = await stage.mock(Reply(status=400, error=error))
+    client = await stage.gateway(mock)
+    failed = await client.post(chat(stream=True))
+    mock.replies[:] = [Reply(text="hello")]
+    await client.post(chat("again", stream=True))
+
+    assert (failed.status, failed.json["error"]["message"]) == (400, error["message"])
+    assert "stream_options" in mock.received[-1].fields
+
+
+async def test_an_unrequested_usage_chunk_is_relayed_where_none_is_asked_for(stage: Stage) -> None:
+    """With `cache.ask_usage: false` an unrequested usage chunk reaches the client unchanged."""
     events = chunk_events([{"role": "assistant", "content": "hi"}])
     events.insert(-1, {**CHUNK, "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
     mock = await stage.mock(Reply(events=events))
-    client = await stage.gateway(mock)
+    client = await stage.gateway(mock, cache={"ask_usage": False})
     computed = await client.post(chat(stream=True))
 
     assert [json.loads(event) for event in computed.events[:-1]] == events[:-1]

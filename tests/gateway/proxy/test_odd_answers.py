@@ -71,7 +71,7 @@ class Oddity:
             await connection.send(json_reply(self.body))
 
     async def start(self, stage: Stage) -> Client:
-        return await stage.gateway(await stage.raw(self.converse))
+        return await stage.gateway(await stage.raw(self.converse), cache={"ask_usage": False})
 
 
 # The fixture is the running gateway; the examples share it on purpose.

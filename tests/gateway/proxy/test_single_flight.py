@@ -161,7 +161,7 @@ async def test_identical_requests_are_one_upstream_call(stage: Stage, shapes: li
 async def test_a_stream_with_usage_does_not_follow_one_without(stage: Stage) -> None:
     """A stream that asks for usage does not join a flight that may have none."""
     mock = await stage.mock(Reply(text="hello"))
-    client = await stage.gateway(mock)
+    client = await stage.gateway(mock, cache={"ask_usage": False})
     mock.hold.clear()
     plain = asyncio.create_task(client.post(chat(stream=True)))
     await mock.wait_for(1)
