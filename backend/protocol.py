@@ -1,7 +1,7 @@
 """Bodies of requests, decoded into types, with errors that name the field.
 
-null means absent everywhere. A field that this server does not know is an error, and so is one whose meaning it
-cannot honour (the readers in ``backend.requests`` check that); the few that change no answer are accepted.
+null means absent everywhere. A field without a meaning here is ignored and named in a header of the response; with
+``strict`` one that no API has is an error. The readers in ``backend.requests`` check the others.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ _PATH = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
 _FIELD = re.compile(r"field `(\w+)`")
 _LONGEST_QUOTED_NAME = 64
 
-Role = Literal["system", "developer", "user", "assistant", "tool"]
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 EncodingFormat = Literal["float", "base64"]
 _CHOICES: dict[str, tuple[str, ...]] = {"role": get_args(Role), "encoding_format": get_args(EncodingFormat)}
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+class StreamOptions(msgspec.Struct):
     """``stream_options``; obfuscation pads chunks against eavesdroppers and is not done here."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """One message of a conversation."""
+class Message(msgspec.Struct):
+    """One message of a conversation. Fields that clients add to it, such as ``annotations``, are ignored."""
 
     role: Role
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
-    refusal: str | None = None
-    # Clients that replay an answer as history send these along, empty.
-    audio: dict[str, Any] | None = None
     function_call: dict[str, Any] | None = None
-    annotations: list[Any] | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same under another name."""
 
 
 class CommonFields(msgspec.Struct, kw_only=True):
@@ -64,14 +64,24 @@ class CommonFields(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
     priority: int | None = None
-    # Accepted because they change no answer of this server.
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    cache_salt: str | None = None
+    """Requests share KV blocks only with those of the same salt, within their tenant."""
+    # vLLM's ways to name an output constraint; the first is the newest, and the one that it documents.
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    @property
+    def has_structured_output(self) -> bool:
+        """Whether one of these fields is given."""
+        guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        return bool(self.structured_outputs) or any(value is not None for value in guided)
 
 
 class ChatRequest(CommonFields, kw_only=True):
@@ -85,10 +95,16 @@ class ChatRequest(CommonFields, kw_only=True):
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    # Accepted where they say what happens anyway.
     functions: list[Any] | None = None
+    """The form of ``tools`` that OpenAI has deprecated, as ``function_call`` is that of ``tool_choice``."""
     function_call: str | dict[str, Any] | None = None
     modalities: list[str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: str | None = None
+    """Without effect unless the chat template uses it."""
+    include_reasoning: bool | None = None
 
 
 class CompletionRequest(CommonFields, kw_only=True):
@@ -109,8 +125,6 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     encoding_format: EncodingFormat | None = None
     dimensions: int | None = None
     priority: int | None = None
-    # Accepted because it changes no answer of this server.
-    user: str | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -134,18 +148,52 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 Body = TypeVar("Body", ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
 
+# Of OpenAI's API and of the servers that clients are written for. None of them changes an answer of this server.
+_STANDARD_WITHOUT_EFFECT = frozenset(
+    {
+        "audio",
+        "early_stopping",
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+        "include_stop_str_in_output",
+        "length_penalty",
+        "metadata",
+        "mm_processor_kwargs",
+        "moderation",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "store",
+        "thinking",
+        "truncate_prompt_tokens",
+        "use_beam_search",
+        "user",
+        "verbosity",
+        "web_search_options",
+    }
+)
 
-def decode_request(body: bytes, kind: type[Body], model: str) -> Body:
-    """Decodes a JSON body that is meant for this model.
+
+def decode_request(body: bytes, kind: type[Body], model: str, strict: bool = False) -> tuple[Body, tuple[str, ...]]:
+    """Decodes a JSON body that is meant for this model; returns it and the names of the fields that are ignored.
+
+    Args:
+        strict: whether a field that is in no API that this server knows is an error.
 
     Raises:
         InvalidRequest: not JSON, not an object, an unknown field, or a value of the wrong type.
         ModelNotFound: meant for another model.
     """
-    request = _decoded(body, kind)
+    request, ignored = _decoded(body, kind, strict)
     if request.model is not None:
         check_model(request.model, model)
-    return request
+    return request, ignored
 
 
 def check_model(name: str, served: str) -> None:
@@ -158,19 +206,19 @@ def check_model(name: str, served: str) -> None:
         raise ModelNotFound(f"no such model here; this server has '{served}'", "model")
 
 
-def _decoded(body: bytes, kind: type[Body]) -> Body:
+def _decoded(body: bytes, kind: type[Body], strict: bool) -> tuple[Body, tuple[str, ...]]:
     if not body:
         raise InvalidRequest("the body is empty, expected a JSON object")
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         known = kind.__struct_fields__
-        for name, value in fields.items():
-            if name not in known and bytes(value) != b"null":
-                raise InvalidRequest(
-                    f"unknown field '{_shortened(name)}': this server does not know it and ignores nothing",
-                    _shortened(name),
-                )
-        return msgspec.json.decode(body, type=kind)
+        ignored = [name for name, value in fields.items() if name not in known and bytes(value) != b"null"]
+        if strict and (unknown := [name for name in ignored if name not in _STANDARD_WITHOUT_EFFECT]):
+            raise InvalidRequest(
+                f"unknown field '{_shortened(unknown[0])}': this server was started with --strict-fields",
+                _shortened(unknown[0]),
+            )
+        return msgspec.json.decode(body, type=kind), tuple(ignored)
     except msgspec.ValidationError as error:
         raise _wrong_type(str(error)) from error
     except msgspec.DecodeError as error:

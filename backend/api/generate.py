@@ -98,6 +98,7 @@ async def generate(
     output_constraint: OutputConstraint | None = None,
     *,
     one_shot: bool = True,
+    cache_salt: str = "",
 ) -> AsyncIterator[OutputStream]:
     """Submits sequences to the engine on behalf of the caller.
 
@@ -106,6 +107,7 @@ async def generate(
     Args:
         output_constraint: of the sequences, for error messages; None: any text.
         one_shot: whether no follow-up is expected, where the request's headers do not say.
+        cache_salt: separates KV blocks within a tenant.
 
     Raises:
         InvalidRequest: a header is wrong.
@@ -113,7 +115,7 @@ async def generate(
     """
     set_deadline(request, sequences)
     state = request.app[STATE]
-    keys = tenant_keys(request)
+    keys = tenant_keys(request, cache_salt)
     for sequence in sequences:
         sequence.keys = keys
     await state.prefixes.ask(sequences, one_shot=is_one_shot(request, default=one_shot))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -21,6 +23,10 @@ PREFIX_HEADER = "x-keepgate-prefix-tokens"
 """Response header: prompt tokens whose keys and values were cached."""
 RECEIVED_AT: web.RequestKey[float] = web.RequestKey("RECEIVED_AT")
 """``time.monotonic()`` when the request's head had been read, which is when its caller began to wait."""
+
+_IGNORED_HEADER = "x-keepgate-ignored-fields"
+_MAX_NAMES = 32
+_MAX_NAME = 64
 
 Result = TypeVar("Result")
 
@@ -48,6 +54,12 @@ async def read_body(request: web.Request) -> bytes:
 async def in_thread_if_large(body: bytes, work: Callable[[], Result]) -> Result:
     """Runs ``work`` on the body: on the event loop if the body is small, else in a thread."""
     return work() if len(body) < LARGE_BODY_BYTES else await asyncio.to_thread(work)
+
+
+def ignored_header(fields: Iterable[str]) -> dict[str, str]:
+    """The header that names the fields of a request without effect; none if there are none."""
+    named = ", ".join(re.sub(r"[^!-~]|,", "?", name)[:_MAX_NAME] for name in itertools.islice(fields, _MAX_NAMES))
+    return {_IGNORED_HEADER: named} if named else {}
 
 
 def json_response(value: object) -> web.Response:

@@ -13,7 +13,14 @@ import numpy.typing as npt
 from aiohttp import web
 
 from backend.api.generate import generate
-from backend.api.http_body import LARGE_BODY_BYTES, PREFIX_HEADER, in_thread_if_large, json_response, read_body
+from backend.api.http_body import (
+    LARGE_BODY_BYTES,
+    PREFIX_HEADER,
+    ignored_header,
+    in_thread_if_large,
+    json_response,
+    read_body,
+)
 from backend.api.server_state import STATE, ServerState
 from backend.api.streaming import stream
 from backend.engine.sequence import Sequence
@@ -37,25 +44,25 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     """``POST /v1/chat/completions``."""
     state = request.app[STATE]
     body = await read_body(request)
-    chat = await _decode(body, ChatRequest, state)
+    chat, ignored = await _decode(body, ChatRequest, state)
     generation_request = await _read_chat(state, chat, len(body))
-    return await _respond(request, generation_request, ChatResponseBuilder, one_shot=False)
+    return await _respond(request, generation_request, ignored, ChatResponseBuilder, one_shot=False)
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
     """``POST /v1/completions``."""
     state = request.app[STATE]
     body = await read_body(request)
-    completion = await _decode(body, CompletionRequest, state)
-    generation_request = await in_thread_if_large(body, lambda: state.reader.completions.read(completion))
-    return await _respond(request, generation_request, CompletionResponseBuilder, one_shot=True)
+    completion, ignored = await _decode(body, CompletionRequest, state)
+    generation_request = await _read_completion(state, completion, body)
+    return await _respond(request, generation_request, ignored, CompletionResponseBuilder, one_shot=True)
 
 
 async def embeddings(request: web.Request) -> web.Response:
     """``POST /v1/embeddings``: the mean of a text's last hidden states, as a unit vector."""
     state = request.app[STATE]
     body = await read_body(request)
-    embedding = await _decode(body, EmbeddingRequest, state)
+    embedding, ignored = await _decode(body, EmbeddingRequest, state)
     sequences = await in_thread_if_large(body, lambda: state.reader.embeddings.read(embedding))
     # The engine accepts so many sequences of one request; the rest waits here.
     batch = state.reader.max_sequences
@@ -63,25 +70,31 @@ async def embeddings(request: web.Request) -> web.Response:
     for first in range(0, len(sequences), batch):
         means += await _mean_hidden_states(request, sequences[first : first + batch])
     prompt_tokens = sum(sequence.num_prompt for sequence in sequences)
-    return json_response(embedding_list(means, state.model.name, prompt_tokens, embedding.encoding_format == "base64"))
+    response = json_response(
+        embedding_list(means, state.model.name, prompt_tokens, embedding.encoding_format == "base64")
+    )
+    response.headers.update(ignored_header(ignored))
+    return response
 
 
 async def tokenize(request: web.Request) -> web.Response:
     """``POST /tokenize``."""
     state = request.app[STATE]
-    body = await _decode(await read_body(request), TokenizeRequest, state)
+    body, _ = await _decode(await read_body(request), TokenizeRequest, state)
     return json_response(await asyncio.to_thread(_tokens, state, body))
 
 
 async def detokenize(request: web.Request) -> web.Response:
     """``POST /detokenize``."""
     state = request.app[STATE]
-    body = await _decode(await read_body(request), DetokenizeRequest, state)
+    body, _ = await _decode(await read_body(request), DetokenizeRequest, state)
     return json_response({"prompt": await asyncio.to_thread(state.reader.tokens.text, body)})
 
 
-async def _decode(body: bytes, kind: type[Body], state: ServerState) -> Body:
-    return await in_thread_if_large(body, lambda: decode_request(body, kind, state.model.name))
+async def _decode(body: bytes, kind: type[Body], state: ServerState) -> tuple[Body, tuple[str, ...]]:
+    return await in_thread_if_large(
+        body, lambda: decode_request(body, kind, state.model.name, strict=state.strict_fields)
+    )
 
 
 async def _read_chat(state: ServerState, chat: ChatRequest, body_bytes: int) -> GenerationRequest:
@@ -93,9 +106,17 @@ async def _read_chat(state: ServerState, chat: ChatRequest, body_bytes: int) -> 
     return chats.read(chat)
 
 
+async def _read_completion(state: ServerState, completion: CompletionRequest, body: bytes) -> GenerationRequest:
+    read = state.reader.completions.read
+    if completion.has_structured_output:
+        return await asyncio.get_running_loop().run_in_executor(state.grammar_threads, read, completion)
+    return await in_thread_if_large(body, lambda: read(completion))
+
+
 async def _respond(
     request: web.Request,
     generation_request: GenerationRequest,
+    ignored: tuple[str, ...],
     make_builder: type[ResponseBuilder],
     *,
     one_shot: bool,
@@ -103,10 +124,14 @@ async def _respond(
     state = request.app[STATE]
     builder = make_builder(generation_request, state.model.name, state.fingerprint, state.model.tokenizer.token_bytes)
     sequences, output_constraint = generation_request.sequences, generation_request.output_constraint
-    async with generate(request, sequences, output_constraint, one_shot=one_shot) as outputs:
+    headers = ignored_header((*ignored, *generation_request.ignored))
+    async with generate(
+        request, sequences, output_constraint, one_shot=one_shot, cache_salt=generation_request.cache_salt
+    ) as outputs:
         if generation_request.stream:
-            return await stream(request, builder, outputs, generation_request.include_usage)
+            return await stream(request, builder, outputs, generation_request.include_usage, headers)
         response = json_response(builder.response(await outputs.all_outputs()))
+    response.headers.update(headers)
     response.headers[PREFIX_HEADER] = str(builder.cached_tokens)
     return response
 

@@ -88,7 +88,7 @@ async def _find(request: web.Request) -> tuple[int, PrefixLocation]:
     """How many tokens the prompt in a request's body has, and where they are."""
     state = request.app[STATE]
     _opened(request)
-    asked = decode_request(await read_body(request), TokenizeRequest, state.model.name)
+    asked, _ = decode_request(await read_body(request), TokenizeRequest, state.model.name)
     tokens = await asyncio.to_thread(state.reader.tokens.ids, asked)
     found = await state.prefixes.where(tokens, tenant_keys(request))
     return len(tokens), found

@@ -35,13 +35,15 @@ def set_deadline(request: web.Request, sequences: Iterable[Sequence]) -> None:
             sequence.deadline = deadline
 
 
-def tenant_keys(request: web.Request) -> KeyChain:
+def tenant_keys(request: web.Request, cache_salt: str = "") -> KeyChain:
     """The keys of the caller's KV blocks, which no other tenant shares.
 
     Shared blocks would reveal, by latency and usage, what other tenants have asked. A tenant is identified by the
-    credentials that a gateway forwards and by the namespace that a gateway sets.
+    credentials that a gateway forwards, by the namespace that a gateway sets, and by the request's own ``cache_salt``.
     """
     identity = [f"{name}:{value}" for name in _TENANT_HEADERS for value in request.headers.getall(name, ())]
+    if cache_salt:
+        identity.append(f"cache_salt:{cache_salt}")
     return request.app[STATE].tenants.keys(identity)
 
 

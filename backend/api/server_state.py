@@ -29,6 +29,7 @@ class ServerState:
         self.model = model
         max_in_flight = (engine_config.max_batch or model.runner.max_batch) + engine_config.max_waiting
         self.max_seconds = engine_config.max_seconds
+        self.strict_fields = engine_config.strict_fields
         self.prefix_config = engine_config.prefix_store
         lossy = self.prefix_config.lossy_codec if self.prefix_config is not None else None
         self.prefixes = PrefixSharing(lambda command: self.engine.command(command))
@@ -48,7 +49,8 @@ class ServerState:
         """Replaced by `open_prefixes` if blocks are stored outside this process."""
         self.opened_store: OpenStore | None = None
         accepts_priority = engine_config.scheduling_policy == "priority"
-        self.reader = RequestReader(model, min(max_in_flight, _MAX_SEQUENCES_PER_REQUEST), accepts_priority)
+        max_sequences = min(max_in_flight, _MAX_SEQUENCES_PER_REQUEST)
+        self.reader = RequestReader(model, max_sequences, accepts_priority, engine_config.drop_images)
         # A pool of its own, so that only requests with grammars wait for their compilation.
         self.grammar_threads = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="grammar-compiler")
         self.created = int(time.time())

@@ -6,8 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
+from backend.chat.generic_tools import GenericTools
+from backend.chat.reasoning import detect_reasoning_format
 from backend.chat.tool_format import ToolFormat, detect_tool_format
 from backend.errors import InvalidRequest, ModelError
 from backend.models.json_file import read_json_object
@@ -43,10 +46,17 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self.replaces = replaces
         self.source = source if tool_source is None else source + tool_source
-        self.takes_tools = "tools" in names
-        """Whether the template describes tools."""
-        self.tool_format: ToolFormat | None = detect_tool_format(tool_source or source) if self.takes_tools else None
-        """The format of the model's tool calls; None: unknown."""
+        self.variables = frozenset(names)
+        """Names that the template reads."""
+        own_format = detect_tool_format(tool_source or source) if "tools" in names else None
+        self.generic_tools = GenericTools.of_template(self.source) if own_format is None else None
+        """How tools are described if the template does not do it, or in a format that is unknown here."""
+        self.tool_format: ToolFormat = own_format or GenericTools.of_template(self.source).tool_format
+        """The format of tool calls."""
+        self.reasoning_format = detect_reasoning_format(self.source)
+        """How the model marks its thoughts; None: it does not."""
+        self.takes_system = self._takes_system()
+        """Whether a conversation may begin with a system message."""
 
     @classmethod
     def load(cls, directory: Path, replacement: str | None = None) -> ChatTemplate | None:
@@ -81,12 +91,14 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """Prompt text up to where the assistant's answer begins.
 
         Args:
-            tools: functions in OpenAI's form; only for a template that ``takes_tools``.
+            tools: functions in OpenAI's form; only for a template without ``generic_tools``.
             add_generation_prompt: whether the assistant's turn is opened.
+            variables: further ones that the template may read, such as ``enable_thinking``.
 
         Raises:
             InvalidRequest: the template refuses the conversation, for example its order of roles.
@@ -99,12 +111,18 @@ class ChatTemplate:
                 messages=messages,
                 tools=tools or None,
                 add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
+                **{**variables, **self._special_tokens},
             )
         except (TemplateError, TypeError) as error:
             raise InvalidRequest(
                 f"the model's chat template does not accept these messages: {_reason(error)}", "messages"
             ) from error
+
+    def _takes_system(self) -> bool:
+        try:
+            return "?" in self.render([{"role": "system", "content": "?"}, {"role": "user", "content": "!"}])
+        except InvalidRequest:
+            return False
 
 
 def read_template(path: Path) -> str:

@@ -40,6 +40,17 @@ _QUOTED_LINE = re.compile(r"\n +\d+ \| [^\n]*\n[ ^]*\n?\Z|\s*<non-verbose/>")
 _PATTERN = re.compile(r"regex parse error:\n.*\nerror: ", re.DOTALL)
 
 
+def to_lark(grammar: str) -> str:
+    """A grammar in Lark's or in GBNF's notation, in Lark's. Raises GrammarError."""
+    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+    try:
+        lark: str = any_to_lark(grammar)
+    except GbnfToLarkError as error:
+        raise GrammarError(f"neither Lark nor GBNF: {error}") from error
+    return lark
+
+
 class GrammarCompiler:
     """Compiles grammars for one model's vocabulary, with an LRU cache. Thread-safe.
 

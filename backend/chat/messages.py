@@ -2,44 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from backend.chat.chat_template import ChatTemplate
 from backend.errors import InvalidRequest
 from backend.protocol import Message
 
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_ROLES = {"developer": "system", "function": "tool"}
 
-def template_message(message: Message, where: str, template: str) -> dict[str, Any]:
-    """A message with its content as one text; the role 'developer' becomes 'system'.
+
+def template_messages(
+    messages: Sequence[Message], template: ChatTemplate, drop_images: bool = False
+) -> list[dict[str, Any]]:
+    """The messages with their contents as texts, in roles that the template has.
+
+    'developer' becomes 'system', and 'function' becomes 'tool'. Fields that the template does not read are left out.
 
     Args:
-        where: the message's path in the request.
-        template: source of the chat template; a field that it does not use is refused.
+        drop_images: whether parts that are not text are left out; else they are an error.
 
     Raises:
-        InvalidRequest: a field is wrong or the template has no place for it; names its path.
+        InvalidRequest: a field is wrong; names its path.
     """
-    role = "system" if message.role == "developer" else message.role
-    for field in ("tool_calls", "function_call", "audio", "refusal", "annotations"):
-        if getattr(message, field) and not (field == "tool_calls" and field in template):
-            raise InvalidRequest(f"{where}.{field}: this model's chat template does not use it", f"{where}.{field}")
-    if message.tool_calls and role != "assistant":
-        raise InvalidRequest(f"{where}.tool_calls: only the assistant calls tools", f"{where}.tool_calls")
-    if role == "tool" and not message.tool_call_id:
-        at = f"{where}.tool_call_id"
-        raise InvalidRequest(f"{at}: expected the id of the tool call that this message answers", at)
-    if role != "tool" and message.tool_call_id is not None:
-        at = f"{where}.tool_call_id"
-        raise InvalidRequest(f"{at}: only in messages whose role is 'tool'", at)
-    result: dict[str, Any] = {"role": role, "content": _content(message, where)}
-    if message.name is not None:
-        if ".name" not in template and "['name']" not in template:
-            raise InvalidRequest(f"{where}.name: this model's chat template does not use it", f"{where}.name")
+    plain = [_plain(message, f"messages[{i}]", template, drop_images) for i, message in enumerate(messages)]
+    if template.takes_system or not plain or plain[0]["role"] != "system":
+        return plain
+    return system_as_user(plain)
+
+
+def system_as_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A conversation without its system message, whose text opens the first message of the user."""
+    system, *rest = messages
+    if rest and rest[0]["role"] == "user":
+        return [{**rest[0], "content": f"{system['content']}\n\n{rest[0]['content']}"}, *rest[1:]]
+    return [{"role": "user", "content": system["content"]}, *rest]
+
+
+def _plain(message: Message, where: str, template: ChatTemplate, drop_images: bool) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "role": _ROLES.get(message.role, message.role),
+        "content": _content(message, where, drop_images),
+    }
+    source = template.source
+    if message.name is not None and (".name" in source or "['name']" in source):
         result["name"] = message.name
-    if message.tool_calls:
-        result["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
-    if message.tool_call_id is not None:
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning and "reasoning_content" in source:
+        result["reasoning_content"] = reasoning
+    calls = message.tool_calls or ([{"function": message.function_call}] if message.function_call else [])
+    if calls:
+        if message.role != "assistant":
+            raise InvalidRequest(f"{where}.tool_calls: only the assistant calls tools", f"{where}.tool_calls")
+        result["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    if message.tool_call_id is not None and result["role"] == "tool":
         result["tool_call_id"] = message.tool_call_id
     return result
 
@@ -59,7 +78,7 @@ def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
     try:
         # msgspec refuses NaN and unpaired surrogates, which no tokenizer accepts. Some clients send an empty text for
         # a call without arguments.
-        parsed = msgspec.json.decode(arguments or "{}") if isinstance(arguments, str) else arguments
+        parsed = msgspec.json.decode(arguments or "{}") if isinstance(arguments, str | None) else arguments
     except (msgspec.DecodeError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
@@ -68,23 +87,28 @@ def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
     return {**call, "type": "function", "function": {"name": function["name"], "arguments": parsed}}
 
 
-def _content(message: Message, where: str) -> str:
+def _content(message: Message, where: str, drop_images: bool) -> str:
     content = message.content
     if isinstance(content, str):
         return content
     if content is None:
-        if message.role != "assistant":
-            raise InvalidRequest(f"{where}.content: expected a text or a list of text parts", f"{where}.content")
-        return ""
+        if message.role in ("assistant", "tool", "function"):
+            return message.refusal or ""
+        raise InvalidRequest(f"{where}.content: expected a text or a list of text parts", f"{where}.content")
     texts = []
     for index, part in enumerate(content):
         at = f"{where}.content[{index}]"
-        if part.get("type") != "text":
-            raise InvalidRequest(f"{at}.type: only parts of type 'text' are supported", f"{at}.type")
-        text = part.get("text")
-        if not isinstance(text, str):
-            raise InvalidRequest(f"{at}.text: expected a string", f"{at}.text")
-        if unknown := [name for name, value in part.items() if name not in ("type", "text") and value is not None]:
-            raise InvalidRequest(f"{at}: unknown field in a text part", f"{at}.{unknown[0][:64]}")
-        texts.append(text)
+        kind = part.get("type")
+        if kind in _TEXT_PARTS or kind == "refusal":
+            text = part.get("refusal" if kind == "refusal" else "text")
+            if not isinstance(text, str):
+                raise InvalidRequest(f"{at}.text: expected a string", f"{at}.text")
+            texts.append(text)
+        elif not isinstance(kind, str):
+            raise InvalidRequest(f"{at}.type: expected 'text'", f"{at}.type")
+        elif not drop_images:
+            raise InvalidRequest(
+                f"{at}.type: this model reads text only; leave the part out, or start the server with --drop-images",
+                f"{at}.type",
+            )
     return "\n".join(texts)

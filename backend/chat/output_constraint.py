@@ -8,11 +8,12 @@ from functools import partial
 
 from backend.chat.grammar import GrammarCompiler, GrammarError, json_schema
 from backend.chat.response_format import response_rule, schema_field
+from backend.chat.structured_outputs import structured_grammar
 from backend.chat.tokenizer import ModelTokenizer
 from backend.chat.tool_format import ToolFormat, calls_grammar, no_calls_grammar
 from backend.chat.tools import Tool, ToolChoice
 from backend.errors import InvalidRequest
-from backend.protocol import ChatRequest
+from backend.protocol import ChatRequest, CommonFields
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class OutputConstraint:
     """None: no tool calls."""
     visible_tokens: frozenset[int] = frozenset()
     """Special tokens that mark calls, which the text of an answer must show."""
+    from_the_start: bool = True
+    """Whether the grammar leaves no room for other text before what it describes."""
 
 
 class OutputConstraintReader:
@@ -48,13 +51,15 @@ class OutputConstraintReader:
             InvalidRequest: a schema is wrong or not supported, or the model cannot do what is asked for.
         """
         rule = response_rule(request.response_format)
+        if structured := self.read_structured(request):
+            if rule is not None or (tool_choice is not None and tool_choice.required):
+                other = "tool_choice" if rule is None else "response_format"
+                raise InvalidRequest(f"{structured.fields[0]}: not together with {other}", structured.fields[0])
+            return structured
         if rule is None and tool_choice is None:
             return self._without_calls(request)
         field = "response_format" if tool_choice is None else "tools"
-        if request.ignore_eos:
-            raise InvalidRequest(f"ignore_eos: not supported with {field}, whose grammar ends the answer", "ignore_eos")
-        if not self._has_end:
-            raise InvalidRequest(f"{field}: this model has no end-of-sequence token", field)
+        self._check_may_end(request, field)
         if rule is not None:
             self._compile(f"start: {rule}", schema_field(request.response_format))
         if tool_choice is None:
@@ -73,35 +78,47 @@ class OutputConstraintReader:
             )
         markers = frozenset(token_id for text, token_id in specials.items() if tool_format.marked_by(text))
         fields = (field,) if rule is None else (field, "response_format")
-        return OutputConstraint(grammar, fields, tool_format, markers)
+        return OutputConstraint(grammar, fields, tool_format, markers, tool_choice.required or rule is not None)
+
+    def read_structured(self, request: CommonFields) -> OutputConstraint | None:
+        """The constraint that vLLM's fields for structured outputs name; None: none of them is there.
+
+        Raises:
+            InvalidRequest: one is wrong or not supported.
+        """
+        found = structured_grammar(request)
+        if found is None:
+            return None
+        grammar, field = found
+        self._check_may_end(request, field)
+        self._compile(grammar, field)
+        return OutputConstraint(grammar, (field,))
+
+    def _check_may_end(self, request: CommonFields, field: str) -> None:
+        if request.ignore_eos:
+            raise InvalidRequest(f"ignore_eos: not supported with {field}, whose grammar ends the answer", "ignore_eos")
+        if not self._has_end:
+            raise InvalidRequest(f"{field}: this model has no end-of-sequence token", field)
 
     def _without_calls(self, request: ChatRequest) -> OutputConstraint | None:
         """With tools that may not be called, forbids text that looks like a call, which models write out of habit."""
         template = self._tokenizer.chat_template
-        if not request.tools or template is None or template.tool_format is None or request.ignore_eos:
+        if not request.tools or template is None or request.ignore_eos:
             return None
         grammar = no_calls_grammar(template.tool_format, self._tokenizer.token_bytes.special_ids)
         if grammar is None or not self._has_end:
             return None
-        return OutputConstraint(grammar, ("tools",))
+        return OutputConstraint(grammar, ("tools",), from_the_start=False)
 
     def tool_format(self) -> ToolFormat:
         """The format in which the model writes tool calls.
 
         Raises:
-            InvalidRequest: its chat template does not support tools, or their format is unknown.
+            InvalidRequest: it has no chat template.
         """
         template = self._tokenizer.chat_template
-        if template is None or not template.takes_tools:
-            raise InvalidRequest(
-                f"tools: the chat template of '{self._model_name}' does not support tools; expected an empty list",
-                "tools",
-            )
-        if template.tool_format is None:
-            raise InvalidRequest(
-                f"tools: '{self._model_name}' writes tool calls in an unknown format; expected an empty list",
-                "tools",
-            )
+        if template is None:
+            raise InvalidRequest(f"tools: the model '{self._model_name}' has no chat template", "tools")
         return template.tool_format
 
     def _with_supported_schema(self, tool: Tool) -> Tool:

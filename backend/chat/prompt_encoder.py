@@ -13,6 +13,8 @@ import re
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from backend.chat.chat_template import ChatTemplate
@@ -25,7 +27,20 @@ if TYPE_CHECKING:
 # Unicode's supplementary private use planes, without the two noncharacters at the end of each.
 _PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
+# The end of a message that the answer continues; no control token has an empty text.
+_END = ""
+
 Values = Sequence[Mapping[str, Any]]
+NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt, ready for the model."""
+
+    ids: list[int]
+    opens_reasoning: bool
+    """Whether the answer begins within the model's thoughts."""
 
 
 class PromptEncoder:
@@ -47,37 +62,71 @@ class PromptEncoder:
         self._alias_tokenizer: Tokenizer | None = None
         self._lock = threading.Lock()
 
-    def contains_control_text(self, messages: Values, tools: Values | None) -> bool:
-        """Whether a caller's string has the text of a control token. Encoding is slower then, the first time by far."""
-        return any(self._control.search(text) for text in _strings([messages, tools or []]))
+    def contains_control_text(self, given: Any) -> bool:
+        """Whether a string of the caller has the text of a control token. Encoding is slower then, the first time by
+        far.
+        """
+        return any(self._control.search(text) for text in _strings(given))
 
-    def encode(self, messages: Values, tools: Values | None = None, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of the prompt.
+    def encode(
+        self,
+        messages: Values,
+        tools: Values | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+        continues: bool = False,
+    ) -> EncodedPrompt:
+        """The token ids of the prompt.
+
+        Args:
+            variables: further ones for the template.
+            continues: whether the prompt ends within the last message, which the answer continues.
 
         Raises:
             InvalidRequest: the template refuses the conversation, its values are nested too deeply, or the tokenizer
                 cannot tell text from control.
         """
         try:
-            return self._encode(messages, tools, add_generation_prompt)
+            return self._encode(messages, tools, add_generation_prompt, variables, continues)
         except RecursionError as error:
             raise InvalidRequest("messages: they, or the tools, are nested too deeply", "messages") from error
 
-    def _encode(self, messages: Values, tools: Values | None, add_generation_prompt: bool) -> list[int]:
-        if not self.contains_control_text(messages, tools):
-            prompt = self._template.render(messages, tools, add_generation_prompt)
-            return token_ids(self._tokenizer, prompt, add_special_tokens=False)
-        placeholders = self._placeholders(messages, tools)
-        hidden = [_replaced(values, self._control, placeholders) for values in (messages, tools)]
-        prompt = self._template.render(hidden[0], hidden[1], add_generation_prompt)
+    def _encode(
+        self,
+        messages: Values,
+        tools: Values | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+        continues: bool,
+    ) -> EncodedPrompt:
+        given = [messages, tools or [], variables]
+        is_plain = not (continues or self.contains_control_text(given))
+        placeholders = {} if is_plain else self._placeholders(given)
+        end = placeholders.pop(_END, "")
+        if placeholders:
+            messages, tools, variables = (_replaced(values, self._control, placeholders) for values in given)
+        if continues:
+            messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + end}]
+        prompt = self._template.render(messages, tools, add_generation_prompt and not continues, variables)
+        if continues:
+            prompt, found, _ = prompt.partition(end)
+            if not found:
+                raise InvalidRequest(
+                    "continue_final_message: the model's chat template leaves out the last message",
+                    "continue_final_message",
+                )
+        reasoning = self._template.reasoning_format
+        opens = reasoning is not None and reasoning.opened_by(prompt)
+        if not placeholders:
+            return EncodedPrompt(token_ids(self._tokenizer, prompt, add_special_tokens=False), opens)
         spelled = self._control.sub(lambda match: self._alias(match[0]), prompt)
         back = {ord(private): text for text, private in placeholders.items()}
-        return token_ids(self._with_aliases(), spelled.translate(back), add_special_tokens=False)
+        return EncodedPrompt(token_ids(self._with_aliases(), spelled.translate(back), add_special_tokens=False), opens)
 
-    def _placeholders(self, messages: Values, tools: Values | None) -> dict[str, str]:
-        """A private character, used in no string, for each text of a control token that is."""
-        used, texts = set[str](), set[str]()
-        for text in _strings([messages, tools or []]):
+    def _placeholders(self, given: Sequence[Any]) -> dict[str, str]:
+        """A private character, used in no string, for each text of a control token that is, and one for `_END`."""
+        used, texts = set[str](), {_END}
+        for text in _strings(given):
             used.update(text)
             texts.update(self._control.findall(text))
         free = (chr(code) for plane in _PRIVATE for code in plane if chr(code) not in used)

@@ -51,6 +51,11 @@ class ToolFormat:
             return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"
 
+    def written(self, calls: Sequence[Mapping[str, object]]) -> str:
+        """Calls with ``name`` and ``arguments`` as the model writes them; for formats whose calls are JSON objects."""
+        objects = [json.dumps({"name": c["name"], self.arguments: c["arguments"]}, ensure_ascii=False) for c in calls]
+        return self.begin + self.opening + (self.between or "").join(objects) + self.closing
+
     def marked_by(self, text: str) -> bool:
         """Whether a special token of this text is a part of the format."""
         parts = (self.begin, self.opening, self.between or "", self.closing, self.name_end, self.id_begin)
@@ -63,8 +68,8 @@ class ToolFormat:
         return re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"' + self.arguments + r'"\s*:\s*')
 
 
-_HERMES = ToolFormat("<tool_call>", "\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>")
-_LIST = ToolFormat("<tool_call>", "[", ", ", "]</tool_call>")
+HERMES = ToolFormat("<tool_call>", "\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>")
+LIST = ToolFormat("<tool_call>", "[", ", ", "]</tool_call>")
 _MISTRAL = ToolFormat("[TOOL_CALLS]", " [", ", ", "]", short_ids=True)
 _TIGHT = ToolFormat("[TOOL_CALLS]", "[", ", ", "]", short_ids=True)
 _NAMED = ToolFormat("[TOOL_CALLS]", "", "[TOOL_CALLS]", "", name_end="[ARGS]", short_ids=True)
@@ -75,7 +80,7 @@ _LLAMA3 = ToolFormat("", "", None, "", arguments="parameters")
 def detect_tool_format(template: str) -> ToolFormat | None:
     """The format that a chat template uses; None: unknown."""
     if "<tool_call>" in template:
-        return _LIST if "<tool_call>[" in template else _HERMES
+        return LIST if "<tool_call>[" in template else HERMES
     if "[TOOL_CALLS]" in template and "[ARGS]" in template:
         return _NAMED_WITH_ID if "[CALL_ID]" in template else _NAMED
     if "[TOOL_CALLS]" in template:

@@ -148,6 +148,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a Jinja chat template that replaces the model's own",
     )
+    parser.add_argument(
+        "--strict-fields",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="refuse a request with a field that is in no API; else it is ignored, and x-keepgate-ignored-fields in "
+        "the response names it (default: no)",
+    )
+    parser.add_argument(
+        "--drop-images",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="leave images and other parts that are not text out of messages; else they are refused (default: no)",
+    )
     parser.add_argument("--exit-with-parent", action="store_true", help="stop when the parent process ends")
 
 
@@ -222,6 +235,8 @@ def _engine_config(arguments: argparse.Namespace) -> EngineConfig:
         threads=arguments.threads or len(os.sched_getaffinity(0)),
         prefix_store=prefix_store,
         public_prefixes=tuple(arguments.public_prefix),
+        strict_fields=arguments.strict_fields,
+        drop_images=arguments.drop_images,
     )
 
 

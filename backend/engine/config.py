@@ -92,3 +92,7 @@ class EngineConfig:
     """Store of KV blocks beyond the engine's memory; None: there is none."""
     public_prefixes: tuple[Path, ...] = ()
     """Files with beginnings of prompts whose KV blocks all tenants share."""
+    strict_fields: bool = False
+    """Whether a request with a field that no API has is refused."""
+    drop_images: bool = False
+    """Whether parts of messages that are not text are left out; else they are refused."""

@@ -98,6 +98,7 @@ class Engine:
         most = blocks_at_most(longest, self.runner.config.attention_window, self.scheduler.step_tokens)
         if sequence.num_prompt < 1 or most > self.pool.num_blocks:
             raise ValueError(f"a sequence of up to {longest} tokens does not fit {self.pool.num_blocks} KV blocks")
+        sequence.end_tokens = sorted(self._eos | sequence.params.stop_token_ids)
         self._sequences[sequence.id] = sequence
         self._states[sequence.id] = SequenceState()
         self.scheduler.add(sequence, time.monotonic())
@@ -367,7 +368,8 @@ class Engine:
         if not first:
             self.timings.between_tokens.append(now - notes.last_token_at)
         notes.record_token(now)
-        ends = sampled.token_id in self._eos and not sequence.params.ignore_eos
+        params = sequence.params
+        ends = sampled.token_id in params.stop_token_ids or (sampled.token_id in self._eos and not params.ignore_eos)
         said = process_token(sequence, sampled, notes.logprobs, ends)
         return self._output(sequence, said.text, said.logprobs, first, said.reason)
 

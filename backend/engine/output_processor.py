@@ -132,7 +132,8 @@ def process_token(sequence: Sequence, sampled: SampledToken, pending: PendingLog
     else:
         piece = sequence.detokenizer.add(sampled.token_id)
         pending.add(sampled.logprobs, piece)
-        text, stopped = sequence.stop_strings.add(piece)
+        # Stop strings do not end an answer before its min_tokens.
+        text, stopped = sequence.stop_strings.add(piece) if sequence.may_end else (piece, False)
         if stopped:
             return TokenText(text, pending.release(len(text)), FinishReason.STOP)
         if sequence.num_generated >= sequence.params.max_tokens:

@@ -49,7 +49,7 @@ def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[SampledToken
     logprobs = {}
     if raw is not None:
         for index, row in enumerate(wanting):
-            logprobs[row] = token_logprobs(raw[index], tokens[row], sequences[row].params)
+            logprobs[row] = token_logprobs(raw[index], tokens[row], sequences[row].params.logprobs)
     return [SampledToken(token, logprobs.get(row)) for row, token in enumerate(tokens)]
 
 
@@ -76,9 +76,9 @@ def sample_independently(logits: torch.Tensor, sequences: list[Sequence]) -> tor
     return torch.tensor(sample_on_host(logits.numpy(), sequences))
 
 
-def token_logprobs(log_probabilities: torch.Tensor, token_id: int, params: SamplingParams) -> TokenLogprobs:
+def token_logprobs(log_probabilities: torch.Tensor, token_id: int, alternatives: int | None) -> TokenLogprobs:
     """Report for one position; ``log_probabilities`` is [vocab_size]."""
-    count = min(params.logprobs or 0, log_probabilities.shape[0])
+    count = min(alternatives or 0, log_probabilities.shape[0])
     values, ids = torch.topk(log_probabilities, count)
     top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
     return TokenLogprobs(token_id, float(log_probabilities[token_id]), top)
@@ -86,7 +86,7 @@ def token_logprobs(log_probabilities: torch.Tensor, token_id: int, params: Sampl
 
 def _has_logits_processors(sequence: Sequence) -> bool:
     params = sequence.params
-    return params.has_penalties or bool(params.logit_bias) or sequence.constraint is not None
+    return params.has_penalties or bool(params.logit_bias) or sequence.constraint is not None or not sequence.may_end
 
 
 def _process_logits(row: torch.Tensor, sequence: Sequence) -> None:
@@ -108,6 +108,8 @@ def _process_logits(row: torch.Tensor, sequence: Sequence) -> None:
         biased, biases = sequence.logit_bias
         row[torch.from_numpy(biased).to(row.device)] += torch.from_numpy(biases).to(row.device)
     # Last, so that no bias brings back what is not allowed.
+    if not sequence.may_end:
+        row[sequence.end_tokens] = -torch.inf
     if sequence.constraint is not None and (allowed := sequence.constraint.allowed()) is not None:
         row.masked_fill_(~allowed.to(row.device), -torch.inf)
 

@@ -55,10 +55,14 @@ class SamplingParams:
     """None: a random seed."""
     logprobs: int | None = None
     """Alternatives to report at each token (0: the chosen one alone); None: no log-probabilities."""
-    prompt_logprobs: bool = False
-    """Report log-probabilities of the prompt's tokens too."""
+    prompt_logprobs: int | None = None
+    """Alternatives to report at each token of the prompt; None: no log-probabilities of the prompt."""
     stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    """Tokens that end the answer as the model's own end tokens do; their text is not part of it."""
     ignore_eos: bool = False
+    min_tokens: int = 0
+    """Until so many tokens are generated, no end token is sampled and no stop string ends the answer."""
 
     @property
     def has_penalties(self) -> bool:
@@ -75,6 +79,8 @@ class TokenLogprobs:
     """None for a prompt's first token, which nothing precedes."""
     top: tuple[tuple[int, float], ...]
     """(token id, log-probability), most likely first."""
+    rank: int = 0
+    """Place of the token among all, from 1 for the most likely one; known for tokens of a prompt only."""
 
 
 class Constraint(Protocol):
@@ -135,6 +141,8 @@ class Sequence:
         """Token ids and what is added to their logits, as arrays for every step."""
         self.detokenizer = detokenizer
         self.stop_strings = StopStrings(params.stop)
+        self.end_tokens: list[int] = []
+        """Tokens that end the answer, the model's and its own; set by the engine."""
         # A generator for this sequence alone, with one number for each generated token: samples do not depend on
         # the rest of the batch or on preemptions.
         self._random_seed = random_seed
@@ -167,7 +175,7 @@ class Sequence:
     @property
     def can_share(self) -> bool:
         """Whether it may use cached blocks: not if it needs the hidden state or logits of every token."""
-        return not (self.pooled or self.params.prompt_logprobs or self.probes == "fresh")
+        return not (self.pooled or self.params.prompt_logprobs is not None or self.probes == "fresh")
 
     @property
     def num_tokens(self) -> int:
@@ -183,6 +191,11 @@ class Sequence:
     def num_generated(self) -> int:
         """Tokens of the answer so far."""
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def may_end(self) -> bool:
+        """Whether it has its ``min_tokens``; an output constraint ends an answer without them."""
+        return self.num_generated >= self.params.min_tokens or self.constraint is not None
 
     def append(self, token_id: int) -> None:
         """Adds one generated token."""

@@ -127,7 +127,7 @@ def _first_wanted(chunk: Chunk, states: SequenceState) -> tuple[int, int]:
     sequence, none, last = chunk.sequence, chunk.count, chunk.count - 1
     if sequence.pooled:
         return none, min(max(0, states.num_pooled - chunk.start), none)
-    if sequence.params.prompt_logprobs and len(sequence.prompt_logprobs) < sequence.num_prompt:
+    if sequence.params.prompt_logprobs is not None and len(sequence.prompt_logprobs) < sequence.num_prompt:
         return 0, none
     return (last, none) if chunk.reaches_end else (none, last)
 
@@ -139,7 +139,7 @@ def can_sample_ahead(chunks: list[Chunk]) -> bool:
         and not chunk.sequence.pooled
         and not chunk.sequence.probes
         and chunk.sequence.params.max_tokens > 0
-        and not chunk.sequence.params.prompt_logprobs
+        and chunk.sequence.params.prompt_logprobs is None
         and can_sample_independently(chunk.sequence)
         for chunk in chunks
     )
@@ -180,7 +180,7 @@ def _collect_from_host(
         elif sequence.pooled:
             states[sequence.id].pool(output.hidden[own.hidden])
         else:
-            if sequence.params.prompt_logprobs:
+            if sequence.params.prompt_logprobs is not None:
                 _add_prompt_logprobs(chunk, output.logits[own.logits])
             if chunk.reaches_end and sequence.params.max_tokens > 0:
                 sampling.append(sequence)
@@ -222,4 +222,7 @@ def _add_prompt_logprobs(chunk: Chunk, logits: torch.Tensor) -> None:
         predicted = chunk.start + row + 1
         if predicted == len(known) and predicted < sequence.num_prompt:
             distribution = torch.log_softmax(logits[row], dim=-1)
-            known.append(token_logprobs(distribution, sequence.tokens[predicted], sequence.params))
+            token_id = sequence.tokens[predicted]
+            entry = token_logprobs(distribution, token_id, sequence.params.prompt_logprobs)
+            rank = 1 + int((distribution > distribution[token_id]).sum())
+            known.append(replace(entry, rank=rank))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from backend.chat.output_constraint import OutputConstraintReader
+import msgspec
+
+from backend.chat.output_constraint import OutputConstraint, OutputConstraintReader
 from backend.chat.prompt_renderer import PromptRenderer
-from backend.chat.tools import read_tools
+from backend.chat.reasoning import ReasoningFormat
+from backend.chat.tools import hosted_tools, read_tools
 from backend.errors import InvalidRequest
 from backend.protocol import ChatRequest
-from backend.requests.generation_request import GenerationRequest, SequenceFactory
+from backend.requests.generation_request import ChatAnswer, GenerationRequest, SequenceFactory
 from backend.requests.sampling import MAX_LOGPROBS, in_range, sampling_params
 from backend.text.context import Context
 
@@ -16,6 +19,7 @@ class ChatRequestReader:
     """Reads chat requests for one model.
 
     Args:
+        reasoning_format: how the model marks its thoughts; None: it does not.
         vocab_size: token ids are below it.
     """
 
@@ -25,17 +29,19 @@ class ChatRequestReader:
         constraints: OutputConstraintReader,
         context: Context,
         sequences: SequenceFactory,
+        reasoning_format: ReasoningFormat | None,
         vocab_size: int,
     ) -> None:
         self._renderer = renderer
         self._constraints = constraints
         self._context = context
         self._sequences = sequences
+        self._reasoning_format = reasoning_format
         self._vocab_size = vocab_size
 
     def may_compile_grammar(self, request: ChatRequest) -> bool:
         """Whether `read` may compile a grammar, which takes up to seconds."""
-        return bool(request.tools or request.response_format)
+        return bool(request.tools or request.functions or request.response_format) or request.has_structured_output
 
     def is_slow_to_encode(self, request: ChatRequest) -> bool:
         """Whether encoding the messages would block the event loop for too long, whatever their length."""
@@ -47,15 +53,56 @@ class ChatRequestReader:
         Raises:
             InvalidRequest, ContextLengthExceeded: names the field.
         """
-        _refuse_unsupported(request)
+        if request.modalities is not None and "text" not in request.modalities:
+            raise InvalidRequest("modalities: this model answers in text, expected it to contain 'text'", "modalities")
+        calls_functions = bool(request.functions) and not request.tools
+        if calls_functions:
+            request = _with_tools(request)
         tool_choice = read_tools(request.tools, request.tool_choice)
         output_constraint = self._constraints.read(request, tool_choice)
-        prompt = self._renderer.render(request.messages, request.tools if tool_choice else None)
-        max_tokens = self._max_tokens(request, len(prompt))
-        params = sampling_params(request, self._vocab_size, max_tokens, _logprobs(request))
-        return self._sequences.generation_request(
-            request, [prompt], params, continues_text=False, output_constraint=output_constraint
+        variables = dict(request.chat_template_kwargs or {})
+        if request.reasoning_effort is not None:
+            variables.setdefault("reasoning_effort", request.reasoning_effort)
+        prompt = self._renderer.render(
+            request.messages,
+            tool_choice.listed if tool_choice else None,
+            request.add_generation_prompt is not False,
+            variables,
+            self._continues(request),
         )
+        max_tokens = self._max_tokens(request, len(prompt.ids))
+        params = sampling_params(request, self._vocab_size, max_tokens, _logprobs(request))
+        answer = ChatAnswer(
+            calls_functions=calls_functions,
+            # A grammar that allows no thought begins with the answer itself.
+            reasoning_format=None if _leaves_no_thought(output_constraint) else self._reasoning_format,
+            opens_reasoning=prompt.opens_reasoning,
+            shows_reasoning=request.include_reasoning is not False,
+        )
+        ignored = (*hosted_tools(request.tools), *(("tools.description",) if prompt.shortened_tools else ()))
+        return self._sequences.generation_request(
+            request,
+            [prompt.ids],
+            params,
+            continues_text=self._continues(request),
+            output_constraint=output_constraint,
+            chat=answer,
+            ignored=ignored,
+        )
+
+    def _continues(self, request: ChatRequest) -> bool:
+        """Whether the answer continues the last message."""
+        if not request.continue_final_message:
+            return False
+        if request.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message: not together with add_generation_prompt", "continue_final_message"
+            )
+        if request.messages and request.messages[-1].role != "assistant":
+            raise InvalidRequest(
+                "continue_final_message: expected the last message to be the assistant's", "continue_final_message"
+            )
+        return True
 
     def _max_tokens(self, request: ChatRequest, prompt_tokens: int) -> int:
         older, newer = request.max_tokens, request.max_completion_tokens
@@ -66,19 +113,24 @@ class ChatRequestReader:
         return self._context.answer_tokens(prompt_tokens, newer, "max_completion_tokens", least=1)
 
 
-def _refuse_unsupported(request: ChatRequest) -> None:
-    """Refuses fields that would change the answer and are not supported; values without effect are accepted."""
-    if request.functions:
-        raise InvalidRequest("functions: deprecated and not supported; use tools", "functions")
-    if request.function_call not in (None, "none", "auto"):
-        raise InvalidRequest("function_call: deprecated and not supported; use tool_choice", "function_call")
-    if request.modalities not in (None, ["text"]):
-        raise InvalidRequest('modalities: expected ["text"]', "modalities")
+def _with_tools(request: ChatRequest) -> ChatRequest:
+    """The request with its functions in the form that replaced them."""
+    choice: object = request.function_call
+    if isinstance(choice, dict):
+        choice = {"type": "function", "function": choice}
+    tools = [{"type": "function", "function": function} for function in request.functions or ()]
+    return msgspec.structs.replace(
+        request, tools=tools, tool_choice=request.tool_choice or choice, parallel_tool_calls=False
+    )
+
+
+def _leaves_no_thought(constraint: OutputConstraint | None) -> bool:
+    return constraint is not None and constraint.from_the_start
 
 
 def _logprobs(request: ChatRequest) -> int | None:
     """Alternatives to report at each token; None: no log-probabilities."""
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs: needs logprobs to be true", "top_logprobs")
     top = int(in_range("top_logprobs", request.top_logprobs, 0, 0, MAX_LOGPROBS))
     return top if request.logprobs else None

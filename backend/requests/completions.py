@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backend.chat.output_constraint import OutputConstraintReader
 from backend.errors import InvalidRequest
 from backend.protocol import CompletionRequest
 from backend.requests.generation_request import GenerationRequest, SequenceFactory
@@ -19,8 +20,16 @@ class CompletionRequestReader:
         vocab_size: token ids are below it.
     """
 
-    def __init__(self, prompts: PromptReader, context: Context, sequences: SequenceFactory, vocab_size: int) -> None:
+    def __init__(
+        self,
+        prompts: PromptReader,
+        constraints: OutputConstraintReader,
+        context: Context,
+        sequences: SequenceFactory,
+        vocab_size: int,
+    ) -> None:
         self._prompts = prompts
+        self._constraints = constraints
         self._context = context
         self._sequences = sequences
         self._vocab_size = vocab_size
@@ -43,9 +52,12 @@ class CompletionRequestReader:
             in_range("logprobs", logprobs, 0, 0, MAX_LOGPROBS)
         echo = bool(request.echo)
         params = sampling_params(
-            request, self._vocab_size, max_tokens, logprobs, prompt_logprobs=echo and logprobs is not None
+            request, self._vocab_size, max_tokens, logprobs, prompt_logprobs=logprobs if echo else None
         )
-        return self._sequences.generation_request(request, prompts, params, continues_text=True, echo=echo)
+        constraint = self._constraints.read_structured(request)
+        return self._sequences.generation_request(
+            request, prompts, params, continues_text=True, echo=echo, output_constraint=constraint
+        )
 
     def _check_count(self, request: CompletionRequest) -> None:
         n, limit = self._sequences.choices_per_prompt(request), self._sequences.max_sequences

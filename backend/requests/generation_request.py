@@ -11,6 +11,7 @@ import xxhash
 
 from backend.chat.grammar import GrammarCompiler
 from backend.chat.output_constraint import OutputConstraint
+from backend.chat.reasoning import ReasoningFormat
 from backend.engine.sequence import SamplingParams, Sequence
 from backend.errors import InvalidRequest
 from backend.protocol import CommonFields
@@ -21,6 +22,19 @@ from prefix_store.identity.keys import KeyChain
 _PRIORITY_RANGE = 2**31
 
 _sequence_ids = itertools.count()
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """How the answers to a chat are taken apart and shown."""
+
+    calls_functions: bool
+    """Whether calls are shown as ``function_call``, which OpenAI has deprecated, and not as ``tool_calls``."""
+    reasoning_format: ReasoningFormat | None
+    """How thoughts are marked; None: they are not, or none can be."""
+    opens_reasoning: bool
+    """Whether the answers begin within a thought."""
+    shows_reasoning: bool
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,12 @@ class GenerationRequest:
     echo: bool
     output_constraint: OutputConstraint | None = None
     """None: any text."""
+    chat: ChatAnswer | None = None
+    """None: a completion."""
+    prompt_logprobs: bool = False
+    cache_salt: str = ""
+    ignored: tuple[str, ...] = ()
+    """Fields of the request without effect, or only in part."""
 
 
 class SequenceFactory:
@@ -75,6 +95,8 @@ class SequenceFactory:
         continues_text: bool,
         echo: bool = False,
         output_constraint: OutputConstraint | None = None,
+        chat: ChatAnswer | None = None,
+        ignored: tuple[str, ...] = (),
     ) -> GenerationRequest:
         """Checks the fields that chats and completions share, and makes ``n`` sequences for each prompt.
 
@@ -85,11 +107,15 @@ class SequenceFactory:
         Raises:
             InvalidRequest: names the field.
         """
-        _refuse_unsupported(request)
+        _check_streaming(request)
         n = self.choices_per_prompt(request)
         priority = self._priority(request.priority)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         visible = frozenset[int]() if output_constraint is None else output_constraint.visible_tokens
+        if chat is not None and chat.reasoning_format is not None:
+            markers = (chat.reasoning_format.begin, chat.reasoning_format.end)
+            specials = self._token_bytes.special_ids
+            visible |= {specials[text] for text in markers if text in specials}
         sequences = [
             Sequence(
                 next(_sequence_ids),
@@ -112,6 +138,10 @@ class SequenceFactory:
             logprobs=params.logprobs is not None,
             echo=echo,
             output_constraint=output_constraint,
+            chat=chat,
+            prompt_logprobs=request.prompt_logprobs is not None,
+            cache_salt=request.cache_salt or "",
+            ignored=ignored,
         )
 
     def probe(self, tokens: list[int], keys: KeyChain, probes: Literal["fresh", "shared"]) -> Sequence:
@@ -143,16 +173,11 @@ class SequenceFactory:
         return value or 0
 
 
-def _refuse_unsupported(request: CommonFields) -> None:
-    if request.store:
-        raise InvalidRequest("store: not supported, expected false", "store")
-    if request.service_tier not in (None, "auto", "default"):
-        raise InvalidRequest("service_tier: expected 'auto' or 'default'", "service_tier")
-    options = request.stream_options
-    if options is not None and not request.stream:
+def _check_streaming(request: CommonFields) -> None:
+    if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options: only with stream true", "stream_options")
-    if options is not None and options.include_obfuscation:
-        raise InvalidRequest("stream_options.include_obfuscation: not supported", "stream_options.include_obfuscation")
+    if request.stream and request.prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs: not with stream true", "prompt_logprobs")
 
 
 def _choice_seed(seed: int, index: int) -> int:

@@ -14,6 +14,7 @@ MAX_LOGPROBS = 20
 _MAX_STOPS = 16
 _MAX_STOP_LENGTH = 1000
 _SEED_RANGE = 2**63
+_MAX_MIN_TOKENS = 2**31
 # Limited because they are added to the logits at every step.
 _MAX_BIASES = 1024
 # One spelling for each id; the length is limited before conversion to int.
@@ -21,7 +22,7 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 def sampling_params(
-    request: CommonFields, vocab_size: int, max_tokens: int, logprobs: int | None, prompt_logprobs: bool = False
+    request: CommonFields, vocab_size: int, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None
 ) -> SamplingParams:
     """The sampling parameters of all choices of a request.
 
@@ -29,6 +30,7 @@ def sampling_params(
         vocab_size: token ids are below it.
         max_tokens: limit of the answer, already checked against the context.
         logprobs: alternatives to report at each token; each endpoint has its own field for them.
+        prompt_logprobs: the same for the prompt; None: the request's ``prompt_logprobs``.
 
     Raises:
         InvalidRequest: names the field.
@@ -36,6 +38,9 @@ def sampling_params(
     seed = request.seed
     if seed is not None and not -_SEED_RANGE <= seed < _SEED_RANGE:
         raise InvalidRequest("seed: expected a 64-bit integer", "seed")
+    if prompt_logprobs is None and request.prompt_logprobs is not None:
+        prompt_logprobs = int(in_range("prompt_logprobs", request.prompt_logprobs, 0, 0, MAX_LOGPROBS))
+    min_tokens = int(in_range("min_tokens", request.min_tokens, 0, 0, _MAX_MIN_TOKENS))
     top_k = 0 if request.top_k == -1 else request.top_k  # clients use both for: no limit
     return SamplingParams(
         max_tokens=max_tokens,
@@ -51,7 +56,9 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         stop=_stops(request.stop),
+        stop_token_ids=_stop_token_ids(request.stop_token_ids or [], vocab_size),
         ignore_eos=bool(request.ignore_eos),
+        min_tokens=min(min_tokens, max_tokens),
     )
 
 
@@ -77,6 +84,14 @@ def _logit_bias(values: dict[str, float], vocab_size: int) -> dict[int, float]:
             raise InvalidRequest(f"logit_bias: keys must be token ids from 0 to {vocab_size - 1}", "logit_bias")
         biases[int(key)] = in_range("logit_bias", bias, 0.0, -100.0, 100.0)
     return biases
+
+
+def _stop_token_ids(ids: list[int], vocab_size: int) -> frozenset[int]:
+    if len(ids) > _MAX_STOPS:
+        raise InvalidRequest(f"stop_token_ids: {len(ids)} tokens, expected at most {_MAX_STOPS}", "stop_token_ids")
+    if any(not 0 <= token_id < vocab_size for token_id in ids):
+        raise InvalidRequest(f"stop_token_ids: token ids go from 0 to {vocab_size - 1}", "stop_token_ids")
+    return frozenset(ids)
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:

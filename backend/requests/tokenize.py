@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from backend.chat.output_constraint import OutputConstraintReader
 from backend.chat.prompt_renderer import PromptRenderer
 from backend.chat.tokenizer import ModelTokenizer
 from backend.chat.tools import read_tools
@@ -21,12 +20,10 @@ class TokenizeRequestReader:
         tokenizer: ModelTokenizer,
         prompts: PromptReader,
         renderer: PromptRenderer,
-        constraints: OutputConstraintReader,
     ) -> None:
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._renderer = renderer
-        self._constraints = constraints
 
     def ids(self, request: TokenizeRequest) -> list[int]:
         """Token ids of a prompt, or of the prompt that a conversation becomes.
@@ -67,8 +64,6 @@ class TokenizeRequestReader:
             field = "add_special_tokens"
             raise InvalidRequest(f"{field}: the chat template adds special tokens, expected false", field)
         tool_choice = read_tools(request.tools, None)
-        if tool_choice is not None:
-            self._constraints.tool_format()
         add_generation_prompt = request.add_generation_prompt is not False
-        tools = request.tools if tool_choice else None
-        return self._renderer.render(request.messages or [], tools, add_generation_prompt)
+        tools = tool_choice.listed if tool_choice else None
+        return self._renderer.render(request.messages or [], tools, add_generation_prompt).ids

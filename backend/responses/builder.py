@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 import msgspec
 
 from backend.engine.output_processor import Output
+from backend.engine.sequence import TokenLogprobs
 from backend.requests.generation_request import GenerationRequest
 from backend.text.detokenizer import TokenBytes
 
@@ -28,6 +29,18 @@ class CompletionTokensDetails(msgspec.Struct):
     audio_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+
+
+class RankedLogprob(msgspec.Struct):
+    """One candidate at a token of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, RankedLogprob] | None]
+"""For each token of the prompt, None for the first: its candidates by token id."""
 
 
 class Usage(msgspec.Struct):
@@ -79,7 +92,12 @@ class ResponseBuilder(ABC):
         """Usage so far."""
         prompt, generated = self._request.prompt_tokens, sum(self._generated)
         details = PromptTokensDetails(self.cached_tokens)
-        return Usage(prompt, generated, prompt + generated, details, CompletionTokensDetails())
+        return Usage(prompt, generated, prompt + generated, details, CompletionTokensDetails(self.reasoning_tokens))
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Generated tokens of thoughts, so far."""
+        return 0
 
     @property
     def cached_tokens(self) -> int:
@@ -91,6 +109,22 @@ class ResponseBuilder(ABC):
     def _count(self, index: int, outputs: list[Output]) -> None:
         self._generated[index] = outputs[-1].num_generated
         self._cached[index] = max(self._cached[index], *(output.cached_tokens for output in outputs))
+
+    def _prompt_logprobs(self, outputs: list[Output]) -> PromptLogprobs | msgspec.UnsetType:
+        """The log-probabilities of a prompt, as vLLM has them; unset if the request did not ask for them."""
+        if not self._request.prompt_logprobs:
+            return msgspec.UNSET
+        return [self._alternatives(entry) for output in outputs for entry in output.prompt_logprobs]
+
+    def _alternatives(self, entry: TokenLogprobs) -> dict[str, RankedLogprob] | None:
+        if entry.logprob is None:
+            return None
+        found = {
+            str(token_id): RankedLogprob(value, rank, self._token_text(token_id))
+            for rank, (token_id, value) in enumerate(entry.top, start=1)
+        }
+        found[str(entry.token_id)] = RankedLogprob(entry.logprob, entry.rank, self._token_text(entry.token_id))
+        return found
 
     def _token_text(self, token_id: int) -> str:
         return self._token_bytes.shown(token_id).decode("utf-8", "replace")

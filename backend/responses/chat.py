@@ -6,15 +6,17 @@ Log-probabilities are ``choices[].logprobs.content``, one entry a token, whose `
 from __future__ import annotations
 
 import uuid
+from dataclasses import dataclass, field
 
 import msgspec
 
 from backend.chat.grammar import GrammarConstraint
-from backend.chat.tool_parser import ParsedDelta, ToolParser
+from backend.chat.reasoning import ReasoningParser
+from backend.chat.tool_parser import ToolCallDelta, ToolParser
 from backend.engine.output_processor import Output
 from backend.engine.sequence import FinishReason, TokenLogprobs
-from backend.requests.generation_request import GenerationRequest
-from backend.responses.builder import ResponseBody, ResponseBuilder, Usage
+from backend.requests.generation_request import ChatAnswer, GenerationRequest
+from backend.responses.builder import PromptLogprobs, ResponseBody, ResponseBuilder, Usage
 from backend.text.detokenizer import TokenBytes
 
 
@@ -54,7 +56,9 @@ class ChatMessage(msgspec.Struct):
     content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    function_call: CalledFunction | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -72,12 +76,15 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatDelta(msgspec.Struct):
     role: str | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    function_call: CalledFunction | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):
@@ -103,9 +110,13 @@ class ChatResponseBuilder(ResponseBuilder):
     def __init__(self, request: GenerationRequest, model: str, fingerprint: str, token_bytes: TokenBytes) -> None:
         super().__init__(request, model, fingerprint, token_bytes)
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
-        constraint = request.output_constraint
-        tool_format = None if constraint is None else constraint.tool_format
-        self._parsers = None if tool_format is None else [ToolParser(tool_format) for _ in request.sequences]
+        assert request.chat is not None  # noqa: S101 - its reader has made it
+        self._chat = request.chat
+        self._parsers = [AnswerParser(request, self._chat) for _ in request.sequences]
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(parser.reasoning_tokens for parser in self._parsers)
 
     def opening_chunks(self) -> list[ResponseBody]:
         return [
@@ -115,43 +126,33 @@ class ChatResponseBuilder(ResponseBuilder):
 
     def chunks(self, index: int, outputs: list[Output]) -> list[ResponseBody]:
         self._count(index, outputs)
-        parsed = self._parse(index, outputs)
+        parsed = self._parsers[index].parse(outputs)
         logprobs = self._logprobs(outputs)
         chunks: list[ResponseBody] = []
-        if parsed.content or parsed.calls or (logprobs and logprobs.content):
+        if parsed.content or parsed.reasoning or parsed.calls or (logprobs and logprobs.content):
             delta = ChatDelta()
-            if parsed.content or not parsed.calls:
+            if parsed.content or not (parsed.calls or parsed.reasoning):
                 delta.content = parsed.content
-            if parsed.calls:
-                delta.tool_calls = [
-                    ToolCall(CalledFunction(call.arguments), call.index)
-                    if call.id is None
-                    else ToolCall(CalledFunction(call.arguments, call.name or ""), call.index, call.id, "function")
-                    for call in parsed.calls
-                ]
+            if parsed.reasoning:
+                delta.reasoning_content = parsed.reasoning
+            if parsed.calls and self._chat.calls_functions:
+                delta.function_call = _function_of(parsed.calls)
+            elif parsed.calls:
+                delta.tool_calls = [_tool_call(call) for call in parsed.calls]
             chunks.append(self._chunk([ChatChunkChoice(index, delta, logprobs, None)]))
         if outputs[-1].finish_reason is not None:
             reason = self._finish_reason(index, outputs[-1].finish_reason)
             chunks.append(self._chunk([ChatChunkChoice(index, ChatDelta(), None, reason)]))
         return chunks
 
-    def _parse(self, index: int, outputs: list[Output]) -> ParsedDelta:
-        """Text and tool calls in new outputs of a choice."""
-        text = "".join(output.text for output in outputs)
-        if self._parsers is None:
-            return ParsedDelta(text)
-        parsed = self._parsers[index].add(text)
-        if outputs[-1].finish_reason is not None:
-            parsed.content += self._parsers[index].finish().content
-        return parsed
-
     def _finish_reason(self, index: int, reason: FinishReason) -> str:
         constraint = self._request.sequences[index].constraint
         if reason is FinishReason.LENGTH and isinstance(constraint, GrammarConstraint) and constraint.complete:
             # The answer is complete: only the end could have followed.
             reason = FinishReason.STOP
-        called = self._parsers is not None and self._parsers[index].num_calls > 0
-        return "tool_calls" if called and reason is FinishReason.STOP else reason.value
+        if self._parsers[index].num_calls and reason is FinishReason.STOP:
+            return "function_call" if self._chat.calls_functions else "tool_calls"
+        return reason.value
 
     def usage_chunk(self) -> ResponseBody:
         chunk = self._chunk([])
@@ -163,11 +164,18 @@ class ChatResponseBuilder(ResponseBuilder):
         for index, parts in enumerate(outputs):
             self._count(index, parts)
             reason = parts[-1].finish_reason
-            message = _message(self._parse(index, parts))
+            message = _message(self._parsers[index].parse(parts), self._chat.calls_functions)
             finish_reason = self._finish_reason(index, reason) if reason else ""
             choices.append(ChatChoice(index, message, self._logprobs(parts), finish_reason))
         return ChatCompletion(
-            self._id, "chat.completion", self._created, self._model, choices, self.usage(), self._fingerprint
+            self._id,
+            "chat.completion",
+            self._created,
+            self._model,
+            choices,
+            self.usage(),
+            self._fingerprint,
+            self._prompt_logprobs(outputs[0]),
         )
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
@@ -195,12 +203,92 @@ class ChatResponseBuilder(ResponseBuilder):
         return TokenLogprob(self._token_text(entry.token_id), entry.logprob or 0.0, shown, top)
 
 
-def _message(parsed: ParsedDelta) -> ChatMessage:
+class AnswerParser:
+    """Takes one answer apart: its thoughts, its text and its calls."""
+
+    def __init__(self, request: GenerationRequest, chat: ChatAnswer) -> None:
+        constraint, reasoning_format = request.output_constraint, chat.reasoning_format
+        tool_format = None if constraint is None else constraint.tool_format
+        self._tools = None if tool_format is None else ToolParser(tool_format)
+        self._reasoning = None if reasoning_format is None else ReasoningParser(reasoning_format, chat.opens_reasoning)
+        self._shows_reasoning = chat.shows_reasoning
+        self.reasoning_tokens = 0
+
+    @property
+    def num_calls(self) -> int:
+        """Complete calls so far."""
+        return 0 if self._tools is None else self._tools.num_calls
+
+    def parse(self, outputs: list[Output]) -> ParsedAnswer:
+        """The next outputs, of one token each."""
+        parsed = ParsedAnswer()
+        content = ""
+        for output in outputs:
+            content += self._without_thoughts(output, parsed)
+        ended = outputs[-1].finish_reason is not None
+        if self._reasoning is not None and ended:
+            reasoning, rest = self._reasoning.finish()
+            self._add_thought(reasoning, parsed)
+            content += rest
+        if self._tools is None:
+            parsed.content = content
+            return parsed
+        delta = self._tools.add(content)
+        parsed.content, parsed.calls = delta.content, delta.calls
+        if ended:
+            parsed.content += self._tools.finish().content
+        return parsed
+
+    def _without_thoughts(self, output: Output, parsed: ParsedAnswer) -> str:
+        if self._reasoning is None or self._reasoning.in_content:
+            return output.text if self._reasoning is None else self._reasoning.add(output.text)[1]
+        reasoning, content = self._reasoning.add(output.text)
+        if reasoning or self._reasoning.in_reasoning:
+            self.reasoning_tokens += 1
+        self._add_thought(reasoning, parsed)
+        return content
+
+    def _add_thought(self, reasoning: str, parsed: ParsedAnswer) -> None:
+        if self._shows_reasoning:
+            parsed.reasoning += reasoning
+
+
+@dataclass(slots=True)
+class ParsedAnswer:
+    """A part of an answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[ToolCallDelta] = field(default_factory=list)
+
+
+def _tool_call(call: ToolCallDelta) -> ToolCall:
+    if call.id is None:
+        return ToolCall(CalledFunction(call.arguments), call.index)
+    return ToolCall(CalledFunction(call.arguments, call.name or ""), call.index, call.id, "function")
+
+
+def _function_of(calls: list[ToolCallDelta]) -> CalledFunction:
+    """The one call of an answer in the deprecated form."""
+    arguments = "".join(call.arguments for call in calls)
+    name = next((call.name for call in calls if call.name is not None), None)
+    return CalledFunction(arguments) if name is None else CalledFunction(arguments, name)
+
+
+def _message(parsed: ParsedAnswer, calls_functions: bool) -> ChatMessage:
+    message = ChatMessage(parsed.content)
+    if parsed.reasoning:
+        message.reasoning_content = parsed.reasoning
+    if not parsed.calls:
+        return message
+    message.content = parsed.content or None
+    if calls_functions:
+        message.function_call = _function_of(parsed.calls)
+        return message
     calls: dict[int, ToolCall] = {}
     for delta in parsed.calls:
         if delta.id is not None:
             calls[delta.index] = ToolCall(CalledFunction("", delta.name or ""), id=delta.id, type="function")
         calls[delta.index].function.arguments += delta.arguments
-    if not calls:
-        return ChatMessage(parsed.content)
-    return ChatMessage(parsed.content or None, tool_calls=list(calls.values()))
+    message.tool_calls = list(calls.values())
+    return message

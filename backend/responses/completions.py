@@ -11,7 +11,7 @@ import msgspec
 
 from backend.engine.output_processor import Output
 from backend.requests.generation_request import GenerationRequest
-from backend.responses.builder import ResponseBody, ResponseBuilder, Usage
+from backend.responses.builder import PromptLogprobs, ResponseBody, ResponseBuilder, Usage
 from backend.text.detokenizer import Detokenizer, TokenBytes
 
 
@@ -27,6 +27,7 @@ class TextChoice(msgspec.Struct):
     index: int
     logprobs: TextLogprobs | None
     finish_reason: str | None
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class TextCompletion(msgspec.Struct):
@@ -79,7 +80,13 @@ class CompletionResponseBuilder(ResponseBuilder):
             text = self._prompt_text(index) + text
         self._started[index] = True
         reason = outputs[-1].finish_reason
-        return TextChoice(text, index, self._logprobs(index, outputs), reason.value if reason else None)
+        return TextChoice(
+            text,
+            index,
+            self._logprobs(index, outputs),
+            reason.value if reason else None,
+            self._prompt_logprobs(outputs),
+        )
 
     def _prompt_text(self, index: int) -> str:
         sequence = self._request.sequences[index]
@@ -90,7 +97,7 @@ class CompletionResponseBuilder(ResponseBuilder):
             return None
         lists = TextLogprobs([], [], [], [])
         for output in outputs:
-            for entry in output.prompt_logprobs + output.logprobs:
+            for entry in (output.prompt_logprobs if self._request.echo else []) + output.logprobs:
                 text = self._token_text(entry.token_id)
                 lists.tokens.append(text)
                 lists.token_logprobs.append(entry.logprob)

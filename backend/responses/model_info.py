@@ -46,7 +46,8 @@ def describe(model: ServedModel, stats: EngineStats, lossy_codec: str | None) ->
         "embedding_dimensions": config.hidden_size,
         "chat": template is not None,
         "chat_template": None if template is None else "replaced" if template.replaces else "model",
-        "tools": template is not None and template.tool_format is not None,
+        "tools": None if template is None else "generic" if template.generic_tools else "template",
+        "reasoning": template is not None and template.reasoning_format is not None,
         "kv_blocks": {
             "total": runner.num_blocks,
             "free": stats.free_blocks,

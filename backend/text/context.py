@@ -36,23 +36,17 @@ class Context:
         self._check(len(ids), where)
 
     def answer_tokens(self, prompt_tokens: int, asked: int | None, field: str, least: int) -> int:
-        """Maximum tokens of the answer: ``asked``, or all that fit the context if that is None.
+        """Maximum tokens of the answer: ``asked``, or all that fit the context if that is None or more.
+
+        Apps ask for as much as large models can write, whatever model they use.
 
         Raises:
-            InvalidRequest, ContextLengthExceeded: names ``field``.
+            InvalidRequest: names ``field``.
         """
         room = self.max_tokens - prompt_tokens
-        if asked is None:
-            return room
-        if asked < least:
+        if asked is not None and asked < least:
             raise InvalidRequest(f"{field}: out of range, expected at least {least}", field)
-        if asked > room:
-            raise ContextLengthExceeded(
-                f"{field}: with {prompt_tokens} tokens of prompt the answer may have {room} tokens, for the context "
-                f"is {self.max_tokens}; ask for no more",
-                field,
-            )
-        return asked
+        return room if asked is None else min(asked, room)
 
     def _check(self, tokens: int, where: str) -> None:
         if tokens >= self.max_tokens:

@@ -287,6 +287,8 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     ] = None
     public_prefix: Annotated[tuple[Text, ...], Meta(description="paths of files")] = ()
     chat_template: File = None
+    strict_fields: Annotated[bool | None, Meta(description="true or false")] = None
+    drop_images: Annotated[bool | None, Meta(description="true or false")] = None
 
     def __repr__(self) -> str:
         index = None if self.prefix_index is None else masked(self.prefix_index)

@@ -102,9 +102,9 @@ async def test_embeddings(server: Served) -> None:
 
 
 async def test_a_refusal_names_the_field(server: Served) -> None:
-    """The client's BadRequestError names the field `tools` for a template without tools."""
+    """The client's BadRequestError has the path of the field."""
     messages: list[Any] = list(ASKING[-1:])
     async with client_of(server) as client:
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
-    assert caught.value.param == "tools"
+            await client.chat.completions.create(model=MODEL, messages=messages, tools=[*TOOLS, *TOOLS])
+    assert caught.value.param == "tools[2].function.name"

@@ -158,25 +158,6 @@ async def test_tools_beside_a_schema(start_server: StartServer) -> None:
         assert json.loads(choice["message"]["content"]).keys() == {"ok"}
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        (None, "does not support tools"),
-        (tool_templates.PLAIN, "does not support tools"),
-        (tool_templates.UNKNOWN, "in an unknown format"),
-    ],
-)
-async def test_tools_without_a_template_for_them_are_a_400(
-    start_server: StartServer, template: str | None, message: str
-) -> None:
-    """Tools are a 400 where the chat template has no place for them or writes calls in an unknown format."""
-    served = await start_server(template=template)
-    async with served.client.post(CHAT, json={"model": MODEL, **body(messages=ASKING[-1:])}) as response:
-        error = (await response.json())["error"]
-    assert (response.status, error["param"]) == (400, "tools")
-    assert message in error["message"]
-
-
 async def refusal(served: Served, **fields: Any) -> dict[str, Any]:
     async with served.client.post(CHAT, json={"model": MODEL, **body(**fields)}) as response:
         assert response.status == 400, await response.text()

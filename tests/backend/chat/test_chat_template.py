@@ -65,13 +65,12 @@ def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     template = ChatTemplate.load(tmp_path)
     assert template is not None
-    assert template.takes_tools
-    assert template.tool_format is not None
+    assert template.generic_tools is None
     assert template.render(MESSAGES) == MESSAGES[0]["content"]
     assert template.render(MESSAGES, [{"type": "function"}]) == "1<tool_call>"
     plain_one = ChatTemplate(plain, {})
-    assert not plain_one.takes_tools
-    assert plain_one.tool_format is None
+    assert plain_one.generic_tools is not None
+    assert plain_one.tool_format is plain_one.generic_tools.tool_format
 
 
 def test_a_base_model_has_no_template(tmp_path: Path) -> None:

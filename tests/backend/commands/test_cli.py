@@ -129,7 +129,7 @@ async def test_chat_template_replaces_the_models_template(tmp_path: Path) -> Non
                 assert await response.json() == {"prompt": "<|im_start|>USER: Hé\n"}
             async with client.get("/v1/model/info") as response:
                 info = await response.json()
-        assert (info["chat"], info["chat_template"], info["tools"]) == (True, "replaced", False)
+        assert (info["chat"], info["chat_template"], info["tools"]) == (True, "replaced", "generic")
 
 
 async def test_a_taken_port_is_known_at_once() -> None:
