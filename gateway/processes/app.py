@@ -19,7 +19,7 @@ from cache.exact import ExactCache
 from cache.semantic.client import SemanticClient
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import RedisStore, open_redis_store
-from gateway.api import admin, handlers, prefix_stores
+from gateway.api import admin, handlers, page, prefix_stores
 from gateway.api.app_keys import CACHE, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
 from gateway.api.stats import GaugeUpdater
 from gateway.http.background_tasks import background_tasks
@@ -138,6 +138,7 @@ def build_application(
             web.post("/v1/cache/prefix/{operation:lookup|pin|unpin}", prefix_stores.operate),
             web.route("*", "/v1/cache{rest:(/.*)?}", handlers.not_found),
             web.route("*", "/v1/{rest:.+}", handlers.forward),
+            web.get("/", page.show),
             web.get("/health", handlers.health),
             web.get("/ready", handlers.ready),
             web.get("/metrics", handlers.expose_metrics),

@@ -166,7 +166,7 @@ def _local_backend(
 
 def _print_banner(settings: Settings, url: str) -> None:
     print_status(f"Keepgate {__version__}")
-    print_status(f"  serving    {url}/v1")
+    print_status(f"  serving    {url}/v1 (open {url} in a browser to try it)")
     print_status(f"  figures    {url}/v1/cache/stats and {url}/metrics")
     print_status(f"  store      {_describe_store(settings)}")
     if settings.semantic.mode != "off":

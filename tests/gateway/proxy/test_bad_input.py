@@ -298,7 +298,6 @@ async def test_expect_100_continue_is_answered(served: tuple[Client, MockUpstrea
 
 
 WRONG_PLACES: list[tuple[str, str, int]] = [
-    ("GET", "/", 404),
     ("GET", "/nonsense", 404),
     ("POST", "/chat/completions", 404),
     ("POST", "/v1", 404),
