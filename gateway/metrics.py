@@ -34,6 +34,7 @@ requests = _counter("requests", "Requests for an answer, by how the cache took p
 tier_lookups = _counter("tier_lookups", "Lookups in a tier of the exact layer.", "tier", "outcome")
 tokens_saved = _counter("tokens_saved", "Tokens of answers that came from the cache.", "layer", "kind")
 seconds_saved = _counter("seconds_saved", "Upstream seconds of answers that came from the cache.", "layer")
+embedding_inputs = _counter("embedding_inputs", "Inputs of embedding requests, by whether they were stored.", "cache")
 collapsed = _counter("collapsed_requests", "Requests that shared the upstream call of another.")
 stored = _counter("stored_answers", "Answers kept.")
 not_stored = _counter("unstorable_answers", "Answers not kept.", "reason")

@@ -5,6 +5,7 @@ from aiohttp import web
 from cache.exact import ExactCache
 from gateway.api.stats import GaugeUpdater
 from gateway.pipeline import Pipeline
+from gateway.proxy.embeddings import Embeddings
 from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.settings.settings import Settings
 from gateway.upstreams.router import Router
@@ -14,4 +15,5 @@ CACHE = web.AppKey("cache", ExactCache)
 SEMANTIC = web.AppKey("semantic", SemanticLookup)
 ROUTER = web.AppKey("router", Router)
 PIPELINE = web.AppKey("pipeline", Pipeline)
+EMBEDDINGS = web.AppKey("embeddings", Embeddings)
 GAUGES = web.AppKey("gauges", GaugeUpdater)

@@ -9,11 +9,12 @@ from aiohttp import web
 from multidict import CIMultiDictProxy
 
 from gateway import metrics
-from gateway.api.app_keys import GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
+from gateway.api.app_keys import EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
 from gateway.errors import NotFound, UpstreamDisconnected, UpstreamError, UpstreamTimeout
 from gateway.http.body import read_body
 from gateway.http.response_writer import ResponseWriter
 from gateway.http.sse import event_json
+from gateway.proxy.embeddings import parse_embeddings
 from gateway.proxy.inference_request import namespace_header, parse_request
 from gateway.upstreams.upstream import Upstream
 
@@ -40,6 +41,17 @@ async def answer(request: web.Request) -> web.StreamResponse:
     # Decoding a long body takes milliseconds: it leaves the event loop.
     call = await asyncio.to_thread(read) if len(body) > _LARGE_BODY else read()
     return await request.app[PIPELINE].answer(request, call)
+
+
+async def embed(request: web.Request) -> web.StreamResponse:
+    """POST /v1/embeddings. A body that is not in OpenAI's form is relayed as it is."""
+    settings = request.app[SETTINGS]
+    body = await read_body(request, settings.max_body, settings.timeouts.client)
+    read = functools.partial(
+        parse_embeddings, request.rel_url.raw_path_qs, body, request.headers, settings.cache.namespace
+    )
+    asked = await asyncio.to_thread(read) if len(body) > _LARGE_BODY else read()
+    return await forward(request) if asked is None else await request.app[EMBEDDINGS].answer(asked)
 
 
 async def list_models(request: web.Request) -> web.Response:
@@ -86,7 +98,9 @@ async def forward(request: web.Request) -> web.StreamResponse:
     if _is_inside_prefix_store(request.path):
         raise NotFound(f"There is no {request.method} {request.path}; an operator uses /v1/cache/prefix.")
     settings = request.app[SETTINGS]
-    body = await read_body(request, settings.max_body, settings.timeouts.client) if request.can_read_body else None
+    body = None
+    if request.can_read_body or request.body_exists:
+        body = await read_body(request, settings.max_body, settings.timeouts.client)
     model = request.match_info.get("model") or _model_named_in(body)
     path = request.rel_url.raw_path_qs
     own = namespace_header(request.headers, settings.cache.namespace)

@@ -20,7 +20,7 @@ from cache.semantic.client import SemanticClient
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import RedisStore, open_redis_store
 from gateway.api import admin, handlers, page, prefix_stores
-from gateway.api.app_keys import CACHE, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
+from gateway.api.app_keys import CACHE, EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
 from gateway.api.stats import GaugeUpdater
 from gateway.http.background_tasks import background_tasks
 from gateway.http.middleware import error_middleware, mark_started
@@ -29,6 +29,7 @@ from gateway.metrics import HitCounter
 from gateway.pipeline import Pipeline
 from gateway.processes.embedded_store import embedded_store
 from gateway.processes.semantic_service import semantic_service
+from gateway.proxy.embeddings import Embeddings
 from gateway.proxy.fast_path import FastPath
 from gateway.proxy.flight import FlightTable
 from gateway.proxy.lookup import Lookup
@@ -101,7 +102,8 @@ async def open_gateway(
             SingleFlight(cache, semantic, flights, router, settings.cache),
             Relay(lookup, settings.timeouts.client),
         )
-        application = build_application(settings, cache, semantic, router, pipeline, gauges)
+        embeddings = Embeddings(cache, router, tasks, settings.cache)
+        application = build_application(settings, cache, semantic, router, pipeline, embeddings, gauges)
         fast_path = functools.partial(FastPath, cache=cache, settings=settings, hits=hits)
         async with _listening(application, settings, fast_path, share_port) as (url, port):
             yield Gateway(url, port, redis_url, router, cache, connections)
@@ -113,6 +115,7 @@ def build_application(
     semantic: SemanticLookup,
     router: Router,
     pipeline: Pipeline,
+    embeddings: Embeddings,
     gauges: GaugeUpdater,
 ) -> web.Application:
     application = web.Application(middlewares=[error_middleware], client_max_size=settings.max_body)
@@ -121,12 +124,14 @@ def build_application(
     application[SEMANTIC] = semantic
     application[ROUTER] = router
     application[PIPELINE] = pipeline
+    application[EMBEDDINGS] = embeddings
     application[GAUGES] = gauges
     application.on_response_prepare.append(mark_started)
     application.add_routes(
         [
             web.post("/v1/chat/completions", handlers.answer),
             web.post("/v1/completions", handlers.answer),
+            web.post("/v1/embeddings", handlers.embed),
             web.get("/v1/models", handlers.list_models),
             web.get("/v1/models/{model:.+}", handlers.forward),
             web.get("/v1/cache/stats", admin.get_stats),

@@ -64,7 +64,7 @@ class Lookup:
 
     async def _look_up(self, key: Key) -> Outcome:
         outcome = await self._cache.lookup(key)
-        _count(outcome)
+        count_lookup(outcome)
         return outcome
 
 
@@ -74,7 +74,8 @@ def _is_within(grace: float, inference: InferenceRequest, hit: Hit) -> bool:
     return hit.stale and unlimited and hit.age < hit.entry.fresh_for + grace
 
 
-def _count(outcome: Outcome) -> None:
+def count_lookup(outcome: Outcome) -> None:
+    """Count the tiers that were asked."""
     match outcome:
         case Hit(tier="memory"):
             metrics.tier_lookups.labels("memory", "hit").inc()

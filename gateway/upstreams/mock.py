@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import xxhash
 from aiohttp import web
 
 from cache.entries.answer import stream_of
@@ -158,6 +159,8 @@ class MockUpstream:
         if reply.error is not None:
             return _json({"error": reply.error}, status=reply.status, headers=reply.headers)
         self._answers += 1
+        if request.path.endswith("/embeddings"):
+            return _json(reply.body or _embeddings(fields), status=reply.status, headers=reply.headers)
         body = reply.body or _response(reply, asked, fields, self._answers)
         if fields.get("stream"):
             return await self._stream(request, reply, body, fields)
@@ -224,6 +227,20 @@ def _response(reply: Reply, asked: str, fields: dict[str, Any], number: int) -> 
         "choices": [{**choice, "logprobs": None, "finish_reason": reply.finish_reason}],
         "usage": {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},
     }
+
+
+def _embeddings(fields: dict[str, Any]) -> dict[str, Any]:
+    """A vector of four numbers for each input, which follow from it; usage counts words."""
+    given = fields.get("input")
+    inputs: list[Any] = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+    digests = [xxhash.xxh3_64_digest(_encode(item)) for item in inputs]
+    data = [
+        {"object": "embedding", "index": index, "embedding": [byte / 255 for byte in digest[:4]]}
+        for index, digest in enumerate(digests)
+    ]
+    tokens = sum(len(item.split()) if isinstance(item, str) else len(item) for item in inputs)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": fields.get("model", MODEL), "usage": usage}
 
 
 def _last_user_message(fields: dict[str, Any]) -> str:

@@ -99,7 +99,7 @@ async def test_completions_stop_and_models(library: LibraryClient) -> None:
         ({"max_completion_tokens": 0}, "BadRequestError", "max_completion_tokens"),
         ({"messages": []}, "BadRequestError", "messages"),
         ({"model": "absent"}, "NotFoundError", "model"),
-        ({"tools": [{"type": "function", "function": {"name": "clock"}}]}, "BadRequestError", "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "c k"}}]}, "BadRequestError", "tools[0].function.name"),
     ],
 )
 async def test_what_the_model_cannot_do_names_the_field(

@@ -51,7 +51,7 @@ CHOICES: tuple[dict[str, Any], ...] = (
 )
 EXTRAS: tuple[dict[str, Any], ...] = (
     {"logprobs": 2},
-    {"prompt_logprobs": True, "logprobs": 0},
+    {"prompt_logprobs": 0, "logprobs": 0},
     {"presence_penalty": 0.7, "frequency_penalty": 0.5},
     {"repetition_penalty": 1.3, "logprobs": 1},
     {"logit_bias": {20: 4.0, 21: -100.0}},

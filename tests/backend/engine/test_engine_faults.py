@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -308,11 +309,11 @@ def test_an_answer_of_no_tokens_ends_after_its_prompt() -> None:
 
 def test_prompt_logprobs_come_once_over_chunks_and_preemptions() -> None:
     """Prompt logprobs come whole with the first output, however the prompt was cut into chunks or preempted."""
-    whole = alone(fused(20), PROMPTS[0], 3, prompt_logprobs=True)
+    whole = alone(fused(20), PROMPTS[0], 3, prompt_logprobs=0)
     expected = whole.sequence.prompt_logprobs
     assert whole.content == alone(fused(20), PROMPTS[0], 3).content
     client = EngineClient(Engine(fused(20), max_batch=1, step_tokens=16))
-    cut = client.submit(0, PROMPTS[0], 3, prompt_logprobs=True)
+    cut = client.submit(0, PROMPTS[0], 3, prompt_logprobs=0)
     client.step()
     client.step()
     assert 0 < len(cut.prompt_logprobs) < len(expected)
@@ -331,9 +332,11 @@ def test_prompt_logprobs_come_once_over_chunks_and_preemptions() -> None:
 def test_a_prompt_is_scored_as_the_answer_was() -> None:
     """An answer's tokens get the same log-probabilities as part of a prompt as when they were generated."""
     completion = alone(fused(20), PROMPTS[0], 5, ignore_eos=True)
-    again = alone(fused(20), completion.sequence.tokens, 1, prompt_logprobs=True)
+    again = alone(fused(20), completion.sequence.tokens, 1, prompt_logprobs=2)
+    scored = again.sequence.prompt_logprobs[-5:]
     assert len(completion.logprobs) == 5
-    assert again.sequence.prompt_logprobs[-5:] == completion.logprobs
+    assert [replace(entry, rank=0) for entry in scored] == completion.logprobs
+    assert [entry.rank for entry in scored] == [1] * 5, "it was greedy"
 
 
 def test_every_row_of_prompt_logprobs_is_checked_for_nan() -> None:
@@ -341,7 +344,7 @@ def test_every_row_of_prompt_logprobs_is_checked_for_nan() -> None:
     runner = Failing(fused(20))
     runner.fails = True
     client = EngineClient(Engine(runner, max_batch=1, step_tokens=64))
-    client.submit(0, PROMPTS[0], 3, prompt_logprobs=True)
+    client.submit(0, PROMPTS[0], 3, prompt_logprobs=0)
     client.step()
     assert reason(client, 0) is FinishReason.FAILED
 
@@ -391,7 +394,7 @@ def test_cached_tokens_are_whole_blocks_without_the_last_token() -> None:
     client.submit(0, PROMPTS[0])
     client.run()
     client.submit(1, PROMPTS[1])
-    client.submit(2, PROMPTS[1], logprobs=0, prompt_logprobs=True, answer=1)
+    client.submit(2, PROMPTS[1], logprobs=0, prompt_logprobs=0, answer=1)
     client.run()
     cached = [c.last and c.last.cached_tokens for c in client.completions.values()]
     assert cached == [0, 2 * BLOCK_SIZE, 0]

@@ -108,7 +108,7 @@ def test_steps_are_launched_before_the_last_tokens_are_known() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"logprobs": 0}, {"frequency_penalty": 0.5}, {"logit_bias": {9: 1.0}}, {"prompt_logprobs": True}]
+    "options", [{"logprobs": 0}, {"frequency_penalty": 0.5}, {"logit_bias": {9: 1.0}}, {"prompt_logprobs": 0}]
 )
 def test_a_row_that_needs_the_host_keeps_its_batch_waiting(options: dict[str, Any]) -> None:
     """No step is launched ahead while a row needs the host's logits; once it has ended, steps are launched ahead."""

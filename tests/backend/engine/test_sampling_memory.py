@@ -14,7 +14,7 @@ from backend.engine.sequence import FinishReason, Sequence
 from tests.backend.tiny_model import EngineClient, alone, fused
 
 OPTIONS: list[dict[str, Any]] = [
-    {"temperature": 1.5, "repetition_penalty": 1.3, "prompt_logprobs": True},
+    {"temperature": 1.5, "repetition_penalty": 1.3, "prompt_logprobs": 0},
     {"temperature": 0.9, "top_p": 0.9},
     {"temperature": 1.0},
     {},
@@ -64,7 +64,7 @@ def test_sampling_out_of_memory_ends_the_youngest(
 
 def test_prompt_logprobs_out_of_memory_sheds_the_youngest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logprobs without memory shed the youngest, and a prompt's are recorded once though the step is repeated."""
-    expected = alone(fused(20), PROMPT, 3, prompt_logprobs=True).sequence.prompt_logprobs
+    expected = alone(fused(20), PROMPT, 3, prompt_logprobs=0).sequence.prompt_logprobs
     failures = iter([False] * 10 + [True])
     real = torch.log_softmax
 
@@ -74,7 +74,7 @@ def test_prompt_logprobs_out_of_memory_sheds_the_youngest(monkeypatch: pytest.Mo
         return real(*arguments, **options)
 
     client = EngineClient(Engine(fused(20), max_batch=2, step_tokens=256))
-    client.submit(0, PROMPT, 3, prompt_logprobs=True)
+    client.submit(0, PROMPT, 3, prompt_logprobs=0)
     client.submit(1, [30, 31, 32], 3)
     monkeypatch.setattr(torch, "log_softmax", scarce)
     client.run()

@@ -69,7 +69,7 @@ async def test_other_endpoints_go_where_their_model_is(stage: Stage) -> None:
     client = await stage.gateway(chats, embeddings)
     await client.gateway.router.refresh()
     for _ in range(4):
-        await client.post({"model": "embed", "input": "x"}, "/v1/embeddings")
+        await client.post({"model": "embed", "input": "x"}, "/v1/moderations")
 
     assert (len(chats.received), len(embeddings.received)) == (0, 4)
 

@@ -1,0 +1,290 @@
+"""Embeddings: each input of a batch is an entry of its own, and only inputs that are not stored go to an upstream."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from cache.entries.entry import Entry
+from cache.entries.key import Key, namespace_for, request_key
+from cache.entries.outcomes import Hit
+from cache.errors import StoreUnavailable
+from cache.exact import ExactCache
+from gateway import metrics
+from gateway.errors import GatewayError, InternalError, NotCached, UpstreamDisconnected, UpstreamError
+from gateway.http.background_tasks import BackgroundTasks
+from gateway.http.cache_control import CacheControl, parse_cache_control
+from gateway.proxy.inference_request import credential, decode_object, namespace_header
+from gateway.proxy.lookup import count_lookup
+from gateway.settings.settings import CacheSettings
+from gateway.upstreams.router import Router
+
+PATH = "/v1/embeddings"
+
+_encode = msgspec.json.Encoder().encode
+_MAX_RESPONSE_BYTES = 2**28
+_STORED_AT_ONCE = 64
+_LARGE_BODY = 2**18
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsRequest:
+    """A parsed request. `inputs` are its texts or lists of token ids, and `keys` where their embeddings are kept."""
+
+    path: str
+    body: bytes
+    headers: CIMultiDictProxy[str]
+    fields: dict[str, Any]
+    model: str
+    inputs: list[Any]
+    keys: list[Key]
+    cache_control: CacheControl
+
+
+@dataclass(eq=False, slots=True)
+class _Batch:
+    """One call to an upstream. After `done` it has the entries of its inputs by id, or an error, or a refusal."""
+
+    request: bytes = b""
+    """The body that was sent: a client's own if nothing of it was stored."""
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    entries: dict[str, Entry] = field(default_factory=dict)
+    error: GatewayError | None = None
+    status: int = 0
+    headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
+    body: bytes = b""
+
+
+class _List(msgspec.Struct):
+    """The response, of which only the order of its items is read."""
+
+    data: list[dict[str, msgspec.Raw]]
+    model: str = ""
+    usage: dict[str, Any] | None = None
+
+
+class _Stored(msgspec.Struct):
+    """The body of an entry: one item without its index, and the model as the response names it."""
+
+    model: str
+    item: msgspec.Raw
+
+
+def parse_embeddings(
+    path: str, body: bytes, headers: CIMultiDictProxy[str], namespace_setting: str
+) -> EmbeddingsRequest | None:
+    """Parse a request body; None if it has no model or no inputs in OpenAI's form, which is for the upstream to judge.
+
+    Raises InvalidRequest for a body that is not one JSON object.
+    """
+    fields = decode_object(body)
+    model, given = fields.get("model"), fields.get("input")
+    inputs = [given] if isinstance(given, str) or _are_tokens(given) else given
+    if not isinstance(model, str) or not isinstance(inputs, list) or not inputs:
+        return None
+    if not all(isinstance(item, str) or _are_tokens(item) for item in inputs):
+        return None
+    namespace = namespace_for(credential(headers, namespace_setting))
+    common = {name: value for name, value in fields.items() if name != "input"}
+    keys = [request_key(namespace, "embeddings", {**common, "input": item}) for item in inputs]
+    cache_control = parse_cache_control(", ".join(headers.getall("Cache-Control", ())))
+    return EmbeddingsRequest(path, body, headers, fields, model, inputs, keys, cache_control)
+
+
+def _are_tokens(item: Any) -> bool:
+    return isinstance(item, list) and bool(item) and all(type(token) is int for token in item)
+
+
+class Embeddings:
+    """Answers embedding requests from the exact cache and from upstreams. Owns the calls: no client's end ends one."""
+
+    def __init__(self, cache: ExactCache, router: Router, tasks: BackgroundTasks, settings: CacheSettings) -> None:
+        self._cache = cache
+        self._router = router
+        self._tasks = tasks
+        self._settings = settings
+        self._computing: dict[str, _Batch] = {}
+
+    async def answer(self, asked: EmbeddingsRequest) -> web.Response:
+        """The response. Raises GatewayError."""
+        control = asked.cache_control
+        is_bypass = control.no_store or control.no_cache or not self._settings.enabled
+        entries = {} if is_bypass else await self._stored(asked)
+        hits = sum(key.id in entries for key in asked.keys)
+        _count(asked, entries, is_bypass)
+        if hits < len(asked.keys):
+            if control.only_if_cached:
+                raise NotCached("Not all of the embeddings are in the cache, and the request says only-if-cached.")
+            batches = await self._computed(asked, entries, joins=not is_bypass)
+            for batch in batches:
+                if batch.error is not None:
+                    raise batch.error
+                if batch.status != 200 or batch.request is asked.body:
+                    headers = batch.headers.copy()
+                    headers.extend(_headers(hits, len(asked.keys), is_bypass))
+                    return web.Response(status=batch.status, body=batch.body, headers=headers)
+                entries |= batch.entries
+        size = sum(len(entries[key.id].body) for key in asked.keys)
+        body = await asyncio.to_thread(_joined, asked, entries) if size > _LARGE_BODY else _joined(asked, entries)
+        own = {"Content-Type": "application/json", **_headers(hits, len(asked.keys), is_bypass)}
+        return web.Response(body=body, headers=own)
+
+    async def _stored(self, asked: EmbeddingsRequest) -> dict[str, Entry]:
+        """The entries that may be served, by id."""
+        different = {key.id: key for key in asked.keys}.values()
+        outcomes = await asyncio.gather(*(self._cache.lookup(key) for key in different))
+        for outcome in outcomes:
+            count_lookup(outcome)
+        served = (o.entry for o in outcomes if isinstance(o, Hit) and asked.cache_control.accepts(o))
+        return {entry.id: entry for entry in served}
+
+    async def _computed(self, asked: EmbeddingsRequest, entries: dict[str, Entry], *, joins: bool) -> list[_Batch]:
+        """The finished calls that compute the missing inputs, each of which is computed once."""
+        batches: dict[_Batch, None] = {}
+        mine: dict[str, tuple[Key, Any]] = {}
+        for key, item in zip(asked.keys, asked.inputs, strict=True):
+            if key.id in entries or key.id in mine:
+                continue
+            if joins and (running := self._computing.get(key.id)):
+                batches[running] = None
+            else:
+                mine[key.id] = (key, item)
+        if mine:
+            batch = _Batch()
+            batches[batch] = None
+            if joins:
+                self._computing |= dict.fromkeys(mine, batch)
+            self._tasks.start_isolated(self._compute(asked, list(mine.values()), batch))
+        for batch in batches:
+            await batch.done.wait()
+        return list(batches)
+
+    async def _compute(self, asked: EmbeddingsRequest, wanted: Sequence[tuple[Key, Any]], batch: _Batch) -> None:
+        batch.error = InternalError("The gateway failed while it fetched embeddings. Its log says where.")
+        try:
+            batch.error = await self._fetch(asked, wanted, batch)
+        finally:
+            for key, _ in wanted:
+                if self._computing.get(key.id) is batch:
+                    del self._computing[key.id]
+            batch.done.set()
+        if batch.entries and not asked.cache_control.no_store and self._settings.enabled:
+            await self._store(batch.entries.values())
+
+    async def _fetch(
+        self, asked: EmbeddingsRequest, wanted: Sequence[tuple[Key, Any]], batch: _Batch
+    ) -> GatewayError | None:
+        """Make the call, and fill the batch."""
+        generation = self._cache.generation(wanted[0][0].namespace, asked.model)
+        inputs = [item for _, item in wanted]
+        batch.request = asked.body if inputs == asked.inputs else _encode({**asked.fields, "input": inputs})
+        own = namespace_header(asked.headers, self._settings.namespace)
+        began = time.monotonic()
+        try:
+            call = self._router.request("POST", asked.path, asked.headers, batch.request, asked.model, own)
+            with await call as answer:
+                batch.status, batch.headers = answer.status, answer.headers
+                batch.body = await answer.body(_MAX_RESPONSE_BYTES)
+                if batch.status != 200:
+                    return None
+                seconds = time.monotonic() - began
+                name = answer.upstream.name
+            items = await asyncio.to_thread(_items, batch.body, inputs)
+        except UpstreamError as error:
+            return error
+        except ValueError as error:
+            return UpstreamDisconnected(f"{name} answered with something else than {len(inputs)} embeddings: {error}.")
+        for (key, _), (stored, tokens) in zip(wanted, items, strict=True):
+            batch.entries[key.id] = Entry(
+                id=key.id,
+                proof=key.proof,
+                family="embeddings",
+                model=asked.model,
+                body=stored,
+                created=time.time(),
+                fresh_for=self._settings.ttl,
+                generation=generation,
+                has_usage=True,
+                prompt_tokens=tokens,
+                completion_tokens=0,
+                seconds=seconds / len(inputs),
+            )
+        return None
+
+    async def _store(self, entries: Iterable[Entry]) -> None:
+        for number, entry in enumerate(entries):
+            try:
+                await self._cache.store(entry)
+                metrics.stored.inc()
+            except StoreUnavailable:
+                metrics.store_failures.labels("redis").inc()
+            if number % _STORED_AT_ONCE == _STORED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+
+
+def _items(body: bytes, inputs: Sequence[Any]) -> list[tuple[bytes, int]]:
+    """For each input the body of its entry, and its share of the tokens. Raises ValueError."""
+    try:
+        response = msgspec.json.decode(body, type=_List)
+        by_index = {msgspec.json.decode(item["index"], type=int): item for item in response.data}
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, RecursionError) as error:
+        raise ValueError(f"it is no list of embeddings ({type(error).__name__})") from error
+    if sorted(by_index) != list(range(len(inputs))) or len(response.data) != len(inputs):
+        raise ValueError(f"{len(response.data)} items")
+    bodies = [
+        _encode(_Stored(response.model, msgspec.Raw(_encode({n: v for n, v in by_index[i].items() if n != "index"}))))
+        for i in range(len(inputs))
+    ]
+    return list(zip(bodies, _shares(_tokens(response.usage), [len(item) for item in inputs]), strict=True))
+
+
+def _tokens(usage: dict[str, Any] | None) -> int:
+    count = (usage or {}).get("prompt_tokens", 0)
+    return count if isinstance(count, int) and 0 <= count <= 2**31 else 0
+
+
+def _shares(tokens: int, lengths: Sequence[int]) -> list[int]:
+    """The tokens of a batch divided in proportion to the lengths of its inputs; the sum is exact."""
+    whole, before, given = sum(lengths) or 1, 0, 0
+    shares = []
+    for length in lengths:
+        before += length
+        shares.append(tokens * before // whole - given)
+        given += shares[-1]
+    return shares
+
+
+def _joined(asked: EmbeddingsRequest, entries: dict[str, Entry]) -> bytes:
+    """The response in the order of the request."""
+    stored = {id: msgspec.json.decode(entry.body, type=_Stored) for id, entry in entries.items()}
+    items = [b'{"index":%d,%s' % (n, bytes(stored[key.id].item)[1:]) for n, key in enumerate(asked.keys)]
+    tokens = sum(entries[key.id].prompt_tokens for key in asked.keys)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    rest = _encode({"model": stored[asked.keys[0].id].model, "usage": usage})
+    return b'{"object":"list","data":[%s],%s' % (b",".join(items), rest[1:])
+
+
+def _headers(hits: int, inputs: int, is_bypass: bool) -> dict[str, str]:
+    if hits == inputs:
+        status, kind = "keepgate; hit; detail=exact", "hit"
+    elif hits:
+        status, kind = f'keepgate; fwd=partial; detail="{hits} of {inputs} inputs"', "miss"
+    else:
+        status, kind = f"keepgate; fwd={'request' if is_bypass else 'uri-miss'}", "bypass" if is_bypass else "miss"
+    layer = "exact" if hits == inputs else "none"
+    return {"Cache-Status": status, "x-keepgate-cache": kind, "x-keepgate-layer": layer}
+
+
+def _count(asked: EmbeddingsRequest, entries: dict[str, Entry], is_bypass: bool) -> None:
+    hits = [entries[key.id] for key in asked.keys if key.id in entries]
+    kind = "bypass" if is_bypass else "hit" if len(hits) == len(asked.keys) else "miss"
+    metrics.requests.labels("embeddings", kind, "exact" if kind == "hit" else "none").inc()
+    metrics.embedding_inputs.labels("hit").inc(len(hits))
+    metrics.embedding_inputs.labels("miss").inc(len(asked.keys) - len(hits))
+    metrics.tokens_saved.labels("exact", "prompt").inc(sum(entry.prompt_tokens for entry in hits))
+    metrics.seconds_saved.labels("exact").inc(sum(entry.seconds for entry in hits))
