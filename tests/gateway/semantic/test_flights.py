@@ -254,7 +254,7 @@ async def test_observing_makes_one_lookup_and_delays_no_request(
     gate.open.set()
 
     assert {(answer.status, answer.cache) for answer in answers} == {(200, "miss")}
-    assert await figure(client, "asked") == 1
+    await until_figure(client, "asked", 1)
     assert len(mock.received) == 1
 
 
