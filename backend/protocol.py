@@ -24,10 +24,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {"role": get_args(Role), "encoding_format
 
 
 class StreamOptions(msgspec.Struct):
-    """``stream_options``; obfuscation pads chunks against eavesdroppers and is not done here."""
+    """``stream_options``; its other fields are ignored."""
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
 
 
 class Message(msgspec.Struct):

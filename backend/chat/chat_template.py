@@ -49,9 +49,10 @@ class ChatTemplate:
         self.variables = frozenset(names)
         """Names that the template reads."""
         own_format = detect_tool_format(tool_source or source) if "tools" in names else None
-        self.generic_tools = GenericTools.of_template(self.source) if own_format is None else None
+        generic = GenericTools.of_template(self.source)
+        self.generic_tools = generic if own_format is None else None
         """How tools are described if the template does not do it, or in a format that is unknown here."""
-        self.tool_format: ToolFormat = own_format or GenericTools.of_template(self.source).tool_format
+        self.tool_format: ToolFormat = own_format or generic.tool_format
         """The format of tool calls."""
         self.reasoning_format = detect_reasoning_format(self.source)
         """How the model marks its thoughts; None: it does not."""

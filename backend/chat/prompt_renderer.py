@@ -95,11 +95,12 @@ class PromptRenderer:
             return encoder.encode(given, listed, add_generation_prompt, variables, continues)
 
         level, prompt = 0, encoded(0)
+        in_full = len(prompt.ids)
         while tools and level < _SHORTEST and not self._leaves_room(prompt):
             level += 1
             prompt = encoded(level)
         if tools and len(prompt.ids) >= self._context.max_tokens:
-            self._refuse_tools(tools, encoder, plain, len(encoded(0).ids), len(prompt.ids))
+            self._refuse_tools(tools, encoder, plain, in_full, len(prompt.ids))
         self._context.check_prompt(prompt.ids, "messages")
         check_known(self._tokenizer, prompt.ids, self._vocab_size, "messages")
         return RenderedPrompt(prompt.ids, prompt.opens_reasoning, level > 0)

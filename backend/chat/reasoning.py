@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from backend.chat.tool_parser import partial_marker_length
+
 # What families write around their thoughts: Qwen 3, DeepSeek R1, SmolLM3 and others; Magistral.
 _MARKERS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
@@ -84,7 +86,7 @@ class ReasoningParser:
         if at >= 0:
             self._state, self._held = "after", text[at + len(end) :]
             return text[:at]
-        kept = next(n for n in range(min(len(end) - 1, len(text)), -1, -1) if text.endswith(end[:n]))
+        kept = partial_marker_length(end, text)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
 

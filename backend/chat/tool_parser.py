@@ -80,7 +80,7 @@ class ToolParser:
             self._held = text[at + len(begin) :]
             # White space before the marker belongs to the format, not to the content.
             return "" if self._blank and not text[:at].strip() else text[:at]
-        keep = _partial_marker_length(begin, text)
+        keep = partial_marker_length(begin, text)
         content = text[: len(text) - keep]
         if self._blank and not content.strip():
             return ""
@@ -127,7 +127,7 @@ class ToolParser:
         begin = self._format.begin if self._format.name_end else "{"
         at = self._held.find(begin)
         if at < 0:
-            self._held = self._held[len(self._held) - _partial_marker_length(begin, self._held) :]
+            self._held = self._held[len(self._held) - partial_marker_length(begin, self._held) :]
             return False
         # A brace belongs to the call, a marker does not.
         self._held = self._held[at + len(begin) :] if self._format.name_end else self._held[at:]
@@ -159,6 +159,6 @@ class ToolParser:
         return None
 
 
-def _partial_marker_length(marker: str, text: str) -> int:
+def partial_marker_length(marker: str, text: str) -> int:
     """The number of characters at the end of ``text`` that may start ``marker``."""
     return next(n for n in range(min(len(marker) - 1, len(text)), -1, -1) if text.endswith(marker[:n]))

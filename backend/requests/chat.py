@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from backend.chat.output_constraint import OutputConstraint, OutputConstraintReader
+from backend.chat.output_constraint import OutputConstraintReader
 from backend.chat.prompt_renderer import PromptRenderer
 from backend.chat.reasoning import ReasoningFormat
 from backend.chat.tools import hosted_tools, read_tools
@@ -58,6 +58,7 @@ class ChatRequestReader:
         calls_functions = bool(request.functions) and not request.tools
         if calls_functions:
             request = _with_tools(request)
+        continues = _continues(request)
         tool_choice = read_tools(request.tools, request.tool_choice)
         output_constraint = self._constraints.read(request, tool_choice)
         variables = dict(request.chat_template_kwargs or {})
@@ -68,14 +69,14 @@ class ChatRequestReader:
             tool_choice.listed if tool_choice else None,
             request.add_generation_prompt is not False,
             variables,
-            self._continues(request),
+            continues,
         )
         max_tokens = self._max_tokens(request, len(prompt.ids))
         params = sampling_params(request, self._vocab_size, max_tokens, _logprobs(request))
         answer = ChatAnswer(
             calls_functions=calls_functions,
             # A grammar that allows no thought begins with the answer itself.
-            reasoning_format=None if _leaves_no_thought(output_constraint) else self._reasoning_format,
+            reasoning_format=None if output_constraint and output_constraint.from_the_start else self._reasoning_format,
             opens_reasoning=prompt.opens_reasoning,
             shows_reasoning=request.include_reasoning is not False,
         )
@@ -84,25 +85,11 @@ class ChatRequestReader:
             request,
             [prompt.ids],
             params,
-            continues_text=self._continues(request),
+            continues_text=continues,
             output_constraint=output_constraint,
             chat=answer,
             ignored=ignored,
         )
-
-    def _continues(self, request: ChatRequest) -> bool:
-        """Whether the answer continues the last message."""
-        if not request.continue_final_message:
-            return False
-        if request.add_generation_prompt:
-            raise InvalidRequest(
-                "continue_final_message: not together with add_generation_prompt", "continue_final_message"
-            )
-        if request.messages and request.messages[-1].role != "assistant":
-            raise InvalidRequest(
-                "continue_final_message: expected the last message to be the assistant's", "continue_final_message"
-            )
-        return True
 
     def _max_tokens(self, request: ChatRequest, prompt_tokens: int) -> int:
         older, newer = request.max_tokens, request.max_completion_tokens
@@ -111,6 +98,21 @@ class ChatRequestReader:
         if newer is None:
             return self._context.answer_tokens(prompt_tokens, older, "max_tokens", least=1)
         return self._context.answer_tokens(prompt_tokens, newer, "max_completion_tokens", least=1)
+
+
+def _continues(request: ChatRequest) -> bool:
+    """Whether the answer continues the last message."""
+    if not request.continue_final_message:
+        return False
+    if request.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message: not together with add_generation_prompt", "continue_final_message"
+        )
+    if request.messages and request.messages[-1].role != "assistant":
+        raise InvalidRequest(
+            "continue_final_message: expected the last message to be the assistant's", "continue_final_message"
+        )
+    return True
 
 
 def _with_tools(request: ChatRequest) -> ChatRequest:
@@ -122,10 +124,6 @@ def _with_tools(request: ChatRequest) -> ChatRequest:
     return msgspec.structs.replace(
         request, tools=tools, tool_choice=request.tool_choice or choice, parallel_tool_calls=False
     )
-
-
-def _leaves_no_thought(constraint: OutputConstraint | None) -> bool:
-    return constraint is not None and constraint.from_the_start
 
 
 def _logprobs(request: ChatRequest) -> int | None:

@@ -240,8 +240,8 @@ class AnswerParser:
         return parsed
 
     def _without_thoughts(self, output: Output, parsed: ParsedAnswer) -> str:
-        if self._reasoning is None or self._reasoning.in_content:
-            return output.text if self._reasoning is None else self._reasoning.add(output.text)[1]
+        if self._reasoning is None:
+            return output.text
         reasoning, content = self._reasoning.add(output.text)
         if reasoning or self._reasoning.in_reasoning:
             self.reasoning_tokens += 1

@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from cache.entries.answer import usage_of
 from cache.entries.entry import Entry
 from cache.entries.key import Key, namespace_for, request_key
 from cache.entries.outcomes import Hit
@@ -173,8 +174,12 @@ class Embeddings:
                 if self._computing.get(key.id) is batch:
                     del self._computing[key.id]
             batch.done.set()
-        if batch.entries and not asked.cache_control.no_store and self._settings.enabled:
-            await self._store(batch.entries.values())
+        if not batch.entries or asked.cache_control.no_store or not self._settings.enabled:
+            return
+        if parse_cache_control(", ".join(batch.headers.getall("Cache-Control", ()))).no_store:
+            metrics.not_stored.labels("upstream says no-store").inc()
+            return
+        await self._store(batch.entries.values())
 
     async def _fetch(
         self, asked: EmbeddingsRequest, wanted: Sequence[tuple[Key, Any]], batch: _Batch
@@ -236,16 +241,15 @@ def _items(body: bytes, inputs: Sequence[Any]) -> list[tuple[bytes, int]]:
         raise ValueError(f"it is no list of embeddings ({type(error).__name__})") from error
     if sorted(by_index) != list(range(len(inputs))) or len(response.data) != len(inputs):
         raise ValueError(f"{len(response.data)} items")
+    if not all("embedding" in item for item in response.data):
+        raise ValueError("an item has no embedding")
     bodies = [
         _encode(_Stored(response.model, msgspec.Raw(_encode({n: v for n, v in by_index[i].items() if n != "index"}))))
         for i in range(len(inputs))
     ]
-    return list(zip(bodies, _shares(_tokens(response.usage), [len(item) for item in inputs]), strict=True))
-
-
-def _tokens(usage: dict[str, Any] | None) -> int:
-    count = (usage or {}).get("prompt_tokens", 0)
-    return count if isinstance(count, int) and 0 <= count <= 2**31 else 0
+    usage = usage_of({"usage": response.usage})
+    shares = _shares(usage.prompt_tokens if usage else 0, [len(item) for item in inputs])
+    return list(zip(bodies, shares, strict=True))
 
 
 def _shares(tokens: int, lengths: Sequence[int]) -> list[int]:

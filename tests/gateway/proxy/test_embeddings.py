@@ -144,7 +144,15 @@ async def test_an_error_of_the_upstream_is_passed_on_and_not_stored(stage: Stage
     assert (await ask(client, "one")).cache == "miss"
 
 
-@pytest.mark.parametrize("data", [[], [{"index": 1, "embedding": [1]}], [{"embedding": [1]}], "none", [{"index": "0"}]])
+async def test_an_upstream_may_forbid_storing(stage: Stage) -> None:
+    """Embeddings that come with `Cache-Control: no-store` are not stored."""
+    client = await stage.gateway(await stage.mock(Reply(headers={"Cache-Control": "no-store"})))
+    assert [(await ask(client, "one")).cache for _ in range(2)] == ["miss", "miss"]
+
+
+@pytest.mark.parametrize(
+    "data", [[], [{"index": 1, "embedding": [1]}], [{"embedding": [1]}], "none", [{"index": "0"}], [{"index": 0}]]
+)
 async def test_a_list_that_does_not_fit_is_a_502(stage: Stage, data: Any) -> None:
     """An answer with another number of items than inputs, or without their places, is served to nobody."""
     raw = await stage.raw(saying(json_reply(msgspec.json.encode({"object": "list", "data": data}))))
