@@ -14,7 +14,9 @@ _HEADER_BYTES = len(_MAGIC) + 8
 # Limits of values that another writer may have put into a shared Redis.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-Family = Literal["chat.completions", "completions", "embeddings"]
+Family = Literal[
+    "chat.completions", "completions", "embeddings", "messages", "responses", "ollama.chat", "ollama.generate"
+]
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):  # gc: it refers to nothing but scalars
