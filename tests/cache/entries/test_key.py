@@ -217,7 +217,9 @@ def test_one_text_part_equals_its_text() -> None:
     "content",
     [
         [{"type": "text", "text": "x"}, {"type": "text", "text": ""}],
-        [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}],
+        [{"type": "text", "text": "x", "citations": {"enabled": True}}],
+        [{"type": "text", "cache_control": "x"}],
+        [{"text": "x", "cache_control": {"type": "ephemeral"}}],
         [{"type": "input_text", "text": "x"}],
         [{"type": "text", "text": ["x"]}],
         [{"type": "text"}],
@@ -234,6 +236,82 @@ def test_other_content_does_not_equal_its_text(content: Any) -> None:
     assert key({"messages": [{"role": "user", "content": content}]}) != key(
         {"messages": [{"role": "user", "content": "x"}]}
     )
+
+
+MARKER = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+def tool(where: str = "", **function: Any) -> Json:
+    """A tool with a marker on itself, on its function or nowhere."""
+    marked = MARKER if where == "function" else {}
+    plain = {"type": "function", "function": {"name": "f", **function, **marked}}
+    return plain | MARKER if where == "tool" else plain
+
+
+def test_markers_for_prompt_caching_do_not_count() -> None:
+    """`cache_control` on a message, a content part, a tool or its function does not change the key."""
+    for role in ("system", "user", "assistant", "tool"):
+        plain = {"messages": [{"role": role, "content": "x"}]}
+        marked = {"messages": [{"role": role, "content": "x"} | MARKER]}
+        part = {"messages": [{"role": role, "content": [{"type": "text", "text": "x"} | MARKER]}]}
+        assert key(marked) == key(part) == key(plain)
+    parts: list[Json] = [
+        {"type": "text", "text": "x"},
+        {"type": "image_url", "image_url": {"url": "https://a.example"}},
+    ]
+    assert key({"messages": [{"content": [part | MARKER for part in parts]}]}) == key(
+        {"messages": [{"content": parts}]}
+    )
+    assert key(chat(tools=[tool("tool")])) == key(chat(tools=[tool("function")])) == key(chat(tools=[tool()]))
+    flat = {"name": "f", "input_schema": {}}
+    assert key(chat(tools=[flat | MARKER])) == key(chat(tools=[flat]))
+
+
+def test_a_field_of_ones_own_called_cache_control_counts() -> None:
+    """`cache_control` in a schema, in the arguments of a call or in any other place changes the key."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
+    called = call | {"function": {"name": "f", "arguments": MARKER}}
+    pairs: list[tuple[Json, Json]] = [
+        (chat(tools=[tool(parameters={"properties": MARKER})]), chat(tools=[tool(parameters={"properties": {}})])),
+        (chat(tools=[tool(parameters=MARKER)]), chat(tools=[tool(parameters={})])),
+        ({"messages": [{"tool_calls": [called]}]}, {"messages": [{"tool_calls": [call]}]}),
+        ({"messages": [{"content": {"type": "text", "text": "x"} | MARKER}]}, {"messages": [{"content": {}}]}),
+        ({"messages": [{"content": [{"image_url": MARKER}]}]}, {"messages": [{"content": [{"image_url": {}}]}]}),
+        (chat(metadata=MARKER), chat(metadata={})),
+        (chat(response_format=tool("function")), chat(response_format=tool())),
+        (chat(tools=tool("tool")), chat(tools=tool())),
+    ]
+    for one, other in pairs:
+        assert key(one) != key(other)
+
+
+few_messages: st.SearchStrategy[Json] = st.dictionaries(
+    st.sampled_from(["role", "content", "cache_control", "name"]),
+    st.sampled_from(
+        ["x", None, [], [{}], [{"type": "text", "text": "x"}], [{"type": "text", "text": "x"} | MARKER], [1]]
+    ),
+)
+
+
+def unmarked(message: Json) -> str:
+    """A message without markers, with one text part as its text, in a form that Python compares."""
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [without_markers(part) if isinstance(part, dict) else part for part in content]
+        content = "x" if parts == [{"type": "text", "text": "x"}] else parts
+    return str(one_number(without_nulls(without_markers({**message, "content": content}))))
+
+
+def without_markers(fields: Json) -> Json:
+    return {name: value for name, value in fields.items() if name != "cache_control"}
+
+
+@given(st.lists(few_messages, max_size=2), st.lists(few_messages, max_size=2))
+@quick
+def test_messages_differ_only_in_what_counts(one: list[Json], other: list[Json]) -> None:
+    """Two lists of messages have equal keys exactly if they are equal without markers and null fields."""
+    same = [unmarked(message) for message in one] == [unmarked(message) for message in other]
+    assert (key({"messages": one}) == key({"messages": other})) == same
 
 
 def test_text_parts_equal_their_text_in_messages_only() -> None:

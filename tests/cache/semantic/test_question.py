@@ -104,6 +104,20 @@ def test_a_single_text_part_equals_its_text() -> None:
     assert chat(messages=with_last([{"type": "text", "text": "What is Redis?"}])) == chat()
 
 
+def test_what_does_not_count_in_a_key_does_not_count_in_a_question() -> None:
+    """A marker for prompt caching or another encoding of an earlier image gives the same question."""
+
+    def asked(url: str, **marker: Any) -> Question:
+        image = {"type": "image_url", "image_url": {"url": url}, **marker}
+        last = {"role": "user", "content": [{"type": "text", "text": "What is Redis?", **marker}]}
+        tools = [{**CHAT["tools"][0], **marker}]
+        return chat(messages=[{"role": "user", "content": [image], **marker}, last], tools=tools)
+
+    plain = asked("data:image/png;base64,+w==")
+    assert asked("data:image/png;base64,-w", cache_control={"type": "ephemeral"}) == plain
+    assert asked("data:image/png;base64,+g==").partition != plain.partition
+
+
 @pytest.mark.parametrize(
     "messages",
     [
