@@ -1,0 +1,1 @@
+"""Tests of the forms of API that clients speak."""
