@@ -17,7 +17,7 @@ CLIENTS := tests/clients/node_modules/.package-lock.json
 WITH_PATH := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test soak test-compose test-gpu lint format docs docs-serve bench bench-compare bench-semantic bench-gpu lock clean
+.PHONY: help install serve test soak test-compose test-clients test-gpu lint format docs docs-serve bench bench-compare bench-semantic bench-gpu lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,13 @@ soak: $(INSTALLED) ## random requests, faults and kills, SECONDS each (600); mak
 
 test-compose: $(INSTALLED) ## build compose.yaml and try it on a real Docker engine
 	@exec $(BIN)/python -m pytest -s -m compose tests/compose $(ARGS)
+
+# Two environments and a folder of npm packages, 2 GB; the tests are collected where the variable names their folder.
+APPS := build/clients
+
+test-clients: $(INSTALLED) ## run client libraries and apps against the gateway; installs 2 GB in build/clients
+	@$(WITH_PATH) $(BIN)/python -m tests.apps.install $(APPS)
+	@$(WITH_PATH) KEEPGATE_CLIENTS="$(abspath $(APPS))" exec $(BIN)/python -m pytest tests/apps $(ARGS)
 
 # A machine with a GPU may have torch and Triton but no way to install more: there, its own Python runs these.
 ON_GPU = if $(PYTHON) -c 'import torch, triton; assert torch.cuda.is_available()' 2> /dev/null; \
