@@ -9,6 +9,7 @@ GatewayError
 ├── RequestTimeout        408  the client sent too slowly
 ├── BodyTooLarge          413
 ├── InternalError         500  a fault of the gateway itself
+├── UpstreamRefused       any  an upstream's own error, told in another form of API
 ├── UpstreamUnreachable   502  no connection, or it broke before an answer began
 ├── UpstreamDisconnected           502  it broke within an answer
 ├── CacheUnavailable             503  the shared store does not answer an operation that needs it
@@ -105,6 +106,32 @@ class UpstreamError(GatewayError):
 
     kind = "upstream_error"
     status = 502
+
+
+class UpstreamRefused(UpstreamError):
+    """An error that an upstream answered with, to be told in another form of API."""
+
+    def __init__(self, status: int, message: str, kind: str, param: str | None, code: str | None) -> None:
+        super().__init__(message, param=param, code=code)
+        self.status = status
+        self.kind = kind
+
+    @property
+    def label(self) -> str:
+        return "upstream_refused"  # its own code is the upstream's to choose, without limit
+
+
+def refusal(status: int, body: bytes) -> UpstreamRefused:
+    """What an error body says, in whichever form: OpenAI's, Anthropic's, Ollama's, FastAPI's, or none."""
+    try:
+        said = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        said = None
+    error = said.get("error") or said.get("detail") or said if isinstance(said, dict) else said
+    fields = error if isinstance(error, dict) else {"message": error}
+    texts = {name: value for name, value in fields.items() if isinstance(value, str) and value}
+    message = texts.get("message", f"The upstream answered with status {status}.")
+    return UpstreamRefused(status, message, texts.get("type", "upstream_error"), texts.get("param"), texts.get("code"))
 
 
 class UpstreamUnreachable(UpstreamError):

@@ -10,11 +10,18 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from cache.entries.entry import Entry
+from cache.entries.entry import Entry, Family
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
-FAMILIES = ("chat.completions", "completions")
+FAMILIES: tuple[Family, ...] = (
+    "chat.completions",
+    "completions",
+    "messages",
+    "responses",
+    "ollama.chat",
+    "ollama.generate",
+)
 LAYERS = ("exact", "normalized", "semantic")
 
 registry = CollectorRegistry()
@@ -133,13 +140,14 @@ class HitCounter:
         self._counts = {(family, layer): [0, 0, 0, 0.0] for family in FAMILIES for layer in LAYERS}
         self._from_memory = 0
 
-    def count_from_memory(self, entry: Entry) -> None:
+    def count_from_memory(self, family: Family, entry: Entry) -> None:
         """Count a hit of the fast path, which asks no tier."""
         self._from_memory += 1
-        self.count(entry, "exact")
+        self.count(family, entry, "exact")
 
-    def count(self, entry: Entry, layer: str) -> None:
-        counts = self._counts[entry.family, layer]
+    def count(self, family: Family, entry: Entry, layer: str) -> None:
+        """Count a hit; `family` is the form of API in which it was asked for."""
+        counts = self._counts[family, layer]
         counts[0] += 1
         counts[1] += entry.prompt_tokens
         counts[2] += entry.completion_tokens

@@ -1,22 +1,30 @@
-"""The OpenAI surface."""
+"""Endpoints that answer a prompt, in every form of API; models; what is relayed; health and metrics."""
 
 import asyncio
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
+from cache.entries.key import namespace_for
+from cache.errors import StoreUnavailable
 from gateway import metrics
-from gateway.api.app_keys import EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
-from gateway.errors import NotFound, UpstreamDisconnected, UpstreamError, UpstreamTimeout
+from gateway.api.anthropic import models_page
+from gateway.api.app_keys import CONVERSATIONS, EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
+from gateway.errors import CacheUnavailable, NotFound, UpstreamDisconnected, UpstreamError, UpstreamTimeout, refusal
 from gateway.http.body import read_body
 from gateway.http.response_writer import ResponseWriter
 from gateway.http.sse import event_json
+from gateway.proxy import conversations
 from gateway.proxy.embeddings import parse_embeddings
-from gateway.proxy.inference_request import namespace_header, parse_request
-from gateway.upstreams.upstream import Upstream
+from gateway.proxy.inference_request import parse_request
+from gateway.proxy.tenant import credential, namespace_header
+from gateway.surfaces.registry import NOT_EVERYWHERE
+from gateway.surfaces.surface import Json
+from gateway.upstreams.upstream import Attempt, Upstream
 
 _encode = msgspec.json.Encoder().encode
 _LARGE_BODY = 2**18
@@ -25,61 +33,69 @@ _MAX_LISTED_BYTES = 8 * 2**20
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
-    """POST /v1/chat/completions and /v1/completions."""
+    """POST to an endpoint that answers a prompt, in any form of API."""
     settings = request.app[SETTINGS]
     body = await read_body(request, settings.max_body, settings.timeouts.client)
-    query = request.raw_path.partition("?")[2]
+    if request.path in NOT_EVERYWHERE:
+        await request.app[ROUTER].refreshed.wait()  # which upstreams have this form of API; asked for a few seconds
     read = functools.partial(
         parse_request,
         request.path,
-        query,
+        request.raw_path.partition("?")[2],
         body,
         request.headers,
-        settings.cache.namespace,
-        settings.semantic.mode != "off",
+        settings,
+        request.app[ROUTER],
     )
+    if request.path == conversations.PATH:
+        read = functools.partial(read, conversation=await _conversation(request, body))
     # Decoding a long body takes milliseconds: it leaves the event loop.
     call = await asyncio.to_thread(read) if len(body) > _LARGE_BODY else read()
     return await request.app[PIPELINE].answer(request, call)
+
+
+async def _conversation(request: web.Request, body: bytes) -> Sequence[Json] | None:
+    namespace = namespace_for(credential(request.headers, request.app[SETTINGS].cache.namespace))
+    try:
+        return await request.app[CONVERSATIONS].continued_by(namespace, body)
+    except StoreUnavailable as error:
+        raise CacheUnavailable(f"The response to continue cannot be looked up: {error}.") from error
 
 
 async def embed(request: web.Request) -> web.StreamResponse:
     """POST /v1/embeddings. A body that is not in OpenAI's form is relayed as it is."""
     settings = request.app[SETTINGS]
     body = await read_body(request, settings.max_body, settings.timeouts.client)
-    read = functools.partial(
-        parse_embeddings, request.rel_url.raw_path_qs, body, request.headers, settings.cache.namespace
-    )
+    read = functools.partial(parse_embeddings, request.rel_url.raw_path_qs, body, request.headers, settings.cache)
     asked = await asyncio.to_thread(read) if len(body) > _LARGE_BODY else read()
     return await forward(request) if asked is None else await request.app[EMBEDDINGS].answer(asked)
 
 
 async def list_models(request: web.Request) -> web.Response:
-    """GET /v1/models: what all upstreams list that answer in time, each model once."""
+    """GET /v1/models, for Anthropic's clients in their form."""
+    models = await listed_models(request)
+    return _json(models_page(models) if "anthropic-version" in request.headers else {"object": "list", "data": models})
+
+
+async def listed_models(request: web.Request) -> list[Json]:
+    """What all upstreams list that answer in time, each model once. Raises UpstreamError where none does."""
     upstreams = request.app[ROUTER].candidates(None)
     replies = await asyncio.gather(*(_listed(upstream, request.headers) for upstream in upstreams))
+    if all(isinstance(reply, UpstreamError) for reply in replies):
+        raise next(reply for reply in replies if isinstance(reply, UpstreamError))
     listed = [model for reply in replies if isinstance(reply, list) for model in reply]
-    if listed or any(isinstance(reply, list) for reply in replies):
-        return _json(
-            {"object": "list", "data": list({model["id"]: model for model in reversed(listed)}.values())[::-1]}
-        )
-    for reply in replies:
-        if isinstance(reply, web.Response):
-            return reply
-    raise next(reply for reply in replies if isinstance(reply, UpstreamError))
+    return list({model["id"]: model for model in reversed(listed)}.values())[::-1]
 
 
-async def _listed(
-    upstream: Upstream, headers: CIMultiDictProxy[str]
-) -> list[dict[str, Any]] | web.Response | UpstreamError:
-    """The models of one upstream, or its error response, or why it could not be asked."""
+async def _listed(upstream: Upstream, headers: CIMultiDictProxy[str]) -> list[Json] | UpstreamError:
+    """The models of one upstream, or why it did not list them."""
     try:
         async with asyncio.timeout(_LIST_DEADLINE):
             with await upstream.request("GET", "/v1/models", headers, None) as reply:
                 body = await reply.body(_MAX_LISTED_BYTES)
             if reply.status != 200:
-                return web.Response(status=reply.status, body=body, headers=reply.headers)
-            models: list[dict[str, Any]] = event_json(body)["data"]
+                return refusal(reply.status, body)
+            models: list[Json] = event_json(body)["data"]
             if not all(isinstance(model["id"], str) for model in models):
                 raise TypeError("an id is not text")
             return models
@@ -104,7 +120,8 @@ async def forward(request: web.Request) -> web.StreamResponse:
     model = request.match_info.get("model") or _model_named_in(body)
     path = request.rel_url.raw_path_qs
     own = namespace_header(request.headers, settings.cache.namespace)
-    with await request.app[ROUTER].request(request.method, path, request.headers, body, model, own) as reply:
+    attempt = Attempt(path, body)
+    with await request.app[ROUTER].request(request.method, request.headers, [attempt], None, model, own) as reply:
         headers = reply.headers
         headers.add("Cache-Status", "keepgate; fwd=bypass; detail=endpoint")
         headers["x-keepgate-cache"] = "bypass"

@@ -19,8 +19,9 @@ from gateway.errors import (
     UpstreamTimeout,
 )
 from gateway.http.body import read_body
+from gateway.http.json_object import decode_object
 from gateway.http.sse import event_json
-from gateway.proxy.inference_request import decode_object, namespace_header
+from gateway.proxy.tenant import namespace_header
 from gateway.upstreams.upstream import Upstream
 
 _encode = msgspec.json.Encoder().encode

@@ -1,10 +1,11 @@
-"""Turns every exception of a handler into an error response of OpenAI's form."""
+"""Turns every exception of a handler into an error response."""
 
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from gateway import metrics
 from gateway.errors import GatewayError, InternalError, InvalidRequest, MethodNotAllowed, NotFound
@@ -20,9 +21,20 @@ async def mark_started(request: web.Request, _: web.StreamResponse) -> None:
     request[_STARTED] = True
 
 
-@web.middleware
-async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer errors. A response that has started is cut, so that no client takes it for complete."""
+def answering_errors(render: Callable[[str, GatewayError], web.Response]) -> Middleware:
+    """A middleware that answers errors; `render` makes the response in the form that belongs to a path."""
+
+    @web.middleware
+    async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return await _answer(request, handler, render)
+
+    return error_middleware
+
+
+async def _answer(
+    request: web.Request, handler: Handler, render: Callable[[str, GatewayError], web.Response]
+) -> web.StreamResponse:
+    """The handler's response, or an error's. One that has started is cut, so that no client takes it for complete."""
     try:
         return await handler(request)
     except web.HTTPNotFound:
@@ -48,4 +60,4 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     metrics.errors.labels(error.label).inc()
     if _STARTED in request and request.transport is not None:
         request.transport.abort()  # the returned response is not sent
-    return error.response()
+    return render(request.path, error)

@@ -1,9 +1,11 @@
-"""Server-sent events, as OpenAI-compatible servers use them (WHATWG HTML, section 9.2)."""
+"""Server-sent events (WHATWG HTML, section 9.2), and newline-delimited JSON, as they arrive from upstreams."""
 
 import re
 from typing import Any
 
 import msgspec
+
+EVENT_STREAM = "text/event-stream"
 
 _decode = msgspec.json.Decoder().decode
 _BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
@@ -51,6 +53,24 @@ class EventSplitter:
     def __len__(self) -> int:
         """Bytes of the event that has begun."""
         return len(self._rest)
+
+
+class LineSplitter(EventSplitter):
+    """Cuts newline-delimited JSON into whole lines, each with the line break that ends it."""
+
+    __slots__ = ()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        rest = self._rest
+        rest += data
+        start = 0
+        lines: list[bytes] = []
+        while (end := rest.find(b"\n", max(start, self._scanned))) >= 0:
+            lines.append(bytes(rest[start : end + 1]))
+            start = end + 1
+        del rest[:start]
+        self._scanned = len(rest)
+        return lines
 
 
 def event_data(event: bytes) -> bytes:

@@ -17,18 +17,20 @@ from aiohttp import web
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from cache.semantic.client import SemanticClient
+from cache.stores.conversations import Conversations
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import RedisStore, open_redis_store
-from gateway.api import admin, handlers, page, prefix_stores
-from gateway.api.app_keys import CACHE, EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
+from gateway.api import admin, anthropic, handlers, ollama, page, prefix_stores, responses
+from gateway.api.app_keys import CACHE, CONVERSATIONS, EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
 from gateway.api.stats import GaugeUpdater
 from gateway.http.background_tasks import background_tasks
-from gateway.http.middleware import error_middleware, mark_started
+from gateway.http.middleware import answering_errors, mark_started
 from gateway.http.server import Handler, HttpServer
 from gateway.metrics import HitCounter
 from gateway.pipeline import Pipeline
 from gateway.processes.embedded_store import embedded_store
 from gateway.processes.semantic_service import semantic_service
+from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.embeddings import Embeddings
 from gateway.proxy.fast_path import FastPath
 from gateway.proxy.flight import FlightTable
@@ -38,6 +40,7 @@ from gateway.proxy.replay import Replay
 from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.proxy.single_flight import SingleFlight
 from gateway.settings.settings import Settings, SettingsError
+from gateway.surfaces.registry import NOT_EVERYWHERE, error_response, form_of
 from gateway.upstreams.connection import ConnectionPool, open_connections
 from gateway.upstreams.mock import MockUpstream, load_script
 from gateway.upstreams.router import Router
@@ -84,7 +87,7 @@ async def open_gateway(
         cache = ExactCache(MemoryStore(cache_settings.memory), redis, keep_stale)
         with contextlib.suppress(StoreUnavailable):  # follow_purges reads it later
             await cache.sync_purges()
-        router = Router(*(Upstream(url, connections, settings.timeouts) for url in urls))
+        router = Router(*(Upstream(url, connections, settings.timeouts) for url in urls), probed=NOT_EVERYWHERE)
         flights = FlightTable(tasks)
         tasks.keep(cache.follow_purges)
         tasks.keep(router.refresh_forever)
@@ -95,15 +98,16 @@ async def open_gateway(
             tasks.keep(semantic_client.watch)
         semantic = SemanticLookup(semantic_client, cache, settings, tasks)
         lookup = Lookup(cache, settings.cache)
+        conversations = ConversationKeeper(Conversations(redis, settings.responses_ttl))
         pipeline = Pipeline(
             lookup,
             semantic,
-            Replay(cache, hits, draws=settings.cache.sampled == "variants"),
+            Replay(cache, conversations, hits, draws=settings.cache.sampled == "variants"),
             SingleFlight(cache, semantic, flights, router, settings.cache),
-            Relay(lookup, settings.timeouts.client),
+            Relay(lookup, conversations, settings.timeouts.client),
         )
         embeddings = Embeddings(cache, router, tasks, settings.cache)
-        application = build_application(settings, cache, semantic, router, pipeline, embeddings, gauges)
+        application = build_application(settings, cache, semantic, router, pipeline, embeddings, conversations, gauges)
         fast_path = functools.partial(FastPath, cache=cache, settings=settings, hits=hits)
         async with _listening(application, settings, fast_path, share_port) as (url, port):
             yield Gateway(url, port, redis_url, router, cache, connections)
@@ -116,15 +120,20 @@ def build_application(
     router: Router,
     pipeline: Pipeline,
     embeddings: Embeddings,
+    conversations: ConversationKeeper,
     gauges: GaugeUpdater,
 ) -> web.Application:
-    application = web.Application(middlewares=[error_middleware], client_max_size=settings.max_body)
+    application = web.Application(
+        middlewares=[answering_errors(lambda path, error: error_response(form_of(path), error))],
+        client_max_size=settings.max_body,
+    )
     application[SETTINGS] = settings
     application[CACHE] = cache
     application[SEMANTIC] = semantic
     application[ROUTER] = router
     application[PIPELINE] = pipeline
     application[EMBEDDINGS] = embeddings
+    application[CONVERSATIONS] = conversations
     application[GAUGES] = gauges
     application.on_response_prepare.append(mark_started)
     application.add_routes(
@@ -132,6 +141,21 @@ def build_application(
             web.post("/v1/chat/completions", handlers.answer),
             web.post("/v1/completions", handlers.answer),
             web.post("/v1/embeddings", handlers.embed),
+            web.post("/v1/responses", handlers.answer),
+            web.get("/v1/responses/{id}", responses.get),
+            web.delete("/v1/responses/{id}", responses.delete),
+            web.get("/v1/responses/{id}/input_items", responses.get_input_items),
+            web.post("/v1/messages", handlers.answer),
+            web.post("/v1/messages/count_tokens", anthropic.count_tokens),
+            web.post("/api/chat", ollama.answer_or_load),
+            web.post("/api/generate", ollama.answer_or_load),
+            web.post("/api/embed", ollama.embed),
+            web.post("/api/embeddings", ollama.embed),
+            web.get("/api/tags", ollama.list_models),
+            web.get("/api/ps", ollama.list_running),
+            web.post("/api/show", ollama.show),
+            web.post("/api/pull", ollama.pull),
+            web.get("/api/version", ollama.show_version),
             web.get("/v1/models", handlers.list_models),
             web.get("/v1/models/{model:.+}", handlers.forward),
             web.get("/v1/cache/stats", admin.get_stats),

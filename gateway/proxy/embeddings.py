@@ -20,10 +20,12 @@ from gateway import metrics
 from gateway.errors import GatewayError, InternalError, NotCached, UpstreamDisconnected, UpstreamError
 from gateway.http.background_tasks import BackgroundTasks
 from gateway.http.cache_control import CacheControl, parse_cache_control
-from gateway.proxy.inference_request import credential, decode_object, namespace_header
+from gateway.http.json_object import decode_object
 from gateway.proxy.lookup import count_lookup
+from gateway.proxy.tenant import answer_headers, credential, namespace_header
 from gateway.settings.settings import CacheSettings
 from gateway.upstreams.router import Router
+from gateway.upstreams.upstream import Attempt
 
 PATH = "/v1/embeddings"
 
@@ -77,7 +79,7 @@ class _Stored(msgspec.Struct):
 
 
 def parse_embeddings(
-    path: str, body: bytes, headers: CIMultiDictProxy[str], namespace_setting: str
+    path: str, body: bytes, headers: CIMultiDictProxy[str], settings: CacheSettings
 ) -> EmbeddingsRequest | None:
     """Parse a request body; None if it has no model or no inputs in OpenAI's form, which is for the upstream to judge.
 
@@ -90,9 +92,10 @@ def parse_embeddings(
         return None
     if not all(isinstance(item, str) or _are_tokens(item) for item in inputs):
         return None
-    namespace = namespace_for(credential(headers, namespace_setting))
+    namespace = namespace_for(credential(headers, settings.namespace))
+    family = "embeddings" + answer_headers(headers, settings.key_headers)
     common = {name: value for name, value in fields.items() if name != "input"}
-    keys = [request_key(namespace, "embeddings", {**common, "input": item}) for item in inputs]
+    keys = [request_key(namespace, family, {**common, "input": item}) for item in inputs]
     cache_control = parse_cache_control(", ".join(headers.getall("Cache-Control", ())))
     return EmbeddingsRequest(path, body, headers, fields, model, inputs, keys, cache_control)
 
@@ -191,7 +194,9 @@ class Embeddings:
         own = namespace_header(asked.headers, self._settings.namespace)
         began = time.monotonic()
         try:
-            call = self._router.request("POST", asked.path, asked.headers, batch.request, asked.model, own)
+            call = self._router.request(
+                "POST", asked.headers, [Attempt(asked.path, batch.request)], None, asked.model, own
+            )
             with await call as answer:
                 batch.status, batch.headers = answer.status, answer.headers
                 batch.body = await answer.body(_MAX_RESPONSE_BYTES)

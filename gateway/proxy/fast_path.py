@@ -11,6 +11,7 @@ import xxhash
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
+from cache.entries.entry import Family
 from cache.exact import ExactCache
 from cache.stores.memory import Slot
 from gateway import metrics
@@ -18,9 +19,11 @@ from gateway.errors import GatewayError
 from gateway.http.body import read_body
 from gateway.http.server import Handler
 from gateway.metrics import HitCounter
-from gateway.proxy.inference_request import FAMILIES, MAX_RISK_HEADER, credential
+from gateway.proxy.inference_request import MAX_RISK_HEADER
 from gateway.proxy.response_headers import hit_headers, whole_response
+from gateway.proxy.tenant import answer_headers, credential
 from gateway.settings.settings import Settings
+from gateway.surfaces.registry import BY_PATH, error_response
 from gateway.upstreams.upstream import REUSE_HEADER
 
 RAW_DIGEST = web.RequestKey("raw_digest", bytes)
@@ -33,6 +36,7 @@ class FastPath:
         self._application = application
         self._cache = cache
         self._namespace = settings.cache.namespace
+        self._key_headers = settings.cache.key_headers
         self._max_body = settings.max_body
         self._timeout = settings.timeouts.client
         # Secret, so that no client can construct two requests with one digest.
@@ -40,23 +44,24 @@ class FastPath:
         self._hits = hits
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path not in FAMILIES or request.method != "POST" or _has_directives(request.headers):
+        surface = BY_PATH.get(request.path)
+        if surface is None or request.method != "POST" or _has_directives(request.headers):
             return await self._application(request)
         try:
             body = await read_body(request, self._max_body, self._timeout)
         except GatewayError as error:
             metrics.errors.labels(error.label).inc()
-            return error.response()
-        tenant = credential(request.headers, self._namespace)
+            return error_response(surface, error)
+        tenant = credential(request.headers, self._namespace) + answer_headers(request.headers, self._key_headers)
         raw = b"\0".join((*(text.encode("utf-8", "surrogateescape") for text in (request.raw_path, tenant)), body))
         digest = xxhash.xxh3_128_digest(raw, self._seed)
-        if (found := self._find(digest)) is None:
+        if (found := self._find(surface.family, digest)) is None:
             request[RAW_DIGEST] = digest
             return await self._application(request)
         slot, form, age = found
         return whole_response(request, hit_headers(slot.entry, age, form, "exact"), slot.forms[form])
 
-    def _find(self, digest: bytes) -> tuple[Slot, str, float] | None:
+    def _find(self, family: Family, digest: bytes) -> tuple[Slot, str, float] | None:
         """The slot that answers now, in which form, and its age in seconds; counted as a hit."""
         found = self._cache.memory.by_alias(digest)
         if found is None:
@@ -66,7 +71,7 @@ class FastPath:
         age = entry.age(time.time())
         if age >= entry.fresh_for or not self._cache.counts(entry):
             return None
-        self._hits.count_from_memory(entry)
+        self._hits.count_from_memory(family, entry)
         return slot, form, age
 
 

@@ -22,8 +22,12 @@ from multidict import CIMultiDict
 from cache.errors import UnstorableAnswer
 from gateway.errors import GatewayError, InternalError, UpstreamError
 from gateway.http.background_tasks import BackgroundTasks
-from gateway.http.sse import EventSplitter
-from gateway.proxy.recorder import Recording, StreamRecorder, record_response
+from gateway.http.sse import EVENT_STREAM, EventSplitter, LineSplitter
+from gateway.proxy.inference_request import USAGE_OF_STREAMS
+from gateway.proxy.recorder import Recording, record_response, recorder_of
+from gateway.surfaces.openai import CHAT
+from gateway.surfaces.registry import BY_FAMILY
+from gateway.surfaces.surface import AnswerForm
 from gateway.upstreams.upstream import UpstreamResponse
 
 log = logging.getLogger(__name__)
@@ -53,11 +57,12 @@ class Flight:
 
     At most `keep_bytes` of the body are held. A longer answer takes no new subscribers, is not recorded, and is read
     no faster than the slowest subscriber reads, so a flight's memory is bounded. An answer of fewer than `choices`
-    choices is not recorded.
+    choices is not recorded. With `asks_usage` the request asks for the usage of a stream on its client's behalf.
     """
 
-    def __init__(self, keep_bytes: int, choices: int) -> None:
+    def __init__(self, keep_bytes: int, choices: int, asks_usage: bool = False) -> None:
         self._choices = choices
+        self._asks_usage = asks_usage
         self._keep_bytes = keep_bytes
         self._chunks: list[Chunk] = []
         self._first = 0  # number of the chunk at _chunks[0]
@@ -76,8 +81,9 @@ class Flight:
         self.upstream = ""  # its label in the metrics
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
-        self.is_event_stream = False
-        self.usage_was_added = False
+        self.form: AnswerForm = CHAT
+        """The form of API in which the upstream answers."""
+        self.is_stream = False
         self.first_byte_seconds = 0.0
         self.error: GatewayError | None = None
         self.recording: Recording | None = None
@@ -100,11 +106,11 @@ class Flight:
         try:
             with await request as answer:
                 self._start(answer)
-                if self.is_event_stream and self.status == 200:
+                if self.is_stream and self.status == 200:
                     await self._take_events(answer)
                 else:
                     await self._take_body(answer)
-        except UpstreamError as error:
+        except GatewayError as error:
             self.error = error
         except asyncio.CancelledError:
             self.error = InternalError("The gateway is shutting down.")
@@ -124,19 +130,21 @@ class Flight:
         self.upstream = answer.upstream.label
         self.status = answer.status
         self.headers = answer.headers
-        self.is_event_stream = answer.is_event_stream
-        self.usage_was_added = answer.usage_was_added
+        if answer.attempt is not None:
+            self.form = BY_FAMILY[answer.attempt.family]
+            self._asks_usage = self._asks_usage or answer.attempt.needs == USAGE_OF_STREAMS
+        self.is_stream = answer.content_type == self.form.stream_type
         self._started.set()
 
     async def _take_events(self, answer: UpstreamResponse) -> None:
-        splitter = EventSplitter()
-        recorder = StreamRecorder(self._choices)
+        splitter = EventSplitter() if self.form.stream_type == EVENT_STREAM else LineSplitter()
+        recorder = recorder_of(self.form, self._choices)
         try:
             async with asyncio.timeout(None) as rest:
                 async for data in answer.chunks():
                     for event in splitter.feed(data):
                         is_usage = not self.oversized and recorder.add(event)
-                        await self._add(UsageChunk(event) if is_usage and self.usage_was_added else Chunk(event))
+                        await self._add(UsageChunk(event) if is_usage and self._asks_usage else Chunk(event))
                     if len(splitter) > self._keep_bytes:  # an event without an end is not buffered without limit
                         await self._add(Chunk(splitter.flush()))
                     if recorder.done and not self.complete:
@@ -157,7 +165,7 @@ class Flight:
             await self._add(Chunk(data))
         self.complete = True
         if self.status == 200 and not self.oversized:
-            await self._record(functools.partial(record_response, b"".join(self._chunks), self._choices))
+            await self._record(functools.partial(record_response, self.form, b"".join(self._chunks), self._choices))
 
     async def _record(self, finish: Callable[[], Recording]) -> None:
         try:
@@ -241,7 +249,7 @@ class Subscriber:
                 flight._drained.set()
                 data = b"".join(chunk for chunk in news if with_usage or not chunk.usage_only)
                 # Servers that are asked for usage put a null into every chunk. In a string the quotes would be escaped.
-                yield data if with_usage or not flight.usage_was_added else data.replace(_NO_USAGE, b"")
+                yield data if with_usage or not flight._asks_usage else data.replace(_NO_USAGE, b"")
             elif flight.finished:
                 if flight.error:
                     raise flight.error

@@ -1,13 +1,12 @@
-"""An inference request (chat completion or completion), parsed and checked.
+"""An inference request, in any form that clients speak, parsed and checked.
 
 A new field that the gateway must know is declared in `InferenceRequest` and read in `parse_request`. All other fields
 are the upstream's: they are part of the key and pass unchanged in `body`.
 """
 
-import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -19,17 +18,24 @@ from cache.semantic.messages import MAX_MODEL, MAX_TEXT
 from cache.semantic.question import Question, question_of
 from gateway.errors import InvalidRequest
 from gateway.http.cache_control import CacheControl, parse_cache_control
-from gateway.upstreams.upstream import NAMESPACE_HEADER, REUSE_HEADER
-
-FAMILIES: dict[str, Family] = {"/v1/chat/completions": "chat.completions", "/v1/completions": "completions"}
+from gateway.http.json_object import decode_object
+from gateway.proxy.tenant import OTHER_HEADERS, answer_headers, bearer, credential
+from gateway.settings.settings import Settings
+from gateway.surfaces.ollama.models import known_as
+from gateway.surfaces.openai import CHAT, COMPLETIONS
+from gateway.surfaces.registry import BY_PATH
+from gateway.surfaces.responses.requests import continued
+from gateway.surfaces.surface import AnswerForm, ChatRequest, Json, Surface
+from gateway.upstreams.router import Router
+from gateway.upstreams.upstream import REUSE_HEADER, Attempt
 
 MAX_RISK_HEADER = "x-keepgate-max-risk"
+USAGE_OF_STREAMS = "stream_options"
+"""What an upstream lacks that refuses to be asked for the usage of a stream."""
 
 # The next turn of a chat begins with the whole conversation so far; a completion has no next turn.
-_REUSES: dict[Family, str] = {"chat.completions": "conversation", "completions": "one-shot"}
-
-_MAX_VALUES = 300_000
-_OTHER_CREDENTIALS = ("x-api-key", "api-key")
+_REUSES: dict[Family, str] = {CHAT.family: "conversation", COMPLETIONS.family: "one-shot"}
+_TARGETS = {path: form.family for form in (CHAT, COMPLETIONS) for path in form.paths}
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -37,17 +43,18 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """What the pipeline needs to know of a request. `body` is sent to the upstream unchanged."""
+    """What the pipeline needs to know of a request. `asked` is the same in the form of chat completions.
 
-    family: Family
+    `path` (with the query) and `body` are the client's own: an upstream with this form of API gets them unchanged.
+    """
+
+    surface: AnswerForm
+    asked: ChatRequest
     path: str
     body: bytes
     headers: CIMultiDictProxy[str]
     key: Key
     model: str
-    stream: bool
-    include_usage: bool
-    has_stream_options: bool
     sampled: bool
     choices: int
     priority: int
@@ -55,6 +62,20 @@ class InferenceRequest:
     question: Question | None
     max_risk: float
     reuse: str
+    conversation: Sequence[Json] = ()
+    """What a client of the Responses API refers to by `previous_response_id`, if it is kept here."""
+
+    @property
+    def family(self) -> Family:
+        return self.surface.family
+
+    @property
+    def stream(self) -> bool:
+        return self.asked.stream
+
+    @property
+    def include_usage(self) -> bool:
+        return self.asked.include_usage
 
     @property
     def needs_usage(self) -> bool:
@@ -62,15 +83,56 @@ class InferenceRequest:
 
     @property
     def form(self) -> str:
-        """The form of a complete answer that this client gets: "json", "stream" or "stream+usage"."""
+        """The form of a complete answer that this client gets. Equal forms of one entry are equal bytes."""
         if not self.stream:
-            return "json"
-        return "stream+usage" if self.include_usage else "stream"
+            form = "json"
+        elif self.surface in (CHAT, COMPLETIONS):
+            form = "stream+usage" if self.include_usage else "stream"
+        else:
+            form = "stream"
+        return f"{self.family} {form}{self.asked.echo_digest}"
+
+    def attempts(self, ask_usage: bool) -> list[Attempt]:
+        """The forms in which the upstream may be asked, in the order of preference."""
+        if not isinstance(self.surface, Surface):
+            plain = Attempt(self.path, self.body, self.family)
+            if not self.stream or self.include_usage or not ask_usage:
+                return [plain]
+            return [_asking_for_usage(Attempt(self.path, _body_with_usage(self), self.family)), plain]
+        attempts: list[Attempt] = []
+        if self.asked.native:
+            path = self.path.partition("?")[0]
+            attempts.append(Attempt(self.path, self.body, self.family, needs=path, lacking=no_such_path))
+        if self.asked.untranslatable is None:
+            attempts += self._translated(ask_usage)
+        return attempts
+
+    def _translated(self, ask_usage: bool) -> list[Attempt]:
+        fields = {name: value for name, value in self.asked.fields.items() if name not in self.asked.ignored}
+        target = _TARGETS[self.asked.path]
+        own = bearer(self.headers)
+        if not self.stream:
+            return [Attempt(self.asked.path, _encode(fields), target, own=own, dropped=OTHER_HEADERS)]
+        fields["stream"] = True
+        plain = Attempt(self.asked.path, _encode(fields), target, own=own, dropped=OTHER_HEADERS)
+        if not ask_usage:
+            return [plain]
+        body = _encode({**fields, "stream_options": {"include_usage": True}})
+        return [_asking_for_usage(Attempt(self.asked.path, body, target, own=own, dropped=OTHER_HEADERS)), plain]
 
 
-def body_with_usage(inference: InferenceRequest) -> bytes:
+def no_such_path(status: int, error: bytes) -> bool:
+    """Whether an upstream's answer says that it does not have the endpoint, or a model of it."""
+    return status in (404, 405, 501)
+
+
+def _asking_for_usage(attempt: Attempt) -> Attempt:
+    return replace(attempt, needs=USAGE_OF_STREAMS, lacking=lambda _, error: b"stream_options" in error)
+
+
+def _body_with_usage(inference: InferenceRequest) -> bytes:
     """The body of a stream's request that asks for usage. All bytes of the client's stay, unless they have options."""
-    if not inference.has_stream_options:
+    if "stream_options" not in inference.asked.fields:
         start = inference.body.index(b"{") + 1
         return b'%s"stream_options":{"include_usage":true},%s' % (inference.body[:start], inference.body[start:])
     fields = _decode(inference.body)
@@ -78,111 +140,75 @@ def body_with_usage(inference: InferenceRequest) -> bytes:
     return _encode(fields)
 
 
-def credential(headers: CIMultiDictProxy[str], namespace_setting: str) -> str:
-    """The text that identifies the caller's tenant; "" if none does.
-
-    With `authorization` that is the Authorization header, and the headers that some providers use in its place.
-    """
-    if namespace_setting == "shared":
-        return ""
-    if namespace_setting != "authorization":
-        # All values: the first may be the client's own, before one that a proxy added.
-        return "\n".join(headers.getall(namespace_setting.removeprefix("header:"), ()))
-    given = [f"{name}: {value}" for name in _OTHER_CREDENTIALS if name in headers for value in headers.getall(name)]
-    # A line break, which no header can contain, separates the two kinds.
-    return "\n".join((*headers.getall("Authorization", ()), *(f"\n{line}" for line in given)))
-
-
-def namespace_header(headers: CIMultiDictProxy[str], namespace_setting: str) -> dict[str, str]:
-    """The header that names the tenant to the upstream, where no credential that it receives does."""
-    if not namespace_setting.startswith("header:"):
-        return {}
-    return {NAMESPACE_HEADER: namespace_for(credential(headers, namespace_setting))}
-
-
 def parse_request(
-    path: str, query: str, body: bytes, headers: CIMultiDictProxy[str], namespace_setting: str, semantic: bool
+    path: str,
+    query: str,
+    body: bytes,
+    headers: CIMultiDictProxy[str],
+    settings: Settings,
+    router: Router,
+    conversation: Sequence[Json] | None = None,
 ) -> InferenceRequest:
     """Parse a request body. Raises InvalidRequest, naming the field.
 
     Only the fields that the gateway uses are checked; the upstream checks the rest. The query string is passed on
-    unchanged and is part of the key. With `semantic` the question is extracted, if the last turn is one.
+    unchanged and is part of the key. `conversation` is what the request continues by an id that no upstream knows.
     """
     fields = decode_object(body)
     model = fields.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidRequest("'model' must be the name of a model, as listed by GET /v1/models.", param="model")
-    stream = _boolean(fields, "stream", "stream")
-    options = fields.get("stream_options")
-    if options is not None and not isinstance(options, dict):
-        raise InvalidRequest(
-            "'stream_options' must be an object such as {\"include_usage\": true}.", param="stream_options"
-        )
-    family = FAMILIES[path]
-    namespace = namespace_for(credential(headers, namespace_setting))
-    scope = f"{family}?{query}" if query else family
+    surface = BY_PATH[path]
+    if path.startswith("/api/"):
+        fields["model"] = model = known_as(model, router.models)
+    if conversation is not None:
+        fields = continued(fields, conversation)
     try:
+        if isinstance(surface, Surface):
+            asked = surface.chat_request(path, fields)
+            fields = asked.fields
+        else:
+            asked = _chat_request(path, fields)
+        namespace = namespace_for(credential(headers, settings.cache.namespace))
+        target = _TARGETS[asked.path]
+        scope = f"{target}?{query}" if query else target
+        is_translated = isinstance(surface, Surface) and not router.may_have(path)
+        scope += answer_headers(headers, settings.cache.key_headers, is_translated)
         key = request_key(namespace, scope, fields)
-        question = question_of(namespace, scope, fields) if semantic else None
+        question = question_of(namespace, scope, fields) if settings.semantic.mode != "off" else None
     except RecursionError as error:
         raise InvalidRequest("The body is nested too deeply.") from error
     return InferenceRequest(
-        family=family,
+        surface=surface,
+        asked=asked,
         path=f"{path}?{query}" if query else path,
         body=body,
         headers=headers,
         key=key,
         model=model,
-        stream=stream,
-        include_usage=_boolean(options or {}, "include_usage", "stream_options.include_usage"),
-        has_stream_options="stream_options" in fields,
         sampled=fields.get("seed") is None and fields.get("temperature") != 0,
         choices=_choices(fields),
         priority=priority_of(fields) or 0,
         cache_control=parse_cache_control(", ".join(headers.getall("Cache-Control", ()))),
         question=question if question and len(question.text) <= MAX_TEXT and len(model) <= MAX_MODEL else None,
         max_risk=_max_risk(headers),
-        reuse=_reuse(headers, family),
+        reuse=_reuse(headers, target),
+        conversation=conversation or (),
     )
 
 
-def decode_object(body: bytes) -> dict[str, Any]:
-    """The fields of a request. Raises InvalidRequest for a body that is not one JSON object."""
-    if len(body) > _MAX_VALUES and sum(map(body.count, (b",", b"[", b"{"))) > _MAX_VALUES:
-        # Decoding holds the GIL: long text is cheap, millions of values are not.
-        raise InvalidRequest(f"The body has more than {_MAX_VALUES} values.", code="too_many_values")
-    try:
-        text = body.decode()
-        fields = _decode(body)
-        _check_keys(text)
-    except RecursionError as error:
-        raise InvalidRequest("The body is nested too deeply.") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"The body is not valid UTF-8: {error.reason} at byte {error.start}.") from error
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
-    except _RepeatedKey as error:
-        # Servers differ in which of the two they use (RFC 8259, section 4): the answer to one reading could be served
-        # for the other.
+def _chat_request(path: str, fields: dict[str, Any]) -> ChatRequest:
+    options = fields.get("stream_options")
+    if options is not None and not isinstance(options, dict):
         raise InvalidRequest(
-            f"The key {str(error)[:100]!r} is there twice in one object.", code="repeated_key"
-        ) from error
-    if not isinstance(fields, dict):
-        raise InvalidRequest('The body must be a JSON object such as {"model": "...", "messages": [...]}.')
-    return fields
-
-
-class _RepeatedKey(ValueError):
-    pass
-
-
-def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> None:
-    if len(pairs) > 1 and len({key for key, _ in pairs}) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _RepeatedKey(next(key for key in keys if keys.count(key) > 1))
-
-
-_check_keys = json.JSONDecoder(object_pairs_hook=_refuse_repeated_keys).decode
+            "'stream_options' must be an object such as {\"include_usage\": true}.", param="stream_options"
+        )
+    return ChatRequest(
+        fields,
+        _boolean(fields, "stream", "stream"),
+        _boolean(options or {}, "include_usage", "stream_options.include_usage"),
+        path,
+    )
 
 
 def _choices(fields: Mapping[str, Any]) -> int:

@@ -7,6 +7,7 @@ import msgspec
 from cache.entries.answer import StreamAssembler, Usage, check_complete, usage_of
 from cache.errors import UnstorableAnswer
 from gateway.http.sse import event_data, event_json
+from gateway.surfaces.surface import AnswerForm, Surface
 
 _encode = msgspec.json.Encoder().encode
 
@@ -59,21 +60,47 @@ class StreamRecorder:
         if not self._done:
             raise UnstorableAnswer("the stream did not end with [DONE]")
         response = self._assembler.response()
-        check_complete(response, self._choices)
-        return _recording(_encode(response), response)
+        return _checked(_encode(response), response, self._choices)
 
 
-def record_response(body: bytes, choices: int) -> Recording:
+class AssemblerRecorder:
+    """Records a stream of another form of API."""
+
+    def __init__(self, surface: Surface) -> None:
+        self._surface = surface
+        self._assembler = surface.assembler()
+
+    def add(self, event: bytes) -> bool:
+        """Take in one whole event; False, for the usage is never apart from the answer."""
+        self._assembler.add(event)
+        return False
+
+    @property
+    def done(self) -> bool:
+        """Whether the stream has said that it is over."""
+        return self._assembler.done
+
+    def finish(self) -> Recording:
+        """Raises UnstorableAnswer, saying why, when the answer is not whole."""
+        answer = self._assembler.answer()
+        return _checked(_encode(answer), self._surface.chat_answer(answer), 1)
+
+
+def recorder_of(form: AnswerForm, choices: int) -> StreamRecorder | AssemblerRecorder:
+    return AssemblerRecorder(form) if isinstance(form, Surface) else StreamRecorder(choices)
+
+
+def record_response(form: AnswerForm, body: bytes, choices: int) -> Recording:
     """Record a JSON answer. Raises UnstorableAnswer when it must not be stored."""
     try:
         response: dict[str, Any] = event_json(body)
     except ValueError as error:
         raise UnstorableAnswer("the answer is not a JSON object") from error
+    return _checked(body, form.chat_answer(response) if isinstance(form, Surface) else response, choices)
+
+
+def _checked(body: bytes, response: dict[str, Any], choices: int) -> Recording:
     check_complete(response, choices)
-    return _recording(body, response)
-
-
-def _recording(body: bytes, response: dict[str, Any]) -> Recording:
     usage = usage_of(response)
     return Recording(body, usage, _prefix_tokens(response["usage"], usage.prompt_tokens) if usage else None)
 

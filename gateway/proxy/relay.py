@@ -5,22 +5,34 @@ from multidict import CIMultiDict
 
 from cache.entries.key import Key
 from cache.entries.outcomes import Bypass, Failed, Outcome
+from cache.errors import UnstorableAnswer
 from gateway import metrics
-from gateway.errors import GatewayError, UpstreamDisconnected, UpstreamUnreachable
+from gateway.errors import GatewayError, UpstreamDisconnected, UpstreamUnreachable, refusal
 from gateway.http.response_writer import ResponseWriter
+from gateway.http.sse import EventSplitter, event_data, event_json
+from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.flight import Subscriber
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.lookup import Lookup
-from gateway.proxy.replay import render
-from gateway.proxy.response_headers import forwarded_headers, semantic_headers, whole_response
+from gateway.proxy.rendering import render
+from gateway.proxy.response_headers import (
+    IGNORED_HEADER,
+    content_type,
+    forwarded_headers,
+    semantic_headers,
+    whole_response,
+)
 from gateway.proxy.semantic_lookup import SemanticQuery
+from gateway.surfaces.openai import CHAT, COMPLETIONS
+from gateway.surfaces.surface import Surface, Translator
 
 
 class Relay:
     """Writes a flight to the client's response. A client has `timeout` seconds to read each chunk."""
 
-    def __init__(self, lookup: Lookup, timeout: float) -> None:
+    def __init__(self, lookup: Lookup, conversations: ConversationKeeper, timeout: float) -> None:
         self._lookup = lookup
+        self._conversations = conversations
         self._timeout = timeout
 
     async def answer(
@@ -41,10 +53,23 @@ class Relay:
         headers = forwarded_headers(flight.headers, outcome, key.id if flight.status == 200 else "", joined)
         headers.update(semantic_headers(query.reply))
         _count(inference.family, outcome)
-        if joined and flight.status == 200 and flight.is_event_stream != inference.stream:
+        own = flight.form is inference.surface
+        if not own and inference.asked.ignored:
+            headers.add(IGNORED_HEADER, ", ".join(inference.asked.ignored))
+        if flight.status != 200 and not own:
+            return await self._convert_error(inference, subscriber, headers)
+        if (
+            flight.status == 200
+            and not own
+            and flight.is_stream
+            and inference.stream
+            and flight.form in (CHAT, COMPLETIONS)
+        ):
+            return await self._translate(request, inference, subscriber, headers, key)
+        if flight.status == 200 and (not own or (joined and flight.is_stream != inference.stream)):
             return await self._convert(inference, subscriber, headers)
         # A JSON answer is sent whole, unless it is too long to be held.
-        if not flight.is_event_stream and (body := await subscriber.body()) is not None:
+        if not flight.is_stream and (body := await subscriber.body()) is not None:
             if flight.status == 200:
                 return whole_response(request, headers, body)
             return web.Response(status=flight.status, body=body, headers=headers)
@@ -60,24 +85,87 @@ class Relay:
             async for chunk in subscriber.chunks(with_usage=inference.include_usage):
                 await writer.send(chunk)
         except GatewayError as error:
-            if not subscriber.flight.is_event_stream:
+            if not subscriber.flight.is_stream:
                 raise  # a JSON body has no place for an error: it is cut, so that no client takes it for complete
             metrics.errors.labels(error.label).inc()
             # The status line has been sent: the error goes into the stream.
-            await writer.send(error.event())
+            await writer.send(inference.surface.error_event(error))
+        await writer.finish()
+        return response
+
+    async def _translate(
+        self,
+        request: web.BaseRequest,
+        inference: InferenceRequest,
+        subscriber: Subscriber,
+        headers: CIMultiDict[str],
+        key: Key,
+    ) -> web.StreamResponse:
+        """Stream chunks of a chat completion in the client's form of API, as they arrive."""
+        surface = inference.surface
+        assert isinstance(surface, Surface)  # noqa: S101  # what has its own form is not translated
+        headers["Content-Type"] = surface.stream_type
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        writer = ResponseWriter(request, response, self._timeout)
+        translator = surface.translator(inference.asked, key.id)
+        splitter = EventSplitter()
+        try:
+            async for data in subscriber.chunks(with_usage=True):
+                translated = b"".join([_translated(translator, event) for event in splitter.feed(data)])
+                if translated:
+                    await writer.send(translated)
+            end = translator.finish()
+            await self._conversations.keep(inference, translator.answer)
+            await writer.send(end)
+        except GatewayError as error:
+            metrics.errors.labels(error.label).inc()
+            await writer.send(surface.error_event(error))
         await writer.finish()
         return response
 
     async def _convert(
         self, inference: InferenceRequest, subscriber: Subscriber, headers: CIMultiDict[str]
     ) -> web.Response:
-        """The flight has the other form (stream or JSON) than this client asked for: convert its recording."""
+        """The flight has another form than this client asked for: convert its recording."""
         await subscriber.finished()
         flight = subscriber.flight
-        if flight.recording is None:
-            raise UpstreamDisconnected(f"The upstream's answer is not whole: {flight.unstorable}.")
-        headers["Content-Type"] = "text/event-stream" if inference.stream else "application/json"
-        return web.Response(body=await render(flight.recording.body, inference.form), headers=headers)
+        body = flight.recording.body if flight.recording is not None else None
+        if body is None and not flight.is_stream and flight.form is not inference.surface:
+            body = await subscriber.body()  # it is not stored, but is what this client's own call would have brought
+        try:
+            if body is None:
+                raise UnstorableAnswer(flight.unstorable or "it ended early")
+            rendered = await render(body, flight.form.family, inference)
+        except UnstorableAnswer as reason:
+            raise UpstreamDisconnected(f"The upstream's answer is not whole: {reason}.") from reason
+        if rendered.answer is not None:
+            await self._conversations.keep(inference, rendered.answer)
+        headers["Content-Type"] = content_type(inference.form)
+        return web.Response(body=rendered.body, headers=headers)
+
+    async def _convert_error(
+        self, inference: InferenceRequest, subscriber: Subscriber, headers: CIMultiDict[str]
+    ) -> web.Response:
+        """The upstream refused, in another form of API than the client's."""
+        status = subscriber.flight.status
+        error = refusal(status, await subscriber.body() or b"")
+        headers["Content-Type"] = "application/json"
+        return web.Response(status=status, body=inference.surface.error_body(error), headers=headers)
+
+
+def _translated(translator: Translator, event: bytes) -> bytes:
+    """Raises UpstreamRefused for an error within the stream, and UpstreamDisconnected for what is no chunk."""
+    data = event_data(event)
+    if not data or data == b"[DONE]":
+        return b""
+    try:
+        chunk = event_json(data)
+    except ValueError as fault:
+        raise UpstreamDisconnected("The upstream's stream holds something else than chunks.") from fault
+    if chunk.get("error") is not None:
+        raise refusal(502, data)
+    return translator.add(chunk)
 
 
 def _count(family: str, outcome: Outcome) -> None:

@@ -1,18 +1,16 @@
 """Answers a hit from its entry."""
 
-import asyncio
-
-import msgspec
 from aiohttp import web
 
-from cache.entries.answer import stream_of
 from cache.entries.entry import Entry
 from cache.entries.outcomes import Hit
 from cache.exact import ExactCache
 from cache.semantic.messages import LookupHit
 from gateway.metrics import HitCounter
+from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.fast_path import RAW_DIGEST
 from gateway.proxy.inference_request import InferenceRequest
+from gateway.proxy.rendering import render
 from gateway.proxy.response_headers import hit_headers, semantic_headers, whole_response
 
 
@@ -22,8 +20,9 @@ class Replay:
     With `draws` a sampled request gets one of several stored answers, so its digest is not kept.
     """
 
-    def __init__(self, cache: ExactCache, hits: HitCounter, draws: bool) -> None:
+    def __init__(self, cache: ExactCache, conversations: ConversationKeeper, hits: HitCounter, draws: bool) -> None:
         self._cache = cache
+        self._conversations = conversations
         self._draws = draws
         self._hits = hits
 
@@ -31,8 +30,8 @@ class Replay:
         self, request: web.BaseRequest, inference: InferenceRequest, hit: Hit, detail: str = "exact"
     ) -> web.StreamResponse:
         """Serve the entry of this same request."""
-        body = await self._form(hit.entry, inference.form)
-        self._hits.count(hit.entry, "exact")
+        body = await self._form(hit.entry, inference)
+        self._hits.count(inference.family, hit.entry, "exact")
         self._remember(request, inference, hit)
         return whole_response(request, hit_headers(hit.entry, hit.age, inference.form, detail), body)
 
@@ -40,21 +39,23 @@ class Replay:
         self, request: web.BaseRequest, inference: InferenceRequest, hit: Hit, found: LookupHit
     ) -> web.StreamResponse:
         """Serve the entry of a similar question. Nothing is kept: the next request is looked up again."""
-        body = await self._form(hit.entry, inference.form)
-        self._hits.count(hit.entry, found.layer)
+        body = await self._form(hit.entry, inference)
+        self._hits.count(inference.family, hit.entry, found.layer)
         headers = hit_headers(hit.entry, hit.age, inference.form, found.layer, found.layer) | semantic_headers(found)
         return whole_response(request, headers, body)
 
-    async def _form(self, entry: Entry, form: str) -> bytes:
+    async def _form(self, entry: Entry, inference: InferenceRequest) -> bytes:
         """The entry in the client's form, kept in its slot for the next hit."""
-        memory = self._cache.memory
+        memory, form = self._cache.memory, inference.form
         slot = memory.slot(entry.id)
-        if slot is None or slot.entry is not entry:
-            return await render(entry.body, form)
-        if form in slot.forms:
+        if slot is not None and slot.entry is entry and form in slot.forms:
             return slot.forms[form]
-        rendered = await render(entry.body, form)
-        return memory.form(slot, form, lambda _: rendered)
+        rendered = await render(entry.body, entry.family, inference)
+        if rendered.answer is not None:
+            await self._conversations.keep(inference, rendered.answer)
+        if slot is None or slot.entry is not entry:
+            return rendered.body
+        return memory.form(slot, form, lambda _: rendered.body)
 
     def _remember(self, request: web.BaseRequest, inference: InferenceRequest, hit: Hit) -> None:
         """Let the fast path answer the same bytes next time, unless the answer was drawn from variants."""
@@ -63,20 +64,3 @@ class Replay:
         drawn = self._draws and inference.sampled
         if raw_digest and slot and slot.entry is hit.entry and not drawn:
             self._cache.memory.alias(slot, raw_digest, inference.form)
-
-
-_decode = msgspec.json.Decoder(dict).decode
-_LARGE_BODY = 2**18
-
-
-async def render(body: bytes, form: str) -> bytes:
-    """The response object `body` (JSON text) in `form`: "json", "stream" or "stream+usage"."""
-    if form == "json":
-        return body
-    if len(body) > _LARGE_BODY:  # takes milliseconds: it leaves the event loop
-        return await asyncio.to_thread(_as_stream, body, form)
-    return _as_stream(body, form)
-
-
-def _as_stream(body: bytes, form: str) -> bytes:
-    return stream_of(_decode(body), include_usage=form == "stream+usage")

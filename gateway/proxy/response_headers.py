@@ -15,22 +15,33 @@ from multidict import CIMultiDict
 from cache.entries.entry import Entry
 from cache.entries.outcomes import Bypass, Failed, Hit, Outcome
 from cache.semantic.messages import LookupMiss, LookupReply
+from gateway.surfaces.registry import BY_FAMILY
 
-CONTENT_TYPES = {"json": "application/json", "stream": "text/event-stream", "stream+usage": "text/event-stream"}
+IGNORED_HEADER = "x-keepgate-ignored-fields"
+"""Names the fields of a request that had no meaning for what answered it."""
+_JSON = "application/json"
 _SERVER = f"Server: {SERVER_SOFTWARE}"
+
+
+@functools.lru_cache(maxsize=1024)
+def content_type(form: str) -> str:
+    """The content type of `InferenceRequest.form`."""
+    family, _, kind = form.partition(" ")
+    return BY_FAMILY[family].stream_type if kind.startswith("stream") else _JSON
 
 
 def hit_headers(entry: Entry, age: float, form: str, detail: str, layer: str = "exact") -> dict[str, str]:
     """For an answer from the cache; `age` in seconds."""
+    kind = content_type(form)
     headers = {
-        "Content-Type": CONTENT_TYPES[form],
+        "Content-Type": kind,
         "Age": str(int(age)),
         "Cache-Status": f"keepgate; hit; ttl={int(entry.fresh_for - age)}; detail={detail}",
         "x-keepgate-cache": "hit",
         "x-keepgate-layer": layer,
         "x-keepgate-entry": entry.id,
     }
-    if form != "json":
+    if kind is not _JSON:
         headers["Cache-Control"] = "no-cache"  # for proxies between: they must not store a stream
     return headers
 

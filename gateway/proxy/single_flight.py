@@ -11,9 +11,10 @@ from cache.exact import ExactCache
 from gateway import metrics
 from gateway.http.cache_control import parse_cache_control
 from gateway.proxy.flight import Flight, FlightTable
-from gateway.proxy.inference_request import InferenceRequest, body_with_usage, namespace_header
+from gateway.proxy.inference_request import USAGE_OF_STREAMS, InferenceRequest
 from gateway.proxy.recorder import Recording
 from gateway.proxy.semantic_lookup import SemanticLookup, SemanticQuery
+from gateway.proxy.tenant import namespace_header
 from gateway.settings.settings import CacheSettings
 from gateway.upstreams.router import Router
 from gateway.upstreams.upstream import REUSE_HEADER
@@ -50,7 +51,7 @@ class SingleFlight:
             return flight, True
         with_usage, without_usage = _flight_keys(inference, key)
         # A stream whose upstream is not asked for usage may carry none: it does not serve requests that ask for it.
-        is_asked = inference.include_usage or (self._settings.ask_usage and self._router.always_gives_usage)
+        is_asked = inference.include_usage or (self._settings.ask_usage and self._router.none_lacks(USAGE_OF_STREAMS))
         may_lack_usage = inference.stream and not is_asked
         return self._start_flight(inference, key, without_usage if may_lack_usage else with_usage, query), False
 
@@ -74,7 +75,7 @@ class SingleFlight:
     def _start_flight(
         self, inference: InferenceRequest, key: Key, name: str | None, query: SemanticQuery, keeps: bool = True
     ) -> Flight:
-        flight = Flight(self._settings.max_answer, inference.choices)
+        flight = Flight(self._settings.max_answer, inference.choices, inference.needs_usage)
         self._flights.start(flight, self._compute(inference, key, flight, query, keeps), name)
         return flight
 
@@ -87,11 +88,10 @@ class SingleFlight:
     ) -> None:
         generation = self._cache.generation(key.namespace, inference.model)
         own = self._own_headers(inference)
-        asks = inference.stream and not inference.include_usage and self._settings.ask_usage
-        with_usage = body_with_usage(inference) if asks else None
+        attempts = inference.attempts(self._settings.ask_usage)
         await flight.run(
             self._router.request(
-                "POST", inference.path, inference.headers, inference.body, inference.model, own, with_usage
+                "POST", inference.headers, attempts, inference.asked.untranslatable, inference.model, own
             )
         )
         _count(flight)
@@ -117,7 +117,7 @@ class SingleFlight:
         return Entry(
             id=key.id,
             proof=key.proof,
-            family=inference.family,
+            family=flight.form.family,
             model=inference.model,
             body=recording.body,
             created=time.time(),

@@ -147,6 +147,13 @@ class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         ),
     ] = "authorization"
     """What separates tenants: `authorization` (a digest of that header), `header:NAME`, or `shared`."""
+    key_headers: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^[a-z0-9-]+$")], ...],
+        Meta(description="names of headers in lower case, such as x-model-revision"),
+    ] = ()
+    """Further request headers that may change an answer, beside `anthropic-version`, `anthropic-beta`, `openai-beta`,
+    `openai-organization` and `openai-project`: requests that differ in one share no answer.
+    """
     sampled: Annotated[
         Literal["reuse", "variants", "bypass"], Meta(description="one of reuse, variants and bypass")
     ] = "reuse"
@@ -334,6 +341,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The folder of the embedded Valkey and the prefix store; `~/.local/state/keepgate` by default (XDG_STATE_HOME)."""
     max_body: PositiveSizeField = PositiveSize(32 * 2**20)
     """The longest request body."""
+    responses_ttl: PositiveSeconds = 30 * 86_400.0
+    """How long a response can be continued by its id (`previous_response_id` of the Responses API)."""
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="one of debug, info, warning and error")
     ] = "info"

@@ -33,6 +33,8 @@ _MAX_SHOWN = 80
 # Options of the command line that are not named as their setting is.
 _OPTIONS = {"upstreams": "upstream", "mode": "semantic"}
 
+_LISTS = (("upstreams",), ("cache", "key_headers"), ("semantic", "published"), ("backend", "public_prefix"))
+
 Keys = tuple[str, ...]
 
 
@@ -178,7 +180,7 @@ def _from_environment(environment: Mapping[str, str], warnings: list[str]) -> di
         if not text.strip(" ,"):
             words = _expectation(path)[1]
             raise SettingsError(f"{_ENVIRONMENT}: {variable}: expected {words}, got nothing; unset it for the default")
-        is_list = path in (("upstreams",), ("semantic", "published"), ("backend", "public_prefix"))
+        is_list = path in _LISTS
         value: Any = [item.strip() for item in text.split(",") if item.strip()] if is_list else text
         _put(values, path, value)
     return values

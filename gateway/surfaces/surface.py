@@ -19,10 +19,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+import xxhash
+
 from cache.entries.entry import Family
-from gateway.errors import GatewayError, InvalidRequest
+from gateway.errors import GatewayError
 
 Json = dict[str, Any]
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +46,14 @@ class ChatRequest:
     include_usage: bool = False
     path: str = "/v1/chat/completions"
     ignored: tuple[str, ...] = ()
-    untranslatable: InvalidRequest | None = None
+    untranslatable: GatewayError | None = None
     native: bool = True
     echo: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def echo_digest(self) -> str:
+        """Tells apart the answers to requests that share an entry and repeat different things."""
+        return xxhash.xxh3_64_hexdigest(_encode(self.echo)) if self.echo else ""
 
 
 class Translator(ABC):
@@ -83,15 +93,31 @@ class Assembler(ABC):
         """
 
 
-class Surface(ABC):
-    """One form of API. Stateless: one object serves all requests."""
+class AnswerForm(ABC):
+    """How a surface frames its answers and errors. Stateless: one object serves all requests."""
 
     family: Family
-    """The family of answers in this surface's own form, and its label in the metrics."""
+    """The family of answers in this form, and its label in the metrics."""
     paths: tuple[str, ...]
     """Its endpoints that answer a prompt."""
     stream_type = "text/event-stream"
     """The content type of its streams."""
+
+    @abstractmethod
+    def own_stream(self, answer: Json, request: ChatRequest) -> bytes:
+        """A whole answer in this form as the body of a stream."""
+
+    @abstractmethod
+    def error_body(self, error: GatewayError) -> bytes:
+        """An error as clients of this form expect it."""
+
+    @abstractmethod
+    def error_event(self, error: GatewayError) -> bytes:
+        """The same as the last event of a stream that has begun, framed."""
+
+
+class Surface(AnswerForm):
+    """One form of API beside chat completions."""
 
     @abstractmethod
     def chat_request(self, path: str, fields: Json) -> ChatRequest:
@@ -112,21 +138,9 @@ class Surface(ABC):
         """
 
     @abstractmethod
-    def own_stream(self, answer: Json, request: ChatRequest) -> bytes:
-        """A whole answer in this surface's form as the body of a stream."""
-
-    @abstractmethod
     def translator(self, request: ChatRequest, entry_id: str) -> Translator:
         """For a client that streams, while the upstream's chat completion arrives."""
 
     @abstractmethod
     def assembler(self) -> Assembler:
         """For a stream of an upstream that has this surface."""
-
-    @abstractmethod
-    def error_body(self, error: GatewayError) -> bytes:
-        """An error as this surface's clients expect it."""
-
-    @abstractmethod
-    def error_event(self, error: GatewayError) -> bytes:
-        """The same as the last event of a stream that has begun, framed."""

@@ -31,6 +31,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict).decode
 
 MODEL = "mock"
+_OTHER_SURFACES = ("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/model/info")
 
 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -69,11 +70,18 @@ class Received(msgspec.Struct, frozen=True):
 
 
 class MockUpstream:
-    """An OpenAI-compatible server that follows `replies`; `hold` keeps every answer back while it is cleared."""
+    """An OpenAI-compatible server that follows `replies`; `hold` keeps every answer back while it is cleared.
 
-    def __init__(self, replies: Sequence[Reply] = (), models: Sequence[str] = (MODEL,)) -> None:
+    Of other forms of API it has the endpoints in `paths`, such as /v1/messages; there, replies have a `body` or
+    `events` of that form.
+    """
+
+    def __init__(
+        self, replies: Sequence[Reply] = (), models: Sequence[str] = (MODEL,), paths: Sequence[str] = ()
+    ) -> None:
         self.replies = list(replies)
         self.models = list(models)
+        self._paths = frozenset(paths)
         self.received: list[Received] = []
         self.cancelled = 0
         self.hold = asyncio.Event()
@@ -99,7 +107,7 @@ class MockUpstream:
         application.router.add_get("/v1/models", self._list_models)
         application.router.add_get("/v1/models/{model:.+}", self._show_model)
         application.router.add_post("/v1/prefix{rest:(/.*)?}", _not_found)
-        application.router.add_post("/v1/{path:.+}", self._answer)
+        application.router.add_post("/{path:.+}", self._answer)
         runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
         try:
@@ -125,6 +133,9 @@ class MockUpstream:
         return _json(_model(name))
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        if path not in self._paths and (path in _OTHER_SURFACES or not path.startswith("/v1/")):
+            return await _not_found(request)
         received = Received(request.path, dict(request.headers), await request.read())
         async with self._arrived:
             self.received.append(received)

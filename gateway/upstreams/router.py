@@ -1,12 +1,13 @@
 """Which upstream answers a request."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from gateway.errors import NotFound, NoUpstream, UpstreamError, UpstreamUnreachable
+from gateway.errors import GatewayError, NotFound, NoUpstream, UpstreamError, UpstreamUnreachable
 from gateway.http.sse import event_json
-from gateway.upstreams.upstream import NO_HEADERS, Upstream, UpstreamResponse
+from gateway.upstreams.upstream import NO_HEADERS, Attempt, Upstream, UpstreamResponse
 
 log = logging.getLogger(__name__)
 
@@ -15,14 +16,20 @@ _REFRESH_SECONDS = 15.0
 _REFRESH_DEADLINE = 5.0
 _MAX_LISTED_BYTES = 8 * 2**20
 _MAX_ERROR_BYTES = 2**20
-_REFUSALS = (400, 422)
+_OK = 200
+# What servers answer to a field or a path that they do not know.
+_LACKING = frozenset({400, 404, 405, 422, 501})
 
 
 class Router:
     """Sends a request to the least busy upstream that has its model. Upstreams are added and removed at run time."""
 
-    def __init__(self, *upstreams: Upstream) -> None:
+    def __init__(self, *upstreams: Upstream, probed: Sequence[str] = ()) -> None:
+        """`probed` are endpoints that not every upstream has: each upstream is asked for them before requests need
+        them.
+        """
         self._upstreams = list(upstreams)
+        self._probed = probed
         self.refreshed = asyncio.Event()
         """Set once every upstream has been asked for its models."""
 
@@ -30,10 +37,18 @@ class Router:
     def upstreams(self) -> tuple[Upstream, ...]:
         return tuple(self._upstreams)
 
+    def none_lacks(self, feature: str) -> bool:
+        """Whether no upstream has shown that it lacks what `Attempt.needs` calls so."""
+        return not any(feature in upstream.lacks for upstream in self._upstreams)
+
+    def may_have(self, feature: str) -> bool:
+        """Whether some upstream is not known to lack it."""
+        return not all(feature in upstream.lacks for upstream in self._upstreams)
+
     @property
-    def always_gives_usage(self) -> bool:
-        """Whether no upstream has refused to be asked for the usage of a stream."""
-        return not any(upstream.refuses_usage for upstream in self._upstreams)
+    def models(self) -> frozenset[str]:
+        """The names of the models that are known."""
+        return frozenset().union(*(upstream.models or () for upstream in self._upstreams))
 
     @property
     def ready(self) -> bool:
@@ -74,31 +89,35 @@ class Router:
     async def request(
         self,
         method: str,
-        path: str,
         headers: Mapping[str, str],
-        body: bytes | None,
+        attempts: Sequence[Attempt],
+        otherwise: GatewayError | None,
         model: str | None,
         own: Mapping[str, str] = NO_HEADERS,
-        with_usage: bytes | None = None,
     ) -> UpstreamResponse:
         """The answer of the first reachable candidate, once it has begun. Raises UpstreamError; if no candidate can be
         reached, it names all of them.
 
-        `headers` and `own` are as for `Upstream.request`. `with_usage` is a body that asks for usage where the client's
-        does not; upstreams that have refused it get `body`.
+        `headers` and `own` are as for `Upstream.request`. Of the `attempts`, an upstream gets the first of which it is
+        not known to lack something. `otherwise` is raised where no candidate has what any attempt needs; None if the
+        last one needs nothing.
         """
         failures: list[str] = []
         candidates = self.candidates(model)
         for upstream in candidates:
+            possible = [attempt for attempt in attempts if attempt.needs not in upstream.lacks]
             try:
-                if with_usage is None or upstream.refuses_usage:
-                    return await upstream.request(method, path, headers, body, own)
-                return await _request_with_usage(upstream, method, path, headers, body, own, with_usage)
+                if answer := await _first_possible(upstream, method, headers, possible, own):
+                    return answer
             except UpstreamUnreachable as error:
                 failures.append(error.message)
                 if len(failures) < len(candidates):
                     log.warning("%s Trying another upstream.", error)
-        raise UpstreamUnreachable(" ".join(failures))
+        raise (
+            otherwise
+            if otherwise is not None and len(failures) < len(candidates)
+            else UpstreamUnreachable(" ".join(failures))
+        )
 
     async def refresh_forever(self) -> None:
         """Refresh the lists of models; runs for as long as the router is used."""
@@ -109,29 +128,65 @@ class Router:
     async def refresh(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             for upstream in self._upstreams:
-                tasks.create_task(_fetch_models(upstream))
+                tasks.create_task(self._inspect(upstream))
         self.refreshed.set()
 
+    async def _inspect(self, upstream: Upstream) -> None:
+        await _fetch_models(upstream)
+        if upstream.reachable and not upstream.probed:
+            upstream.probed = True
+            await asyncio.gather(*(_probe(upstream, path) for path in self._probed))
 
-async def _request_with_usage(
+
+async def _probe(upstream: Upstream, path: str) -> None:
+    """Note that the upstream lacks an endpoint. One that has it refuses an empty request, and computes nothing."""
+    try:
+        async with asyncio.timeout(_REFRESH_DEADLINE):
+            with await upstream.request("POST", path, {"Content-Type": "application/json"}, b"{}") as answer:
+                if answer.status in (404, 405, 501):
+                    upstream.lacks.add(path)
+    except (UpstreamError, TimeoutError) as error:
+        log.debug("%s: %s: %s", upstream.name, path, error)
+
+
+async def _first_possible(
     upstream: Upstream,
     method: str,
-    path: str,
     headers: Mapping[str, str],
-    body: bytes | None,
+    attempts: Sequence[Attempt],
     own: Mapping[str, str],
-    with_usage: bytes,
-) -> UpstreamResponse:
-    """The answer to `with_usage`; to `body` if the upstream refuses to be asked for usage, which is remembered."""
-    answer = await upstream.request(method, path, headers, with_usage, own)
-    answer.usage_was_added = True
-    if answer.status not in _REFUSALS or b"stream_options" not in await answer.peek(_MAX_ERROR_BYTES):
+) -> UpstreamResponse | None:
+    """The answer to the first attempt for which the upstream has what it needs. What it lacks is remembered."""
+    lacking: list[str] = []
+    for attempt in attempts:
+        answer = await _send(upstream, method, headers, attempt, own)
+        with contextlib.ExitStack() as ending:
+            ending.enter_context(answer)
+            if await _lacks(answer, attempt):
+                lacking.append(attempt.needs)
+                continue
+            ending.pop_all()
+        # Where every attempt fails, the request was at fault: an error that quotes all of it says nothing of a field.
+        if answer.status == _OK:
+            upstream.lacks.update(lacking)
         return answer
-    with answer:
-        plain = await upstream.request(method, path, headers, body, own)
-    # An error that quotes the whole request says nothing about the field.
-    upstream.refuses_usage = plain.status == 200
-    return plain
+    return None
+
+
+async def _lacks(answer: UpstreamResponse, attempt: Attempt) -> bool:
+    if answer.status not in _LACKING or attempt.lacking is None:
+        return False
+    return attempt.lacking(answer.status, await answer.peek(_MAX_ERROR_BYTES))
+
+
+async def _send(
+    upstream: Upstream, method: str, headers: Mapping[str, str], attempt: Attempt, own: Mapping[str, str]
+) -> UpstreamResponse:
+    answer = await upstream.request(
+        method, attempt.path, headers, attempt.body, {**own, **attempt.own}, attempt.dropped
+    )
+    answer.attempt = attempt
+    return answer
 
 
 async def _fetch_models(upstream: Upstream) -> None:

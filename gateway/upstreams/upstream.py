@@ -1,7 +1,8 @@
 """An OpenAI-compatible server, reached over HTTP. Exceptions of the HTTP client become the gateway's own here."""
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import aiohttp
@@ -52,6 +53,24 @@ _STALE_SECONDS = 0.5
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One form in which a request can be put: a path and a body, and the family of what answers it.
+
+    `needs` names what an upstream must have for it ("" for nothing), and `lacking` tells from the status and the body
+    of an error whether it has not. `own` are headers that replace the client's, `dropped` those that are not sent, in
+    lower case.
+    """
+
+    path: str
+    body: bytes | None
+    family: str = ""
+    needs: str = ""
+    lacking: Callable[[int, bytes], bool] | None = None
+    own: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS)
+    dropped: frozenset[str] = frozenset()
+
+
 def end_to_end(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[str]:
     """The headers to forward: without `dropped` and without those that Connection names."""
     named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
@@ -71,8 +90,8 @@ class UpstreamResponse:
         self._idle = idle
         self.status = exchange.status
         self.headers = end_to_end(exchange.headers, _DROPPED_RESPONSE_HEADERS)
-        self.usage_was_added = False
-        """Whether the request asked for usage that its client had not asked for."""
+        self.attempt: Attempt | None = None
+        """Which form of the request it answers, if there were several."""
         self._peeked: bytes | None = None
 
     def __enter__(self) -> "UpstreamResponse":
@@ -83,8 +102,9 @@ class UpstreamResponse:
         self.upstream.in_flight -= 1
 
     @property
-    def is_event_stream(self) -> bool:
-        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "text/event-stream"
+    def content_type(self) -> str:
+        """Without parameters, in lower case."""
+        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises UpstreamDisconnected when it breaks, UpstreamTimeout when nothing comes."""
@@ -135,8 +155,9 @@ class Upstream:
         self.models: frozenset[str] | None = None
         self.reachable = False
         self.in_flight = 0
-        self.refuses_usage = False
-        """Whether it has refused a request only because it asked for the usage of a stream."""
+        self.probed = False
+        self.lacks: set[str] = set()
+        """What it has shown not to have, by the names of `Attempt.needs`."""
 
     async def request(
         self,
@@ -145,17 +166,19 @@ class Upstream:
         headers: Mapping[str, str],
         body: bytes | None,
         own: Mapping[str, str] = NO_HEADERS,
+        dropped: frozenset[str] = frozenset(),
     ) -> UpstreamResponse:
-        """The answer to a request, once it has begun; `path` begins with /v1 and may carry a query.
+        """The answer to a request, once it has begun. `path` may carry a query; below /v1 it is relative to the base
+        URL, and else to the base URL without its /v1.
 
-        `headers` are the client's; those in `own` replace them.
+        `headers` are the client's, of which those in `dropped` are not sent; those in `own` replace them.
 
         Raises UpstreamUnreachable if there is no connection, UpstreamDisconnected if it ends before an answer begins,
         and UpstreamTimeout if none begins in time.
         """
-        sent = end_to_end(headers, _DROPPED_REQUEST_HEADERS)
+        sent = end_to_end(headers, _DROPPED_REQUEST_HEADERS | dropped)
         sent.update(own)
-        head = request_head(method, self._path + path.removeprefix("/v1"), self._origin.host, sent, body)
+        head = request_head(method, self._target(path), self._origin.host, sent, body)
         self.in_flight += 1
         try:
             exchange = await self._begin(head, body, without_body=method == "HEAD")
@@ -172,6 +195,11 @@ class Upstream:
             f"{self.name} answered with status {status}, which is no final HTTP status (200 to 599)."
         )
 
+    def _target(self, path: str) -> str:
+        if path.startswith("/v1/"):
+            return self._path + path.removeprefix("/v1")
+        return self._path.removesuffix("/v1") + path
+
     async def _begin(self, head: bytes, body: bytes | None, *, without_body: bool) -> Exchange:
         try:
             try:
@@ -179,16 +207,21 @@ class Upstream:
             except _StaleConnection:
                 return await self._exchange(head, body, without_body, new=True)
         except aiohttp.ConnectionTimeoutError as error:
-            self.reachable = False
+            self._lost()
             raise UpstreamUnreachable(f"{self.name}: no connection in {self._timeouts.connect:g} s.") from error
         except TimeoutError as error:
             raise UpstreamTimeout(f"{self.name} did not begin to answer in {self._timeouts.first_byte:g} s.") from error
         except aiohttp.ClientConnectorError as error:
-            self.reachable = False
+            self._lost()
             raise UpstreamUnreachable(f"{self.name} cannot be reached: {_reason(error)}.") from error
         except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
             # It has the request and may be computing: no other upstream is asked.
             raise UpstreamDisconnected(f"{self.name} gave no answer: {_reason(error)}.") from error
+
+    def _lost(self) -> None:
+        """It may come back as another version."""
+        self.reachable = self.probed = False
+        self.lacks.clear()
 
     async def _exchange(self, head: bytes, body: bytes | None, without_body: bool, *, new: bool = False) -> Exchange:
         connection, reused = await self._connections.connection(self._origin, new=new)

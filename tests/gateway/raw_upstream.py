@@ -87,6 +87,8 @@ class RawUpstream:
                 listed = b'{"object":"list","data":[{"id":"mock","object":"model"}]}'
                 writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/json\r\n")
                 writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(listed), listed))
+            elif body == b"{}":  # it has no other surface
+                writer.write(b"HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
             else:
                 connection = Connection(reader, writer, head, body)
                 self.connections.append(connection)

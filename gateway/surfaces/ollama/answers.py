@@ -115,7 +115,7 @@ def _own(answer: Json, shape: Shape) -> Json:
     own |= {"total_duration": 0, "load_duration": 0}
     prompt, completion = usage_of(answer) or (None, None)
     for stage, count in (("prompt_eval", prompt), ("eval", completion)):
-        own |= ({} if count is None else {f"{stage}_count": int(count)}) | {f"{stage}_duration": 0}
+        own |= ({} if count is None else {f"{stage}_count": count}) | {f"{stage}_duration": 0}
     return own
 
 

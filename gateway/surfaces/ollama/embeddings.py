@@ -46,7 +46,7 @@ def embed_answer(path: str, answer: Json) -> Json:
         "embeddings": vectors,
         "total_duration": 0,
         "load_duration": 0,
-        "prompt_eval_count": int(usage.prompt_tokens) if usage else 0,
+        "prompt_eval_count": usage.prompt_tokens if usage else 0,
     }
 
 

@@ -28,8 +28,8 @@ def _object_difference(wanted: Json, given: Json, path: str) -> list[Json]:
         at = f"{path}/{_escaped(name)}"
         if name in given:
             changed += difference(value, given[name], at)
-        elif isinstance(value, str) and (same := next((n for n, known in given.items() if known == value), None)):
-            # A long text under two names is in the patch by its name. It is copied before that may change.
+        elif value and isinstance(value, str) and (same := next((n for n, v in given.items() if v == value), None)):
+            # A long text under two names is not in the patch. It is copied before the first of them may change.
             copied.append({"op": "copy", "from": f"{path}/{_escaped(same)}", "path": at})
         else:
             changed.append({"op": "add", "path": at, "value": value})

@@ -1,6 +1,5 @@
 """The events of a stream of Responses: their framing and numbers, and those of one output item."""
 
-from collections import Counter
 from typing import Any
 
 import msgspec
@@ -51,10 +50,10 @@ def framed(event: Json) -> bytes:
 class _Part:
     """A part of an item while its text is sent."""
 
-    def __init__(self, kind: str, position: int) -> None:
+    def __init__(self, kind: str, where: Json) -> None:
         self.kind = kind
-        self.text_events, self.part_events, counter = _PARTS[kind]
-        self.place = {counter: position}
+        self.where = where
+        self.text_events, self.part_events, _ = _PARTS[kind]
         self.pieces: list[str] = []
         self.logprobs: list[Json] = []
         self.annotations = 0
@@ -63,7 +62,7 @@ class _Part:
     def whole(self) -> Json:
         name = "refusal" if self.kind == "refusal" else "text"
         part = {**empty_part(self.kind), name: "".join(self.pieces)}
-        return {**part, "logprobs": self.logprobs} if self.kind == "output_text" else part
+        return {**part, "logprobs": list(self.logprobs)} if self.kind == "output_text" else part
 
 
 class ItemStream:
@@ -78,6 +77,7 @@ class ItemStream:
         self._events = events
         self._place = {"item_id": item.get("id"), "output_index": output_index}
         self._parts: list[_Part] = []
+        self._places: set[tuple[str, int]] = set()
         self._pieces: list[str] = []
         events.write("response.output_item.added", {"output_index": output_index, "item": item})
 
@@ -122,13 +122,12 @@ class ItemStream:
         self._events.write(f"{events}.done", {**self._place, field: whole})
 
     def _finish_parts(self, finals: Any) -> None:
-        met: Counter[str] = Counter()
+        begun = {part.kind: part for part in self._parts}
         for position, final in enumerate(finals if isinstance(finals, list) else ()):
             kind = final.get("type") if isinstance(final, dict) else None
             if isinstance(kind, str) and kind in _PARTS:
-                begun = [part for part in self._parts if part.kind == kind][met[kind] :]
-                self._finish_part(begun[0] if begun else self._open(kind, position), final)
-                met[kind] += 1
+                part = begun.pop(kind) if kind in begun else self._open(kind, position)
+                self._finish_part(part, final)
 
     def _finish_part(self, part: _Part, final: Json) -> None:
         if part.done == final:
@@ -140,32 +139,33 @@ class ItemStream:
         rest = _rest("".join(part.pieces), final.get(name))
         for text, own in _by_token(rest, tokens):
             self._add(part, text, own)
-        where = {**self._place, **part.place}
         annotations = final.get("annotations")
         for annotation in annotations[part.annotations :] if isinstance(annotations, list) else ():
-            added = {**where, "annotation_index": part.annotations, "annotation": annotation}
+            added = {**part.where, "annotation_index": part.annotations, "annotation": annotation}
             self._events.write("response.output_text.annotation.added", added)
             part.annotations += 1
         given = {"logprobs": _event_logprobs(logprobs)} if part.kind == "output_text" else {}
-        self._events.write(f"{part.text_events}.done", {**where, name: final.get(name), **given})
-        self._events.write(f"{part.part_events}.done", {**where, "part": final})
+        self._events.write(f"{part.text_events}.done", {**part.where, name: final.get(name), **given})
+        self._events.write(f"{part.part_events}.done", {**part.where, "part": final})
 
     def _open(self, kind: str, position: int) -> _Part:
         """Begin a part, at the next free place if its own is taken. The one before it is done."""
         if self._parts and self._parts[-1].done is None:
             self._finish_part(self._parts[-1], self._parts[-1].whole())
-        part = _Part(kind, position)
-        if any(other.place == part.place for other in self._parts):
-            part = _Part(kind, len(self._parts))
+        counter = _PARTS[kind][2]
+        if (counter, position) in self._places:
+            position = len(self._parts)
+        self._places.add((counter, position))
+        part = _Part(kind, {**self._place, counter: position})
         self._parts.append(part)
-        self._events.write(f"{part.part_events}.added", {**self._place, **part.place, "part": empty_part(kind)})
+        self._events.write(f"{part.part_events}.added", {**part.where, "part": empty_part(kind)})
         return part
 
     def _add(self, part: _Part, text: str, logprobs: list[Json]) -> None:
         part.pieces.append(text)
         part.logprobs += logprobs
         given = {"logprobs": _event_logprobs(logprobs)} if part.kind == "output_text" else {}
-        self._events.write(f"{part.text_events}.delta", {**self._place, **part.place, "delta": text, **given})
+        self._events.write(f"{part.text_events}.delta", {**part.where, "delta": text, **given})
 
 
 def _rest(sent: str, whole: Any) -> str:

@@ -51,8 +51,9 @@ class InputReader:
         self.details: list[Json] = []
         self.untranslatable: InvalidRequest | None = None
         self._turn: Json | None = None  # the assistant's message to which the next item may belong
-        self._said = False  # whether it has content
+        self._said = self._called = False  # whether it has content, and calls
         self._reasoning: list[Json] = []
+        self._further_of_calls: list[Any] = []
         self._kinds: dict[str, str] = {}  # of calls, by their ids
 
     def read(self, items: Sequence[Any]) -> None:
@@ -65,25 +66,22 @@ class InputReader:
         self._end_turn()
 
     def _read_item(self, item: Json, param: str) -> None:
-        kind = item.get("type", "message" if "role" in item else None)
-        if kind == "message":
-            self._read_message(item, param)
-        elif kind == "reasoning":
-            self._read_reasoning(item, param)
-        elif kind in (*_CALLS,):
-            self._read_call(kind, item, param)
-        elif kind in (*_OUTPUTS,):
-            self._read_output(kind, item, param)
-        else:
-            self._keep(item, "item_reference" if kind is None else kind, param)
-
-    def _keep(self, item: Json, kind: Any, param: str) -> None:
+        kind = item.get("type", "message" if "role" in item else "item_reference")
         if not isinstance(kind, str) or (kind == "item_reference" and "id" not in item):
             raise InvalidRequest(
                 f"'{param}.type' must be the kind of an item, such as \"message\".", param=f"{param}.type"
             )
-        self._refuse(not_in_chat(f"{param}.type", f"an item of the kind {kind[:50]!r}"))
-        self._append({**item, "type": kind})
+        if kind == "message":
+            self._read_message(item, param)
+        elif kind == "reasoning":
+            self._read_reasoning(item, param)
+        elif kind in _CALLS:
+            self._read_call(kind, item, param)
+        elif kind in _OUTPUTS:
+            self._read_output(kind, item, param)
+        else:
+            self._refuse(not_in_chat(f"{param}.type", f"an item of the kind {kind[:50]!r}"))
+            self._append({**item, "type": kind})
 
     def _refuse(self, error: InvalidRequest) -> None:
         self.untranslatable = self.untranslatable or error
@@ -115,38 +113,39 @@ class InputReader:
         if role != "assistant":
             self._append({"role": role, "content": content, **named}, item=further, parts=parts)
             return
-        turn = self._assistant(begins=self._said or (self._turn is not None and "tool_calls" in self._turn))
+        turn = self._assistant(begins=self._said or self._called)
         turn.update(_assistant_content(content), **named)
         self._said = True
         self._note({"item": further, "parts": parts})
 
     def _assistant(self, begins: bool) -> Json:
         """The assistant's message to which an item belongs: a new one if it `begins`."""
-        if begins or self._turn is None:
-            turn: Json = {"role": "assistant", "content": None}
+        turn = self._turn
+        if begins or turn is None:
+            turn = {"role": "assistant", "content": None}
             self._append(turn)
-            self._turn, self._said = turn, False
-        return self._turn or {}
+            self._turn, self._said, self._called = turn, False, False
+        return turn
 
     def _end_turn(self) -> None:
         if self._turn is None:
             return
-        turn, reasoning = self._turn, self._reasoning
-        self._turn, self._reasoning = None, []
+        turn, reasoning, calls = self._turn, self._reasoning, self._further_of_calls
+        self._turn, self._reasoning, self._further_of_calls = None, [], []
         texts = [text for item in reasoning for text in _reasoning_texts(item)]
         if texts:
             turn["reasoning_content"] = "\n\n".join(texts)
-        if not self._said and "tool_calls" not in turn:
+        no_message = not self._said and not self._called
+        if no_message:
             turn["content"] = ""
-            self._note({"no_message": True})
-        self._note({"reasoning": _reasoning_details(reasoning)})
+        self._note({"reasoning": _reasoning_details(reasoning), "calls": calls, "no_message": no_message})
 
     def _read_reasoning(self, item: Json, param: str) -> None:
         for name in ("content", "summary"):
             for part in _list(item.get(name, []), f"{param}.{name}"):
                 if not isinstance(part, dict) or not isinstance(part.get("text"), str):
                     raise InvalidRequest(f"'{param}.{name}' must be a list of texts.", param=f"{param}.{name}")
-        self._assistant(begins=self._said or (self._turn is not None and "tool_calls" in self._turn))
+        self._assistant(begins=self._said or self._called)
         self._reasoning.append(item)
 
     def _read_call(self, kind: str, item: Json, param: str) -> None:
@@ -158,13 +157,9 @@ class InputReader:
         called = {"name": item["name"], argument: item[argument]}
         calls.append({"id": item["call_id"], "type": chat_kind, chat_kind: called})
         self._kinds[item["call_id"]] = chat_kind
+        self._called = True
         if further := _further(item, "call_id", "name", argument):
-            self._note({"calls": [*self._details_of_calls(), [len(calls) - 1, further]]})
-
-    def _details_of_calls(self) -> list[Any]:
-        last = self.details[-1] if self.details else {}
-        known: list[Any] = last.get("calls", []) if last.get("message") == len(self.messages) - 1 else []
-        return known
+            self._further_of_calls.append([len(calls) - 1, further])
 
     def _read_output(self, kind: str, item: Json, param: str) -> None:
         call_id = item.get("call_id")

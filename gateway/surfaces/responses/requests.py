@@ -83,7 +83,7 @@ def chat_request(fields: Json) -> ChatRequest:
     given.pop("stream", None)
     read = _FieldReader(given)
     read.read()
-    is_continued = isinstance(fields, ContinuedFields)
+    native = not isinstance(fields, ContinuedFields)
     if isinstance(fields, ContinuedFields):
         echo["previous_response_id"] = fields.previous_response_id
     return ChatRequest(
@@ -92,7 +92,7 @@ def chat_request(fields: Json) -> ChatRequest:
         include_usage=stream,
         ignored=tuple(name for name in read.ignored if name in read.fields),
         untranslatable=read.untranslatable,
-        native=not is_continued,
+        native=native,
         echo=echo,
     )
 

@@ -102,6 +102,8 @@ class PrefixUpstream:
     async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:
         received = Received(request.method, request.raw_path, request.headers, await request.read())
         request[_RECEIVED] = received
+        if received.body == b"{}":  # whether it has another form of API
+            raise web.HTTPNotFound
         async with self._arrived:
             self.received.append(received)
             self._arrived.notify_all()

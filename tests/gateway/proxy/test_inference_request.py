@@ -5,13 +5,16 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import InvalidRequest
-from gateway.proxy.inference_request import InferenceRequest, credential, parse_request
+from gateway.proxy.inference_request import InferenceRequest, parse_request
+from gateway.proxy.tenant import credential
+from gateway.settings.settings import Settings
+from gateway.upstreams.router import Router
 
 HEADERS = CIMultiDictProxy(CIMultiDict({"Authorization": "Bearer a"}))
 
 
 def read(body: bytes) -> InferenceRequest:
-    return parse_request("/v1/chat/completions", "", body, HEADERS, "authorization", semantic=False)
+    return parse_request("/v1/chat/completions", "", body, HEADERS, Settings(), Router())
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,8 @@ def test_every_credential_counts() -> None:
         [],
         [("Authorization", "k")],
         [("x-api-key", "k")],
-        [("api-key", "k")],
+        [("x-api-key", "k"), ("api-key", "k")],
+        [("Authorization", "Bearer l"), ("x-api-key", "k")],
         [("Authorization", "EMPTY"), ("api-key", "k")],
         [("Authorization", "EMPTY"), ("api-key", "l")],
         [("Authorization", "k"), ("Authorization", "l")],
@@ -56,3 +60,11 @@ def test_every_credential_counts() -> None:
 
     assert len(set(seen)) == len(sets)
     assert seen[0] == ""
+
+
+def test_a_key_is_one_tenant_in_any_header() -> None:
+    """The same key as a bearer token, in x-api-key, in api-key, or in two of them gives one namespace."""
+    bearer = ("Authorization", "Bearer k")
+    sets = [[bearer], [("x-api-key", "k")], [("api-key", "k")], [bearer, ("x-api-key", "k")]]
+    seen = {credential(CIMultiDictProxy(CIMultiDict(headers)), "authorization") for headers in sets}
+    assert seen == {"Bearer k"}

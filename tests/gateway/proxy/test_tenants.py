@@ -181,7 +181,6 @@ async def test_shared_is_one_cache_for_all(stage: Stage, stream: bool) -> None:
         {"X-Stainless-Retry-Count": "3"},
         {"X-Request-Id": "1"},
         {"Accept": "text/event-stream"},
-        {"OpenAI-Organization": "o"},
         {"Content-Type": "application/json; charset=utf-8"},
         {"Cookie": "a=b"},
     ],
@@ -191,6 +190,27 @@ async def test_headers_that_clients_vary_do_not_cost_hits(stage: Stage, headers:
     client = await stage.gateway(await stage.mock())
     await client.post(chat())
 
+    assert (await client.send("POST", "/v1/chat/completions", chat(), headers)).cache == "hit"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"OpenAI-Organization": "o"},
+        {"OpenAI-Project": "p"},
+        {"OpenAI-Beta": "assistants=v2"},
+        {"anthropic-beta": "context-1m"},
+        {"anthropic-version": "2099-01-01"},
+        {"X-Model-Revision": "7"},
+    ],
+)
+async def test_headers_that_may_change_an_answer_are_part_of_the_key(stage: Stage, headers: dict[str, Any]) -> None:
+    """A request with such a header, of which the operator may name more, shares no answer with one without."""
+    client = await stage.gateway(await stage.mock(), cache={"key_headers": ("x-model-revision",)})
+    await client.post(chat())
+    await client.post(chat())  # the second is answered by the fast path
+
+    assert (await client.send("POST", "/v1/chat/completions", chat(), headers)).cache == "miss"
     assert (await client.send("POST", "/v1/chat/completions", chat(), headers)).cache == "hit"
 
 

@@ -269,9 +269,9 @@ async def test_a_plain_answer_beyond_the_limit_is_relayed_in_pieces(stage: Stage
     ("method", "path"),
     [
         ("POST", "/v1/embeddings"),
-        ("POST", "/v1/responses?x=%20y"),
-        ("GET", "/v1/files/abc%2Fdef"),
-        ("DELETE", "/v1/files/abc"),
+        ("POST", "/v1/threads?x=%20y"),
+        ("GET", "/v1/vector_stores/abc%2Fdef"),
+        ("DELETE", "/v1/vector_stores/abc"),
         ("PUT", "/v1/a/b/c"),
         ("PATCH", "/v1/a"),
         ("GET", "/v1/chat/completions/stored"),
@@ -309,7 +309,7 @@ async def test_a_relayed_answer_without_a_body_has_none(stage: Stage) -> None:
     """A relayed 204 has no body."""
     raw = await stage.raw(saying(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"))
     client = await stage.gateway(raw)
-    answer = await client.send("DELETE", "/v1/files/abc")
+    answer = await client.send("DELETE", "/v1/vector_stores/abc")
 
     assert (answer.status, answer.body) == (204, b"")
     assert "Transfer-Encoding" not in answer.headers
@@ -325,7 +325,7 @@ async def test_a_relayed_stream_is_not_buffered(stage: Stage) -> None:
         await connection.send(b"data: 2\n\n")
 
     client = await stage.gateway(await stage.raw(converse))
-    async with client.stream({"model": "mock", "stream": True}, "/v1/responses") as stream:
+    async with client.stream({"model": "mock", "stream": True}, "/v1/threads/runs") as stream:
         assert await stream.event() == b"1"
         go_on.set()
         assert await stream.rest() == [b"2"]
@@ -337,7 +337,7 @@ async def test_a_relayed_answer_that_breaks_off_does_not_look_whole(stage: Stage
     client = await stage.gateway(raw)
     body = b'{"model":"mock"}'
     async with wire(client) as connection:
-        await connection.send(request_bytes(body, path=b"/v1/responses"))
+        await connection.send(request_bytes(body, path=b"/v1/threads/runs"))
         async with asyncio.timeout(DEADLINE):
             said = await connection.reader.read()
 

@@ -2,9 +2,12 @@
 
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 Json = dict[str, Any]
+
+quick = settings(max_examples=60, deadline=None)
 
 # What JSON can say: no lone surrogates, and integers that every parser reads alike.
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

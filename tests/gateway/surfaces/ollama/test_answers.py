@@ -15,7 +15,7 @@ from gateway.surfaces.ollama.endpoint import OllamaSurface
 from gateway.surfaces.ollama.generate import OllamaGenerateSurface
 from gateway.surfaces.ollama.timestamps import rfc3339
 from gateway.surfaces.surface import ChatRequest, Json
-from tests.gateway.surfaces.ollama.examples import chat_answers, objects, own_answers, values
+from tests.gateway.surfaces.ollama.examples import chat_answers, objects, own_answers, quick, values
 
 CHAT, GENERATE = OllamaChatSurface(), OllamaGenerateSurface()
 NOTHING = ChatRequest({})
@@ -100,6 +100,7 @@ def test_an_answer_that_has_another_form_comes_back(change: Json) -> None:
 
 
 @pytest.mark.parametrize(("surface", "is_chat"), [(CHAT, True), (GENERATE, True), (GENERATE, False)])
+@quick
 @given(data=st.data())
 def test_a_chat_answer_comes_back(surface: OllamaSurface, is_chat: bool, data: st.DataObject) -> None:
     """What has no place in Ollama's form survives in the extension; official types take the answer."""
@@ -107,23 +108,26 @@ def test_a_chat_answer_comes_back(surface: OllamaSurface, is_chat: bool, data: s
     before = copy.deepcopy(answer)
     rendered = own(answer, surface)
     kept = msgspec.json.encode(rendered)
+    restored = surface.chat_answer(rendered)
 
     kind: Any = GenerateResponse if surface is GENERATE else ChatResponse
     assert kind.model_validate(rendered).done is True
-    assert exact(surface.chat_answer(msgspec.json.decode(kept))) == exact(answer)
-    assert exact(answer) == exact(before)
+    assert exact(restored) == exact(surface.chat_answer(msgspec.json.decode(kept))) == exact(answer) == exact(before)
+    assert exact(rendered) == exact(msgspec.json.decode(kept))
 
 
 @pytest.mark.parametrize("surface", [CHAT, GENERATE], ids=lambda surface: surface.family)
+@quick
 @given(data=st.data())
 def test_an_answer_of_ollama_comes_back(surface: OllamaSurface, data: st.DataObject) -> None:
     """With its durations, logprobs, context and the digits of its time, and without ids that it did not have."""
     answer = data.draw(own_answers(message=surface is CHAT))
     before = copy.deepcopy(answer)
-    chat = msgspec.json.decode(msgspec.json.encode(surface.chat_answer(answer)))
+    chat = surface.chat_answer(answer)
+    kept = msgspec.json.decode(msgspec.json.encode(chat))
 
-    assert exact(own(chat, surface)) == exact(answer)
-    assert exact(answer) == exact(before)
+    assert exact(own(chat, surface)) == exact(own(kept, surface)) == exact(answer) == exact(before)
+    assert exact(chat) == exact(kept)
 
 
 def exact(value: Any) -> Any:
@@ -214,6 +218,7 @@ def test_arguments_that_are_nested_too_deep_are_not_stored() -> None:
     assert own({"choices": [{"message": message}]})["message"] == {"role": "assistant", "content": ""}
 
 
+@quick
 @given(objects, values)
 def test_any_object_is_rendered_or_refused(fields: Json, said: Any) -> None:
     """An upstream may send anything: there is no other exception."""

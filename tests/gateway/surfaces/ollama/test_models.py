@@ -12,7 +12,7 @@ from gateway.surfaces.ollama.embeddings import embed_answer, embed_request
 from gateway.surfaces.ollama.loading import is_load, load_answer
 from gateway.surfaces.ollama.models import known_as, ps, show, tags, version
 from gateway.surfaces.surface import ChatRequest, Json
-from tests.gateway.surfaces.ollama.examples import texts, values
+from tests.gateway.surfaces.ollama.examples import quick, texts, values
 
 MODEL: Json = {"id": "Qwen/Qwen3-8B", "object": "model", "created": 1_700_000_000, "owned_by": "vllm"}
 INFO: Json = {
@@ -83,6 +83,7 @@ def test_the_engine_s_own_model_is_shown(change: Json, capabilities: list[str], 
     assert shown.details.quantization_level == level
 
 
+@quick
 @given(texts, st.dictionaries(st.sampled_from([*INFO, "created", "max_model_len"]), values))
 def test_anything_that_an_upstream_says_of_a_model_is_shown(name: str, said: Json) -> None:
     """Wrong types count as unknown."""

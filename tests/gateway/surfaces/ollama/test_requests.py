@@ -13,7 +13,7 @@ from gateway.errors import InvalidRequest
 from gateway.surfaces.ollama.chat import OllamaChatSurface
 from gateway.surfaces.ollama.generate import OllamaGenerateSurface
 from gateway.surfaces.surface import ChatRequest, Json
-from tests.gateway.surfaces.ollama.examples import objects, texts, values
+from tests.gateway.surfaces.ollama.examples import objects, quick, texts, values
 
 USER: Json = {"role": "user", "content": "Hello"}
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(30)).decode()
@@ -289,6 +289,7 @@ _messages = st.lists(
 _surrogates = st.text(st.characters(categories=["Cs", "L"]), max_size=3)
 
 
+@quick
 @given(st.dictionaries(_fields, values | _messages | _surrogates | st.lists(_surrogates)))
 def test_any_body_is_read_or_refused(fields: Json) -> None:
     """Wrong types anywhere, lone surrogates and huge numbers raise nothing else."""
@@ -368,6 +369,7 @@ def _two(draw: st.DrawFn, requests: st.SearchStrategy[Json]) -> tuple[Json, Json
     return one, kept | {name: other[name] for name in changed if name in other}
 
 
+@quick
 @given(_two(_chats))
 def test_two_chats_that_differ_have_two_keys(two: tuple[Json, Json]) -> None:
     """Whatever they differ in: no field of Ollama's is read as another one of chat completions'."""
@@ -375,6 +377,7 @@ def test_two_chats_that_differ_have_two_keys(two: tuple[Json, Json]) -> None:
     assert (key(chat(**one)) == key(chat(**other))) == (one == other)
 
 
+@quick
 @given(_two(_prompts))
 def test_two_prompts_that_differ_have_two_keys(two: tuple[Json, Json]) -> None:
     """The same of prompts, raw ones and those with a suffix."""
@@ -382,6 +385,7 @@ def test_two_prompts_that_differ_have_two_keys(two: tuple[Json, Json]) -> None:
     assert (key(generate(**one)) == key(generate(**other))) == (one == other)
 
 
+@quick
 @given(_prompts, _chats)
 def test_a_prompt_and_a_chat_share_a_key_only_as_one_conversation(prompt: Json, asked: Json) -> None:
     """A prompt is the last message of a chat."""
@@ -394,6 +398,7 @@ def test_a_prompt_and_a_chat_share_a_key_only_as_one_conversation(prompt: Json, 
     assert not {"raw", "suffix", "messages", "tools", "template", "context"} & prompt.keys()
 
 
+@quick
 @given(texts, texts)
 def test_arguments_keep_their_order(one: str, other: str) -> None:
     """A model sees them in the order in which it wrote them."""

@@ -18,7 +18,7 @@ from gateway.surfaces.ollama.chat import OllamaChatSurface
 from gateway.surfaces.ollama.endpoint import OllamaSurface
 from gateway.surfaces.ollama.generate import OllamaGenerateSurface
 from gateway.surfaces.surface import ChatRequest, Json
-from tests.gateway.surfaces.ollama.examples import chat_answers, own_answers, texts, tokens, unknown, usages
+from tests.gateway.surfaces.ollama.examples import chat_answers, own_answers, quick, texts, tokens, unknown, usages
 
 CHAT, GENERATE = OllamaChatSurface(lambda: 0), OllamaGenerateSurface(lambda: 0)
 NOTHING = ChatRequest({})
@@ -70,6 +70,7 @@ def lines_of(body: bytes) -> list[Json]:
 
 
 @pytest.mark.parametrize("surface", [CHAT, GENERATE], ids=lambda surface: surface.family)
+@quick
 @given(chunks=chat_streams())
 def test_a_stream_says_what_the_whole_answer_says(surface: OllamaSurface, chunks: list[Json]) -> None:
     """However it is cut into chunks; its lines put together are the answer again."""
@@ -83,6 +84,7 @@ def test_a_stream_says_what_the_whole_answer_says(surface: OllamaSurface, chunks
     assert surface.chat_answer(answer) == whole.response()
 
 
+@quick
 @given(chunks=chat_streams())
 def test_each_line_is_one_that_ollama_sends(chunks: list[Json]) -> None:
     """Whole calls, thinking and text with the role, the text in order, and counts on the last line alone."""
@@ -158,6 +160,7 @@ def test_what_is_no_chunk_says_nothing(strange: Json) -> None:
 
 
 @pytest.mark.parametrize("surface", [CHAT, GENERATE], ids=lambda surface: surface.family)
+@quick
 @given(data=st.data())
 def test_a_replayed_answer_is_the_answer(surface: OllamaSurface, data: st.DataObject) -> None:
     """An answer of Ollama's or a translated one, cut into lines and put together."""
@@ -219,6 +222,7 @@ def test_a_stream_that_is_not_whole_is_not_stored(last: bytes) -> None:
         assembler.answer()
 
 
+@quick
 @given(
     st.lists(
         st.dictionaries(

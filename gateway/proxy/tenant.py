@@ -1,0 +1,59 @@
+"""Who asks: the credential that separates tenants, and the headers by which it and the answer's form reach the key."""
+
+from multidict import CIMultiDictProxy
+
+from cache.entries.key import namespace_for
+from gateway.upstreams.upstream import NAMESPACE_HEADER
+
+# Where some providers' clients put the key that others send as a bearer token.
+KEY_HEADERS = ("x-api-key", "api-key")
+_BEARER = "Bearer "
+_ANTHROPIC = ("anthropic-version", "anthropic-beta")
+_ANSWER_HEADERS = (*_ANTHROPIC, "openai-beta", "openai-organization", "openai-project")
+OTHER_HEADERS = frozenset({*KEY_HEADERS, *_ANTHROPIC})
+"""Of other forms of API: an upstream that has only OpenAI's does not expect them."""
+
+
+def credential(headers: CIMultiDictProxy[str], namespace_setting: str) -> str:
+    """The text that identifies the caller's tenant; "" if none does.
+
+    With `authorization` that is the Authorization header, and the headers that some providers use in its place. The
+    same key is the same tenant, in whichever of them it stands.
+    """
+    if namespace_setting == "shared":
+        return ""
+    if namespace_setting != "authorization":
+        # All values: the first may be the client's own, before one that a proxy added.
+        return "\n".join(headers.getall(namespace_setting.removeprefix("header:"), ()))
+    tokens = headers.getall("Authorization", [])
+    given = [(name, value) for name in KEY_HEADERS if name in headers for value in headers.getall(name)]
+    if len(given) == 1 and (not tokens or tokens == [_BEARER + given[0][1]]):
+        return _BEARER + given[0][1]
+    # A line break, which no header can contain, separates the two kinds.
+    return "\n".join((*tokens, *(f"\n{name}: {value}" for name, value in given)))
+
+
+def bearer(headers: CIMultiDictProxy[str]) -> dict[str, str]:
+    """The Authorization header for an upstream that wants the key of `x-api-key` there."""
+    if "Authorization" in headers:
+        return {}
+    key = next((headers[name] for name in KEY_HEADERS if name in headers), None)
+    return {} if key is None else {"Authorization": _BEARER + key}
+
+
+def namespace_header(headers: CIMultiDictProxy[str], namespace_setting: str) -> dict[str, str]:
+    """The header that names the tenant to the upstream, where no credential that it receives does."""
+    if not namespace_setting.startswith("header:"):
+        return {}
+    return {NAMESPACE_HEADER: namespace_for(credential(headers, namespace_setting))}
+
+
+def answer_headers(headers: CIMultiDictProxy[str], further: tuple[str, ...], is_translated: bool = False) -> str:
+    """The headers that the client sends and that may change an answer, as text for the key; "" for most requests.
+
+    `further` are the names that the operator adds. Of a request that `is_translated` no upstream sees Anthropic's.
+    """
+    sent = [name for name in (*_ANSWER_HEADERS, *further) if name in headers]
+    if is_translated:
+        sent = [name for name in sent if name not in OTHER_HEADERS]
+    return "".join([f"\n{name}: {value}" for name in sent for value in headers.getall(name)])

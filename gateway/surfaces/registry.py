@@ -1,0 +1,38 @@
+"""Every form of API, by its path and by the family of its answers."""
+
+from aiohttp import web
+
+from gateway.errors import GatewayError
+from gateway.surfaces.messages.surface import MessagesSurface
+from gateway.surfaces.ollama.chat import OllamaChatSurface
+from gateway.surfaces.ollama.generate import OllamaGenerateSurface
+from gateway.surfaces.openai import CHAT, COMPLETIONS
+from gateway.surfaces.responses.surface import ResponsesSurface
+from gateway.surfaces.surface import AnswerForm, Surface
+
+FORMS: tuple[AnswerForm, ...] = (
+    CHAT,
+    COMPLETIONS,
+    MessagesSurface(),
+    ResponsesSurface(),
+    OllamaChatSurface(),
+    OllamaGenerateSurface(),
+)
+BY_FAMILY: dict[str, AnswerForm] = {form.family: form for form in FORMS}
+BY_PATH: dict[str, AnswerForm] = {path: form for form in FORMS for path in form.paths}
+NOT_EVERYWHERE = tuple(path for form in FORMS if isinstance(form, Surface) for path in form.paths)
+"""The endpoints that an upstream may lack."""
+
+
+def form_of(path: str) -> AnswerForm:
+    """The form of API to which a path belongs; OpenAI's where no other is known."""
+    if path.startswith("/api/"):
+        return BY_PATH["/api/chat"]
+    return next((form for prefix, form in BY_PATH.items() if path.startswith(prefix)), CHAT)
+
+
+def error_response(form: AnswerForm, error: GatewayError) -> web.Response:
+    """An error as clients of this form expect it."""
+    return web.Response(
+        status=error.status, body=form.error_body(error), content_type="application/json", headers=error.headers
+    )
