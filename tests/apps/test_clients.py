@@ -13,6 +13,8 @@ ALL = {**CHATS, "structured": {"capital": True}}
 """What each client finds out of AppUpstream, whatever surface it speaks."""
 NATIVELY = {"structured_natively": {"capital": True}}
 EMBEDDINGS = {"embeddings": 2}
+CONCURRENT = {"concurrent": ["One.", "Two."]}
+PROMPTS = {"generate": "Once upon a time", "generate_stream": "Then"}
 LLAMA_INDEX = {**ALL, "tools": "Sunny in Paris.", "completion": "Once upon a time"}
 """It returns the tool's own result."""
 
@@ -24,8 +26,9 @@ def case(name: str, program: str, expected: dict[str, Any], via: str | None = No
 
 
 CASES = [
+    # Chat completions.
     case("openai", "openai_chat.py", {**ALL, **EMBEDDINGS, "models": ["mock"]}),
-    case("langchain-openai", "langchain_models.py", {**ALL, **EMBEDDINGS, "concurrent": ["One.", "Two."]}, "openai"),
+    case("langchain-openai", "langchain_models.py", {**ALL, **EMBEDDINGS, **CONCURRENT}, "openai"),
     case("litellm", "litellm_client.py", ALL, "openai"),
     case("openai-agents chat", "openai_agents.py", ALL, "chat"),
     case("pydantic-ai chat", "pydantic_agents.py", {**ALL, **NATIVELY}, "chat"),
@@ -42,6 +45,25 @@ CASES = [
     case("npm openai", "openai_chat.mjs", {**ALL, **EMBEDDINGS}),
     case("ai, openai-compatible", "ai_sdk.mjs", ALL, "openai-compatible"),
     case("ai, openai's chat", "ai_sdk.mjs", ALL, "openai-chat"),
+    # Responses.
+    case("openai responses", "openai_responses.py", {**ALL, "conversation": "Say goodbye."}),
+    case("langchain-openai responses", "langchain_models.py", {**ALL, **CONCURRENT}, "openai-responses"),
+    case("openai-agents", "openai_agents.py", ALL, "responses"),
+    case("pydantic-ai responses", "pydantic_agents.py", {**ALL, **NATIVELY}, "responses"),
+    case("npm openai responses", "openai_responses.mjs", ALL),
+    case("ai, openai", "ai_sdk.mjs", ALL, "openai"),
+    # Messages.
+    case("anthropic", "anthropic_sdk.py", {**ALL, "models": ["mock"]}),
+    case("langchain-anthropic", "langchain_models.py", {**ALL, **CONCURRENT}, "anthropic"),
+    case("litellm anthropic", "litellm_client.py", ALL, "anthropic"),
+    case("pydantic-ai anthropic", "pydantic_agents.py", ALL, "anthropic"),
+    case("npm @anthropic-ai/sdk", "anthropic_sdk.mjs", CHATS),
+    case("ai, anthropic", "ai_sdk.mjs", ALL, "anthropic"),
+    # Ollama.
+    case("ollama", "ollama_sdk.py", {**ALL, **EMBEDDINGS, **PROMPTS, "models": ["mock"]}),
+    case("langchain-ollama", "langchain_models.py", {**ALL, **CONCURRENT}, "ollama"),
+    case("litellm ollama", "litellm_client.py", ALL, "ollama_chat"),
+    case("npm ollama", "ollama_sdk.mjs", {**ALL, **EMBEDDINGS, "models": ["mock"]}),
 ]
 
 

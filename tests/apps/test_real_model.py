@@ -13,18 +13,19 @@ MODEL = "SmolLM2-135M-Instruct"
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
 # What the model says is its own; where it must call a tool, only a client that can require the call is asked.
-FORCED = ["chat", "stream", "tools", "structured"]
 FREE = ["chat", "stream", "structured"]
+FORCED = [*FREE, "tools"]
 CASES = [
     pytest.param("openai_chat.py", "python", None, [*FORCED, "embeddings"], id="openai"),
-    pytest.param("langchain_models.py", "python", "openai", [*FREE, "embeddings"], id="langchain-openai"),
+    pytest.param("openai_responses.py", "python", None, [*FORCED, "conversation"], id="openai responses"),
+    pytest.param("anthropic_sdk.py", "python", None, [*FORCED, "count_tokens"], id="anthropic"),
+    pytest.param("ollama_sdk.py", "python", None, [*FREE, "generate", "embeddings", "models"], id="ollama"),
+    pytest.param("langchain_models.py", "python", "openai", FREE, id="langchain-openai"),
     pytest.param("litellm_client.py", "python", "openai", FREE, id="litellm"),
-    pytest.param("openai_agents.py", "python", "chat", FREE, id="openai-agents chat"),
-    pytest.param("pydantic_agents.py", "python", "chat", [*FREE, "structured_natively"], id="pydantic-ai chat"),
-    pytest.param("llm_command.py", "python", None, ["structured"], id="llm"),
+    pytest.param("openai_agents.py", "python", "responses", FREE, id="openai-agents"),
+    pytest.param("pydantic_agents.py", "python", "chat", [*FREE, "structured_natively"], id="pydantic-ai"),
     pytest.param("instructor_client.py", "python-openai2", None, ["structured"], id="instructor"),
-    pytest.param("openai_chat.mjs", "npm", None, ["chat", "stream", "structured", "embeddings"], id="npm openai"),
-    pytest.param("ai_sdk.mjs", "npm", "openai-compatible", FREE, id="ai, openai-compatible"),
+    pytest.param("ai_sdk.mjs", "npm", "openai-compatible", FREE, id="ai"),
 ]
 
 

@@ -16,9 +16,9 @@ def chat():
 
 
 def stream():
-    with client.responses.stream(model=MODEL, input=STREAM, max_output_tokens=LIMIT) as events:
-        text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-        assert events.get_final_response().output_text == text
+    events = list(create(model=MODEL, input=STREAM, max_output_tokens=LIMIT, stream=True))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert events[-1].response.output_text == text
     return text
 
 
