@@ -1,7 +1,7 @@
-"""Keepgate's gateway: an OpenAI-compatible caching proxy.
+"""Keepgate's gateway: a caching proxy that speaks the APIs of OpenAI, Anthropic and Ollama.
 
-Layers, from the top: commands, processes, api, pipeline, proxy, upstreams, http, settings, metrics, errors. A module
-imports only from its own layer and those below. Uses the package cache; reaches backends over HTTP.
+Layers, from the top: commands, processes, api, batches, pipeline, proxy, surfaces, upstreams, http, settings, metrics,
+errors. A module imports only from its own layer and those below. Uses the package cache; reaches backends over HTTP.
 Read pipeline.py first: the path of a request on one screen.
 """
 

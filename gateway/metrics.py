@@ -6,6 +6,7 @@ before this module is imported.
 
 import os
 from collections.abc import Iterator, Mapping
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -14,14 +15,7 @@ from cache.entries.entry import Entry, Family
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
-FAMILIES: tuple[Family, ...] = (
-    "chat.completions",
-    "completions",
-    "messages",
-    "responses",
-    "ollama.chat",
-    "ollama.generate",
-)
+FAMILIES: tuple[Family, ...] = get_args(Family)
 LAYERS = ("exact", "normalized", "semantic")
 
 registry = CollectorRegistry()

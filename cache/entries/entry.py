@@ -15,7 +15,20 @@ _HEADER_BYTES = len(_MAGIC) + 8
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Family = Literal[
-    "chat.completions", "completions", "embeddings", "messages", "responses", "ollama.chat", "ollama.generate"
+    "chat.completions",
+    "completions",
+    "embeddings",
+    "messages",
+    "responses",
+    "ollama.chat",
+    "ollama.generate",
+    "moderations",
+    "rerank",
+    "score",
+    "audio.transcriptions",
+    "audio.translations",
+    "audio.speech",
+    "images",
 ]
 
 
@@ -23,8 +36,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):  # gc: it r
     """A complete answer in the form of a response that is not streamed.
 
     `body` is the JSON text of the response object: the upstream's own bytes if it did not stream, else assembled from
-    the chunks with nothing left out. `created` is Unix time in seconds, `fresh_for` a lifetime in seconds. `generation`
-    is the purge state under which the request began: an entry from before a purge never counts.
+    the chunks with nothing left out. With a `content_type` it is what that says, as the upstream sent it. `created` is
+    Unix time in seconds, `fresh_for` a lifetime in seconds. `generation` is the purge state under which the request
+    began: an entry from before a purge never counts.
     """
 
     id: str
@@ -39,6 +53,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):  # gc: it r
     prompt_tokens: Count
     completion_tokens: Count
     seconds: Seconds
+    content_type: str = ""
 
     def age(self, now: float) -> float:
         """Seconds since the answer was computed; a clock that went back counts as zero."""

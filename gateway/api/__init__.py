@@ -1,7 +1,8 @@
-"""The HTTP routes: OpenAI's endpoints, the inspection API under /v1/cache, health and metrics.
+"""The HTTP routes: every form of API that clients speak, the inspection API under /v1/cache, health and metrics.
 
-handlers.py has OpenAI's endpoints, admin.py and prefix_stores.py the operator's, stats.py the body of GET
-/v1/cache/stats, page.py the page at `/`, batches.py the Files and Batch API. A handler reads the request, calls the
+handlers.py has the endpoints that answer a prompt, models and what is relayed; anthropic.py, ollama.py and responses.py
+what else those APIs have; whole.py audio, images, moderations and reranking; batches.py the Files and Batch API;
+admin.py, prefix_stores.py and stats.py the operator's; page.py the page at `/`. A handler reads the request, calls the
 pipeline or the cache, and writes the response. The table of routes is in gateway/processes/app.py. Read handlers.py
-first. Uses batches, http, proxy, settings, upstreams and the package cache.
+first. Uses batches, http, proxy, settings, surfaces, upstreams and the package cache.
 """

@@ -46,9 +46,20 @@ async def get_entry(request: web.Request) -> web.Response:
                 "completion_tokens": entry.completion_tokens,
                 "seconds": entry.seconds,
             },
-            "answer": msgspec.Raw(entry.body),
+            "content_type": entry.content_type or "application/json",
+            "answer": _answer(entry),
         }
     )
+
+
+def _answer(entry: Entry) -> Any:
+    """The answer as JSON; None for audio and the like, whose bytes would say nothing."""
+    if not entry.content_type:
+        return msgspec.Raw(entry.body)
+    try:
+        return msgspec.json.decode(entry.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 async def delete_entry(request: web.Request) -> web.Response:

@@ -27,7 +27,7 @@ from gateway.surfaces.surface import Json
 from gateway.upstreams.upstream import Attempt, Upstream
 
 _encode = msgspec.json.Encoder().encode
-_LARGE_BODY = 2**18
+LARGE_BODY = 2**18
 _LIST_DEADLINE = 5.0
 _MAX_LISTED_BYTES = 8 * 2**20
 
@@ -50,7 +50,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
     if request.path == conversations.PATH:
         read = functools.partial(read, conversation=await _conversation(request, body))
     # Decoding a long body takes milliseconds: it leaves the event loop.
-    call = await asyncio.to_thread(read) if len(body) > _LARGE_BODY else read()
+    call = await asyncio.to_thread(read) if len(body) > LARGE_BODY else read()
     return await request.app[PIPELINE].answer(request, call)
 
 
@@ -67,7 +67,7 @@ async def embed(request: web.Request) -> web.StreamResponse:
     settings = request.app[SETTINGS]
     body = await read_body(request, settings.max_body, settings.timeouts.client)
     read = functools.partial(parse_embeddings, request.rel_url.raw_path_qs, body, request.headers, settings.cache)
-    asked = await asyncio.to_thread(read) if len(body) > _LARGE_BODY else read()
+    asked = await asyncio.to_thread(read) if len(body) > LARGE_BODY else read()
     return await forward(request) if asked is None else await request.app[EMBEDDINGS].answer(asked)
 
 
@@ -152,7 +152,7 @@ class _ModelField(msgspec.Struct):
 
 
 def _model_named_in(body: bytes | None) -> str | None:
-    if body is None or len(body) > _LARGE_BODY:
+    if body is None or len(body) > LARGE_BODY:
         return None
     try:
         return msgspec.json.decode(body, type=_ModelField).model

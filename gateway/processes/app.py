@@ -20,9 +20,11 @@ from cache.semantic.client import SemanticClient
 from cache.stores.conversations import Conversations
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import RedisStore, open_redis_store
-from gateway.api import admin, anthropic, handlers, ollama, page, prefix_stores, responses
+from gateway.api import admin, anthropic, batches, handlers, ollama, page, prefix_stores, responses, whole
 from gateway.api.app_keys import CACHE, CONVERSATIONS, EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
 from gateway.api.stats import GaugeUpdater
+from gateway.batches.runner import RunnerOptions, open_batches
+from gateway.batches.store import BatchStore
 from gateway.http.background_tasks import background_tasks
 from gateway.http.middleware import answering_errors, mark_started
 from gateway.http.server import Handler, HttpServer
@@ -41,6 +43,7 @@ from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.proxy.single_flight import SingleFlight
 from gateway.settings.settings import Settings, SettingsError
 from gateway.surfaces.registry import NOT_EVERYWHERE, error_response, form_of
+from gateway.surfaces.whole import ENDPOINTS
 from gateway.upstreams.connection import ConnectionPool, open_connections
 from gateway.upstreams.mock import MockUpstream, load_script
 from gateway.upstreams.router import Router
@@ -109,7 +112,10 @@ async def open_gateway(
         embeddings = Embeddings(cache, router, tasks, settings.cache)
         application = build_application(settings, cache, semantic, router, pipeline, embeddings, conversations, gauges)
         fast_path = functools.partial(FastPath, cache=cache, settings=settings, hits=hits)
-        async with _listening(application, settings, fast_path, share_port) as (url, port):
+        async with (
+            _listening(application, settings, fast_path, share_port) as (url, port),
+            _running_batches(application, settings, url),
+        ):
             yield Gateway(url, port, redis_url, router, cache, connections)
 
 
@@ -135,12 +141,14 @@ def build_application(
     application[EMBEDDINGS] = embeddings
     application[CONVERSATIONS] = conversations
     application[GAUGES] = gauges
+    application[batches.BATCHES] = BatchStore(settings.state_path(), settings.batches.max_file)
     application.on_response_prepare.append(mark_started)
     application.add_routes(
         [
             web.post("/v1/chat/completions", handlers.answer),
             web.post("/v1/completions", handlers.answer),
             web.post("/v1/embeddings", handlers.embed),
+            *(web.post(path, whole.answer) for endpoint in ENDPOINTS for path in endpoint.paths),
             web.post("/v1/responses", handlers.answer),
             web.get("/v1/responses/{id}", responses.get),
             web.delete("/v1/responses/{id}", responses.delete),
@@ -166,6 +174,7 @@ def build_application(
             web.delete("/v1/cache/prefix", prefix_stores.clear),
             web.post("/v1/cache/prefix/{operation:lookup|pin|unpin}", prefix_stores.operate),
             web.route("*", "/v1/cache{rest:(/.*)?}", handlers.not_found),
+            *(batches.ROUTES if settings.batches.enabled else ()),
             web.route("*", "/v1/{rest:.+}", handlers.forward),
             web.get("/", page.show),
             web.get("/health", handlers.health),
@@ -174,6 +183,22 @@ def build_application(
         ]
     )
     return application
+
+
+@asynccontextmanager
+async def _running_batches(application: web.Application, settings: Settings, url: str) -> AsyncIterator[None]:
+    """Run batches, whose requests go to this gateway's own address."""
+    if not settings.batches.enabled:
+        yield
+        return
+    timeouts = settings.timeouts
+    options = RunnerOptions(
+        concurrency=settings.batches.concurrency,
+        max_line=settings.max_body,
+        answer_timeout=timeouts.first_byte + timeouts.idle,
+    )
+    async with open_batches(application[batches.BATCHES], url, options):
+        yield
 
 
 @asynccontextmanager

@@ -94,6 +94,10 @@ class Flight:
         return time.monotonic() - self._began
 
     @property
+    def content_type(self) -> str:
+        return self.headers.get("Content-Type", "")
+
+    @property
     def finished(self) -> bool:
         return self._finished.is_set()
 
@@ -165,7 +169,8 @@ class Flight:
             await self._add(Chunk(data))
         self.complete = True
         if self.status == 200 and not self.oversized:
-            await self._record(functools.partial(record_response, self.form, b"".join(self._chunks), self._choices))
+            body = b"".join(self._chunks)
+            await self._record(functools.partial(record_response, self.form, self.content_type, body, self._choices))
 
     async def _record(self, finish: Callable[[], Recording]) -> None:
         try:

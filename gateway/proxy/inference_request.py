@@ -26,6 +26,7 @@ from gateway.surfaces.openai import CHAT, COMPLETIONS
 from gateway.surfaces.registry import BY_PATH
 from gateway.surfaces.responses.requests import continued
 from gateway.surfaces.surface import AnswerForm, ChatRequest, Json, Surface
+from gateway.surfaces.whole import WholeRequest
 from gateway.upstreams.router import Router
 from gateway.upstreams.upstream import REUSE_HEADER, Attempt
 
@@ -194,6 +195,30 @@ def parse_request(
         max_risk=_max_risk(headers),
         reuse=_reuse(headers, target),
         conversation=conversation or (),
+    )
+
+
+def parse_whole(
+    asked: WholeRequest, path: str, query: str, body: bytes, headers: CIMultiDictProxy[str], settings: Settings
+) -> InferenceRequest:
+    """A request that is answered whole, for the pipeline. Raises InvalidRequest."""
+    scope = f"{asked.endpoint.family} {path}?{query}" + answer_headers(headers, settings.cache.key_headers)
+    namespace = namespace_for(credential(headers, settings.cache.namespace))
+    return InferenceRequest(
+        surface=asked.endpoint,
+        asked=ChatRequest(dict(asked.fields)),
+        path=f"{path}?{query}" if query else path,
+        body=body,
+        headers=headers,
+        key=request_key(namespace, scope, asked.fields),
+        model=asked.model,
+        sampled=asked.sampled,
+        choices=1,
+        priority=0,
+        cache_control=parse_cache_control(", ".join(headers.getall("Cache-Control", ()))),
+        question=None,
+        max_risk=1.0,
+        reuse=_reuse(headers, COMPLETIONS.family),
     )
 
 

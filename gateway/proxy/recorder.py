@@ -8,6 +8,7 @@ from cache.entries.answer import StreamAssembler, Usage, check_complete, usage_o
 from cache.errors import UnstorableAnswer
 from gateway.http.sse import event_data, event_json
 from gateway.surfaces.surface import AnswerForm, Surface
+from gateway.surfaces.whole import WholeEndpoint
 
 _encode = msgspec.json.Encoder().encode
 
@@ -90,8 +91,12 @@ def recorder_of(form: AnswerForm, choices: int) -> StreamRecorder | AssemblerRec
     return AssemblerRecorder(form) if isinstance(form, Surface) else StreamRecorder(choices)
 
 
-def record_response(form: AnswerForm, body: bytes, choices: int) -> Recording:
-    """Record a JSON answer. Raises UnstorableAnswer when it must not be stored."""
+def record_response(form: AnswerForm, content_type: str, body: bytes, choices: int) -> Recording:
+    """Record an answer that is not streamed. Raises UnstorableAnswer when it must not be stored."""
+    if isinstance(form, WholeEndpoint):
+        if fault := form.storable(200, content_type, body):
+            raise UnstorableAnswer(fault)
+        return Recording(body, None, None)
     try:
         response: dict[str, Any] = event_json(body)
     except ValueError as error:

@@ -68,8 +68,9 @@ class Relay:
             return await self._translate(request, inference, subscriber, headers, key)
         if flight.status == 200 and (not own or (joined and flight.is_stream != inference.stream)):
             return await self._convert(inference, subscriber, headers)
-        # A JSON answer is sent whole, unless it is too long to be held.
-        if not flight.is_stream and (body := await subscriber.body()) is not None:
+        # An answer that is not streamed is sent whole, unless it is too long to be held, or can be heard as it comes.
+        is_heard = flight.content_type.startswith("audio/")
+        if not flight.is_stream and not is_heard and (body := await subscriber.body()) is not None:
             if flight.status == 200:
                 return whole_response(request, headers, body)
             return web.Response(status=flight.status, body=body, headers=headers)

@@ -8,7 +8,7 @@ import msgspec
 from cache.entries.entry import Family
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.surfaces.registry import BY_FAMILY
-from gateway.surfaces.surface import Json, Surface
+from gateway.surfaces.surface import Json, StreamedForm, Surface
 
 _decode = msgspec.json.Decoder(dict).decode
 _encode = msgspec.json.Encoder().encode
@@ -34,6 +34,7 @@ async def render(body: bytes, family: Family, inference: InferenceRequest) -> Re
 def _render(body: bytes, family: Family, inference: InferenceRequest) -> Rendered:
     answer = _decode(body)
     own, recorded = inference.surface, BY_FAMILY[family]
+    assert isinstance(own, StreamedForm)  # noqa: S101  # what cannot be streamed is never translated
     if family == inference.family:
         return Rendered(own.own_stream(answer, inference.asked))
     if isinstance(recorded, Surface):

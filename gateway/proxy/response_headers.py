@@ -32,7 +32,7 @@ def content_type(form: str) -> str:
 
 def hit_headers(entry: Entry, age: float, form: str, detail: str, layer: str = "exact") -> dict[str, str]:
     """For an answer from the cache; `age` in seconds."""
-    kind = content_type(form)
+    kind = entry.content_type or content_type(form)
     headers = {
         "Content-Type": kind,
         "Age": str(int(age)),
@@ -41,7 +41,7 @@ def hit_headers(entry: Entry, age: float, form: str, detail: str, layer: str = "
         "x-keepgate-layer": layer,
         "x-keepgate-entry": entry.id,
     }
-    if kind is not _JSON:
+    if not entry.content_type and kind is not _JSON:
         headers["Cache-Control"] = "no-cache"  # for proxies between: they must not store a stream
     return headers
 

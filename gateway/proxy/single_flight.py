@@ -16,6 +16,7 @@ from gateway.proxy.recorder import Recording
 from gateway.proxy.semantic_lookup import SemanticLookup, SemanticQuery
 from gateway.proxy.tenant import namespace_header
 from gateway.settings.settings import CacheSettings
+from gateway.surfaces.whole import WholeEndpoint
 from gateway.upstreams.router import Router
 from gateway.upstreams.upstream import REUSE_HEADER
 
@@ -127,6 +128,7 @@ class SingleFlight:
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             seconds=flight.seconds,
+            content_type=flight.content_type if isinstance(flight.form, WholeEndpoint) else "",
         )
 
 

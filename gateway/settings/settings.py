@@ -316,6 +316,17 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return words
 
 
+class BatchSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """OpenAI's Files and Batch API."""
+
+    enabled: Flag = True
+    """Whether the gateway has it. If false, its requests are relayed to an upstream as they are."""
+    max_file: PositiveSizeField = PositiveSize(512 * 2**20)
+    """The longest file that a client may upload."""
+    concurrency: Annotated[int, Meta(ge=1, le=1000, description="a whole number from 1 to 1000")] = 4
+    """Requests of batches that one process has under way at the same time."""
+
+
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All settings of `keepgate serve`."""
 
@@ -338,7 +349,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     admin_key: Annotated[Secret | None, Meta(description="text that is not empty")] = None
     """The key of the inspection API; without one it answers on the loopback only."""
     state_dir: Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="the path of a folder")] = None
-    """The folder of the embedded Valkey and the prefix store; `~/.local/state/keepgate` by default (XDG_STATE_HOME)."""
+    """The folder of the embedded Valkey, the prefix store, files and batches; by default `~/.local/state/keepgate`
+    (XDG_STATE_HOME).
+    """
     max_body: PositiveSizeField = PositiveSize(32 * 2**20)
     """The longest request body."""
     responses_ttl: PositiveSeconds = 30 * 86_400.0
@@ -350,6 +363,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     cache: CacheSettings = CacheSettings()
     semantic: SemanticSettings = SemanticSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
+    batches: BatchSettings = BatchSettings()
 
     def __repr__(self) -> str:
         fields = {**msgspec.structs.asdict(self), "redis": masked(self.redis)}

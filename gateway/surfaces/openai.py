@@ -2,11 +2,10 @@
 
 from cache.entries.answer import stream_of
 from cache.entries.entry import Family
-from gateway.errors import GatewayError
-from gateway.surfaces.surface import AnswerForm, ChatRequest, Json
+from gateway.surfaces.surface import ChatRequest, Json, StreamedForm
 
 
-class OpenAIForm(AnswerForm):
+class OpenAIForm(StreamedForm):
     """Chat completions, or completions."""
 
     def __init__(self, family: Family, path: str) -> None:
@@ -16,13 +15,6 @@ class OpenAIForm(AnswerForm):
     def own_stream(self, answer: Json, request: ChatRequest) -> bytes:
         """Chunks, with the usage on a last one if the client asked for it, and [DONE]."""
         return stream_of(answer, request.include_usage)
-
-    def error_body(self, error: GatewayError) -> bytes:
-        return error.body()
-
-    def error_event(self, error: GatewayError) -> bytes:
-        """No [DONE] follows it."""
-        return error.event()
 
 
 CHAT = OpenAIForm("chat.completions", "/v1/chat/completions")

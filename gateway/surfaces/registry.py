@@ -8,9 +8,10 @@ from gateway.surfaces.ollama.chat import OllamaChatSurface
 from gateway.surfaces.ollama.generate import OllamaGenerateSurface
 from gateway.surfaces.openai import CHAT, COMPLETIONS
 from gateway.surfaces.responses.surface import ResponsesSurface
-from gateway.surfaces.surface import AnswerForm, Surface
+from gateway.surfaces.surface import AnswerForm, StreamedForm, Surface
+from gateway.surfaces.whole import ENDPOINTS
 
-FORMS: tuple[AnswerForm, ...] = (
+PROMPT_FORMS: tuple[StreamedForm, ...] = (
     CHAT,
     COMPLETIONS,
     MessagesSurface(),
@@ -18,9 +19,10 @@ FORMS: tuple[AnswerForm, ...] = (
     OllamaChatSurface(),
     OllamaGenerateSurface(),
 )
-BY_FAMILY: dict[str, AnswerForm] = {form.family: form for form in FORMS}
-BY_PATH: dict[str, AnswerForm] = {path: form for form in FORMS for path in form.paths}
-NOT_EVERYWHERE = tuple(path for form in FORMS if isinstance(form, Surface) for path in form.paths)
+BY_FAMILY: dict[str, AnswerForm] = {form.family: form for form in (*PROMPT_FORMS, *ENDPOINTS)}
+BY_PATH: dict[str, StreamedForm] = {path: form for form in PROMPT_FORMS for path in form.paths}
+"""The endpoints that answer a prompt."""
+NOT_EVERYWHERE = tuple(path for form in PROMPT_FORMS if isinstance(form, Surface) for path in form.paths)
 """The endpoints that an upstream may lack."""
 
 

@@ -24,6 +24,7 @@ import xxhash
 
 from cache.entries.entry import Family
 from gateway.errors import GatewayError
+from gateway.http.sse import EVENT_STREAM
 
 Json = dict[str, Any]
 
@@ -93,30 +94,34 @@ class Assembler(ABC):
         """
 
 
-class AnswerForm(ABC):
-    """How a surface frames its answers and errors. Stateless: one object serves all requests."""
+class AnswerForm:
+    """How an API frames its answers and errors: OpenAI's way. Stateless: one object serves all requests."""
 
     family: Family
     """The family of answers in this form, and its label in the metrics."""
     paths: tuple[str, ...]
-    """Its endpoints that answer a prompt."""
-    stream_type = "text/event-stream"
+    """Its endpoints."""
+    stream_type = EVENT_STREAM
     """The content type of its streams."""
+
+    def error_body(self, error: GatewayError) -> bytes:
+        """An error as clients of this form expect it."""
+        return error.body()
+
+    def error_event(self, error: GatewayError) -> bytes:
+        """The same as the last event of a stream that has begun, framed."""
+        return error.event()
+
+
+class StreamedForm(AnswerForm, ABC):
+    """A form whose answers can be streamed."""
 
     @abstractmethod
     def own_stream(self, answer: Json, request: ChatRequest) -> bytes:
         """A whole answer in this form as the body of a stream."""
 
-    @abstractmethod
-    def error_body(self, error: GatewayError) -> bytes:
-        """An error as clients of this form expect it."""
 
-    @abstractmethod
-    def error_event(self, error: GatewayError) -> bytes:
-        """The same as the last event of a stream that has begun, framed."""
-
-
-class Surface(AnswerForm):
+class Surface(StreamedForm):
     """One form of API beside chat completions."""
 
     @abstractmethod

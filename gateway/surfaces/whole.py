@@ -12,8 +12,10 @@ from typing import Any
 
 import msgspec
 
+from cache.entries.entry import Family
 from gateway.http.json_object import decode_object
 from gateway.http.multipart import Part, multipart_fields, text_of
+from gateway.surfaces.surface import AnswerForm
 
 _FORM = "multipart/form-data"
 _STREAMS = ("text/event-stream", "application/x-ndjson")
@@ -23,7 +25,7 @@ _ABSENT = (None, "")
 _NOT_STREAMED = (*_ABSENT, False, "false", "False", "0")
 
 
-class WholeEndpoint(ABC):
+class WholeEndpoint(AnswerForm, ABC):
     """One kind of endpoint. Stateless: one object serves all requests."""
 
     takes_forms = False
@@ -31,7 +33,7 @@ class WholeEndpoint(ABC):
     needs_seed = False
     """Whether only the answer to a request with a seed is a function of it."""
 
-    def __init__(self, family: str, *paths: str) -> None:
+    def __init__(self, family: Family, *paths: str) -> None:
         self.family = family
         self.paths = paths
 
@@ -64,21 +66,14 @@ class WholeRequest:
     model: str
     sampled: bool
 
-    @property
-    def family(self) -> str:
-        return self.endpoint.family
-
-    def storable(self, status: int, content_type: str, body: bytes) -> str | None:
-        """None for an answer that may be stored; else why not, in one of few texts (for a label of metrics)."""
-        return self.endpoint.storable(status, content_type, body)
-
 
 def whole_request(path: str, content_type: str, body: bytes) -> WholeRequest | None:
     """The request with this body; None for one that is passed on and not cached.
 
-    Those are requests for a stream or for images without a seed, and what has no model or another content type than
-    the endpoint's own. `path` is without the query. Hashes the files of a form: about a millisecond for each megabyte.
-    Raises InvalidRequest for a body that is not what its content type says, and for a form that says a field twice.
+    Those are requests for a stream or for images without a seed, and what has another content type than the endpoint's
+    own. A model that is not named is "": some upstreams have one by default. `path` is without the query. Hashes the
+    files of a form: about a millisecond for each megabyte. Raises InvalidRequest for a body that is not what its
+    content type says, and for a form that says a field twice.
     """
     endpoint = _BY_PATH.get(path)
     if endpoint is None:
@@ -95,7 +90,8 @@ def whole_request(path: str, content_type: str, body: bytes) -> WholeRequest | N
 
 def _request(endpoint: WholeEndpoint, fields: Mapping[str, Any], read: Callable[[str], Any]) -> WholeRequest | None:
     model, seed = read("model"), read("seed")
-    if not isinstance(model, str) or not model:
+    model = "" if model is None else model
+    if not isinstance(model, str):
         return None
     if read("stream") not in _NOT_STREAMED or read("stream_format") == "sse":
         return None
