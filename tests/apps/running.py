@@ -19,15 +19,18 @@ def clients() -> Path:
     return Path(os.environ["KEEPGATE_CLIENTS"]).absolute()
 
 
-async def run_program(name: str, environment: str, **arguments: Any) -> dict[str, Any]:
+def program(name: str, environment: str) -> list[str]:
+    """The command that runs a program with the clients of an environment; its arguments follow."""
+    if environment == "npm":
+        return ["node", str(PROGRAMS / name), str(clients() / "npm")]
+    return [str(clients() / environment / "bin" / "python"), str(PROGRAMS / name)]
+
+
+async def run_program(command: list[str], **arguments: Any) -> dict[str, Any]:
     """What a program tells of its checks. It has no setting of the user's and an empty folder as its home."""
     with tempfile.TemporaryDirectory(prefix="kg-app-") as folder:
         words = msgspec.json.encode({**arguments, "folder": folder}).decode()
-        if environment == "npm":
-            command = ["node", str(PROGRAMS / name), str(clients() / "npm"), words]
-        else:
-            command = [str(clients() / environment / "bin" / "python"), str(PROGRAMS / name), words]
-        return last_json(await run(command, Path(folder)))
+        return last_json(await run([*command, words], Path(folder)))
 
 
 async def run(command: list[str], folder: Path, variables: Mapping[str, str] | None = None) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.apps.running import run_program
+from tests.apps.running import program, run_program
 from tests.apps.upstream import FORECAST, AppUpstream
 from tests.gateway.conftest import Stage
 
@@ -19,10 +19,9 @@ LLAMA_INDEX = {**ALL, "tools": "Sunny in Paris.", "completion": "Once upon a tim
 """It returns the tool's own result."""
 
 
-def case(name: str, program: str, expected: dict[str, Any], via: str | None = None, environment: str = "") -> Any:
+def case(name: str, file: str, expected: dict[str, Any], via: str | None = None, environment: str = "") -> Any:
     """One client: its program, the environment that has it, and what the program tells."""
-    environment = environment or ("npm" if program.endswith(".mjs") else "python")
-    return pytest.param(program, environment, via, expected, id=name)
+    return pytest.param(file, environment or ("npm" if file.endswith(".mjs") else "python"), via, expected, id=name)
 
 
 CASES = [
@@ -68,15 +67,16 @@ CASES = [
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("program", "environment", "via", "expected"), CASES)
+@pytest.mark.parametrize(("file", "environment", "via", "expected"), CASES)
 async def test_a_client_works_and_its_repeated_calls_are_hits(
-    stage: Stage, upstream: AppUpstream, program: str, environment: str, via: str | None, expected: dict[str, Any]
+    stage: Stage, upstream: AppUpstream, file: str, environment: str, via: str | None, expected: dict[str, Any]
 ) -> None:
     """Chat, stream, tools and structured output, as far as the client has them; made again, nothing is computed."""
     gateway = await stage.gateway(upstream)
+    command = program(file, environment)
     arguments = {"url": str(gateway.gateway.url), "key": "sk-app", "model": "mock", "via": via, "only": list(expected)}
-    assert await run_program(program, environment, **arguments) == expected
+    assert await run_program(command, **arguments) == expected
     computed = len(upstream.received)
     assert computed > 0
-    assert await run_program(program, environment, **arguments) == expected
+    assert await run_program(command, **arguments) == expected
     assert [request.fields for request in upstream.received[computed:]] == []

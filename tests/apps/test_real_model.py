@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.apps.running import run_program
+from tests.apps.running import program, run_program
 from tests.gateway.processes.serving import Serving, serving
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -35,16 +35,17 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ser
         yield running
 
 
-@pytest.mark.parametrize(("program", "environment", "via", "checks"), CASES)
+@pytest.mark.parametrize(("file", "environment", "via", "checks"), CASES)
 async def test_the_model_answers_and_repeated_calls_are_hits(
-    gateway: Serving, program: str, environment: str, via: str | None, checks: list[str]
+    gateway: Serving, file: str, environment: str, via: str | None, checks: list[str]
 ) -> None:
     """Every check brings something, a structured one what the schema allows, and the second time the same."""
-    key = f"sk-{program}-{via}"  # a tenant of its own, which finds nothing of the others in the cache
+    command = program(file, environment)
+    key = f"sk-{file}-{via}"  # a tenant of its own, which finds nothing of the others in the cache
     arguments = {"url": gateway.url, "key": key, "model": MODEL, "via": via, "only": checks}
-    first = await run_program(program, environment, **arguments)
+    first = await run_program(command, **arguments)
     assert set(first) == set(checks)
     assert all(first.values()), first
     computed = (await gateway.stats())["layers"]["exact"]["misses"]
-    assert await run_program(program, environment, **arguments) == first
+    assert await run_program(command, **arguments) == first
     assert (await gateway.stats())["layers"]["exact"]["misses"] == computed

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -19,6 +20,11 @@ def program(name: str) -> str:
     found = shutil.which(name)
     assert found, f"{name} is not on PATH; the tests of the npm client need Node.js 18 or newer and npm"
     return found
+
+
+def npm_cache() -> Path:
+    """Where the clients are installed that are not installed here."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keepgate" / "tests"
 
 
 def install(cache: Path) -> Path:
