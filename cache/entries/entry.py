@@ -22,6 +22,7 @@ Family = Literal[
     "responses",
     "ollama.chat",
     "ollama.generate",
+    "generate",
     "moderations",
     "rerank",
     "score",

@@ -20,7 +20,7 @@ from cache.semantic.client import SemanticClient
 from cache.stores.conversations import Conversations
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import RedisStore, open_redis_store
-from gateway.api import admin, anthropic, batches, handlers, ollama, page, prefix_stores, responses, whole
+from gateway.api import admin, anthropic, batches, generate, handlers, ollama, page, prefix_stores, responses, whole
 from gateway.api.app_keys import CACHE, CONVERSATIONS, EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
 from gateway.api.stats import GaugeUpdater
 from gateway.batches.runner import RunnerOptions, open_batches
@@ -153,6 +153,8 @@ def build_application(
             web.get("/v1/responses/{id}", responses.get),
             web.delete("/v1/responses/{id}", responses.delete),
             web.get("/v1/responses/{id}/input_items", responses.get_input_items),
+            web.post("/v1/generate", handlers.answer),
+            web.post("/v1/generate/batch", generate.generate_batch),
             web.post("/v1/messages", handlers.answer),
             web.post("/v1/messages/count_tokens", anthropic.count_tokens),
             web.post("/api/chat", ollama.answer_or_load),

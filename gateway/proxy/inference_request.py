@@ -25,7 +25,7 @@ from gateway.surfaces.ollama.models import known_as
 from gateway.surfaces.openai import CHAT, COMPLETIONS
 from gateway.surfaces.registry import BY_PATH
 from gateway.surfaces.responses.requests import continued
-from gateway.surfaces.surface import AnswerForm, ChatRequest, Json, Surface
+from gateway.surfaces.surface import AnswerForm, ChatRequest, Json, Surface, TranslatedForm
 from gateway.surfaces.whole import WholeRequest
 from gateway.upstreams.router import Router
 from gateway.upstreams.upstream import REUSE_HEADER, Attempt
@@ -95,13 +95,13 @@ class InferenceRequest:
 
     def attempts(self, ask_usage: bool) -> list[Attempt]:
         """The forms in which the upstream may be asked, in the order of preference."""
-        if not isinstance(self.surface, Surface):
+        if not isinstance(self.surface, TranslatedForm):
             plain = Attempt(self.path, self.body, self.family)
             if not self.stream or self.include_usage or not ask_usage:
                 return [plain]
             return [_asking_for_usage(Attempt(self.path, _body_with_usage(self), self.family)), plain]
         attempts: list[Attempt] = []
-        if self.asked.native:
+        if self.asked.native and isinstance(self.surface, Surface):
             path = self.path.partition("?")[0]
             attempts.append(Attempt(self.path, self.body, self.family, needs=path, lacking=no_such_path))
         if self.asked.untranslatable is None:
@@ -165,18 +165,24 @@ def parse_request(
     if conversation is not None:
         fields = continued(fields, conversation)
     try:
-        if isinstance(surface, Surface):
+        if isinstance(surface, TranslatedForm):
             asked = surface.chat_request(path, fields)
+            if asked.takes_variant and model in settings.variants:
+                model = settings.variants[model]
+                asked = replace(asked, fields={**asked.fields, "model": model})
             fields = asked.fields
         else:
             asked = _chat_request(path, fields)
         namespace = namespace_for(credential(headers, settings.cache.namespace))
         target = _TARGETS[asked.path]
         scope = f"{target}?{query}" if query else target
-        is_translated = isinstance(surface, Surface) and not router.may_have(path)
+        is_translated = isinstance(surface, TranslatedForm) and not (
+            isinstance(surface, Surface) and router.may_have(path)
+        )
         scope += answer_headers(headers, settings.cache.key_headers, is_translated)
         key = request_key(namespace, scope, fields)
-        question = question_of(namespace, scope, fields) if settings.semantic.mode != "off" else None
+        asks_semantic = settings.semantic.mode != "off" and asked.is_cached and asked.is_optimized
+        question = question_of(namespace, scope, fields) if asks_semantic else None
     except RecursionError as error:
         raise InvalidRequest("The body is nested too deeply.") from error
     return InferenceRequest(
@@ -190,12 +196,17 @@ def parse_request(
         sampled=fields.get("seed") is None and fields.get("temperature") != 0,
         choices=_choices(fields),
         priority=priority_of(fields) or 0,
-        cache_control=parse_cache_control(", ".join(headers.getall("Cache-Control", ()))),
+        cache_control=_cache_control(headers, asked),
         question=question if question and len(question.text) <= MAX_TEXT and len(model) <= MAX_MODEL else None,
         max_risk=_max_risk(headers),
         reuse=_reuse(headers, target),
         conversation=conversation or (),
     )
+
+
+def _cache_control(headers: CIMultiDictProxy[str], asked: ChatRequest) -> CacheControl:
+    given = parse_cache_control(", ".join(headers.getall("Cache-Control", ())))
+    return given if asked.is_cached else replace(given, no_store=True)
 
 
 def parse_whole(

@@ -24,7 +24,7 @@ from gateway.proxy.response_headers import (
 )
 from gateway.proxy.semantic_lookup import SemanticQuery
 from gateway.surfaces.openai import CHAT, COMPLETIONS
-from gateway.surfaces.surface import Surface, Translator
+from gateway.surfaces.surface import TranslatedForm, Translator
 
 
 class Relay:
@@ -104,7 +104,7 @@ class Relay:
     ) -> web.StreamResponse:
         """Stream chunks of a chat completion in the client's form of API, as they arrive."""
         surface = inference.surface
-        assert isinstance(surface, Surface)  # noqa: S101  # what has its own form is not translated
+        assert isinstance(surface, TranslatedForm)  # noqa: S101  # what has its own form is not translated
         headers["Content-Type"] = surface.stream_type
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)

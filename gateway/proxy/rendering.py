@@ -8,7 +8,7 @@ import msgspec
 from cache.entries.entry import Family
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.surfaces.registry import BY_FAMILY
-from gateway.surfaces.surface import Json, StreamedForm, Surface
+from gateway.surfaces.surface import Json, StreamedForm, Surface, TranslatedForm
 
 _decode = msgspec.json.Decoder(dict).decode
 _encode = msgspec.json.Encoder().encode
@@ -39,7 +39,7 @@ def _render(body: bytes, family: Family, inference: InferenceRequest) -> Rendere
         return Rendered(own.own_stream(answer, inference.asked))
     if isinstance(recorded, Surface):
         answer = recorded.chat_answer(answer)
-    if isinstance(own, Surface):
+    if isinstance(own, TranslatedForm):
         answer = own.own_answer(answer, inference.asked, inference.key.id)
     rendered = own.own_stream(answer, inference.asked) if inference.stream else _encode(answer)
     return Rendered(rendered, answer)

@@ -354,6 +354,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """
     max_body: PositiveSizeField = PositiveSize(32 * 2**20)
     """The longest request body."""
+    quantized_variants: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^[^=\s]+=[^=\s]+$")], ...],
+        Meta(description="pairs such as Qwen3-8B=Qwen3-8B-int4"),
+    ] = ()
+    """Models and the same with quantised weights, which POST /v1/generate may use under `optimization: full`."""
     responses_ttl: PositiveSeconds = 30 * 86_400.0
     """How long a response can be continued by its id (`previous_response_id` of the Responses API)."""
     log_level: Annotated[
@@ -368,6 +373,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def __repr__(self) -> str:
         fields = {**msgspec.structs.asdict(self), "redis": masked(self.redis)}
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+
+    @property
+    def variants(self) -> dict[str, str]:
+        """The quantised variants by the names of their models."""
+        return dict(pair.split("=") for pair in self.quantized_variants)
 
     def state_path(self) -> Path:
         """The directory of persistent data (XDG base directory specification); absolute."""

@@ -33,7 +33,13 @@ _MAX_SHOWN = 80
 # Options of the command line that are not named as their setting is.
 _OPTIONS = {"upstreams": "upstream", "mode": "semantic"}
 
-_LISTS = (("upstreams",), ("cache", "key_headers"), ("semantic", "published"), ("backend", "public_prefix"))
+_LISTS = (
+    ("upstreams",),
+    ("quantized_variants",),
+    ("cache", "key_headers"),
+    ("semantic", "published"),
+    ("backend", "public_prefix"),
+)
 
 Keys = tuple[str, ...]
 

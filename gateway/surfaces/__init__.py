@@ -1,6 +1,6 @@
 """The forms of API that clients speak, and what brings each into chat completions and back.
 
 Read surface.py first: the contract. Anthropic's Messages, OpenAI's Responses and Ollama's API are rooms of their own
-below; openai.py is chat completions and completions, whole.py the endpoints whose answers are stored as they are, and
-registry.py lists them all. Uses http and the package cache.
+below; openai.py is chat completions and completions, generate.py Keepgate's own API, whole.py the endpoints whose
+answers are stored as they are, and registry.py lists them all. Uses http and the package cache.
 """

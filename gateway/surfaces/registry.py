@@ -3,6 +3,7 @@
 from aiohttp import web
 
 from gateway.errors import GatewayError
+from gateway.surfaces.generate import GenerateForm
 from gateway.surfaces.messages.surface import MessagesSurface
 from gateway.surfaces.ollama.chat import OllamaChatSurface
 from gateway.surfaces.ollama.generate import OllamaGenerateSurface
@@ -18,6 +19,7 @@ PROMPT_FORMS: tuple[StreamedForm, ...] = (
     ResponsesSurface(),
     OllamaChatSurface(),
     OllamaGenerateSurface(),
+    GenerateForm(),
 )
 BY_FAMILY: dict[str, AnswerForm] = {form.family: form for form in (*PROMPT_FORMS, *ENDPOINTS)}
 BY_PATH: dict[str, StreamedForm] = {path: form for form in PROMPT_FORMS for path in form.paths}

@@ -39,7 +39,11 @@ class ChatRequest:
     `stream` says what the client wants, and is not in `fields`. `ignored` names the fields that are not sent to an
     upstream that has only chat completions, because they have no meaning there. `untranslatable` is raised instead of
     asking such an upstream. With `native` false no upstream gets the client's own bytes, for they refer to what only
-    this gateway knows. `echo` is what a rendered answer repeats of its request.
+    this gateway knows.
+
+    What is not `is_cached` is computed by itself; what is not `is_optimized` is not answered from similar questions;
+    what `takes_variant` may be answered by a quantised variant of its model. `echo` is what a rendered answer repeats
+    of its request.
     """
 
     fields: Json
@@ -49,6 +53,9 @@ class ChatRequest:
     ignored: tuple[str, ...] = ()
     untranslatable: GatewayError | None = None
     native: bool = True
+    is_cached: bool = True
+    is_optimized: bool = True
+    takes_variant: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -121,8 +128,8 @@ class StreamedForm(AnswerForm, ABC):
         """A whole answer in this form as the body of a stream."""
 
 
-class Surface(StreamedForm):
-    """One form of API beside chat completions."""
+class TranslatedForm(StreamedForm):
+    """A form of API whose requests are brought into chat completions, and whose answers are made of them."""
 
     @abstractmethod
     def chat_request(self, path: str, fields: Json) -> ChatRequest:
@@ -133,18 +140,19 @@ class Surface(StreamedForm):
 
     @abstractmethod
     def own_answer(self, answer: Json, request: ChatRequest, entry_id: str) -> Json:
-        """The response object of a chat completion in this surface's form. Identifiers follow from the arguments."""
-
-    @abstractmethod
-    def chat_answer(self, answer: Json) -> Json:
-        """The inverse: the response object of a chat completion, from one in this surface's form.
-
-        Raises UnstorableAnswer for what is not such an answer.
-        """
+        """The response object of a chat completion in this form. Identifiers follow from the arguments."""
 
     @abstractmethod
     def translator(self, request: ChatRequest, entry_id: str) -> Translator:
         """For a client that streams, while the upstream's chat completion arrives."""
+
+
+class Surface(TranslatedForm):
+    """A form of API that upstreams may have themselves."""
+
+    @abstractmethod
+    def chat_answer(self, answer: Json) -> Json:
+        """The inverse of `own_answer`. Raises UnstorableAnswer for what is not such an answer."""
 
     @abstractmethod
     def assembler(self) -> Assembler:
