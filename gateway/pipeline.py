@@ -9,11 +9,11 @@ same answer is therefore always seen, and nothing is computed twice.
 from aiohttp import web
 
 from cache.entries.key import Key
-from cache.entries.outcomes import Hit
+from cache.entries.outcomes import Bypass, Hit
 from cache.semantic.messages import LookupHit
 from gateway.errors import NotCached, UpstreamError
 from gateway.proxy.inference_request import InferenceRequest
-from gateway.proxy.lookup import Lookup
+from gateway.proxy.lookup import REGENERATE, Lookup
 from gateway.proxy.relay import Relay
 from gateway.proxy.replay import Replay
 from gateway.proxy.semantic_lookup import NO_QUERY, SemanticLookup
@@ -36,7 +36,9 @@ class Pipeline:
         """The response to a request. Raises GatewayError only while the response has not started."""
         key, outcome = await self._lookup.find(inference)
         if isinstance(outcome, Hit) and self._lookup.may_serve(inference, outcome):
-            return await self._serve_exact_hit(request, inference, key, outcome)
+            if not await self._lookup.wants_another(inference, outcome):
+                return await self._serve_exact_hit(request, inference, key, outcome)
+            outcome = Bypass(REGENERATE)
         query = NO_QUERY
         if not self._single_flight.in_flight(inference, key, outcome):
             query = await self._semantic.find(inference, key, outcome)

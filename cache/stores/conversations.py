@@ -16,10 +16,8 @@ from typing import Any
 
 import msgspec
 import xxhash
-from redis.exceptions import RedisError
 
 from cache.errors import CorruptEntry, StoreUnavailable
-from cache.stores.redis_connections import Command
 from cache.stores.redis_store import RedisStore
 
 log = logging.getLogger(__name__)
@@ -113,12 +111,14 @@ class Conversations:
             self._memory.put(key, value, self._keep_for)
         else:
             milliseconds = max(1, round(min(self._keep_for, _MAX_SECONDS) * 1000))
-            await self._ask(self._redis, ("SET", key, value, "PX", milliseconds))
+            await self._redis.command(("SET", key, value, "PX", milliseconds), self._deadline)
 
     async def load(self, namespace: str, response_id: str) -> bytes | None:
         """The record, or None if there is none; a corrupt one counts as none. Raises StoreUnavailable."""
         key = _key(namespace, response_id)
-        value = self._memory.get(key) if self._redis is None else await self._ask(self._redis, ("GET", key))
+        value = (
+            self._memory.get(key) if self._redis is None else await self._redis.command(("GET", key), self._deadline)
+        )
         if value is None:
             return None
         try:
@@ -133,14 +133,7 @@ class Conversations:
         key = _key(namespace, response_id)
         if self._redis is None:
             return self._memory.drop(key)
-        return bool(await self._ask(self._redis, ("UNLINK", key)))
-
-    async def _ask(self, redis: RedisStore, command: Command) -> Any:
-        # The store's own connections, deadline and breaker: one Redis is down for both, or for neither.
-        (reply,) = await redis._call(lambda: redis._connections.ask(command), self._deadline)
-        if isinstance(reply, RedisError):
-            raise StoreUnavailable(f"redis: {reply}")
-        return reply
+        return bool(await self._redis.command(("UNLINK", key), self._deadline))
 
 
 class _Memory:

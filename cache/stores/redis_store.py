@@ -192,6 +192,13 @@ class RedisStore:
                 events.append(event)
         return position, events
 
+    async def command(self, command: Command, deadline: float | None = None) -> Any:
+        """The reply to a repeatable command, within the deadline of a lookup or another. Raises StoreUnavailable."""
+        (reply,) = await self._call(lambda: self._connections.ask(command), deadline)
+        if isinstance(reply, RedisError):
+            raise StoreUnavailable(f"redis: {reply}")
+        return reply
+
     async def flush(self) -> None:
         """Write what is pending. Raises StoreUnavailable."""
         while self._pending:

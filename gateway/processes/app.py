@@ -22,6 +22,7 @@ from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import RedisStore, open_redis_store
 from gateway.api import admin, anthropic, batches, generate, handlers, ollama, page, prefix_stores, responses, whole
 from gateway.api.app_keys import CACHE, CONVERSATIONS, EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
+from gateway.api.openapi.document import openapi_handler
 from gateway.api.stats import GaugeUpdater
 from gateway.batches.runner import RunnerOptions, open_batches
 from gateway.batches.store import BatchStore
@@ -105,7 +106,9 @@ async def open_gateway(
         pipeline = Pipeline(
             lookup,
             semantic,
-            Replay(cache, conversations, hits, draws=settings.cache.sampled == "variants"),
+            Replay(
+                cache, conversations, hits, varies=cache_settings.sampled == "variants" or cache_settings.regenerate > 0
+            ),
             SingleFlight(cache, semantic, flights, router, settings.cache),
             Relay(lookup, conversations, settings.timeouts.client),
         )
@@ -179,6 +182,7 @@ def build_application(
             *(batches.ROUTES if settings.batches.enabled else ()),
             web.route("*", "/v1/{rest:.+}", handlers.forward),
             web.get("/", page.show),
+            web.get("/openapi.json", openapi_handler(application)),
             web.get("/health", handlers.health),
             web.get("/ready", handlers.ready),
             web.get("/metrics", handlers.expose_metrics),

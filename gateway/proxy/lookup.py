@@ -5,9 +5,15 @@ import random
 from cache.entries.key import Key
 from cache.entries.outcomes import Bypass, Failed, Hit, Miss, Outcome
 from cache.exact import ExactCache
+from cache.stores.recent_answers import RecentAnswers
 from gateway import metrics
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.settings.settings import CacheSettings
+
+# Why a bypass stores its answer all the same: the request asks for a new one.
+NO_CACHE = "no-cache"
+REGENERATE = "regenerate"
+ASKING_FOR_NEW = frozenset({NO_CACHE, REGENERATE})
 
 
 class Lookup:
@@ -16,6 +22,13 @@ class Lookup:
     def __init__(self, cache: ExactCache, settings: CacheSettings) -> None:
         self._cache = cache
         self._settings = settings
+        self._recent = RecentAnswers(cache.redis, settings.regenerate)
+
+    async def wants_another(self, inference: InferenceRequest, hit: Hit) -> bool:
+        """Whether a client asks again for an answer that it has just got: it wants another (`cache.regenerate`)."""
+        if not self._settings.regenerate or not inference.sampled or inference.cache_control.only_if_cached:
+            return False
+        return await self._recent.serve(hit.entry.id) or hit.age < self._settings.regenerate
 
     async def find(self, inference: InferenceRequest) -> tuple[Key, Outcome]:
         """The cache's outcome, and the key under which a new answer to this request is stored."""
@@ -49,7 +62,7 @@ class Lookup:
             return "no-store"
         if inference.sampled and self._settings.sampled == "bypass":
             return "sampled"
-        return "no-cache" if inference.cache_control.no_cache else None
+        return NO_CACHE if inference.cache_control.no_cache else None
 
     async def _draw_variant(self, inference: InferenceRequest) -> tuple[Key, Outcome]:
         """One of the stored variants of a sampled request; a miss for the first one not stored yet."""

@@ -7,7 +7,8 @@ import msgspec
 from cache.entries.answer import StreamAssembler, Usage, check_complete, usage_of
 from cache.errors import UnstorableAnswer
 from gateway.http.sse import event_data, event_json
-from gateway.surfaces.surface import AnswerForm, Surface
+from gateway.surfaces.surface import AnswerForm, Json, Surface
+from gateway.surfaces.usage import PromptCacheTokens, prompt_cache_tokens
 from gateway.surfaces.whole import WholeEndpoint
 
 _encode = msgspec.json.Encoder().encode
@@ -16,12 +17,12 @@ _encode = msgspec.json.Encoder().encode
 class Recording(msgspec.Struct, frozen=True):
     """A whole answer: the JSON text of its response object, and the tokens it reports.
 
-    `prefix_tokens` of the prompt had been computed before; None where the upstream does not say, or what cannot be.
+    `prompt_cache` is what the upstream says of its own; None where it does not, or says what cannot be.
     """
 
     body: bytes
     usage: Usage | None
-    prefix_tokens: int | None
+    prompt_cache: PromptCacheTokens | None
 
 
 class StreamRecorder:
@@ -61,7 +62,7 @@ class StreamRecorder:
         if not self._done:
             raise UnstorableAnswer("the stream did not end with [DONE]")
         response = self._assembler.response()
-        return _checked(_encode(response), response, self._choices)
+        return _checked(_encode(response), response, self._choices, response)
 
 
 class AssemblerRecorder:
@@ -84,7 +85,7 @@ class AssemblerRecorder:
     def finish(self) -> Recording:
         """Raises UnstorableAnswer, saying why, when the answer is not whole."""
         answer = self._assembler.answer()
-        return _checked(_encode(answer), self._surface.chat_answer(answer), 1)
+        return _checked(_encode(answer), self._surface.chat_answer(answer), 1, answer)
 
 
 def recorder_of(form: AnswerForm, choices: int) -> StreamRecorder | AssemblerRecorder:
@@ -101,16 +102,16 @@ def record_response(form: AnswerForm, content_type: str, body: bytes, choices: i
         response: dict[str, Any] = event_json(body)
     except ValueError as error:
         raise UnstorableAnswer("the answer is not a JSON object") from error
-    return _checked(body, form.chat_answer(response) if isinstance(form, Surface) else response, choices)
+    chat_answer = form.chat_answer(response) if isinstance(form, Surface) else response
+    return _checked(body, chat_answer, choices, response)
 
 
-def _checked(body: bytes, response: dict[str, Any], choices: int) -> Recording:
+def _checked(body: bytes, response: Json, choices: int, answer: Json) -> Recording:
+    """`response` is the answer as a chat completion. `answer` is as it came: it says apart what is 0 and what is not
+    known.
+    """
     check_complete(response, choices)
     usage = usage_of(response)
-    return Recording(body, usage, _prefix_tokens(response["usage"], usage.prompt_tokens) if usage else None)
-
-
-def _prefix_tokens(usage: dict[str, Any], prompt_tokens: int) -> int | None:
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return cached if type(cached) is int and 0 <= cached <= prompt_tokens else None
+    cached = prompt_cache_tokens(answer.get("usage"))
+    is_possible = usage is not None and cached is not None and sum(cached) <= usage.prompt_tokens
+    return Recording(body, usage, cached if is_possible else None)

@@ -17,13 +17,13 @@ from gateway.proxy.response_headers import hit_headers, semantic_headers, whole_
 class Replay:
     """Answers from entries, and keeps the rendered form and the request's digest in memory for the next hit.
 
-    With `draws` a sampled request gets one of several stored answers, so its digest is not kept.
+    With `varies` a sampled request may get another answer the next time, so its digest is not kept.
     """
 
-    def __init__(self, cache: ExactCache, conversations: ConversationKeeper, hits: HitCounter, draws: bool) -> None:
+    def __init__(self, cache: ExactCache, conversations: ConversationKeeper, hits: HitCounter, varies: bool) -> None:
         self._cache = cache
         self._conversations = conversations
-        self._draws = draws
+        self._varies = varies
         self._hits = hits
 
     async def answer(
@@ -58,9 +58,9 @@ class Replay:
         return memory.form(slot, form, lambda _: rendered.body)
 
     def _remember(self, request: web.BaseRequest, inference: InferenceRequest, hit: Hit) -> None:
-        """Let the fast path answer the same bytes next time, unless the answer was drawn from variants."""
+        """Let the fast path answer the same bytes next time, unless that may get another answer."""
         raw_digest = request.get(RAW_DIGEST)
         slot = self._cache.memory.slot(hit.entry.id)
-        drawn = self._draws and inference.sampled
-        if raw_digest and slot and slot.entry is hit.entry and not drawn:
+        varies = self._varies and inference.sampled
+        if raw_digest and slot and slot.entry is hit.entry and not varies:
             self._cache.memory.alias(slot, raw_digest, inference.form)

@@ -15,6 +15,7 @@ from multidict import CIMultiDict
 from cache.entries.entry import Entry
 from cache.entries.outcomes import Bypass, Failed, Hit, Outcome
 from cache.semantic.messages import LookupMiss, LookupReply
+from gateway.proxy.lookup import ASKING_FOR_NEW
 from gateway.surfaces.registry import BY_FAMILY
 
 IGNORED_HEADER = "x-keepgate-ignored-fields"
@@ -111,7 +112,7 @@ def forwarded_headers(upstream: CIMultiDict[str], outcome: Outcome, entry_id: st
     headers.add("Cache-Status", _forwarded(outcome) + ("; collapsed" if collapsed else ""))
     headers["x-keepgate-cache"] = "bypass" if isinstance(outcome, Bypass) else "miss"
     headers["x-keepgate-layer"] = "none"
-    if entry_id and (not isinstance(outcome, Bypass) or outcome.reason == "no-cache"):
+    if entry_id and (not isinstance(outcome, Bypass) or outcome.reason in ASKING_FOR_NEW):
         headers["x-keepgate-entry"] = entry_id  # where the answer will be stored, if it may be
     return headers
 
@@ -120,7 +121,7 @@ def _forwarded(outcome: Outcome) -> str:
     match outcome:
         case Bypass(reason):
             return "keepgate; fwd=" + (
-                "request; detail=no-cache" if reason == "no-cache" else f"bypass; detail={reason}"
+                f"request; detail={reason}" if reason in ASKING_FOR_NEW else f"bypass; detail={reason}"
             )
         case Failed():
             return "keepgate; fwd=miss; detail=store-unavailable"

@@ -30,6 +30,7 @@ from cache.semantic.messages import (
 from gateway import metrics
 from gateway.http.background_tasks import BackgroundTasks
 from gateway.proxy.inference_request import InferenceRequest
+from gateway.proxy.lookup import ASKING_FOR_NEW
 from gateway.settings.settings import Settings
 
 # In the background.
@@ -80,7 +81,7 @@ class SemanticLookup:
         if self._client is None or question is None or not query.open:
             return NO_QUERY
         if isinstance(outcome, Bypass):
-            if outcome.reason != "no-cache":
+            if outcome.reason not in ASKING_FOR_NEW:
                 return NO_QUERY
             await self._client.note(RefreshRequested(key.id))
             return query

@@ -12,6 +12,7 @@ from gateway import metrics
 from gateway.http.cache_control import parse_cache_control
 from gateway.proxy.flight import Flight, FlightTable
 from gateway.proxy.inference_request import USAGE_OF_STREAMS, InferenceRequest
+from gateway.proxy.lookup import ASKING_FOR_NEW
 from gateway.proxy.recorder import Recording
 from gateway.proxy.semantic_lookup import SemanticLookup, SemanticQuery
 from gateway.proxy.tenant import namespace_header
@@ -45,8 +46,8 @@ class SingleFlight:
     ) -> tuple[Flight, bool]:
         """A flight with the answer to this request, and whether it was running already."""
         if isinstance(outcome, Bypass):
-            # A bypass shares no flight; the answer to a no-cache request is stored all the same.
-            return self._start_flight(inference, key, None, query, keeps=outcome.reason == "no-cache"), False
+            # A bypass shares no flight; the answer to a request for a new one is stored all the same.
+            return self._start_flight(inference, key, None, query, keeps=outcome.reason in ASKING_FOR_NEW), False
         if flight := self.in_flight(inference, key, outcome):
             metrics.collapsed.inc()
             return flight, True
@@ -150,8 +151,10 @@ def _count(flight: Flight) -> None:
         prompt_tokens, completion_tokens = flight.recording.usage or (0, 0)
         metrics.upstream_tokens.labels("prompt").inc(prompt_tokens)
         metrics.upstream_tokens.labels("completion").inc(completion_tokens)
-        if flight.recording.prefix_tokens is not None:
+        if flight.recording.prompt_cache is not None:
+            read, written = flight.recording.prompt_cache
             metrics.upstream_prompt_tokens.labels(flight.upstream).inc(prompt_tokens)
-            metrics.upstream_cached_prompt_tokens.labels(flight.upstream).inc(flight.recording.prefix_tokens)
+            metrics.upstream_cached_prompt_tokens.labels(flight.upstream).inc(read)
+            metrics.upstream_cache_write_prompt_tokens.labels(flight.upstream).inc(written)
     elif flight.status == 200:
         metrics.not_stored.labels("not whole").inc()

@@ -162,6 +162,10 @@ class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """
     variants: Annotated[int, Meta(ge=2, le=64, description="a whole number from 2 to 64")] = 3
     """How many answers `sampled: variants` stores."""
+    regenerate: Seconds = 0.0
+    """Within how many seconds of its answer the same sampled request (a temperature, no seed) wants another one, as by
+    the "regenerate" button of a chat UI; 0 for never. The new answer takes the place of the old one.
+    """
     stale_while_revalidate: Seconds = 0.0
     """How long after its lifetime an answer is served while it is computed again (RFC 5861)."""
     stale_if_error: Seconds = 0.0
