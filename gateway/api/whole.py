@@ -7,18 +7,27 @@ from aiohttp import web
 
 from gateway.api.app_keys import PIPELINE, SETTINGS
 from gateway.api.handlers import LARGE_BODY, forward
+from gateway.errors import InvalidRequest
 from gateway.http.body import read_body
 from gateway.proxy.inference_request import parse_whole
 from gateway.surfaces.whole import whole_request
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
-    """POST to such an endpoint. A request whose answer may differ from one time to the next is relayed as it is."""
+    """POST to such an endpoint. A request whose answer may differ from one time to the next is relayed as it is.
+
+    So is a form that cannot be read: its upstream may be more lenient.
+    """
     settings = request.app[SETTINGS]
     body = await read_body(request, settings.max_body, settings.timeouts.client)
     read = functools.partial(whole_request, request.path, request.headers.get("Content-Type", ""), body)
     # Hashing the files of a form takes a millisecond for each megabyte: it leaves the event loop.
-    asked = await asyncio.to_thread(read) if len(body) > LARGE_BODY else read()
+    try:
+        asked = await asyncio.to_thread(read) if len(body) > LARGE_BODY else read()
+    except InvalidRequest:
+        if request.content_type == "application/json":
+            raise
+        asked = None
     if asked is None:
         return await forward(request)
     query = request.raw_path.partition("?")[2]

@@ -28,12 +28,14 @@ from gateway.surfaces.responses.requests import continued
 from gateway.surfaces.surface import AnswerForm, ChatRequest, Json, Surface, TranslatedForm
 from gateway.surfaces.whole import WholeRequest
 from gateway.upstreams.router import Router
-from gateway.upstreams.upstream import REUSE_HEADER, Attempt
+from gateway.upstreams.upstream import PRIORITY_HEADER, REUSE_HEADER, Attempt
 
 MAX_RISK_HEADER = "x-keepgate-max-risk"
 USAGE_OF_STREAMS = "stream_options"
 """What an upstream lacks that refuses to be asked for the usage of a stream."""
 
+# Lower numbers come first, as with vLLM; what says nothing has 0.
+_BATCH_PRIORITY = 100
 # The next turn of a chat begins with the whole conversation so far; a completion has no next turn.
 _REUSES: dict[Family, str] = {CHAT.family: "conversation", COMPLETIONS.family: "one-shot"}
 _TARGETS = {path: form.family for form in (CHAT, COMPLETIONS) for path in form.paths}
@@ -98,7 +100,7 @@ class InferenceRequest:
         if not isinstance(self.surface, TranslatedForm):
             plain = Attempt(self.path, self.body, self.family)
             if not self.stream or self.include_usage or not ask_usage:
-                return [plain]
+                return [*self._with_priority(plain), plain]
             return [_asking_for_usage(Attempt(self.path, _body_with_usage(self), self.family)), plain]
         attempts: list[Attempt] = []
         if self.asked.native and isinstance(self.surface, Surface):
@@ -108,12 +110,20 @@ class InferenceRequest:
             attempts += self._translated(ask_usage)
         return attempts
 
+    def _with_priority(self, plain: Attempt) -> list[Attempt]:
+        """The same with a low priority, for upstreams that have priorities, if the request may wait for others."""
+        if self.headers.get(PRIORITY_HEADER) != "batch" or "priority" in self.asked.fields or plain.body is None:
+            return []
+        body = _with_field(plain.body, b'"priority":%d' % self.priority)
+        return [replace(plain, body=body, needs="priority", lacking=lambda _, error: b"priority" in error)]
+
     def _translated(self, ask_usage: bool) -> list[Attempt]:
         fields = {name: value for name, value in self.asked.fields.items() if name not in self.asked.ignored}
         target = _TARGETS[self.asked.path]
         own = bearer(self.headers)
         if not self.stream:
-            return [Attempt(self.asked.path, _encode(fields), target, own=own, dropped=OTHER_HEADERS)]
+            plain = Attempt(self.asked.path, _encode(fields), target, own=own, dropped=OTHER_HEADERS)
+            return [*self._with_priority(plain), plain]
         fields["stream"] = True
         plain = Attempt(self.asked.path, _encode(fields), target, own=own, dropped=OTHER_HEADERS)
         if not ask_usage:
@@ -131,11 +141,16 @@ def _asking_for_usage(attempt: Attempt) -> Attempt:
     return replace(attempt, needs=USAGE_OF_STREAMS, lacking=lambda _, error: b"stream_options" in error)
 
 
+def _with_field(body: bytes, field: bytes) -> bytes:
+    """The object `body`, which is not empty, with one more field before the others. All its bytes stay."""
+    start = body.index(b"{") + 1
+    return b"%s%s,%s" % (body[:start], field, body[start:])
+
+
 def _body_with_usage(inference: InferenceRequest) -> bytes:
     """The body of a stream's request that asks for usage. All bytes of the client's stay, unless they have options."""
     if "stream_options" not in inference.asked.fields:
-        start = inference.body.index(b"{") + 1
-        return b'%s"stream_options":{"include_usage":true},%s' % (inference.body[:start], inference.body[start:])
+        return _with_field(inference.body, b'"stream_options":{"include_usage":true}')
     fields = _decode(inference.body)
     fields["stream_options"] = {**(fields["stream_options"] or {}), "include_usage": True}
     return _encode(fields)
@@ -185,6 +200,7 @@ def parse_request(
         question = question_of(namespace, scope, fields) if asks_semantic else None
     except RecursionError as error:
         raise InvalidRequest("The body is nested too deeply.") from error
+    may_wait = headers.get(PRIORITY_HEADER) == "batch"
     return InferenceRequest(
         surface=surface,
         asked=asked,
@@ -195,7 +211,7 @@ def parse_request(
         model=model,
         sampled=fields.get("seed") is None and fields.get("temperature") != 0,
         choices=_choices(fields),
-        priority=priority_of(fields) or 0,
+        priority=_BATCH_PRIORITY if may_wait and priority_of(fields) is None else priority_of(fields) or 0,
         cache_control=_cache_control(headers, asked),
         question=question if question and len(question.text) <= MAX_TEXT and len(model) <= MAX_MODEL else None,
         max_risk=_max_risk(headers),

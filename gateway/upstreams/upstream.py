@@ -30,6 +30,8 @@ HOP_BY_HOP = frozenset(
 )
 # Names the tenant to an upstream that separates tenants, where no credential of the caller does.
 NAMESPACE_HEADER = "x-keepgate-namespace"
+# Says `batch` where a request may wait for others.
+PRIORITY_HEADER = "x-keepgate-priority"
 # Whether the prompt is likely to be the prefix of another one.
 REUSE_HEADER = "x-keepgate-reuse"
 
@@ -41,6 +43,7 @@ _DROPPED_REQUEST_HEADERS = HOP_BY_HOP | {
     "accept-encoding",
     "expect",
     "x-keepgate-admin-key",
+    PRIORITY_HEADER,
     # Set by the gateway alone: a client that set it could read another tenant's KV blocks.
     NAMESPACE_HEADER,
 }

@@ -658,3 +658,31 @@ async def test_a_client_that_leaves_at_done_has_read_a_whole_answer(stage: Stage
 
     assert (await client.post(chat(stream=True))).cache == "hit"
     assert len(raw.connections) == 1
+
+
+async def test_a_request_that_may_wait_has_a_low_priority(stage: Stage) -> None:
+    """`x-keepgate-priority: batch` becomes the upstream's field; an upstream that refuses it is asked without, and
+    remembered.
+    """
+    able, unable = await stage.mock(), await stage.mock(Reply(refuses=("priority",)))
+    for mock, priorities in ((able, [100, 100]), (unable, [100, None, None])):
+        client = await stage.gateway(mock)
+        for question in ("a", "b"):
+            answer = await client.post(chat(question), x_keepgate_priority="batch")
+            assert (answer.status, answer.text) == (200, question)
+        assert [received.fields.get("priority") for received in mock.received] == priorities
+        assert "x-keepgate-priority" not in {name.lower() for name in mock.received[0].headers}
+
+
+async def test_a_request_does_not_wait_for_a_batch(stage: Stage) -> None:
+    """A flight of low priority is not joined by the same request without one, whose entry is the same."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock)
+    mock.hold.clear()
+    batch = asyncio.create_task(client.post(chat(), x_keepgate_priority="batch"))
+    await mock.wait_for(1)
+    direct = asyncio.create_task(client.post(chat()))
+    await mock.wait_for(2)
+    mock.hold.set()
+
+    assert {answer.entry for answer in await asyncio.gather(batch, direct)} == {(await client.post(chat())).entry}

@@ -74,6 +74,18 @@ async def test_other_recordings_and_fields_are_other_requests(stage: Stage) -> N
     assert [answer.cache for answer in answers] == ["miss"] * 3
 
 
+async def test_a_form_that_cannot_be_read_is_relayed(stage: Stage) -> None:
+    """A form that is not what its Content-Type says is for the upstream to judge."""
+    raw = await stage.raw(saying(json_reply(b'{"text": "hello"}')))
+    client = await stage.gateway(raw)
+    body = b"--b\nContent-Disposition: form-data; name=model\n\nmock\n--b--\n"
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    answers = [await client.send("POST", "/v1/audio/transcriptions", body, headers) for _ in range(2)]
+
+    assert [(answer.status, answer.cache) for answer in answers] == [(200, "bypass")] * 2
+    assert raw.connections[0].body == body
+
+
 async def test_speech_is_stored_with_its_content_type(stage: Stage) -> None:
     """A recording of a text comes from the cache byte for byte, as the kind of audio that it is."""
     raw = await stage.raw(saying(AUDIO, SPEECH[:5000], SPEECH[5000:]))
