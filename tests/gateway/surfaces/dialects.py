@@ -215,7 +215,8 @@ class Messages(Dialect):
         return self.error_message(last.removeprefix(b"event: error\ndata: "))
 
     def is_whole(self, stream: bytes) -> bool:
-        return stream.endswith(b'event: message_stop\ndata: {"type":"message_stop"}\n\n')
+        *_, last = stream.rstrip(b"\n").split(b"\n\n")
+        return last.startswith(b"event: message_stop\n")
 
 
 class Responses(Dialect):
