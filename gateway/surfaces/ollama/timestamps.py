@@ -13,7 +13,7 @@ def rfc3339(seconds: Any) -> str:
     if type(seconds) not in (int, float) or not 0 <= seconds <= _LAST_SECOND:
         seconds = 0
     whole = int(seconds)
-    fraction = f"{seconds - whole:.9f}"[1:].rstrip("0").rstrip(".")
+    fraction = f".{min(round((seconds - whole) * 1e9), 999_999_999):09}".rstrip(".0")
     return f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}{fraction}Z"
 
 

@@ -30,6 +30,13 @@ _STANDARD = frozenset(
 unknown = st.dictionaries(texts.filter(lambda name: name not in _STANDARD), values, max_size=2)
 
 
+def exact(value: Any) -> Any:
+    """The value so that 1, 1.0 and true differ."""
+    if isinstance(value, dict):
+        return {name: exact(item) for name, item in value.items()}
+    return [exact(item) for item in value] if isinstance(value, list) else (type(value), value)
+
+
 def optional(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Json]:
     return st.fixed_dictionaries({}, optional=fields)
 

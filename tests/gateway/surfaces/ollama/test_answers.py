@@ -13,9 +13,9 @@ from cache.errors import UnstorableAnswer
 from gateway.surfaces.ollama.chat import OllamaChatSurface
 from gateway.surfaces.ollama.endpoint import OllamaSurface
 from gateway.surfaces.ollama.generate import OllamaGenerateSurface
-from gateway.surfaces.ollama.timestamps import rfc3339
+from gateway.surfaces.ollama.timestamps import rfc3339, unix_seconds
 from gateway.surfaces.surface import ChatRequest, Json
-from tests.gateway.surfaces.ollama.examples import chat_answers, objects, own_answers, quick, values
+from tests.gateway.surfaces.ollama.examples import chat_answers, exact, objects, own_answers, quick, values
 
 CHAT, GENERATE = OllamaChatSurface(), OllamaGenerateSurface()
 NOTHING = ChatRequest({})
@@ -130,13 +130,6 @@ def test_an_answer_of_ollama_comes_back(surface: OllamaSurface, data: st.DataObj
     assert exact(chat) == exact(kept)
 
 
-def exact(value: Any) -> Any:
-    """The value so that 1, 1.0 and true differ."""
-    if isinstance(value, dict):
-        return {name: exact(item) for name, item in value.items()}
-    return [exact(item) for item in value] if isinstance(value, list) else (type(value), value)
-
-
 def test_an_answer_of_ollama_is_a_chat_completion() -> None:
     """Calls get ids of their own, which differ between answers, and the counts become usage."""
     answer = {
@@ -239,3 +232,11 @@ def test_any_object_is_rendered_or_refused(fields: Json, said: Any) -> None:
 def test_times_are_written_as_ollama_writes_them(seconds: float, text: str) -> None:
     """In UTC, with the digits that are not zero; what is no time is the beginning of time."""
     assert rfc3339(seconds) == text
+
+
+@quick
+@given(st.floats(0, 2**37) | st.integers(0, 2**37) | st.sampled_from([-0.0, 0.9999999999, 5e-324]))
+def test_a_time_comes_back_without_its_fraction(seconds: float) -> None:
+    """Whatever its fraction is."""
+    assert unix_seconds(rfc3339(seconds)) == int(seconds)
+    assert len(rfc3339(seconds)) <= len("2023-08-04T08:52:19.385406455Z")

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.entries.key import request_key
@@ -192,10 +192,12 @@ def test_a_raw_prompt_is_a_completion() -> None:
     assert (raw.path, raw.untranslatable) == ("/v1/completions", None)
     sent = {name: value for name, value in raw.fields.items() if name not in raw.ignored}
     assert sent == {"model": "m", "prompt": "Hello", "temperature": 0}
+    assert raw.fields["raw"] is True
 
     infill = generate(suffix="end")
     sent = {name: value for name, value in infill.fields.items() if name not in infill.ignored}
     assert (infill.path, sent) == ("/v1/completions", {"model": "m", "prompt": "Hello", "suffix": "end"})
+    assert infill.fields["raw"] is False
 
 
 @pytest.mark.parametrize(
@@ -369,7 +371,7 @@ def _two(draw: st.DrawFn, requests: st.SearchStrategy[Json]) -> tuple[Json, Json
     return one, kept | {name: other[name] for name in changed if name in other}
 
 
-@quick
+@settings(quick, max_examples=300)
 @given(_two(_chats))
 def test_two_chats_that_differ_have_two_keys(two: tuple[Json, Json]) -> None:
     """Whatever they differ in: no field of Ollama's is read as another one of chat completions'."""
@@ -377,7 +379,7 @@ def test_two_chats_that_differ_have_two_keys(two: tuple[Json, Json]) -> None:
     assert (key(chat(**one)) == key(chat(**other))) == (one == other)
 
 
-@quick
+@settings(quick, max_examples=300)
 @given(_two(_prompts))
 def test_two_prompts_that_differ_have_two_keys(two: tuple[Json, Json]) -> None:
     """The same of prompts, raw ones and those with a suffix."""
