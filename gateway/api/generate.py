@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from typing import Any
 
 import aiohttp
@@ -101,31 +102,39 @@ async def _answer(session: aiohttp.ClientSession, url: str, slots: asyncio.Semap
             error = {"message": f"The gateway gave no answer: {type(fault).__name__}.", "type": "server_error"}
             return {"status": 502, "error": error, "seconds": time.monotonic() - began}
     result: Json = {"status": status, "seconds": time.monotonic() - began}
-    cache = {"outcome": headers.get("x-keepgate-cache"), "layer": headers.get("x-keepgate-layer")}
+    is_shared = "; collapsed" in headers.get("Cache-Status", "")
+    outcome = "shared" if is_shared else headers.get("x-keepgate-cache")
+    cache = {"outcome": outcome, "layer": headers.get("x-keepgate-layer")}
     if status != 200:
         return {**result, "error": answer.get("error", answer) if isinstance(answer, dict) else answer}
     return {**result, "cache": cache, "generation": answer}
 
 
 def _totals(results: list[dict[str, Any]], seconds: float) -> Json:
-    """Counts of the batch, and its throughput; `computed_tokens` are the completion tokens that no cache saved."""
+    """Counts of the batch, and its throughput. `computed_tokens` are the completion tokens of answers that came neither
+    from the cache nor from a call that another item made.
+    """
     answered = [result for result in results if "generation" in result]
-    hits = [result for result in answered if result["cache"]["outcome"] == "hit"]
-    usages = [result["generation"]["usage"] for result in answered]
-    completion = sum(usage["completion_tokens"] for usage in usages)
-    saved = sum(result["generation"]["usage"]["completion_tokens"] for result in hits)
+    outcomes = Counter(result["cache"]["outcome"] for result in answered)
+    computed = [result for result in answered if result["cache"]["outcome"] not in ("hit", "shared")]
+    completion = _tokens(answered, "completion_tokens")
     return {
         "items": len(results),
         "succeeded": len(answered),
         "failed": len(results) - len(answered),
-        "cache_hits": len(hits),
-        "prompt_tokens": sum(usage["prompt_tokens"] for usage in usages),
+        "cache_hits": outcomes["hit"],
+        "shared": outcomes["shared"],
+        "prompt_tokens": _tokens(answered, "prompt_tokens"),
         "completion_tokens": completion,
-        "computed_tokens": completion - saved,
+        "computed_tokens": _tokens(computed, "completion_tokens"),
         "seconds": seconds,
         "items_per_second": len(results) / seconds,
         "tokens_per_second": completion / seconds,
     }
+
+
+def _tokens(results: list[dict[str, Any]], name: str) -> int:
+    return sum(result["generation"]["usage"][name] for result in results)
 
 
 def _own_url(request: web.Request) -> str:

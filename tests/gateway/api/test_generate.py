@@ -116,6 +116,7 @@ async def test_a_batch_has_a_result_for_each_prompt(stage: Stage) -> None:
     assert [results[n]["generation"]["text"] for n in (0, 2, 3)] == ["fine"] * 3
     assert len(mock.received) == 3  # "a", "bad", and "b" once
     assert (totals["items"], totals["succeeded"], totals["failed"], totals["completion_tokens"]) == (4, 3, 1, 3)
+    assert (totals["cache_hits"] + totals["shared"], totals["computed_tokens"]) == (2, 1)
     assert totals["tokens_per_second"] > 0
 
 
