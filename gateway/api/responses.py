@@ -52,6 +52,7 @@ async def _record(request: web.Request) -> Record | None:
 
 async def _of_an_upstream(request: web.Request) -> web.StreamResponse:
     """Raises NotFound where no upstream is known to have the API."""
+    await request.app[ROUTER].refreshed.wait()
     if not request.app[ROUTER].may_have(PATH):
         raise response_not_found(request.match_info["id"])
     return await forward(request)
