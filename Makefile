@@ -51,7 +51,7 @@ APPS := build/clients
 
 test-clients: $(INSTALLED) ## run client libraries and apps against the gateway; installs 2 GB in build/clients
 	@$(WITH_PATH) $(BIN)/python -m tests.apps.install $(APPS)
-	@$(WITH_PATH) KEEPGATE_CLIENTS="$(abspath $(APPS))" exec $(BIN)/python -m pytest tests/apps $(ARGS)
+	@$(WITH_PATH) TEST_CLIENTS="$(abspath $(APPS))" exec $(BIN)/python -m pytest tests/apps $(ARGS)
 
 # A machine with a GPU may have torch and Triton but no way to install more: there, its own Python runs these.
 ON_GPU = if $(PYTHON) -c 'import torch, triton; assert torch.cuda.is_available()' 2> /dev/null; \

@@ -1,6 +1,6 @@
 """Real clients and apps, each in an environment of its own, against a running gateway.
 
-`make test-clients` installs them and names their folder in KEEPGATE_CLIENTS; without it these tests are not collected.
+`make test-clients` installs them and names their folder in TEST_CLIENTS; without it these tests are not collected.
 """
 
 import os
@@ -13,7 +13,7 @@ from tests.gateway.conftest import pytest_asyncio_loop_factories, stage
 
 __all__ = ["pytest_asyncio_loop_factories", "stage"]
 
-collect_ignore_glob = [] if "KEEPGATE_CLIENTS" in os.environ else ["test_*.py"]
+collect_ignore_glob = [] if "TEST_CLIENTS" in os.environ else ["test_*.py"]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ DEADLINE = 150.0
 
 def clients() -> Path:
     """The folder into which the clients were installed."""
-    return Path(os.environ["KEEPGATE_CLIENTS"]).absolute()
+    return Path(os.environ["TEST_CLIENTS"]).absolute()
 
 
 def program(name: str, environment: str) -> list[str]:

@@ -8,7 +8,15 @@ from aiohttp import web
 from gateway.upstreams.mock import MockUpstream, Reply
 
 FORECAST = "It is sunny."
-VALUES = {"city": "Paris", "capital": True, "command": "echo sunny", "description": "Look outside", "answer": FORECAST}
+COMMAND = "echo sunny"
+VALUES = {
+    "city": "Paris",
+    "capital": True,
+    "command": COMMAND,
+    "cmd": COMMAND,
+    "answer": FORECAST,
+    "description": "Look",
+}
 """The value of each parameter that a tool may have."""
 FILE = "hello.py\n```\nprint('hello')\n```\n"
 
