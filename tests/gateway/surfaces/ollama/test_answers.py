@@ -157,6 +157,7 @@ def test_an_answer_of_ollama_is_a_chat_completion() -> None:
     )
     assert chat["usage"] == {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
     assert call["function"] == {"name": "f", "arguments": '{"a":1}'}
+    assert CHAT.chat_answer(answer | {"done_reason": "length"})["choices"][0]["finish_reason"] == "length"
     assert call["id"] != other["choices"][0]["message"]["tool_calls"][0]["id"]
     assert chat["id"] != other["id"]
 
@@ -206,9 +207,11 @@ def test_arguments_that_are_nested_too_deep_are_not_stored() -> None:
     answer = {"model": "m", "message": {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": deep}}]}}
     with pytest.raises(UnstorableAnswer):
         CHAT.chat_answer(answer | {"done": True})
-    arguments = '{"a":' * 100_000 + "1" + "}" * 100_000
-    message = {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
-    assert own({"choices": [{"message": message}]})["message"] == {"role": "assistant", "content": ""}
+    for depth in (*range(800, 1000), 100_000):
+        arguments = '{"a":' * depth + "1" + "}" * depth
+        message = {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+        shown = own({"choices": [{"message": message}]})["message"]
+    assert shown == {"role": "assistant", "content": ""}
 
 
 @quick
@@ -232,6 +235,21 @@ def test_any_object_is_rendered_or_refused(fields: Json, said: Any) -> None:
 def test_times_are_written_as_ollama_writes_them(seconds: float, text: str) -> None:
     """In UTC, with the digits that are not zero; what is no time is the beginning of time."""
     assert rfc3339(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2023-08-04T08:52:19.385406455-07:00", 1_691_164_339),
+        ("2025-01-01T00:00:00", 1_735_689_600),
+        ("today", 0),
+        (7, 0),
+        ("0001-01-01T00:00:00+23:59", -62_135_683_140),
+    ],
+)
+def test_times_of_ollama_are_read(text: Any, seconds: int) -> None:
+    """In any zone, in UTC where none is named, rounded down."""
+    assert unix_seconds(text) == seconds
 
 
 @quick

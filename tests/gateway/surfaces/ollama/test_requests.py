@@ -371,7 +371,7 @@ def _two(draw: st.DrawFn, requests: st.SearchStrategy[Json]) -> tuple[Json, Json
     return one, kept | {name: other[name] for name in changed if name in other}
 
 
-@settings(quick, max_examples=300)
+@settings(quick, max_examples=150)
 @given(_two(_chats))
 def test_two_chats_that_differ_have_two_keys(two: tuple[Json, Json]) -> None:
     """Whatever they differ in: no field of Ollama's is read as another one of chat completions'."""
@@ -379,7 +379,7 @@ def test_two_chats_that_differ_have_two_keys(two: tuple[Json, Json]) -> None:
     assert (key(chat(**one)) == key(chat(**other))) == (one == other)
 
 
-@settings(quick, max_examples=300)
+@settings(quick, max_examples=150)
 @given(_two(_prompts))
 def test_two_prompts_that_differ_have_two_keys(two: tuple[Json, Json]) -> None:
     """The same of prompts, raw ones and those with a suffix."""

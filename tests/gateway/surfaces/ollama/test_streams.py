@@ -116,6 +116,14 @@ def test_text_is_sent_as_it_arrives() -> None:
     assert lines == [b"", line % b'"","thinking":"Hm"', line % b'"Hi"']
 
 
+def test_thinking_under_two_names_is_sent_once() -> None:
+    """Some servers send both; the name that the whole answer has it from counts."""
+    both = {"reasoning": "Hm", "reasoning_content": "Hm"}
+    answer, body = translated(CHAT, [chunk(both), chunk({"reasoning": "!"}), chunk({"content": "Hi"})])
+    assert assembled(CHAT, body) == answer
+    assert answer["message"]["thinking"] == "Hm"
+
+
 def test_a_completion_streams_as_a_response() -> None:
     """The chunks of a raw prompt have a text and no delta."""
     answer = {
@@ -157,6 +165,28 @@ def test_what_is_no_chunk_says_nothing(strange: Json) -> None:
     """Servers send such things between chunks."""
     answer, _ = translated(CHAT, [chunk({"content": "Hi"}), strange, chunk({}, finish_reason="stop")])
     assert answer["message"]["content"] == "Hi"
+
+
+_any: st.SearchStrategy[Any] = st.recursive(
+    st.sampled_from([None, True, 0, 1, -1.5, "x", []]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["index", "delta", "text", "content", "reasoning", "tool_calls", "function", "logprobs"]),
+            inner,
+            max_size=3,
+        )
+    ),
+)
+
+
+@quick
+@given(st.lists(st.fixed_dictionaries({"choices": st.lists(_any, max_size=2) | _any}, optional={"usage": _any})))
+def test_chunks_of_any_types_are_lines_or_nothing(chunks: list[Json]) -> None:
+    """Whatever an upstream sends, the stream ends as Ollama's do."""
+    for surface in (CHAT, GENERATE):
+        _, body = translated(surface, [{**part, "created": 1, "model": None} for part in chunks])
+        assert lines_of(body)[-1].keys() & {"done", "error"}
 
 
 @pytest.mark.parametrize("surface", [CHAT, GENERATE], ids=lambda surface: surface.family)
