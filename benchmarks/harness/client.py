@@ -41,12 +41,12 @@ class Client:
         if self._writer is not None:
             self._writer.close()
 
-    async def post(self, body: bytes) -> Answer:
+    async def post(self, body: bytes, path: str = CHAT_PATH) -> Answer:
         """Raises CannotMeasure when the connection breaks."""
         if self._reader is None or self._writer is None:
             raise RuntimeError("use it as an asynchronous context manager")
         head = (
-            f"POST {CHAT_PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         sent = time.monotonic()
@@ -59,10 +59,10 @@ class Client:
         return Answer(status, headers, content, sent, time.monotonic())
 
 
-async def post(server: Server, body: bytes) -> Answer:
+async def post(server: Server, body: bytes, path: str = CHAT_PATH) -> Answer:
     """One request on a connection of its own. Raises CannotMeasure unless it succeeds."""
     async with Client(server) as client:
-        answer = await client.post(body)
+        answer = await client.post(body, path)
     if answer.status != 200:
         raise CannotMeasure(f"The server answered with status {answer.status}: {answer.body[:500]!r}")
     return answer

@@ -14,12 +14,14 @@ RATIO = "×"  # noqa: RUF001  # the sign that is meant
 # The module of each figure, by name. A figure without a file in results/ is an error of the report, not a gap in it.
 FIGURES = {
     "exact_hits": "gateway.exact_hits",
+    "surface_hits": "gateway.surface_hits",
     "miss_latency": "gateway.miss_latency",
     "relay_cpu": "gateway.relay_cpu",
     "frozen_redis": "gateway.frozen_redis",
     "decode": "engine.decode",
     "quality": "engine.quality",
     "memory": "gateway.memory",
+    "prompt_caches": "gateway.prompt_caches",
     "semantic_streams": "semantic.streams",
     "semantic_judge": "semantic.judge",
     "semantic_pairs": "semantic.pairs",

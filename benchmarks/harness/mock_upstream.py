@@ -16,6 +16,8 @@ import time
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 _STREAM = re.compile(rb'"stream":\s*true')
 _MODELS = b'{"object":"list","data":[{"id":"bench","object":"model","created":1700000000,"owned_by":"bench"}]}'
+_CHAT = b"POST /v1/chat/completions"
+_NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 _CHUNK_BYTES = 250
 _ANSWER_WORDS = 60
 
@@ -104,6 +106,8 @@ class Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         if head.startswith(b"GET"):
             self._write(self._plan.models)
+        elif not head.startswith(_CHAT):
+            self._write(_NOT_FOUND)  # it has no other form of API
         elif _STREAM.search(body):
             loop.call_later(self._plan.service_time, self._begin_stream)
         elif self._plan.service_time:

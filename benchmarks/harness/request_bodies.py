@@ -23,6 +23,24 @@ def chat_with_tools(question: str = _QUESTION) -> bytes:
     )
 
 
+def in_other_forms(question: str = _QUESTION, *, stream: bool = False) -> dict[str, bytes]:
+    """The same chat as a client of each form of API sends it, by its endpoint."""
+    common = {"model": "bench", "temperature": 0.7, "stream": stream}
+    user = _messages(question)[1:]
+    forms: dict[str, dict[str, Any]] = {
+        CHAT_PATH: {**common, "messages": _messages(question), "max_tokens": 512},
+        "/v1/messages": {**common, "system": _SYSTEM, "messages": user, "max_tokens": 512},
+        "/v1/responses": {**common, "instructions": _SYSTEM, "input": question, "max_output_tokens": 512},
+        "/api/chat": {
+            "model": "bench",
+            "stream": stream,
+            "messages": _messages(question),
+            "options": {"temperature": 0.7, "num_predict": 512},
+        },
+    }
+    return {path: json.dumps(fields).encode() for path, fields in forms.items()}
+
+
 def distinct_parts(*, stream: bool = False) -> tuple[bytes, bytes]:
     """What comes before and after a number of NUMBER_DIGITS digits that makes a chat unlike every other."""
     marker = "#" * NUMBER_DIGITS

@@ -100,7 +100,7 @@ def same_request(body: Path, header_varies: bool = False) -> str:
     return _SAME.format(body=body) + (_VARYING.format(path=CHAT_PATH) if header_varies else "")
 
 
-async def load(server: Server, script: str, *, connections: int, seconds: int) -> Run:
+async def load(server: Server, script: str, *, connections: int, seconds: int, path: str = CHAT_PATH) -> Run:
     """Send requests as fast as answers come. Raises CannotMeasure when one is not answered with a success."""
     if shutil.which("wrk") is None:
         raise CannotMeasure("wrk is not installed. On Debian: apt-get install wrk. Elsewhere: github.com/wg/wrk.")
@@ -111,7 +111,7 @@ async def load(server: Server, script: str, *, connections: int, seconds: int) -
         before = server.cpu_seconds()
         process = await asyncio.create_subprocess_exec(
             *words,
-            server.url + CHAT_PATH,
+            server.url + path,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             preexec_fn=lambda: os.sched_setaffinity(0, cores().load),

@@ -13,7 +13,8 @@ from cache.entries.entry import Entry
 # most 850, 120 and 190 bytes; tests/cache/stores/test_memory.py measures it with tracemalloc.
 SLOT_OVERHEAD_BYTES = 950
 _FORM_BYTES = 120
-_ALIASES_PER_SLOT = 4
+# A request in each form of API, streamed and not, and as many again that say the same in other bytes.
+_ALIASES_PER_SLOT = 16
 _ALIAS_BYTES = 200
 
 

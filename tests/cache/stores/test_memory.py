@@ -115,6 +115,19 @@ async def test_the_least_recently_used_entry_is_evicted_first() -> None:
     assert store.evictions > 0
 
 
+async def test_an_entry_is_found_by_its_request_in_each_form_of_api() -> None:
+    """One entry has an alias for each of eight requests: four forms of API, streamed and not."""
+    store = MemoryStore(2**20)
+    await store.put(entry("public.0"), 60)
+    slot = store.slot("public.0")
+    assert slot
+    store.form(slot, "plain", lambda kept: kept.body)
+    digests = [bytes([number]) * 16 for number in range(8)]
+    for digest in digests:
+        store.alias(slot, digest, "plain")
+    assert [store.by_alias(digest) for digest in digests] == [(slot, "plain")] * 8
+
+
 async def test_an_entry_that_is_too_large_evicts_nothing() -> None:
     """An entry above an eighth of the capacity is not kept, and the others stay."""
     store = MemoryStore(CAPACITY)
