@@ -25,8 +25,8 @@ from gateway.batches.batch import Batch
 from gateway.batches.files import PURPOSES, FileObject
 from gateway.surfaces.whole import ENDPOINTS
 
-EVENTS = {"text/event-stream": TEXT}
-LINES = {"application/x-ndjson": TEXT}
+EVENTS = {"text/event-stream": {"description": "Server-sent events."}}
+LINES = {"application/x-ndjson": {"description": "One JSON object on each line."}}
 _ASKED_OF_CACHE = ("Cache-Control", "x-keepgate-max-risk", "x-keepgate-reuse")
 _ANTHROPIC = ("anthropic-version", "anthropic-beta")
 
