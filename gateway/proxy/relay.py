@@ -24,7 +24,7 @@ from gateway.proxy.response_headers import (
 )
 from gateway.proxy.semantic_lookup import SemanticQuery
 from gateway.surfaces.openai import CHAT, COMPLETIONS
-from gateway.surfaces.surface import TranslatedForm, Translator
+from gateway.surfaces.surface import Json, TranslatedForm
 
 
 class Relay:
@@ -111,11 +111,17 @@ class Relay:
         writer = ResponseWriter(request, response, self._timeout)
         translator = surface.translator(inference.asked, key.id)
         splitter = EventSplitter()
+        has_begun = has_ended = False
         try:
             async for data in subscriber.chunks(with_usage=True):
-                translated = b"".join([_translated(translator, event) for event in splitter.feed(data)])
-                if translated:
+                chunks = [chunk for event in splitter.feed(data) if (chunk := _chunk(event)) is not None]
+                has_begun = has_begun or any(chunk["choices"] for chunk in chunks)
+                has_ended = has_ended or any(map(_is_last, chunks))
+                if translated := b"".join(map(translator.add, chunks)):
                     await writer.send(translated)
+            # A client of chat completions sees what is missing; another would get the end of an answer that has none.
+            if not has_begun or not (has_ended or subscriber.flight.complete):
+                raise UpstreamDisconnected("The upstream's answer is not whole: the stream ended early.")
             end = translator.finish()
             await self._conversations.keep(inference, translator.answer)
             await writer.send(end)
@@ -155,18 +161,29 @@ class Relay:
         return web.Response(status=status, body=inference.surface.error_body(error), headers=headers)
 
 
-def _translated(translator: Translator, event: bytes) -> bytes:
-    """Raises UpstreamRefused for an error within the stream, and UpstreamDisconnected for what is no chunk."""
+def _chunk(event: bytes) -> Json | None:
+    """The chunk in an event; None if there is none.
+
+    Raises UpstreamRefused for an error within the stream, and UpstreamDisconnected for what is no chunk.
+    """
     data = event_data(event)
     if not data or data == b"[DONE]":
-        return b""
+        return None
     try:
         chunk = event_json(data)
     except ValueError as fault:
         raise UpstreamDisconnected("The upstream's stream holds something else than chunks.") from fault
     if chunk.get("error") is not None:
         raise refusal(502, data)
-    return translator.add(chunk)
+    choices = chunk.get("choices")
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise UpstreamDisconnected("The upstream's stream has a chunk without a list of choices.")
+    return chunk
+
+
+def _is_last(chunk: Json) -> bool:
+    """Whether nothing follows for the first choice, but for the usage."""
+    return any(choice.get("index", 0) == 0 and choice.get("finish_reason") is not None for choice in chunk["choices"])
 
 
 def _count(family: str, outcome: Outcome) -> None:
