@@ -166,8 +166,11 @@ class Layers(Struct, kw_only=True):
 
 
 class PrefixFigures(Struct, kw_only=True):
+    """Of prompt tokens, those that upstreams read from their prompt caches, and those that they wrote there."""
+
     prompt_tokens: Count
     prefix_tokens: Count
+    written_tokens: Count | UnsetType = UNSET
     hit_rate: Share
 
 

@@ -40,12 +40,7 @@ from gateway.upstreams.mock import MODEL, MockUpstream
 DEADLINE = 10.0
 """Seconds that a response may take."""
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
-_CHECKS = [
-    checks.status_code_conformance,
-    checks.content_type_conformance,
-    checks.response_headers_conformance,
-    checks.response_schema_conformance,
-]
+_CHECKS = [checks.status_code_conformance, checks.content_type_conformance, checks.response_headers_conformance]
 
 
 _NAMES = ("cache", "chat", "completions", "models", "prefix", "files", "messages", "responses", "audio", "..", ".", "")
@@ -98,6 +93,9 @@ class Target:
         """
         sent = 0
         operation = self.schema[path][method]
+        # The scripted upstream answers what no real one would, with as little sense.
+        is_nonsense = mode == GenerationMode.NEGATIVE and OPERATIONS[method, path].passes_on
+        bodies = [] if is_nonsense else [checks.response_schema_conformance]
         known = [MODEL, *([self.ids[path.split("/")[2]]] if "{id}" in path else [])]
 
         @_settings(count)
@@ -110,7 +108,7 @@ class Target:
             response = case.call(base_url=self.url, session=self.session, timeout=DEADLINE)
             sent += 1
             self.statuses[f"{response.status_code}"] += 1
-            case.validate_response(response, checks=[self._check_fault, *_CHECKS])
+            case.validate_response(response, checks=[self._check_fault, *_CHECKS, *bodies])
 
         with contextlib.suppress(Unsatisfiable):
             check()

@@ -149,6 +149,14 @@ def test_the_document_has_every_route_and_no_other(application: web.Application)
     assert all(text in described["info"]["description"] for text in IN_WORDS.values())
 
 
+def test_the_reference_names_every_route(application: web.Application) -> None:
+    """The page for readers has each path of the document."""
+    reference = (Path(__file__).parents[3] / "docs/reference/api.md").read_text()
+
+    paths = {path.replace("{operation}", name) for _, path in OPERATIONS for name in ("lookup", "pin", "unpin")}
+    assert [path for path in sorted(paths) if f" {path}`" not in reference] == []
+
+
 def test_a_route_without_a_description_is_an_error(application: web.Application) -> None:
     """A route that somebody adds has to be described."""
     application.router.add_get("/v1/new", page.show)
