@@ -22,7 +22,7 @@ class _Block:
         self._citations: list[Any] = []
 
     def add(self, delta: Json) -> None:
-        kind = delta.get("type")
+        kind = _of(str, delta, "type")
         if kind in _TEXTS:
             self._pieces.setdefault(_TEXTS[kind], []).append(_of(str, delta, _TEXTS[kind]))
         elif kind == "signature_delta":
@@ -108,9 +108,9 @@ class MessageAssembler(Assembler):
         return self._blocks[index]
 
     def _end(self, event: Json) -> None:
-        rest = {name: value for name, value in event.items() if name not in ("type", "delta", "usage")}
-        _update(self._message, _of(dict, event, "delta"))
-        _update(self._message, rest)
+        rest = {name: value for name, value in event.items() if name not in ("delta", "usage")}
+        news = _of(dict, event, "delta") | rest
+        _update(self._message, {name: value for name, value in news.items() if name != "type"})
         usage = event.get("usage")
         if isinstance(usage, dict) and usage:
             known = self._message.get("usage")

@@ -25,7 +25,7 @@ def chat_message(blocks: list[Json], content: Any) -> Json:
     blocks = [left(block) for block in blocks]
     message: Json = {"role": "assistant", "content": content}
     thoughts = [block for block in blocks if block["type"] in THINKING]
-    reasoning = "".join(text_in(block, "thinking") for block in thoughts)
+    reasoning = _joined(thoughts)
     if reasoning:
         message["reasoning_content"] = reasoning
     if thoughts and thoughts != _unsigned(reasoning):
@@ -130,14 +130,19 @@ def _thoughts_of(message: Json) -> list[Json]:
 
 def _merged(blocks: list[Json]) -> list[Json]:
     """Thinking that came in pieces, of which the last has the signature, as one block; what says nothing is none."""
-    merged: list[Json] = []
+    runs: list[list[Json]] = []
     for block in blocks:
-        last = merged[-1] if merged else {}
+        last = runs[-1][-1] if runs else {}
         if _is_plain(last) and not last["signature"] and _is_plain(block):
-            merged[-1] = {**block, "thinking": last["thinking"] + block["thinking"]}
+            runs[-1].append(block)
         else:
-            merged.append(block)
+            runs.append([block])
+    merged = [run[0] if len(run) == 1 else {**run[-1], "thinking": _joined(run)} for run in runs]
     return [block for block in merged if not _is_plain(block) or block["thinking"] or block["signature"]]
+
+
+def _joined(thoughts: list[Json]) -> str:
+    return "".join(text_in(block, "thinking") for block in thoughts)
 
 
 def _is_plain(block: Json) -> bool:

@@ -30,7 +30,7 @@ def chat_messages(system: Any, messages: Any, untranslatable: Untranslatable) ->
     a text is read as if it were before, for no server takes it otherwise.
     """
     made: list[Json] = []
-    if system is not None and system != []:
+    if system not in (None, "", []):
         made.append({"role": "system", "content": _content(system, "system", untranslatable)})
     for at, message in enumerate(objects(messages, "messages")):
         made += _turn(message, f"messages[{at}]", untranslatable)

@@ -66,7 +66,7 @@ def _chat_request(fields: Json) -> ChatRequest:
             del fields["tools"]
     if "tool_choice" in fields:
         fields |= chat_tool_choice(fields["tool_choice"])
-    fields |= _stop(fields) | _user(fields) | _output(fields, untranslatable)
+    fields |= _stop(fields) | _user(fields) | _output(fields)
     return ChatRequest(
         fields=fields,
         stream=stream,
@@ -96,7 +96,7 @@ def _user(fields: Json) -> Json:
     return ({} if user is None else {"user": user}) | ({"metadata": metadata} if metadata else {})
 
 
-def _output(fields: Json, untranslatable: Untranslatable) -> Json:
+def _output(fields: Json) -> Json:
     """`response_format`, `reasoning_effort`, and what else the configuration of the output says."""
     config = _popped(fields, "output_config")
     name = "output_config.format"

@@ -127,8 +127,9 @@ class MessagesTranslator(Translator):
             index = call.get("index")
             # A call without an index is whole.
             key: Hashable = index if isinstance(index, int) else f"call {len(self._calls)}"
-            known = self._calls.setdefault(key, _Call(len(self._calls)))
-            self._put(key, known.add(call))
+            if key not in self._calls:
+                self._calls[key] = _Call(len(self._calls))
+            self._put(key, self._calls[key].add(call))
 
     def _add_thoughts(self, delta: Json) -> None:
         """Thoughts may come twice: as a text, and in pieces of blocks, which can be signed."""

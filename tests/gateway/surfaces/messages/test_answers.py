@@ -51,7 +51,7 @@ def exactly(value: Any) -> str:
 
 
 @given(chat_answers())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_chat_completion_comes_back_from_its_message(answer: Json) -> None:
     """Logprobs, further choices, unknown fields and the very text of arguments are not lost, and nothing is changed."""
     before = exactly(answer)
@@ -63,7 +63,7 @@ def test_a_chat_completion_comes_back_from_its_message(answer: Json) -> None:
 
 
 @given(messages)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_message_comes_back_from_its_chat_completion(message: Json) -> None:
     """Blocks of every kind in any order, citations, containers and unknown fields are not lost."""
     before = exactly(message)
@@ -76,7 +76,7 @@ def test_a_message_comes_back_from_its_chat_completion(message: Json) -> None:
 @given(
     st.dictionaries(st.sampled_from(["id", "choices", "usage", "model", MESSAGE_PATCH, "x"]), values) | chat_answers()
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_object_comes_back_from_its_message(answer: Json) -> None:
     """An odd answer of a server is a message too, and is not lost."""
     answer |= {MESSAGE_PATCH: [{"op": "replace", "path": "/content", "value": 5}]} if "x" in answer else {}

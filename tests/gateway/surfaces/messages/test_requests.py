@@ -99,6 +99,12 @@ def test_a_conversation_is_the_one_that_a_chat_client_writes() -> None:
     assert request.ignored == ()
 
 
+@pytest.mark.parametrize("nothing", [None, "", []])
+def test_no_system_prompt(nothing: Any) -> None:
+    """An empty system prompt is none, so a chat template puts in its own as it does without one."""
+    assert asked(system=nothing).fields == asked().fields
+
+
 def test_a_stream_is_the_same_request() -> None:
     """Whether a client streams is not in the fields; a stream always has its usage."""
     plain, stream = asked(stream=False), asked(stream=True)

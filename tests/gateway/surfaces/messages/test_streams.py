@@ -1,5 +1,6 @@
 """A stream says what the answer says, in the order that Anthropic's API has, whether it is made, written or read."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -95,7 +96,7 @@ def call(index: int, arguments: str, **named: str) -> Json:
 
 
 @given(messages)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_message_comes_back_from_its_stream(message: Json) -> None:
     """Every block, count and unknown field is in the stream of a message, and is read from it."""
     before = json.dumps(message, sort_keys=True)
@@ -175,7 +176,7 @@ def streams(draw: st.DrawFn, deltas: st.SearchStrategy[list[Json]]) -> list[Json
 
 
 @given(streams(usual_deltas()))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_stream_is_that_of_the_whole_answer(chunks: list[Json]) -> None:
     """What a client assembles from the events is the message of the whole chat completion."""
     before = json.dumps(chunks)
@@ -187,7 +188,7 @@ def test_a_stream_is_that_of_the_whole_answer(chunks: list[Json]) -> None:
 
 
 @given(streams(mixed_deltas()))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_mixed_stream_says_the_same(chunks: list[Json]) -> None:
     """Text after a call is another block, mixed calls come one after the other, and nothing is lost or said twice."""
     stream, answer = translated(chunks)
@@ -207,7 +208,7 @@ def test_a_mixed_stream_says_the_same(chunks: list[Json]) -> None:
 
 
 @given(chat_answers())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_answer_that_is_streamed_is_kept(answer: Json) -> None:
     """Whatever a server sends in a stream, in whichever field, comes back from the message."""
     assume("index" not in json.dumps(answer["choices"][0]["message"]))
@@ -320,6 +321,29 @@ def test_a_chunk_that_is_an_error() -> None:
         SURFACE.translator(ASKED, "public.0123").add({"error": {"message": "x"}, "choices": []})
 
 
+names = st.sampled_from(
+    [
+        *("choices", "delta", "index", "content", "tool_calls", "function", "arguments", "name", "id", "model"),
+        *("reasoning", "thinking_blocks", "type", "thinking", "signature", "refusal", "usage", "finish_reason"),
+    ]
+)
+anything = st.recursive(
+    st.none() | st.integers(-1, 1) | st.sampled_from(["", "{", "thinking", "redacted_thinking", "text"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(names, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.dictionaries(names, anything, max_size=4) | anything.map(lambda said: chunk({"content": said}))))
+@settings(max_examples=60, deadline=None)
+def test_any_chunk_is_translated_or_refused(chunks: list[Json]) -> None:
+    """Whatever a server sends, a client gets a stream of a message, or an error."""
+    with contextlib.suppress(UpstreamDisconnected):
+        stream, answer = translated(chunks)
+        in_order(stream)
+        assert SURFACE.chat_answer(answer) == assembled(chunks)
+
+
 # A stream of a server that has Messages
 
 
@@ -339,7 +363,7 @@ def stop(index: int) -> Json:
     return {"type": "content_block_stop", "index": index}
 
 
-MESSAGE = {
+MESSAGE: Json = {
     "id": "msg_1",
     "type": "message",
     "role": "assistant",
@@ -471,7 +495,7 @@ def test_a_stream_that_is_not_whole_is_not_stored(events: list[Json]) -> None:
 
 
 @given(st.data(), messages)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_cut_stream_is_not_stored(data: st.DataObject, message: Json) -> None:
     """No part of a stream is taken for the whole."""
     events = EventSplitter().feed(SURFACE.own_stream(message, ASKED))
@@ -489,3 +513,31 @@ def test_an_event_that_is_no_event(event: bytes) -> None:
     assembler.add(event)
     with pytest.raises(UnstorableAnswer):
         assembler.answer()
+
+
+event_names = st.sampled_from(
+    [*("type", "index", "content_block", "delta", "message", "usage", "text", "input", "citations", "to", "model")]
+)
+event_types = st.sampled_from(
+    [
+        *("message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta"),
+        *("message", "text", "tool_use", "thinking", "text_delta", "input_json_delta", "citations_delta", "fallback"),
+    ]
+)
+event_values = st.recursive(
+    st.none() | st.just(0) | event_types,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(event_names, inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.dictionaries(event_names, event_values, max_size=5)))
+@settings(max_examples=60, deadline=None)
+def test_any_event_is_recorded_or_refused(events: list[Json]) -> None:
+    """Whatever a server sends, the answer is whole or is not stored."""
+    assembler = SURFACE.assembler()
+    for event in (BEGIN, *events, FINISH, STOP):
+        assembler.add(b"data: %b\n\n" % json.dumps(event).encode())
+    with contextlib.suppress(UnstorableAnswer):
+        answer = assembler.answer()
+        assert recorded(SURFACE.own_stream(answer, ASKED)) == answer
