@@ -118,7 +118,8 @@ class Folders:
 
     def remove_abandoned(self) -> None:
         """Remove the drafts of processes that were killed."""
-        _make_private(self._drafts)
+        if not self._drafts.is_dir():
+            return
         with _locked(self._drafts):
             for draft in self._drafts.iterdir():
                 with contextlib.suppress(BlockingIOError), _locked(draft, fcntl.LOCK_NB):
