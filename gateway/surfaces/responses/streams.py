@@ -145,8 +145,8 @@ class ResponseTranslator(Translator):
 
     def _open(self, item: Json) -> ItemStream:
         last = self._last
-        if last and (last.item["type"] not in CALLS or _is_object(last.arguments)):  # else more may come for it
-            last.finish(last.whole())
+        if last and last.done is None and (last.item["type"] not in CALLS or _is_object(last.arguments)):
+            last.finish(last.whole())  # more may come for another call: its end is that of the answer
         self._last = self._items[item.get("id")] = ItemStream(self._events, len(self._items), item)
         return self._last
 

@@ -256,6 +256,17 @@ async def test_memory_is_bounded_and_keeps_what_was_used_last(steps: list[tuple[
     assert sum(len(record) for record in held if record is not None) <= 20_000
 
 
+async def test_memory_forgets_the_least_recently_used() -> None:
+    """A record that was loaded outlives an older use of another one, when a third needs its place."""
+    conversations = Conversations(None, 60, capacity=3000)
+    for response_id in ("resp_1", "resp_2"):
+        await conversations.save("public", response_id, b"x" * 1000)
+    assert await conversations.load("public", "resp_1") is not None
+    await conversations.save("public", "resp_3", b"x" * 1000)
+    held = [await conversations.load("public", f"resp_{number}") is not None for number in (1, 2, 3)]
+    assert held == [True, False, True]
+
+
 async def test_a_record_that_memory_cannot_hold_is_not_kept() -> None:
     """A record beyond the capacity without Valkey is not found later, and takes the place of no other."""
     conversations = Conversations(None, 60, capacity=1000)

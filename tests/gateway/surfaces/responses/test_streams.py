@@ -238,6 +238,15 @@ def test_a_call_waits_for_its_id_and_name() -> None:
     assert types_of(events) == [*expected_types(answer["output"]), "response.completed"]
 
 
+def test_an_item_that_begins_at_the_end_does_not_end_another_one_again() -> None:
+    """A call without a name is told at the end, after a message whose parts came in another order than theirs."""
+    call = {"index": 0, "id": "", "type": "custom", "custom": {"name": "", "input": ""}}
+    deltas: list[Json] = [{"refusal": "no"}, {"content": "well"}, {"tool_calls": [call]}]
+    events, answer = translated({"choices": [{"index": 0, "delta": delta}]} for delta in deltas)
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == answer["output"]
+
+
 def test_an_answer_that_says_nothing_is_an_empty_text() -> None:
     """An answer that a stop string ended at once has a message with an empty text."""
     chunks = [{"id": "c", "created": 1, "choices": [{"delta": {"content": ""}, "finish_reason": "stop"}]}]
