@@ -47,6 +47,9 @@ upstream_prompt_tokens = _counter(
 upstream_cached_prompt_tokens = _counter(
     "upstream_cached_prompt_tokens", "Prompt tokens that the upstream reports as cached.", "upstream"
 )
+upstream_cache_write_prompt_tokens = _counter(
+    "upstream_cache_write_prompt_tokens", "Prompt tokens that the upstream reports as written to its cache.", "upstream"
+)
 errors = _counter("errors", "Requests that ended with an error of the gateway.", "code")
 upstream_seconds = _histogram("upstream_seconds", "How long upstreams took for a whole answer.")
 upstream_first_byte_seconds = _histogram("upstream_first_byte_seconds", "Until an upstream began to answer.")

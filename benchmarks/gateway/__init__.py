@@ -1,5 +1,6 @@
-"""Figures of the gateway: exact hits, added latency, relay, store failure, memory.
+"""Figures of the gateway: exact hits, added latency, relay, store failure, memory, prompt caches of upstreams.
 
 Each module has a coroutine `measure(quick)` that returns a `Figure`; `exact_hits.py` is the shortest to read first.
-The gateway runs as a process of its own and is measured over HTTP. Uses `benchmarks.harness` only.
+The gateway runs as a process of its own and is measured over HTTP, except for `prompt_caches.py`, which has a clock of
+its own. Uses `benchmarks.harness`, and for that one the rules of billing in `tests`.
 """

@@ -54,7 +54,7 @@ async def collect(cache: ExactCache, semantic: SemanticLookup) -> dict[str, Any]
 
 
 def _prefill(totals: "_Totals") -> dict[str, Any]:
-    """Of the prompts that were computed: how many tokens an upstream had computed before."""
+    """Of the prompts that were computed: how many tokens upstreams read from their prompt caches, and wrote there."""
     upstreams = sorted(totals.labels("upstream_prompt_tokens", "upstream"))
     return {
         **_prefix_tokens(totals, {}),
@@ -63,12 +63,14 @@ def _prefill(totals: "_Totals") -> dict[str, Any]:
 
 
 def _prefix_tokens(totals: "_Totals", labels: Mapping[str, str]) -> dict[str, Any]:
-    prompt_tokens, prefix_tokens = (
-        int(totals.sum(name, labels)) for name in ("upstream_prompt_tokens", "upstream_cached_prompt_tokens")
+    prompt_tokens, prefix_tokens, written_tokens = (
+        int(totals.sum(f"upstream_{name}", labels))
+        for name in ("prompt_tokens", "cached_prompt_tokens", "cache_write_prompt_tokens")
     )
     return {
         "prompt_tokens": prompt_tokens,
         "prefix_tokens": prefix_tokens,
+        "written_tokens": written_tokens,
         "hit_rate": _rate(prefix_tokens, prompt_tokens - prefix_tokens),
     }
 

@@ -38,6 +38,7 @@ from gateway.proxy.embeddings import Embeddings
 from gateway.proxy.fast_path import FastPath
 from gateway.proxy.flight import FlightTable
 from gateway.proxy.lookup import Lookup
+from gateway.proxy.prompt_caches.planner import PromptCachePlanner
 from gateway.proxy.relay import Relay
 from gateway.proxy.replay import Replay
 from gateway.proxy.semantic_lookup import SemanticLookup
@@ -109,7 +110,7 @@ async def open_gateway(
             Replay(
                 cache, conversations, hits, varies=cache_settings.sampled == "variants" or cache_settings.regenerate > 0
             ),
-            SingleFlight(cache, semantic, flights, router, settings.cache),
+            SingleFlight(cache, semantic, flights, router, settings.cache, _prompt_caches(settings, router)),
             Relay(lookup, conversations, settings.timeouts.client),
         )
         embeddings = Embeddings(cache, router, tasks, settings.cache)
@@ -189,6 +190,10 @@ def build_application(
         ]
     )
     return application
+
+
+def _prompt_caches(settings: Settings, router: Router) -> PromptCachePlanner | None:
+    return PromptCachePlanner(settings.prompt_cache, router) if settings.prompt_cache.mode == "mark" else None
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from gateway.http.cache_control import parse_cache_control
 from gateway.proxy.flight import Flight, FlightTable
 from gateway.proxy.inference_request import USAGE_OF_STREAMS, InferenceRequest
 from gateway.proxy.lookup import ASKING_FOR_NEW
+from gateway.proxy.prompt_caches.planner import PromptCachePlanner
 from gateway.proxy.recorder import Recording
 from gateway.proxy.semantic_lookup import SemanticLookup, SemanticQuery
 from gateway.proxy.tenant import namespace_header
@@ -26,13 +27,21 @@ class SingleFlight:
     """Starts flights, each under the name of its answer, and stores their answers."""
 
     def __init__(
-        self, cache: ExactCache, semantic: SemanticLookup, flights: FlightTable, router: Router, settings: CacheSettings
+        self,
+        cache: ExactCache,
+        semantic: SemanticLookup,
+        flights: FlightTable,
+        router: Router,
+        settings: CacheSettings,
+        prompt_caches: PromptCachePlanner | None,
     ) -> None:
+        """Without `prompt_caches` no request is marked."""
         self._cache = cache
         self._semantic = semantic
         self._flights = flights
         self._router = router
         self._settings = settings
+        self._prompt_caches = prompt_caches
 
     def in_flight(self, inference: InferenceRequest, key: Key, outcome: Outcome) -> Flight | None:
         """The running flight with the answer to this request, if the request may wait for one."""
@@ -91,6 +100,8 @@ class SingleFlight:
         generation = self._cache.generation(key.namespace, inference.model)
         own = self._own_headers(inference)
         attempts = inference.attempts(self._settings.ask_usage)
+        if self._prompt_caches is not None:
+            attempts = self._prompt_caches.marked(attempts, key.namespace, inference.model)
         await flight.run(
             self._router.request(
                 "POST", inference.headers, attempts, inference.asked.untranslatable, inference.model, own

@@ -331,6 +331,20 @@ class BatchSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Requests of batches that one process has under way at the same time."""
 
 
+class PromptCacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The prompt caches that upstreams have themselves."""
+
+    mode: Annotated[Literal["off", "mark"], Meta(description="one of off and mark")] = "off"
+    """`mark` adds what makes upstreams use their prompt caches, to requests whose client does not."""
+    kinds: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^[^=\s/]+=(anthropic|openai|cache-control|none)$")], ...],
+        Meta(description="HOST=KIND or HOST:PORT=KIND with a kind of anthropic, openai, cache-control and none"),
+    ] = ()
+    """What upstreams understand: `anthropic` breakpoints in Messages, `cache-control` also in chat completions,
+    `openai` a `prompt_cache_key`. Known without: api.anthropic.com, api.openai.com, Azure and openrouter.ai.
+    """
+
+
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All settings of `keepgate serve`."""
 
@@ -371,6 +385,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The least severe messages that are logged."""
     cache: CacheSettings = CacheSettings()
     semantic: SemanticSettings = SemanticSettings()
+    prompt_cache: PromptCacheSettings = PromptCacheSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
     batches: BatchSettings = BatchSettings()
 

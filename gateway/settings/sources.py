@@ -38,6 +38,7 @@ _LISTS = (
     ("quantized_variants",),
     ("cache", "key_headers"),
     ("semantic", "published"),
+    ("prompt_cache", "kinds"),
     ("backend", "public_prefix"),
 )
 

@@ -105,7 +105,7 @@ class Router:
         failures: list[str] = []
         candidates = self.candidates(model)
         for upstream in candidates:
-            possible = [attempt for attempt in attempts if attempt.needs not in upstream.lacks]
+            possible = [a for a in attempts if a.needs not in upstream.lacks and a.mark not in upstream.lacks]
             try:
                 if answer := await _first_possible(upstream, method, headers, possible, own):
                     return answer
@@ -159,11 +159,13 @@ async def _first_possible(
     """The answer to the first attempt for which the upstream has what it needs. What it lacks is remembered."""
     lacking: list[str] = []
     for attempt in attempts:
+        if attempt.needs in lacking:
+            continue
         answer = await _send(upstream, method, headers, attempt, own)
         with contextlib.ExitStack() as ending:
             ending.enter_context(answer)
-            if await _lacks(answer, attempt):
-                lacking.append(attempt.needs)
+            if missing := await _missing(answer, attempt):
+                lacking.append(missing)
                 continue
             ending.pop_all()
         # Where every attempt fails, the request was at fault: an error that quotes all of it says nothing of a field.
@@ -173,10 +175,14 @@ async def _first_possible(
     return None
 
 
-async def _lacks(answer: UpstreamResponse, attempt: Attempt) -> bool:
-    if answer.status not in _LACKING or attempt.lacking is None:
-        return False
-    return attempt.lacking(answer.status, await answer.peek(_MAX_ERROR_BYTES))
+async def _missing(answer: UpstreamResponse, attempt: Attempt) -> str:
+    """What the upstream lacks for this attempt, from its answer; "" for nothing."""
+    if answer.status not in _LACKING or (attempt.lacking is None and not attempt.mark):
+        return ""
+    error = await answer.peek(_MAX_ERROR_BYTES)
+    if attempt.mark and attempt.mark.encode() in error:
+        return attempt.mark
+    return attempt.needs if attempt.lacking is not None and attempt.lacking(answer.status, error) else ""
 
 
 async def _send(

@@ -62,7 +62,7 @@ class Attempt:
 
     `needs` names what an upstream must have for it ("" for nothing), and `lacking` tells from the status and the body
     of an error whether it has not. `own` are headers that replace the client's, `dropped` those that are not sent, in
-    lower case.
+    lower case. `mark` names the field that the gateway has added to the body for the upstream's prompt cache, if any.
     """
 
     path: str
@@ -72,6 +72,7 @@ class Attempt:
     lacking: Callable[[int, bytes], bool] | None = None
     own: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS)
     dropped: frozenset[str] = frozenset()
+    mark: str = ""
 
 
 def end_to_end(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[str]:

@@ -14,6 +14,7 @@ from gateway.surfaces.messages.assistant_turn import blocks_of, calls_of, chat_m
 from gateway.surfaces.messages.content import left
 from gateway.surfaces.messages.json_patch import difference, patched
 from gateway.surfaces.surface import Json
+from gateway.surfaces.usage import prompt_cache_tokens
 
 CHAT_PATCH = "chat_completion_patch"
 """The field of a message with what its chat completion has besides."""
@@ -148,9 +149,7 @@ def _stop_reason(choice: Json, message: Json) -> str | None:
 def _usage(usage: Any) -> Json:
     """Anthropic counts the prompt's tokens that were read from a cache, or written to it, apart from the others."""
     counts = usage if isinstance(usage, dict) else {}
-    details = counts.get("prompt_tokens_details")
-    read = _count(details, "cached_tokens") or _count(counts, "cache_read_input_tokens")
-    written = _count(details, "cache_write_tokens") or _count(counts, "cache_creation_input_tokens")
+    read, written = prompt_cache_tokens(counts) or (0, 0)
     made: Json = {
         "input_tokens": max(0, _count(counts, "prompt_tokens") - read - written),
         "cache_creation_input_tokens": written,

@@ -15,6 +15,7 @@ from cache.errors import UnstorableAnswer
 from gateway.surfaces.responses.differences import difference, patched
 from gateway.surfaces.responses.output_items import chat_message, items_of
 from gateway.surfaces.surface import ChatRequest, Json
+from gateway.surfaces.usage import PromptCacheTokens, prompt_cache_tokens
 
 EXTENSION = "chat_completion"
 """In a Response: what its chat completion says beyond it, such as its id, further choices and unknown fields."""
@@ -169,11 +170,12 @@ def _own_usage(usage: Any) -> Json | None:
     if asked is None or said is None:
         return None
     total = _count(usage.get("total_tokens"))
+    cached = prompt_cache_tokens(usage) or PromptCacheTokens(0, 0)
     return {
         "input_tokens": asked,
         "input_tokens_details": {
-            "cached_tokens": _detail(usage, "prompt_tokens_details", "cached_tokens"),
-            "cache_write_tokens": _detail(usage, "prompt_tokens_details", "cache_write_tokens"),
+            "cached_tokens": cached.read,
+            "cache_write_tokens": cached.written,
         },
         "output_tokens": said,
         "output_tokens_details": {"reasoning_tokens": _detail(usage, "completion_tokens_details", "reasoning_tokens")},
