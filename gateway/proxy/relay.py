@@ -65,7 +65,7 @@ class Relay:
             and inference.stream
             and flight.form in (CHAT, COMPLETIONS)
         ):
-            return await self._translate(request, inference, subscriber, headers, key)
+            return await self._translate(request, inference, subscriber, headers)
         if flight.status == 200 and (not own or (joined and flight.is_stream != inference.stream)):
             return await self._convert(inference, subscriber, headers)
         # An answer that is not streamed is sent whole, unless it is too long to be held, or can be heard as it comes.
@@ -100,7 +100,6 @@ class Relay:
         inference: InferenceRequest,
         subscriber: Subscriber,
         headers: CIMultiDict[str],
-        key: Key,
     ) -> web.StreamResponse:
         """Stream chunks of a chat completion in the client's form of API, as they arrive."""
         surface = inference.surface
@@ -109,7 +108,7 @@ class Relay:
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         writer = ResponseWriter(request, response, self._timeout)
-        translator = surface.translator(inference.asked, key.id)
+        translator = surface.translator(inference.asked, inference.key.id)  # as a later hit is rendered
         splitter = EventSplitter()
         has_begun = has_ended = False
         try:
