@@ -2,5 +2,6 @@
 
 Read surface.py first: the contract. Anthropic's Messages, OpenAI's Responses and Ollama's API are rooms of their own
 below; openai.py is chat completions and completions, generate.py Keepgate's own API, whole.py the endpoints whose
-answers are stored as they are, usage.py what usage says of prompt caches, and registry.py lists them all. Uses http and the package cache.
+answers are stored as they are, usage.py what usage says of prompt caches, and registry.py lists them all. Uses http
+and the package cache.
 """

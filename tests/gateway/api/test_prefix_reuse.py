@@ -115,7 +115,12 @@ async def test_saved_prefill_is_counted_by_upstream(stage: Stage, stream: bool) 
     assert changed == {"prompt_tokens": 8, "prefix_tokens": 3}
     assert all_after["hit_rate"] == round(all_after["prefix_tokens"] / all_after["prompt_tokens"], 6)
     shown = all_after["upstreams"][upstream.url]
-    assert shown == {"prompt_tokens": after[0], "prefix_tokens": after[1], "hit_rate": round(after[1] / after[0], 6)}
+    assert shown == {
+        "prompt_tokens": after[0],
+        "prefix_tokens": after[1],
+        "written_tokens": 0,
+        "hit_rate": round(after[1] / after[0], 6),
+    }
     assert all_after["upstreams"].get(mute.url) == all_before["upstreams"].get(mute.url)
 
 
