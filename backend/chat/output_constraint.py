@@ -66,7 +66,7 @@ class OutputConstraintReader:
             return OutputConstraint(f"start: {rule}", (field,))
         tool_format = self.tool_format()
         specials = self._tokenizer.token_bytes.special_ids
-        parallel = request.parallel_tool_calls is not False
+        parallel = request.parallel_tool_calls is not False and not tool_choice.named
         make_grammar = partial(
             calls_grammar, tool_format, specials, required=tool_choice.required, parallel=parallel, answer=rule
         )

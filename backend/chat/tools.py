@@ -40,6 +40,8 @@ class ToolChoice:
     """Whether the answer must be a call."""
     listed: tuple[dict[str, Any], ...]
     """All functions of the request, for the prompt, in OpenAI's form."""
+    named: bool = False
+    """Whether the request names the tool: then the answer is one call."""
 
 
 def read_tools(tools: Sequence[Any] | None, choice: str | dict[str, Any] | None) -> ToolChoice | None:
@@ -70,7 +72,7 @@ def read_tools(tools: Sequence[Any] | None, choice: str | dict[str, Any] | None)
             named = tuple(tool for tool in declared if tool.name == name)
             if not named:
                 raise InvalidRequest("tool_choice.function.name: no such tool in tools", "tool_choice.function.name")
-            return ToolChoice(named, True, listed)
+            return ToolChoice(named, True, listed, named=True)
         case "required":
             raise InvalidRequest("tool_choice: 'required' needs tools", "tool_choice")
     raise InvalidRequest(

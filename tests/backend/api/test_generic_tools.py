@@ -41,6 +41,13 @@ async def test_a_call_is_held_to_its_schema(start_server: StartServer, template:
     assert message["calls"] == [{"type": "function", **call["function"]}]
 
 
+async def test_a_named_tool_is_called_once(server: Served) -> None:
+    """A request that names the tool gets one call of it, also where several calls would be allowed."""
+    choice = {"type": "function", "function": {"name": "weather"}}
+    answer = await server.post(CHAT, **fields(tool_choice=choice, temperature=1.5, seed=5, n=6, max_tokens=200))
+    assert [len(found["message"]["tool_calls"]) for found in answer["choices"]] == [1] * 6
+
+
 async def test_auto_answers_with_text_or_calls(server: Served) -> None:
     """With two calls as examples the model calls; without tools, or with ``none``, it cannot."""
     called = await server.post(CHAT, **fields())
