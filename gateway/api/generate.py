@@ -15,12 +15,12 @@ from gateway.http.body import read_body
 from gateway.http.json_object import decode_object
 from gateway.surfaces.generate import PATH, optimization_of
 from gateway.surfaces.surface import Json
-from gateway.upstreams.upstream import end_to_end
+from gateway.upstreams.upstream import HOP_BY_HOP, end_to_end
 
 _MAX_ITEMS = 4096
 _AT_ONCE = 64
-# Of the request as a whole.
-_DROPPED = frozenset({"host", "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding"})
+# Of the request as a whole, whose body arrives here decompressed.
+_DROPPED = HOP_BY_HOP | {"host", "content-length", "content-type", "content-encoding", "accept-encoding", "expect"}
 
 _encode = msgspec.json.Encoder().encode
 

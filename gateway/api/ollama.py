@@ -7,7 +7,7 @@ from aiohttp import web
 
 from gateway.api.app_keys import EMBEDDINGS, ROUTER, SETTINGS
 from gateway.api.handlers import answer, listed_models
-from gateway.errors import GatewayError, InvalidRequest, NotFound, refusal
+from gateway.errors import GatewayError, InvalidRequest, NotFound, UpstreamDisconnected, refusal
 from gateway.http.body import read_body
 from gateway.http.json_object import decode_object
 from gateway.proxy.embeddings import PATH, parse_embeddings
@@ -28,7 +28,7 @@ async def answer_or_load(request: web.Request) -> web.StreamResponse:
     fields = await _fields(request)
     if is_load(request.path, fields):
         await _known_model(request, fields)
-        return _json(load_answer(request.path, fields, time.time()))
+        return _loaded(request, fields)
     return await answer(request)
 
 
@@ -37,7 +37,7 @@ async def embed(request: web.Request) -> web.Response:
     fields = await _fields(request)
     model = await _known_model(request, fields)
     if is_load(request.path, fields):
-        return _json(load_answer(request.path, fields, time.time()))
+        return _loaded(request, fields)
     asked = embeddings.embed_request(request.path, fields)
     sent = {name: value for name, value in asked.fields.items() if name not in asked.ignored} | {"model": model["id"]}
     settings = request.app[SETTINGS]
@@ -53,6 +53,11 @@ async def embed(request: web.Request) -> web.Response:
     if asked.ignored:
         headers[IGNORED_HEADER] = ", ".join(asked.ignored)
     return web.Response(body=_encode(translated), content_type="application/json", headers=headers)
+
+
+def _loaded(request: web.Request, fields: Json) -> web.Response:
+    named = {**fields, "model": fields.get("model") or fields["name"]}
+    return _json(load_answer(request.path, named, time.time()))
 
 
 async def list_models(request: web.Request) -> web.Response:
@@ -104,7 +109,10 @@ async def _asked(request: web.Request, method: str, attempt: Attempt, model: str
         body = await reply.body(_MAX_SHOWN_BYTES)
     if reply.status != 200:
         raise refusal(reply.status, body)
-    return decode_object(body)
+    try:
+        return decode_object(body)
+    except InvalidRequest as error:
+        raise UpstreamDisconnected(f"The upstream answers {attempt.path} with no JSON object.") from error
 
 
 async def _known_model(request: web.Request, fields: Json) -> Json:

@@ -117,12 +117,18 @@ class OllamaEmbedding(Struct, kw_only=True):
 
 
 class OllamaModelRequest(Struct, kw_only=True):
+    """Older clients say `name` for `model`."""
+
     model: Model
+    name: str | None = None
     verbose: bool | None = None
 
 
 class OllamaPullRequest(Struct, kw_only=True):
+    """Older clients say `name` for `model`."""
+
     model: Model
+    name: str | None = None
     stream: bool | None = None
 
 
