@@ -39,7 +39,7 @@ of 45 s (median; a tenth is longer than 200 s); 12 apps of 4 tenants with tools 
 tokens. Questions: 600 single turns to the same apps. Documents: 600 single turns, each about another text of 3,000
 tokens, of which nothing comes again. Agents: 40 loops of 30 tool calls. Busy: 1,200 conversations with one app in ten
 minutes. "Every end" marks the system prompt and the last message of every request, as many clients do. The time is CPU
-time of the code that marks, over all bodies for Anthropic (JSON of 8 to 90 KB)."""
+time of the code that marks, over all bodies for Anthropic (JSON of 6 to 90 KB)."""
 _WORKLOADS = ("chats", "questions", "documents", "agents", "busy")
 _TARGETS = {"chats": 0.3, "questions": 0.4, "documents": 1.0, "agents": 0.2, "busy": 0.3}
 

@@ -116,7 +116,7 @@ async def test_what_the_client_marks_or_is_too_short_stays(
 ) -> None:
     """Bodies with breakpoints of the client's and short ones reach the upstream as they are."""
     client = await marking(stage, billing, "anthropic")
-    sent = [{**body, "metadata": {"user_id": str(number)}} for number in range(4)]
+    sent = [{**body, "max_tokens": number} for number in range(1, 5)]
     for each in sent:
         await client.send("POST", MESSAGES, each)
     assert billing.bodies == [msgspec.json.encode(each) for each in sent]
@@ -163,12 +163,12 @@ async def test_conversations_share_a_cache_key_with_their_system_prompt(stage: S
         await client.tenant(tenant).send("POST", CHAT, {**asked, "messages": messages})
         return json.loads(billing.bodies[-1]).get("prompt_cache_key")
 
-    first = await key(LONG, "ann", user="1")
+    first = await key(LONG, "ann", seed=1)
     assert first is not None
-    assert await key(LONG, "ann", user="2") == first
+    assert await key(LONG, "ann", seed=2) == first
     assert await key(f"{LONG} Be kind.", "ann") != first
     assert await key(LONG, "ben") != first
-    assert await key(LONG, "ann", prompt_cache_key="mine") == "mine"
+    assert await key(LONG, "ann", seed=3, prompt_cache_key="mine") == "mine"
     assert await key("short", "ann") is None
 
 
@@ -178,9 +178,20 @@ async def test_an_upstream_that_refuses_marks_gets_none(stage: Stage, kind: str,
     async with BillingUpstream(refuses=refused).serving() as upstream:
         client = await marking(stage, upstream, kind)
         messages = [{"role": "system", "content": LONG}, {"role": "user", "content": "hello"}]
-        answers = [await client.post({"model": "mock", "messages": messages, "user": str(n)}) for n in range(4)]
+        answers = [await client.post({"model": "mock", "messages": messages, "seed": n}) for n in range(4)]
         assert [answer.status for answer in answers] == [200] * 4
         assert sum(refused.encode() in body for body in upstream.bodies) == 1
+
+
+async def test_a_marked_stream_shows_no_usage_that_was_not_asked_for(stage: Stage) -> None:
+    """A stream is marked and asked for its usage at once, and its client gets what it asked for."""
+    mock = await stage.mock()
+    kinds = (f"{mock.url.removeprefix('http://').removesuffix('/v1')}=openai",)
+    client = await stage.gateway(mock, prompt_cache=PromptCacheSettings(mode="mark", kinds=kinds))
+    answer = await client.post(chat(LONG, stream=True))
+    assert {"prompt_cache_key", "stream_options"} <= mock.received[-1].fields.keys()
+    assert answer.text == LONG
+    assert not any("usage" in chunk for chunk in answer.chunks)
 
 
 async def test_an_upstream_of_another_kind_leaves_a_request_unmarked(stage: Stage, billing: BillingUpstream) -> None:
