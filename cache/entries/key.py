@@ -12,6 +12,19 @@ import xxhash
 
 # They do not change the answer, so a stream and a plain request share an entry.
 TRANSPORT_FIELDS = frozenset({"stream", "stream_options"})
+# They say who asks, in which session, and what is to be remembered of the request. Agents send a new one each time.
+LABELS = frozenset(
+    {
+        "client_metadata",
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "store",
+        "user",
+    }
+)
+_LEFT_OUT = TRANSPORT_FIELDS | LABELS
 
 # Where a client wants its prompt cached: on a message, a content part, a tool, or the `function` of a tool.
 _CACHE_MARKER = "cache_control"
@@ -67,8 +80,8 @@ def request_key(namespace: str, family: str, body: Mapping[str, Any]) -> Key:
     """The key of a decoded JSON request.
 
     `family` is the endpoint family ("chat.completions", "completions"). Every field of `body` counts, known or
-    unknown, except TRANSPORT_FIELDS, `priority` (see priority_of) and markers for prompt caching. Raises RecursionError
-    for a body nested deeper than the interpreter can walk, ValueError for a namespace with a dot.
+    unknown, except TRANSPORT_FIELDS, LABELS, `priority` (see priority_of) and markers for prompt caching. Raises
+    RecursionError for a body nested deeper than the interpreter can walk, ValueError for a namespace with a dot.
     """
     if "." in namespace:
         raise ValueError(f"namespace {namespace!r}: a dot ends a namespace, so none can stand in it")
@@ -83,7 +96,9 @@ def canonical_body(body: Mapping[str, Any]) -> dict[str, Any]:
     Null fields of the body and of a message count as absent. Deeper null values are kept, since in a JSON schema
     `{"const": null}` and `{}` differ. MessagePack types, sorts and length-delimits the rest.
     """
-    left_out = TRANSPORT_FIELDS if priority_of(body) is None else TRANSPORT_FIELDS | {"priority"}
+    left_out = _LEFT_OUT if priority_of(body) is None else _LEFT_OUT | {"priority"}
+    if type(body.get("n")) is int and body["n"] == 1:
+        left_out |= {"n"}  # one answer is what a request without it asks for
     return {
         field: [_ITEMS[field](item) for item in value] if field in _ITEMS and type(value) is list else _value(value)
         for field, value in body.items()

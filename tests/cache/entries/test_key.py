@@ -116,7 +116,7 @@ def test_making_a_key_does_not_change_the_request(body: Json) -> None:
         ("ignore_eos", True),
         ("stop", ["x"]),
         ("seed", 1),
-        ("user", "u"),
+        ("service_tier", "flex"),
         ("n", 2),
         ("logit_bias", {"50256": -100}),
         ("response_format", {"type": "json_object"}),
@@ -195,14 +195,14 @@ def test_a_null_field_equals_an_absent_one(field: str) -> None:
 
 
 def test_null_inside_a_schema_is_a_value() -> None:
-    """A null inside a schema or inside metadata changes the key."""
+    """A null inside a schema or inside an unknown field changes the key."""
 
     def tools(schema: Json) -> Json:
         return chat(tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}])
 
     assert key(tools({"const": None})) != key(tools({}))
     assert key(tools({"enum": [None]})) != key(tools({"enum": []}))
-    assert key(chat(metadata={"a": None})) != key(chat(metadata={}))
+    assert key(chat(custom={"a": None})) != key(chat(custom={}))
 
 
 def test_one_text_part_equals_its_text() -> None:
@@ -277,7 +277,7 @@ def test_a_field_of_ones_own_called_cache_control_counts() -> None:
         ({"messages": [{"tool_calls": [called]}]}, {"messages": [{"tool_calls": [call]}]}),
         ({"messages": [{"content": {"type": "text", "text": "x"} | MARKER}]}, {"messages": [{"content": {}}]}),
         ({"messages": [{"content": [{"image_url": MARKER}]}]}, {"messages": [{"content": [{"image_url": {}}]}]}),
-        (chat(metadata=MARKER), chat(metadata={})),
+        (chat(custom=MARKER), chat(custom={})),
         (chat(response_format=tool("function")), chat(response_format=tool())),
         (chat(tools=tool("tool")), chat(tools=tool())),
     ]
@@ -434,3 +434,30 @@ def test_another_process_makes_the_same_key(seed: str) -> None:
         env={**os.environ, "PYTHONHASHSEED": seed},
     )
     assert done.stdout.decode().split() == [SAMPLE_ID, SAMPLE_PROOF]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("user", "u"),
+        ("safety_identifier", "u"),
+        ("metadata", {"session": "1"}),
+        ("client_metadata", {"session": "1"}),
+        ("prompt_cache_key", "1"),
+        ("prompt_cache_retention", "24h"),
+        ("store", False),
+        ("n", 1),
+    ],
+)
+def test_who_asks_and_in_which_session_makes_no_difference(field: str, value: Any) -> None:
+    """A label of the request, or one answer said in words, gives the key of the request without it."""
+    assert key(chat(**{field: value})) == key(chat())
+    assert key({"messages": [{"role": "user", "content": "hi", field: value}]}) != key(
+        {"messages": [{"role": "user", "content": "hi"}]}
+    )
+
+
+@pytest.mark.parametrize("n", [2, 0, True, 1.5, "1"])
+def test_another_number_of_answers_is_another_request(n: Any) -> None:
+    """Any `n` but the number 1 is part of the key."""
+    assert key(chat(n=n)) != key(chat())
