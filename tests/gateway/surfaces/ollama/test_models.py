@@ -148,7 +148,15 @@ def test_embeddings_are_in_the_order_of_their_inputs() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [None, [], ["x"], [{"index": 0}], [{"index": 1, "embedding": [1]}], [{"index": 0, "embedding": "AAAA"}]],
+    [
+        None,
+        [],
+        ["x"],
+        [{"index": 0}],
+        [{"index": 1, "embedding": [1]}],
+        [{"index": [0], "embedding": [1]}],
+        [{"index": 0, "embedding": "AAAA"}],
+    ],
     ids=str,
 )
 def test_a_list_that_is_none_of_embeddings_is_an_error_of_the_upstream(data: Any) -> None:
