@@ -21,6 +21,7 @@ from gateway.http.cache_control import CacheControl, parse_cache_control
 from gateway.http.json_object import decode_object
 from gateway.proxy.tenant import OTHER_HEADERS, answer_headers, bearer, credential
 from gateway.settings.settings import Settings
+from gateway.surfaces.breakpoints import CACHE_CONTROL, without_breakpoints
 from gateway.surfaces.ollama.models import known_as
 from gateway.surfaces.openai import CHAT, COMPLETIONS
 from gateway.surfaces.registry import BY_PATH
@@ -119,17 +120,28 @@ class InferenceRequest:
 
     def _translated(self, ask_usage: bool) -> list[Attempt]:
         fields = {name: value for name, value in self.asked.fields.items() if name not in self.asked.ignored}
-        target = _TARGETS[self.asked.path]
-        own = bearer(self.headers)
+        target, own = _TARGETS[self.asked.path], bearer(self.headers)
+
+        def attempt(sent: Json, mark: str = "") -> Attempt:
+            body = _encode(sent)
+            return Attempt(self.asked.path, body, target, own=own, dropped=OTHER_HEADERS, mark=mark)
+
+        def attempts(sent: Json) -> list[Attempt]:
+            """With the client's breakpoints for prompt caching, and without for upstreams that refuse them."""
+            marked = attempt(sent, CACHE_CONTROL)
+            if marked.body is None or b'"cache_control"' not in marked.body:
+                return [replace(marked, mark="")]
+            return [marked, attempt(without_breakpoints(sent))]
+
         if not self.stream:
-            plain = Attempt(self.asked.path, _encode(fields), target, own=own, dropped=OTHER_HEADERS)
-            return [*self._with_priority(plain), plain]
+            plain = attempts(fields)
+            return [*self._with_priority(plain[0]), *plain]
         fields["stream"] = True
-        plain = Attempt(self.asked.path, _encode(fields), target, own=own, dropped=OTHER_HEADERS)
+        plain = attempts(fields)
         if not ask_usage:
-            return [plain]
-        body = _encode({**fields, "stream_options": {"include_usage": True}})
-        return [_asking_for_usage(Attempt(self.asked.path, body, target, own=own, dropped=OTHER_HEADERS)), plain]
+            return plain
+        asking = attempts({**fields, "stream_options": {"include_usage": True}})
+        return [*map(_asking_for_usage, asking), *plain]
 
 
 def no_such_path(status: int, error: bytes) -> bool:

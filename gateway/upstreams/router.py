@@ -159,7 +159,7 @@ async def _first_possible(
     """The answer to the first attempt for which the upstream has what it needs. What it lacks is remembered."""
     lacking: list[str] = []
     for attempt in attempts:
-        if attempt.needs in lacking:
+        if attempt.needs in lacking or attempt.mark in lacking:
             continue
         answer = await _send(upstream, method, headers, attempt, own)
         with contextlib.ExitStack() as ending:

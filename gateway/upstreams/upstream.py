@@ -62,7 +62,7 @@ class Attempt:
 
     `needs` names what an upstream must have for it ("" for nothing), and `lacking` tells from the status and the body
     of an error whether it has not. `own` are headers that replace the client's, `dropped` those that are not sent, in
-    lower case. `mark` names the field that the gateway has added to the body for the upstream's prompt cache, if any.
+    lower case. `mark` names a field in the body that is for the upstream's prompt cache and that it may refuse, if any.
     """
 
     path: str
