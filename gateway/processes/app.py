@@ -27,6 +27,7 @@ from gateway.api.stats import GaugeUpdater
 from gateway.batches.runner import RunnerOptions, open_batches
 from gateway.batches.store import BatchStore
 from gateway.http.background_tasks import background_tasks
+from gateway.http.cors import answering_preflights, marking_answers
 from gateway.http.middleware import answering_errors, mark_started
 from gateway.http.server import Handler, HttpServer
 from gateway.metrics import HitCounter
@@ -134,7 +135,10 @@ def build_application(
     gauges: GaugeUpdater,
 ) -> web.Application:
     application = web.Application(
-        middlewares=[answering_errors(lambda path, error: error_response(form_of(path), error))],
+        middlewares=[
+            answering_preflights(settings.cors_origins),
+            answering_errors(lambda path, error: error_response(form_of(path), error)),
+        ],
         client_max_size=settings.max_body,
     )
     application[SETTINGS] = settings
@@ -147,6 +151,8 @@ def build_application(
     application[GAUGES] = gauges
     application[batches.BATCHES] = BatchStore(settings.state_path(), settings.batches.max_file)
     application.on_response_prepare.append(mark_started)
+    if settings.cors_origins:
+        application.on_response_prepare.append(marking_answers(settings.cors_origins))
     application.add_routes(
         [
             web.post("/v1/chat/completions", handlers.answer),

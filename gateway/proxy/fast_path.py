@@ -38,6 +38,7 @@ class FastPath:
         self._namespace = settings.cache.namespace
         self._key_headers = settings.cache.key_headers
         self._max_body = settings.max_body
+        self._has_origins = bool(settings.cors_origins)
         self._timeout = settings.timeouts.client
         # Secret, so that no client can construct two requests with one digest.
         self._seed = secrets.randbits(64)
@@ -45,7 +46,7 @@ class FastPath:
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         surface = BY_PATH.get(request.path)
-        if surface is None or request.method != "POST" or _has_directives(request.headers):
+        if surface is None or request.method != "POST" or self._has_directives(request.headers):
             return await self._application(request)
         try:
             body = await read_body(request, self._max_body, self._timeout)
@@ -74,9 +75,14 @@ class FastPath:
         self._hits.count_from_memory(family, entry)
         return slot, form, age
 
-
-def _has_directives(given: CIMultiDictProxy[str]) -> bool:
-    """Whether the pipeline has to read the headers. A client that sends Expect waits for the application's 100 before
-    it sends the body.
-    """
-    return "Cache-Control" in given or "Expect" in given or MAX_RISK_HEADER in given or REUSE_HEADER in given
+    def _has_directives(self, given: CIMultiDictProxy[str]) -> bool:
+        """Whether the pipeline has to read the headers. A client that sends Expect waits for the application's 100
+        before it sends the body; a page of another origin gets further headers.
+        """
+        return (
+            "Cache-Control" in given
+            or "Expect" in given
+            or MAX_RISK_HEADER in given
+            or REUSE_HEADER in given
+            or (self._has_origins and "Origin" in given)
+        )

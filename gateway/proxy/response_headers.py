@@ -55,9 +55,10 @@ def whole_response(request: web.BaseRequest, headers: Mapping[str, str], body: b
 
 
 def _is_plain(request: web.BaseRequest) -> bool:
-    """Whether the whole response can be written at once on a connection that is kept open."""
+    """Whether the whole response can be written at once on a connection that is kept open, with no further headers."""
     return (
         request.version == HttpVersion11
+        and "Origin" not in request.headers
         and request.keep_alive
         and request.transport is not None
         and request.transport.get_write_buffer_size() == 0

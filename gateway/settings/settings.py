@@ -370,6 +370,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The folder of the embedded Valkey, the prefix store, files and batches; by default `~/.local/state/keepgate`
     (XDG_STATE_HOME).
     """
+    cors_origins: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")], ...],
+        Meta(description="origins such as https://chat.example.org, or *"),
+    ] = ()
+    """Web pages of these origins may call the gateway from the browser; `*` for any. By default none may."""
     max_body: PositiveSizeField = PositiveSize(32 * 2**20)
     """The longest request body."""
     quantized_variants: Annotated[

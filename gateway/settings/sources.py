@@ -36,6 +36,7 @@ _OPTIONS = {"upstreams": "upstream", "mode": "semantic"}
 _LISTS = (
     ("upstreams",),
     ("quantized_variants",),
+    ("cors_origins",),
     ("cache", "key_headers"),
     ("semantic", "published"),
     ("prompt_cache", "kinds"),
