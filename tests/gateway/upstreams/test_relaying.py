@@ -385,7 +385,7 @@ async def test_an_absolute_target_is_the_same_target(stage: Stage) -> None:
     mock = await stage.mock()
     client = await stage.gateway(mock)
     async with wire(client) as connection:
-        await connection.send(request_bytes(b"{}", path=b"http://gateway/v1/files?x=1"))
+        await connection.send(request_bytes(b"{}", path=b"http://gateway/v1/threads?x=1"))
         assert (await connection.answer()).status == 200
 
-    assert [received.path for received in mock.received] == ["/v1/files"]
+    assert [received.path for received in mock.received] == ["/v1/threads"]
