@@ -155,6 +155,8 @@ class Relay:
     ) -> web.Response:
         """The upstream refused, in another form of API than the client's."""
         status = subscriber.flight.status
+        if status < 400:  # no client takes it for an error, nor can its body be read as an answer
+            raise UpstreamDisconnected(f"The upstream answered with status {status} in place of an answer.")
         error = refusal(status, await subscriber.body() or b"")
         headers["Content-Type"] = "application/json"
         return web.Response(status=status, body=inference.surface.error_body(error), headers=headers)

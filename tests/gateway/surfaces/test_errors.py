@@ -104,6 +104,24 @@ async def test_the_status_of_an_error(stage: Stage, status: int, dialect: Dialec
     assert await computed_next(client, dialect) == "miss"
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@translated
+@pytest.mark.parametrize("status", [b"201 Created", b"204 No Content", b"301 Moved", b"304 Not Modified", b"307 Moved"])
+async def test_a_status_that_is_neither_success_nor_error(
+    stage: Stage, status: bytes, dialect: Dialect, stream: bool
+) -> None:
+    """What is neither an answer nor an error is 502 for a client of another form, which would read it as an answer."""
+    upstream = await stage.raw(saying(json_reply(b"", b"Location: http://127.0.0.1:9/", status=status)))
+    client = await stage.gateway(upstream)
+    refused = await client.post(dialect.body(Question(), stream), dialect.path)
+    upstream.conversation = saying(json_reply(GOOD))
+
+    assert refused.status == 502
+    assert status[:3].decode() in dialect.error_message(refused.body)
+    assert "Location" not in refused.headers
+    assert await computed_next(client, dialect) == "miss"
+
+
 @callers
 async def test_an_upstream_that_cannot_be_reached(stage: Stage, dialect: Dialect, stream: bool) -> None:
     """Without a connection to any upstream the answer is 502 and says which could not be reached."""
