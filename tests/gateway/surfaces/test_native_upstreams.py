@@ -277,15 +277,17 @@ async def test_others_wait_for_a_native_answer(
 async def test_a_field_of_the_client_alone_needs_no_translation(stage: Stage, start: Start) -> None:
     """What chat completions cannot say goes to an upstream that has the form of API, and is refused elsewhere."""
     native, other = await start(MESSAGES, RESPONSES), await start()
-    tool = {"type": "web_search_20250305", "name": "web_search"}
-    messages = {**DIALECTS[1].body(Question()), "tools": [tool]}
-    responses = {**DIALECTS[2].body(Question()), "tools": [{"type": "web_search"}]}
+    messages = {**DIALECTS[1].body(Question()), "container": "container_1"}
+    responses = {**DIALECTS[2].body(Question()), "prompt": {"id": "pmpt_1"}}
     for_native, for_other = await stage.gateway(native.url), await stage.gateway(other.url)
-    for path, body, dialect in ((MESSAGES, messages, DIALECTS[1]), (RESPONSES, responses, DIALECTS[2])):
+    for path, body, dialect, name in (
+        (MESSAGES, messages, DIALECTS[1], "container"),
+        (RESPONSES, responses, DIALECTS[2], "prompt"),
+    ):
         assert (await for_native.post(body, path)).status == 200
         refused = await for_other.post(body, path)
         assert refused.status == 400
-        assert "tools[0]" in dialect.error_message(refused.body)
+        assert f"'{name}'" in dialect.error_message(refused.body)
     assert other.asked == []
 
 
