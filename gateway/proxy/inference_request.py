@@ -119,7 +119,7 @@ class InferenceRequest:
         return [replace(plain, body=body, needs="priority", lacking=lambda _, error: b"priority" in error)]
 
     def _translated(self, ask_usage: bool) -> list[Attempt]:
-        fields = {name: value for name, value in self.asked.fields.items() if name not in self.asked.ignored}
+        fields = self.asked.chat_fields
         target, own = _TARGETS[self.asked.path], bearer(self.headers)
 
         def attempt(sent: Json, mark: str = "") -> Attempt:

@@ -54,8 +54,8 @@ class Relay:
         headers.update(semantic_headers(query.reply))
         _count(inference.family, outcome)
         own = flight.form is inference.surface
-        if not own and inference.asked.ignored:
-            headers.add(IGNORED_HEADER, ", ".join(inference.asked.ignored))
+        if not own and (unsent := inference.asked.unsent):
+            headers.add(IGNORED_HEADER, ", ".join(unsent))
         if flight.status != 200 and not own:
             return await self._convert_error(inference, subscriber, headers)
         if (

@@ -28,6 +28,8 @@ from gateway.http.sse import EVENT_STREAM
 
 Json = dict[str, Any]
 
+_CHAT_TOOLS = ("function", "custom")
+
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -57,6 +59,32 @@ class ChatRequest:
     is_optimized: bool = True
     takes_variant: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def hosted_tools(self) -> list[int]:
+        """The places of tools that a provider runs itself: no upstream with only chat completions has them."""
+        tools = self.fields.get("tools")
+        return [
+            place
+            for place, tool in enumerate(tools if isinstance(tools, list) else ())
+            if isinstance(tool, dict) and tool.get("type") not in _CHAT_TOOLS
+        ]
+
+    @property
+    def unsent(self) -> list[str]:
+        """The names of the fields that such an upstream does not get."""
+        return [*self.ignored, *(f"tools[{place}]" for place in self.hosted_tools)]
+
+    @property
+    def chat_fields(self) -> Json:
+        """The fields that it gets."""
+        fields = {name: value for name, value in self.fields.items() if name not in self.ignored}
+        if hosted := self.hosted_tools:
+            fields["tools"] = [tool for place, tool in enumerate(fields["tools"]) if place not in hosted]
+            if not fields["tools"]:
+                for name in ("tools", "tool_choice", "parallel_tool_calls"):
+                    fields.pop(name, None)
+        return fields
 
     @property
     def echo_digest(self) -> str:

@@ -148,6 +148,9 @@ class MockUpstream:
         except ConnectionError:  # the same, noticed by writing
             await self._note_cancelled()
             return web.Response()
+        except (TypeError, ValueError, AttributeError):  # fields of other types than OpenAI's; what is no JSON
+            error = {"message": "The request cannot be read.", "type": "invalid_request_error"}
+            return _json({"error": {**error, "param": None, "code": None}}, status=400)
 
     async def _note_cancelled(self) -> None:
         self.cancelled += 1

@@ -61,7 +61,7 @@ def _chat_request(fields: Json) -> ChatRequest:
         # The answer goes on from the text that the client has put into the assistant's mouth.
         fields = {"continue_final_message": True, "add_generation_prompt": False, **fields}
     if "tools" in fields:
-        fields["tools"] = chat_tools(fields["tools"], untranslatable)
+        fields["tools"] = chat_tools(fields["tools"])
         if not fields["tools"]:
             del fields["tools"]
     if "tool_choice" in fields:

@@ -3,24 +3,23 @@
 from typing import Any
 
 from gateway.errors import InvalidRequest
-from gateway.surfaces.messages.content import MARKER, Untranslatable, left, objects, text_of, with_extra
+from gateway.surfaces.messages.content import MARKER, left, objects, text_of, with_extra
 from gateway.surfaces.surface import Json
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def chat_tools(tools: Any, untranslatable: Untranslatable) -> list[Json]:
+def chat_tools(tools: Any) -> list[Json]:
     """The client's own tools as functions, and those that Anthropic defines as they are. Raises InvalidRequest."""
-    return [_chat_tool(tool, f"tools[{at}]", untranslatable) for at, tool in enumerate(objects(tools, "tools"))]
+    return [_chat_tool(tool, f"tools[{at}]") for at, tool in enumerate(objects(tools, "tools"))]
 
 
-def _chat_tool(tool: Json, field: str, untranslatable: Untranslatable) -> Json:
+def _chat_tool(tool: Json, field: str) -> Json:
     kind = tool.get("type")
     if kind not in (None, "custom"):
         if not isinstance(kind, str) or kind == "function":
             expected = f"'{field}.type' must be 'custom', or the type of a tool that Anthropic defines."
             raise InvalidRequest(expected, param=f"{field}.type")
-        untranslatable.add(f"{field}.type", f"is {kind!r}")
         return tool
     function: Json = {"name": text_of(tool, "name", field)}
     for name, chat_name in (("description",) * 2, ("input_schema", "parameters"), ("strict",) * 2):

@@ -34,7 +34,12 @@ def own_answer(answer: Json, request: ChatRequest, entry_id: str) -> Json:
     if native is not None:
         return native
     base = item_base(entry_id, answer.get("id"), answer.get("created"))
-    response = {"id": response_id(base, request), "object": "response", **request.echo, **_rendered(answer, base)}
+    response = {
+        "id": response_id(base, request),
+        "object": "response",
+        **request.echo,
+        **_rendered(answer, base, request.echo.get("tools")),
+    }
     return {**response, EXTENSION: difference(_chat(response), answer) or {}}
 
 
@@ -56,7 +61,7 @@ def chat_answer(response: Json) -> Json:
         if isinstance(beyond := response.get(EXTENSION), dict):
             translated: Json = patched(chat, beyond)
             return translated
-        return {**chat, NATIVE: difference(_rendered(chat, ""), response) or {}}
+        return {**chat, NATIVE: difference(_rendered(chat, "", None), response) or {}}
     except ValueError as error:
         raise UnstorableAnswer(f"'{EXTENSION}' of the response is {error}") from error
     except RecursionError as error:
@@ -96,17 +101,17 @@ def _native(answer: Json) -> Json | None:
         return None
     chat = {name: value for name, value in answer.items() if name != NATIVE}
     try:
-        response: Json = patched(_rendered(chat, ""), beyond)
+        response: Json = patched(_rendered(chat, "", None), beyond)
     except ValueError:  # a field of this name that an upstream gave
         return None
     return response if isinstance(response.get("id"), str) else None
 
 
-def _rendered(answer: Json, base: str) -> Json:
+def _rendered(answer: Json, base: str, tools: Any) -> Json:
     """The part of a Response object that follows from a chat completion, the ids of its items from `base`."""
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    output = items_of(choice.get("message"), choice.get("logprobs"), base)
+    output = items_of(choice.get("message"), choice.get("logprobs"), base, tools)
     finish = choice.get("finish_reason")
     reason = _INCOMPLETE.get(finish) if isinstance(finish, str) else None
     if reason and output and "status" in output[-1]:

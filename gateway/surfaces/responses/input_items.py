@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.errors import InvalidRequest
-from gateway.surfaces.responses.tools import not_in_chat
+from gateway.surfaces.responses.tools import not_in_chat, qualified
 from gateway.surfaces.surface import Json
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -154,7 +154,9 @@ class InputReader:
             if not isinstance(item.get(name), str):
                 raise InvalidRequest(f"'{param}.{name}' must be text.", param=f"{param}.{name}")
         calls = self._assistant(begins=False).setdefault("tool_calls", [])
-        called = {"name": item["name"], argument: item[argument]}
+        namespace = item.get("namespace")
+        name = qualified(namespace, item["name"]) if isinstance(namespace, str) else item["name"]
+        called = {"name": name, argument: item[argument]}
         calls.append({"id": item["call_id"], "type": chat_kind, chat_kind: called})
         self._kinds[item["call_id"]] = chat_kind
         self._called = True

@@ -8,19 +8,23 @@ from typing import Any
 
 import msgspec
 
+from gateway.surfaces.responses.tools import qualified, unqualified
 from gateway.surfaces.surface import Json
 
 _encode = msgspec.json.Encoder().encode
 
 
-def items_of(message: Any, logprobs: Any, base: str) -> list[Json]:
-    """The output items of a message, their ids from `base`. What no item has a place for is left out."""
+def items_of(message: Any, logprobs: Any, base: str, tools: Any) -> list[Json]:
+    """The output items of a message, their ids from `base`. What no item has a place for is left out.
+
+    `tools` are those of the request, which say whether a function that is called is in a namespace.
+    """
     if not isinstance(message, dict):
         return []
     items = []
     if reasoning := reasoning_in(message):
         items.append({**reasoning_item(base), "content": [{"type": "reasoning_text", "text": reasoning}]})
-    calls = list(_call_items(message, base))
+    calls = list(_call_items(message, base, tools))
     text, refusal = text_in(message.get("content")), message.get("refusal")
     refused = isinstance(refusal, str) and bool(refusal)
     parts: list[Json] = []
@@ -66,7 +70,7 @@ def empty_part(kind: str) -> Json:
     return {"type": kind, "refusal" if kind == "refusal" else "text": ""}
 
 
-def call_item(base: str, number: int, call: Json, used: set[str]) -> Json | None:
+def call_item(base: str, number: int, call: Json, used: set[str], tools: Any) -> Json | None:
     """The item of call `number` before its arguments; None if it is neither of a function nor of a custom tool.
 
     Its id is the call's, unless it has none or one that is in `used`, where it is added.
@@ -79,18 +83,19 @@ def call_item(base: str, number: int, call: Json, used: set[str]) -> Json | None
     if not isinstance(call_id, str) or not call_id or call_id in used:
         call_id = f"call_{base}{number:02x}"
     used.add(call_id)
-    common = {"call_id": call_id, "name": name if isinstance(name, str) else ""}
+    namespace, name = unqualified(name if isinstance(name, str) else "", tools)
+    common = {"call_id": call_id, "name": name, **({"namespace": namespace} if namespace is not None else {})}
     if kind == "custom":
         return {"id": f"ctc_{base}{number:02x}", "type": "custom_tool_call", **common, "input": ""}
     item = {"id": f"fc_{base}{number:02x}", "type": "function_call", "status": "in_progress", **common}
     return {**item, "arguments": ""}
 
 
-def _call_items(message: Json, base: str) -> Iterator[Json]:
+def _call_items(message: Json, base: str, tools: Any) -> Iterator[Json]:
     used: set[str] = set()
     calls = message.get("tool_calls")
     for number, call in enumerate(calls if isinstance(calls, list) else ()):
-        item = call_item(base, number, call, used) if isinstance(call, dict) else None
+        item = call_item(base, number, call, used, tools) if isinstance(call, dict) else None
         if item is None:
             continue
         if item["type"] == "custom_tool_call":
@@ -186,6 +191,8 @@ def _reasoning_text(item: Json) -> str:
 
 def _chat_call(item: Json) -> Json | None:
     named = {name: value if isinstance(value := item.get(name), str) else "" for name in ("call_id", "name")}
+    if isinstance(namespace := item.get("namespace"), str):
+        named["name"] = qualified(namespace, named["name"])
     if item.get("type") == "function_call" and isinstance(item.get("arguments"), str):
         function = {"name": named["name"], "arguments": item["arguments"]}
         return {"id": named["call_id"], "type": "function", "function": function}

@@ -144,8 +144,7 @@ class _FieldReader:
 
     def _read_tools(self) -> None:
         if "tools" in self.fields:
-            self.fields["tools"], refused = chat_tools(self.fields["tools"])
-            self._refuse(refused)
+            self.fields["tools"] = chat_tools(self.fields["tools"])
         if "tool_choice" in self.fields:
             self.fields["tool_choice"], refused = chat_tool_choice(self.fields["tool_choice"])
             self._refuse(refused)

@@ -168,7 +168,7 @@ class ResponseTranslator(Translator):
         call.send()
 
     def _open_call(self, call: _Call) -> None:
-        item = call_item(self._base or "", call.number, call.fields, self._call_ids)
+        item = call_item(self._base or "", call.number, call.fields, self._call_ids, self._request.echo.get("tools"))
         if item is not None:
             call.stream = self._open(item)
             call.send()

@@ -6,29 +6,62 @@ from gateway.errors import InvalidRequest
 from gateway.surfaces.surface import Json
 
 _NESTED = ("function", "custom")
+_NAMESPACE = "namespace"
+_SEPARATOR = "__"
 
 
-def chat_tools(tools: Any) -> tuple[list[Json], InvalidRequest | None]:
-    """The tools as chat completions have them, and the error about the first that they do not have.
+def chat_tools(tools: Any) -> list[Json]:
+    """The tools as chat completions have them; the functions of a namespace each by itself, under a longer name.
 
-    A tool of another kind stays as it is. Raises InvalidRequest.
+    A tool of another kind, which a provider runs itself, stays as it is. Raises InvalidRequest.
     """
     if not isinstance(tools, list):
         raise InvalidRequest("'tools' must be a list of tools.", param="tools")
-    read: list[Json] = []
-    refused: InvalidRequest | None = None
-    for number, tool in enumerate(tools):
-        param = f"tools[{number}]"
-        if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
-            raise InvalidRequest(f"'{param}' must be an object with a 'type', such as \"function\".", param=param)
-        if tool["type"] not in _NESTED:
-            refused = refused or not_in_chat(f"{param}.type", f"the built-in tool {tool['type'][:50]!r}")
-            read.append(tool)
-            continue
-        if not isinstance(tool.get("name"), str):
-            raise InvalidRequest(f"'{param}.name' must be the tool's name.", param=f"{param}.name")
-        read.append(_nested_tool(tool))
-    return read, refused
+    return [read for number, tool in enumerate(tools) for read in _chat_tools(tool, f"tools[{number}]")]
+
+
+def _chat_tools(tool: Any, param: str) -> list[Json]:
+    if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
+        raise InvalidRequest(f"'{param}' must be an object with a 'type', such as \"function\".", param=param)
+    if tool["type"] not in (*_NESTED, _NAMESPACE):
+        return [tool]
+    if not isinstance(tool.get("name"), str):
+        raise InvalidRequest(f"'{param}.name' must be the tool's name.", param=f"{param}.name")
+    if tool["type"] != _NAMESPACE:
+        return [_nested_tool(tool)]
+    inner = tool.get("tools")
+    if not isinstance(inner, list):
+        raise InvalidRequest(f"'{param}.tools' must be a list of tools.", param=f"{param}.tools")
+    read = [each for number, item in enumerate(inner) for each in _chat_tools(item, f"{param}.tools[{number}]")]
+    return [_in_namespace(each, tool) for each in read]
+
+
+def _in_namespace(read: Json, namespace: Json) -> Json:
+    """A tool of a namespace. Of the namespace, its tools keep what they do not say themselves."""
+    rest = {name: value for name, value in namespace.items() if name not in ("type", "name", "tools", "description")}
+    kind = read["type"]
+    if kind not in _NESTED:
+        return {**read, _NAMESPACE: namespace["name"], **rest}
+    about = namespace.get("description")
+    described = [text for text in (about, read[kind].get("description")) if isinstance(text, str) and text]
+    named = {**read[kind], "name": qualified(namespace["name"], read[kind]["name"])}
+    return {**read, **rest, kind: {**named, "description": "\n".join(described)} if described else named}
+
+
+def qualified(namespace: str, name: str) -> str:
+    """The one name in chat completions of a function in a namespace."""
+    return f"{namespace}{_SEPARATOR}{name}"
+
+
+def unqualified(name: str, tools: Any) -> tuple[str | None, str]:
+    """The namespace, if any, and the name of a function that is called, by the tools of the request."""
+    for tool in tools if isinstance(tools, list) else ():
+        is_namespace = isinstance(tool, dict) and tool.get("type") == _NAMESPACE and isinstance(tool.get("name"), str)
+        if is_namespace and name.startswith(prefix := qualified(tool["name"], "")):
+            inner = name.removeprefix(prefix)
+            if any(isinstance(each, dict) and each.get("name") == inner for each in tool.get("tools") or ()):
+                return tool["name"], inner
+    return None, name
 
 
 def chat_tool_choice(choice: Any) -> tuple[Any, InvalidRequest | None]:

@@ -301,10 +301,6 @@ SERVER_CALL = {"type": "server_tool_use", "id": "s", "name": "web_search", "inpu
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{"name": "f"}, {"type": "bash_20250124", "name": "bash"}]}, "tools[1].type"),
-        ({"tools": [{"type": "computer_20250124", "name": "computer"}]}, "tools[0].type"),
-        ({"tools": [{"type": "code_execution_20250825", "name": "code_execution"}]}, "tools[0].type"),
         ({"mcp_servers": [{"type": "url", "url": "https://x", "name": "x"}]}, "mcp_servers"),
         ({"container": "container_1"}, "container"),
         ({"messages": [{"role": "assistant", "content": [SERVER_CALL]}]}, "messages[0].content[0].type"),
@@ -380,3 +376,15 @@ def test_bad_requests_name_the_field(fields: Json, param: str) -> None:
         asked(**fields)
     assert refused.value.param == param
     assert f"'{param}'" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "kind", ["web_search_20250305", "bash_20250124", "computer_20250124", "code_execution_20250825"]
+)
+def test_tools_that_anthropic_defines_are_not_sent(kind: str) -> None:
+    """They count in the key, and are named as not sent; the client's own tools beside them are sent."""
+    request = asked(tools=[{"name": "f"}, {"type": kind, "name": "x"}])
+    assert request.untranslatable is None
+    assert request.fields["tools"][1] == {"type": kind, "name": "x"}
+    assert request.chat_fields["tools"] == [{"type": "function", "function": {"name": "f"}}]
+    assert request.unsent == ["tools[1]"]

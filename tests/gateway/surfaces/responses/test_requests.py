@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cache.entries.key import request_key
 from cache.errors import UnstorableAnswer
 from gateway.errors import InvalidRequest
+from gateway.surfaces.responses.answers import chat_answer, own_answer
 from gateway.surfaces.responses.input_items import input_list
 from gateway.surfaces.responses.requests import continued
 from gateway.surfaces.surface import ChatRequest
@@ -281,10 +282,6 @@ def test_what_has_no_meaning_in_chat_completions_is_named(fields: Json, text: st
             "input[0].content[0]",
         ),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "u"}]}]}, "input[0].content[0]"),
-        *(
-            ({"tools": [{"type": "function", "name": "f"}, {"type": kind}]}, "tools[1].type")
-            for kind in ("web_search", "file_search", "code_interpreter", "computer", "mcp", "image_generation")
-        ),
         ({"tool_choice": {"type": "mcp", "server_label": "s"}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}}, "tool_choice.tools"),
     ],
@@ -654,3 +651,43 @@ def test_any_value_in_any_place_is_read_or_named(fields: Json) -> None:
         SURFACE.chat_answer(own)
     except UnstorableAnswer:
         pytest.fail("an answer of ours is no answer")
+
+
+@pytest.mark.parametrize(
+    "kind", ["web_search", "file_search", "code_interpreter", "computer", "mcp", "image_generation"]
+)
+def test_tools_that_a_provider_runs_are_not_sent(kind: str) -> None:
+    """They count in the key, and are named as not sent; the functions beside them are sent."""
+    request = asked(tools=[{"type": kind}, {"type": "function", "name": "f"}], tool_choice="auto")
+    assert request.untranslatable is None
+    assert request.fields["tools"][0] == {"type": kind}
+    assert request.chat_fields["tools"] == [{"type": "function", "function": {"name": "f"}}]
+    assert request.unsent == ["tools[0]"]
+    alone = asked(tools=[{"type": kind}], tool_choice="auto", parallel_tool_calls=True)
+    assert not {"tools", "tool_choice", "parallel_tool_calls"} & alone.chat_fields.keys()
+
+
+def test_functions_of_a_namespace_have_longer_names() -> None:
+    """Each is a function by itself, also in earlier calls, and a call of it has the name and the namespace again."""
+    inner = {"type": "function", "name": "list", "description": "Lists.", "parameters": {"type": "object"}}
+    tools = [{"type": "namespace", "name": "crm", "description": "Customers.", "tools": [inner]}]
+    call = {"type": "function_call", "call_id": "c", "name": "list", "namespace": "crm", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "none"}
+    request = asked(tools=tools, input=[{"role": "user", "content": "Whom?"}, call, output])
+    (tool,) = request.fields["tools"]
+    assert tool["function"]["name"] == "crm__list"
+    assert tool["function"]["description"] == "Customers.\nLists."
+    assert request.fields["messages"][1]["tool_calls"][0]["function"]["name"] == "crm__list"
+    called = {"id": "c", "type": "function", "function": {"name": "crm__list", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [called]}
+    answer = {"id": "x", "created": 1, "model": "m", "choices": [{"index": 0, "message": message}]}
+    (item,) = own_answer(answer, request, "entry")["output"]
+    assert (item["namespace"], item["name"]) == ("crm", "list")
+    assert chat_answer(own_answer(answer, request, "entry")) == answer
+
+
+@pytest.mark.parametrize("tools", [None, "x", [{"type": "function"}], [1]])
+def test_a_namespace_without_tools_is_refused_by_name(tools: Any) -> None:
+    """What is no list of tools is named with its place."""
+    with pytest.raises(InvalidRequest, match=r"'tools\[0\]\.tools"):
+        asked(tools=[{"type": "namespace", "name": "crm", "tools": tools}])
