@@ -23,8 +23,6 @@ base_url = "{url}/v1"
 wire_api = "responses"
 env_key = "KEY"
 """
-# The two tools of Codex that chat completions cannot express.
-PLAIN_TOOLS = ("-c", 'web_search="disabled"', "-c", "agents.enabled=false")
 
 
 def installed(pattern: str) -> str:
@@ -57,7 +55,7 @@ async def test_codex_runs_a_command_and_answers(stage: Stage, upstream: AppUpstr
     gateway = await stage.gateway(upstream)
     (tmp_path / ".codex").mkdir()
     (tmp_path / ".codex" / "config.toml").write_text(CODEX_SETTINGS.format(url=gateway.gateway.url))
-    words = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", *PLAIN_TOOLS]
+    words = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
     command = installed("@openai/codex-*/vendor/*/bin/codex")
     told = await run([command, *words, "What is the weather?"], tmp_path, {"KEY": "sk-app"})
     assert told.strip() == FORECAST
