@@ -28,18 +28,21 @@ _MAX_RECORD_BYTES = 32 * 2**20
 # A long one takes milliseconds to compress and to hash: it leaves the event loop. A short one gains nothing.
 _LARGE_BYTES = 2**14
 _MEMORY_BYTES = 64 * 2**20
-_DEADLINE = 2.0
+_LOAD_DEADLINE = 2.0  # without a conversation there is no answer
+_SAVE_DEADLINE = 0.1  # with an answer, its client does not wait long for what another request may need
 _MAX_SECONDS = 100 * 365 * 86_400.0
 
 
 class Record(msgspec.Struct, frozen=True):
     """A response and the items that it answered, in the form of the Responses API.
 
-    `input` has the whole conversation before the response, however much of it the client sent.
+    `input` has the whole conversation before the response, however much of it the client sent. `entry` is the cache's
+    entry of the answer: a response that is forgotten must not be served again under an id that leads nowhere.
     """
 
     input: list[dict[str, Any]]
     response: dict[str, Any]
+    entry: str = ""
 
     @property
     def items(self) -> list[dict[str, Any]]:
@@ -92,12 +95,10 @@ class Conversations:
         redis: RedisStore | None,
         keep_for: float,
         capacity: int = _MEMORY_BYTES,
-        deadline: float = _DEADLINE,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._redis = redis
         self._keep_for = keep_for
-        self._deadline = deadline
         self._memory = _Memory(capacity, clock)
         self.corrupt_records = 0
 
@@ -111,13 +112,13 @@ class Conversations:
             self._memory.put(key, value, self._keep_for)
         else:
             milliseconds = max(1, round(min(self._keep_for, _MAX_SECONDS) * 1000))
-            await self._redis.command(("SET", key, value, "PX", milliseconds), self._deadline)
+            await self._redis.command(("SET", key, value, "PX", milliseconds), _SAVE_DEADLINE)
 
     async def load(self, namespace: str, response_id: str) -> bytes | None:
         """The record, or None if there is none; a corrupt one counts as none. Raises StoreUnavailable."""
         key = _key(namespace, response_id)
         value = (
-            self._memory.get(key) if self._redis is None else await self._redis.command(("GET", key), self._deadline)
+            self._memory.get(key) if self._redis is None else await self._redis.command(("GET", key), _LOAD_DEADLINE)
         )
         if value is None:
             return None
@@ -133,7 +134,7 @@ class Conversations:
         key = _key(namespace, response_id)
         if self._redis is None:
             return self._memory.drop(key)
-        return bool(await self._redis.command(("UNLINK", key), self._deadline))
+        return bool(await self._redis.command(("UNLINK", key), _LOAD_DEADLINE))
 
 
 class _Memory:

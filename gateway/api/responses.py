@@ -9,7 +9,7 @@ from aiohttp import web
 from cache.entries.key import namespace_for
 from cache.errors import StoreUnavailable
 from cache.stores.conversations import Record
-from gateway.api.app_keys import CONVERSATIONS, ROUTER, SETTINGS
+from gateway.api.app_keys import CACHE, CONVERSATIONS, ROUTER, SEMANTIC, SETTINGS
 from gateway.api.handlers import forward
 from gateway.errors import CacheUnavailable
 from gateway.proxy.conversations import PATH
@@ -33,14 +33,18 @@ async def get_input_items(request: web.Request) -> web.StreamResponse:
 
 
 async def delete(request: web.Request) -> web.StreamResponse:
-    """DELETE /v1/responses/{id}."""
+    """DELETE /v1/responses/{id}, and the answer in the cache."""
     response_id = request.match_info["id"]
+    if (record := await _record(request)) is None:
+        return await _of_an_upstream(request)
     try:
-        if await request.app[CONVERSATIONS].delete(_namespace(request), response_id):
-            return _json(deleted(response_id))
+        await request.app[CONVERSATIONS].delete(_namespace(request), response_id)
+        if record.entry:
+            await request.app[CACHE].delete(record.entry)
+            await request.app[SEMANTIC].forget(record.entry)
     except StoreUnavailable as error:
         raise _unavailable(error) from error
-    return await _of_an_upstream(request)
+    return _json(deleted(response_id))
 
 
 async def _record(request: web.Request) -> Record | None:

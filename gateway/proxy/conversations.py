@@ -37,7 +37,7 @@ class ConversationKeeper:
         if inference.family != "responses" or inference.asked.echo.get("store") is False:
             return
         asked = input_list(msgspec.json.decode(inference.body).get("input"))
-        record = Record([*inference.conversation, *asked], answer)
+        record = Record([*inference.conversation, *asked], answer, inference.key.id)
         try:
             await self._store.save(inference.key.namespace, answer["id"], encode_record(record))
         except StoreUnavailable:

@@ -17,7 +17,7 @@ from cache.entries.outcomes import Hit
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from gateway import metrics
-from gateway.errors import GatewayError, InternalError, NotCached, UpstreamDisconnected, UpstreamError
+from gateway.errors import GatewayError, InternalError, InvalidRequest, NotCached, UpstreamDisconnected, UpstreamError
 from gateway.http.background_tasks import BackgroundTasks
 from gateway.http.cache_control import CacheControl, parse_cache_control
 from gateway.http.json_object import decode_object
@@ -95,7 +95,10 @@ def parse_embeddings(
     namespace = namespace_for(credential(headers, settings.namespace))
     family = "embeddings" + answer_headers(headers, settings.key_headers)
     common = {name: value for name, value in fields.items() if name != "input"}
-    keys = [request_key(namespace, family, {**common, "input": item}) for item in inputs]
+    try:
+        keys = [request_key(namespace, family, {**common, "input": item}) for item in inputs]
+    except RecursionError as error:
+        raise InvalidRequest("The body is nested too deeply.") from error
     cache_control = parse_cache_control(", ".join(headers.getall("Cache-Control", ())))
     return EmbeddingsRequest(path, body, headers, fields, model, inputs, keys, cache_control)
 

@@ -243,13 +243,17 @@ def parse_whole(
     """A request that is answered whole, for the pipeline. Raises InvalidRequest."""
     scope = f"{asked.endpoint.family} {path}?{query}" + answer_headers(headers, settings.cache.key_headers)
     namespace = namespace_for(credential(headers, settings.cache.namespace))
+    try:
+        key = request_key(namespace, scope, asked.fields)
+    except RecursionError as error:
+        raise InvalidRequest("The body is nested too deeply.") from error
     return InferenceRequest(
         surface=asked.endpoint,
         asked=ChatRequest(dict(asked.fields)),
         path=f"{path}?{query}" if query else path,
         body=body,
         headers=headers,
-        key=request_key(namespace, scope, asked.fields),
+        key=key,
         model=asked.model,
         sampled=asked.sampled,
         choices=1,

@@ -113,11 +113,16 @@ class Relay:
         has_begun = has_ended = False
         try:
             async for data in subscriber.chunks(with_usage=True):
-                chunks = [chunk for event in splitter.feed(data) if (chunk := _chunk(event)) is not None]
-                has_begun = has_begun or any(chunk["choices"] for chunk in chunks)
-                has_ended = has_ended or any(map(_is_last, chunks))
-                if translated := b"".join(map(translator.add, chunks)):
-                    await writer.send(translated)
+                translated = bytearray()
+                try:
+                    for event in splitter.feed(data):
+                        if (chunk := _chunk(event)) is not None:
+                            has_begun = has_begun or bool(chunk["choices"])
+                            has_ended = has_ended or _is_last(chunk)
+                            translated += translator.add(chunk)
+                finally:  # what came before an error is sent before it
+                    if translated:
+                        await writer.send(bytes(translated))
             # A client of chat completions sees what is missing; another would get the end of an answer that has none.
             if not has_begun or not (has_ended or subscriber.flight.complete):
                 raise UpstreamDisconnected("The upstream's answer is not whole: the stream ended early.")

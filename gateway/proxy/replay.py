@@ -48,6 +48,8 @@ class Replay:
         """The entry in the client's form, kept in its slot for the next hit."""
         memory, form = self._cache.memory, inference.form
         slot = memory.slot(entry.id)
+        if inference.asked.echo and entry.proof != inference.key.proof:
+            slot = None  # its id is continued with this question: it is not that of the question that was stored
         if slot is not None and slot.entry is entry and form in slot.forms:
             return slot.forms[form]
         rendered = await render(entry.body, entry.family, inference)

@@ -107,7 +107,9 @@ class Router:
         for upstream in candidates:
             possible = [a for a in attempts if a.needs not in upstream.lacks and a.mark not in upstream.lacks]
             try:
-                if answer := await _first_possible(upstream, method, headers, possible, own):
+                # The error of an endpoint that is not known to be lacking may be about something else in the request.
+                keeps_error = bool(possible) and possible[-1].needs in self._probed
+                if answer := await _first_possible(upstream, method, headers, possible, own, keeps_error):
                     return answer
             except UpstreamUnreachable as error:
                 failures.append(error.message)
@@ -155,8 +157,12 @@ async def _first_possible(
     headers: Mapping[str, str],
     attempts: Sequence[Attempt],
     own: Mapping[str, str],
+    keeps_error: bool,
 ) -> UpstreamResponse | None:
-    """The answer to the first attempt for which the upstream has what it needs. What it lacks is remembered."""
+    """The answer to the first attempt for which the upstream has what it needs. What it lacks is remembered.
+
+    With `keeps_error` the answer to the last attempt is given, whatever it says.
+    """
     lacking: list[str] = []
     for attempt in attempts:
         if attempt.needs in lacking or attempt.mark in lacking:
@@ -164,7 +170,8 @@ async def _first_possible(
         answer = await _send(upstream, method, headers, attempt, own)
         with contextlib.ExitStack() as ending:
             ending.enter_context(answer)
-            if missing := await _missing(answer, attempt):
+            is_kept = keeps_error and attempt is attempts[-1]
+            if not is_kept and (missing := await _missing(answer, attempt)):
                 lacking.append(missing)
                 continue
             ending.pop_all()

@@ -237,6 +237,7 @@ class PromptOfStore(Struct, kw_only=True):
     tools: list[Object] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     return_token_strs: bool | None = None
 
 

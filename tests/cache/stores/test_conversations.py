@@ -170,7 +170,7 @@ async def test_the_value_of_another_response_is_a_miss(redis_store: RedisStore, 
 async def test_a_valkey_that_does_not_answer_is_an_error(own_valkey: Valkey) -> None:
     """While Valkey is frozen nothing is saved, loaded or deleted, and each call says so; one deadline, once."""
     async with open_redis_store(own_valkey.url, PATIENT) as store:
-        conversations = Conversations(store, 60, deadline=0.3)
+        conversations = Conversations(store, 60)
         await conversations.save("public", "resp_1", b"x")
         own_valkey.freeze()
         begun = time.monotonic()
@@ -181,7 +181,7 @@ async def test_a_valkey_that_does_not_answer_is_an_error(own_valkey: Valkey) -> 
                 await conversations.save("public", "resp_2", b"x")
             with pytest.raises(StoreUnavailable):
                 await conversations.delete("public", "resp_1")
-        assert time.monotonic() - begun < 1.5
+        assert time.monotonic() - begun < 3.5
         assert store.breaker.times_opened == 1
         own_valkey.thaw()
         async with asyncio.timeout(15):

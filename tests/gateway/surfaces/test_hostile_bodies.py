@@ -255,7 +255,7 @@ scalars = st.one_of(
 )
 values = st.one_of(
     scalars,
-    st.builds(Deep, st.sampled_from(["[", '{"a":']), st.sampled_from([20, 300, 5000])),
+    st.builds(Deep, st.sampled_from(["[", '{"a":']), st.sampled_from([20, 300, 900, 1100, 5000])),
     st.recursive(
         scalars,
         lambda inner: (
