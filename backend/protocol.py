@@ -135,6 +135,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     tools: list[Any] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     return_token_strs: bool | None = None
 
 

@@ -42,11 +42,13 @@ _PATTERN = re.compile(r"regex parse error:\n.*\nerror: ", re.DOTALL)
 
 def to_lark(grammar: str) -> str:
     """A grammar in Lark's or in GBNF's notation, in Lark's. Raises GrammarError."""
-    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+    from llguidance.gbnf_to_lark import any_to_lark
 
     try:
         lark: str = any_to_lark(grammar)
-    except GbnfToLarkError as error:
+    except RecursionError as error:
+        raise GrammarError("nested too deeply") from error
+    except Exception as error:  # of a rule that is missing it raises a bare Exception
         raise GrammarError(f"neither Lark nor GBNF: {error}") from error
     return lark
 

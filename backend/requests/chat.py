@@ -9,7 +9,7 @@ from backend.chat.prompt_renderer import PromptRenderer
 from backend.chat.reasoning import ReasoningFormat
 from backend.chat.tools import hosted_tools, read_tools
 from backend.errors import InvalidRequest
-from backend.protocol import ChatRequest
+from backend.protocol import ChatRequest, TokenizeRequest
 from backend.requests.generation_request import ChatAnswer, GenerationRequest, SequenceFactory
 from backend.requests.sampling import MAX_LOGPROBS, in_range, sampling_params
 from backend.text.context import Context
@@ -58,7 +58,7 @@ class ChatRequestReader:
         calls_functions = bool(request.functions) and not request.tools
         if calls_functions:
             request = _with_tools(request)
-        continues = _continues(request)
+        continues = continues_last_message(request)
         tool_choice = read_tools(request.tools, request.tool_choice)
         output_constraint = self._constraints.read(request, tool_choice)
         variables = dict(request.chat_template_kwargs or {})
@@ -100,8 +100,8 @@ class ChatRequestReader:
         return self._context.answer_tokens(prompt_tokens, newer, "max_completion_tokens", least=1)
 
 
-def _continues(request: ChatRequest) -> bool:
-    """Whether the answer continues the last message."""
+def continues_last_message(request: ChatRequest | TokenizeRequest) -> bool:
+    """Whether the answer continues the last message. Raises InvalidRequest, naming the field, where it cannot."""
     if not request.continue_final_message:
         return False
     if request.add_generation_prompt:

@@ -81,7 +81,9 @@ def _logit_bias(values: dict[str, float], vocab_size: int) -> dict[int, float]:
     biases: dict[int, float] = {}
     for key, bias in values.items():
         if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
-            raise InvalidRequest(f"logit_bias: keys must be token ids from 0 to {vocab_size - 1}", "logit_bias")
+            raise InvalidRequest(
+                f"logit_bias: {key[:40]!r} is no token id; expected one from 0 to {vocab_size - 1}", "logit_bias"
+            )
         biases[int(key)] = in_range("logit_bias", bias, 0.0, -100.0, 100.0)
     return biases
 

@@ -7,6 +7,7 @@ from backend.chat.tokenizer import ModelTokenizer
 from backend.chat.tools import read_tools
 from backend.errors import InvalidRequest
 from backend.protocol import DetokenizeRequest, TokenizeRequest
+from backend.requests.chat import continues_last_message
 from backend.requests.prompts import PromptReader
 from backend.text.detokenizer import Detokenizer
 from backend.text.token_ids import token_ids
@@ -53,7 +54,7 @@ class TokenizeRequestReader:
         return Detokenizer(token_bytes, visible=visible).decode(self._prompts.ids(request.tokens, "tokens"))
 
     def _ids_of_text(self, request: TokenizeRequest) -> list[int]:
-        for field in ("tools", "add_generation_prompt"):
+        for field in ("tools", "add_generation_prompt", "continue_final_message"):
             if getattr(request, field) is not None:
                 raise InvalidRequest(f"{field}: only with messages", field)
         special = request.add_special_tokens is not False
@@ -66,4 +67,5 @@ class TokenizeRequestReader:
         tool_choice = read_tools(request.tools, None)
         add_generation_prompt = request.add_generation_prompt is not False
         tools = tool_choice.listed if tool_choice else None
-        return self._renderer.render(request.messages or [], tools, add_generation_prompt).ids
+        continues = continues_last_message(request)
+        return self._renderer.render(request.messages or [], tools, add_generation_prompt, continues=continues).ids

@@ -101,8 +101,11 @@ class CompletionResponseBuilder(ResponseBuilder):
                 text = self._token_text(entry.token_id)
                 lists.tokens.append(text)
                 lists.token_logprobs.append(entry.logprob)
-                top = {self._token_text(token_id): value for token_id, value in entry.top}
-                lists.top_logprobs.append(None if entry.logprob is None else top)
+                if entry.logprob is None:
+                    lists.top_logprobs.append(None)
+                else:
+                    top = {self._token_text(token_id): value for token_id, value in entry.top}
+                    lists.top_logprobs.append({**top, text: entry.logprob})
                 lists.text_offset.append(self._offsets[index])
                 self._offsets[index] += len(text)
         return lists

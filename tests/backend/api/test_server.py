@@ -174,6 +174,17 @@ async def test_echo_with_logprobs_scores_the_prompt(server: Served, model: Serve
     assert scored["choices"][0]["logprobs"]["token_logprobs"] == whole["logprobs"]["token_logprobs"]
 
 
+async def test_the_sampled_token_is_among_the_likeliest(server: Served) -> None:
+    """A completion's `top_logprobs` also have the token that was sampled, as at OpenAI: one more at most."""
+    fields: dict[str, Any] = {"prompt": COUNTING, "max_tokens": 12, "temperature": 2.0, "seed": 1}
+    for logprobs in (0, 1):
+        scores = (await server.post(COMPLETIONS, **fields, logprobs=logprobs))["choices"][0]["logprobs"]
+        rows = list(zip(scores["tokens"], scores["token_logprobs"], scores["top_logprobs"], strict=True))
+        assert all(top[token] == logprob for token, logprob, top in rows)
+        assert {len(top) for _, _, top in rows} <= {max(logprobs, 1), logprobs + 1}
+    assert any(len(top) == 2 for _, _, top in rows)
+
+
 async def test_streamed_completions(server: Served) -> None:
     """A streamed completion begins with the echo, joins to the whole text, and its last chunk has the finish reason."""
     body: dict[str, Any] = {"prompt": COUNTING, "temperature": 0, "max_tokens": 6, "echo": True}

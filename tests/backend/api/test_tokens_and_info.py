@@ -77,6 +77,17 @@ async def test_the_tokens_of_a_chat(server: Served) -> None:
     assert text == "<|im_start|>assistant\n"
 
 
+async def test_the_tokens_of_a_chat_that_goes_on(server: Served) -> None:
+    """With `continue_final_message` they are those of the chat that continues its last message, which stays open."""
+    begun = [*QUESTION, {"role": "assistant", "content": "Sure,"}]
+    fields: dict[str, Any] = {"messages": begun, "add_generation_prompt": False, "continue_final_message": True}
+    answer = await call(server, "/tokenize", **fields)
+    assert answer["count"] == (await server.post(CHAT, **fields, max_tokens=1))["usage"]["prompt_tokens"]
+    assert (await call(server, "/detokenize", tokens=answer["tokens"]))["prompt"].endswith("Sure,")
+    async with server.client.post("/tokenize", json={**fields, "messages": QUESTION}) as response:
+        assert (response.status, (await response.json())["error"]["param"]) == (400, "continue_final_message")
+
+
 async def test_tools_are_tokens_too(start_server: StartServer) -> None:
     """`/tokenize` counts tools where the chat template has a place for them."""
     served = await start_server(template=tool_templates.HERMES)
