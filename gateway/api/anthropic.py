@@ -27,17 +27,19 @@ class _Count(msgspec.Struct):
     count: int
 
 
+def model_info(model: Json) -> Json:
+    """One model as Anthropic shows it."""
+    return {
+        "type": "model",
+        "id": model["id"],
+        "display_name": model["id"],
+        "created_at": rfc3339(model.get("created")),
+    }
+
+
 def models_page(models: Sequence[Json]) -> Json:
     """Models as Anthropic lists them, all on one page."""
-    data = [
-        {
-            "type": "model",
-            "id": model["id"],
-            "display_name": model["id"],
-            "created_at": rfc3339(model.get("created")),
-        }
-        for model in models
-    ]
+    data = [model_info(model) for model in models]
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
     return {"data": data, "has_more": False, **ends}
 

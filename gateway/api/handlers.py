@@ -12,7 +12,7 @@ from multidict import CIMultiDictProxy
 from cache.entries.key import namespace_for
 from cache.errors import StoreUnavailable
 from gateway import metrics
-from gateway.api.anthropic import models_page
+from gateway.api.anthropic import model_info, models_page
 from gateway.api.app_keys import CONVERSATIONS, EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
 from gateway.errors import CacheUnavailable, NotFound, UpstreamDisconnected, UpstreamError, UpstreamTimeout, refusal
 from gateway.http.body import read_body
@@ -75,6 +75,17 @@ async def list_models(request: web.Request) -> web.Response:
     """GET /v1/models, for Anthropic's clients in their form."""
     models = await listed_models(request)
     return _json(models_page(models) if "anthropic-version" in request.headers else {"object": "list", "data": models})
+
+
+async def show_model(request: web.Request) -> web.StreamResponse:
+    """GET /v1/models/{model}, from an upstream that has it; for Anthropic's clients in their form, from the list."""
+    if "anthropic-version" not in request.headers:
+        return await forward(request)
+    name = request.match_info["model"]
+    for model in await listed_models(request):
+        if model["id"] == name:
+            return _json(model_info(model))
+    raise NotFound(f"The model {name!r} does not exist.")
 
 
 async def listed_models(request: web.Request) -> list[Json]:

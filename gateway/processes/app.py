@@ -177,7 +177,7 @@ def build_application(
             web.post("/api/pull", ollama.pull),
             web.get("/api/version", ollama.show_version),
             web.get("/v1/models", handlers.list_models),
-            web.get("/v1/models/{model:.+}", handlers.forward),
+            web.get("/v1/models/{model:.+}", handlers.show_model),
             web.get("/v1/cache/stats", admin.get_stats),
             web.get("/v1/cache/entries/{id}", admin.get_entry),
             web.delete("/v1/cache/entries/{id}", admin.delete_entry),

@@ -148,10 +148,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/models/{model}"): _own(
         "OpenAI",
         "One model, from an upstream that has it",
-        openai.ModelObject,
-        UPSTREAM_ERRORS,
-        description="The name may have slashes.",
-        told=CACHE_HEADERS,
+        {JSON: (openai.ModelObject, anthropic.AnthropicModel)},
+        (404, *UPSTREAM_ERRORS),
+        description="The name may have slashes. In Anthropic's form for clients that send `anthropic-version`.",
+        sent=("anthropic-version",),
         passes_on=True,
     ),
     ("POST", "/v1/responses"): _prompt(

@@ -274,6 +274,11 @@ async def test_models_in_anthropics_form_are_as_documented(stage: Stage) -> None
 
     assert answer.json["data"][0]["type"] == "model"
     (await Documented.of(client)).check("GET", "/v1/models", answer)
+    model = await client.get("/v1/models/mock", anthropic_version="2023-06-01")
+    assert model.json == answer.json["data"][0]
+    (await Documented.of(client)).check("GET", "/v1/models/{model}", model)
+    absent = await client.get("/v1/models/absent", anthropic_version="2023-06-01")
+    assert (absent.status, absent.json["error"]["message"]) == (404, "The model 'absent' does not exist.")
 
 
 async def test_an_entry_is_as_documented(stage: Stage) -> None:
