@@ -57,7 +57,7 @@ class Message(Struct, kw_only=True):
     stop_reason: str | None
     stop_sequence: str | None
     usage: MessageUsage
-    chat_completion_patch: (
+    chat_completion: (
         Annotated[list[Any], Meta(description="JSON Patch: what the chat completion that was translated says beyond.")]
         | UnsetType
     ) = UNSET

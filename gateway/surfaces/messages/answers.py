@@ -1,6 +1,6 @@
 """A chat completion as a message, and a message as a chat completion. Neither direction loses anything.
 
-What one form has no name for is kept in the other, in one field of the answer, as a JSON Patch: it makes the original
+What one form has no name for is kept in the other, in one field of the answer, as a difference: it makes the original
 of the plain translation. `chat_answer(own_answer(x))` is `x`, and `own_answer(chat_answer(m))` is `m`. Blocks that a
 chat message cannot say are in the message itself: assistant_turn.py.
 """
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from cache.errors import UnstorableAnswer
+from gateway.surfaces.differences import difference, patched
 from gateway.surfaces.messages.assistant_turn import blocks_of, calls_of, chat_message, is_blocks, said_in
 from gateway.surfaces.messages.content import left
-from gateway.surfaces.messages.json_patch import difference, patched
 from gateway.surfaces.surface import Json
 from gateway.surfaces.usage import prompt_cache_tokens
 
-CHAT_PATCH = "chat_completion_patch"
+CHAT = "chat_completion"
 """The field of a message with what its chat completion has besides."""
-MESSAGE_PATCH = "message_patch"
+NATIVE = "anthropic_message"
 """The field of a chat completion with what its message has besides."""
 ID_PREFIX = "msg_"
 
@@ -45,23 +45,23 @@ def own_answer(answer: Json, entry_id: str) -> Json:
     """The message of a chat completion. Raises UnstorableAnswer for what JSON cannot say."""
     with _unstorable():
         plain = _plain_message(answer, blocks_of(_first_choice(answer)[1]), entry_id)
-        return _with_chat_patch(_restored(plain, answer.get(MESSAGE_PATCH)), answer)
+        return _with_difference(_restored(plain, answer.get(NATIVE)), answer)
 
 
 def message_of(answer: Json, blocks: list[Json], opening: Json) -> Json:
     """The same where `blocks` and the fields in `opening` have been sent already."""
     with _unstorable():
-        return _with_chat_patch({**_plain_message(answer, blocks, ""), **opening}, answer)
+        return _with_difference({**_plain_message(answer, blocks, ""), **opening}, answer)
 
 
 def chat_answer(message: Json) -> Json:
     """The chat completion of a message. Raises UnstorableAnswer for what is no whole message."""
-    plain = {name: value for name, value in message.items() if name != CHAT_PATCH}
+    plain = {name: value for name, value in message.items() if name != CHAT}
     if not is_message(plain):
         raise UnstorableAnswer("the answer is not a message")
     with _unstorable():
         completion = _completion(plain)
-        restored: Json = patched(completion, message[CHAT_PATCH]) if CHAT_PATCH in message else completion
+        restored: Json = patched(completion, message[CHAT]) if CHAT in message else completion
     return restored
 
 
@@ -102,9 +102,9 @@ def _restored(message: Json, patch: Any) -> Json:
     return made if is_message(made) else message
 
 
-def _with_chat_patch(message: Json, answer: Json) -> Json:
-    patch = difference(answer, _completion(message))
-    return {**message, CHAT_PATCH: patch} if patch else message
+def _with_difference(message: Json, answer: Json) -> Json:
+    patch = difference(_completion(message), answer)
+    return {**message, CHAT: patch} if patch else message
 
 
 def _first_choice(answer: Json) -> tuple[Json, Json]:
@@ -170,8 +170,8 @@ def _completion(message: Json) -> Json:
     """The chat completion of a message that has no patch."""
     completion = _plain_completion(message)
     plain = _plain_message(completion, blocks_of(completion["choices"][0]["message"]), "")
-    patch = difference(message, plain)
-    return {**completion, MESSAGE_PATCH: patch} if patch else completion
+    patch = difference(plain, message)
+    return {**completion, NATIVE: patch} if patch else completion
 
 
 def _plain_completion(message: Json) -> Json:

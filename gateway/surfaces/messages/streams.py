@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.surfaces.messages.answers import CHAT_PATCH
+from gateway.surfaces.messages.answers import CHAT
 from gateway.surfaces.messages.arguments import json_of
 from gateway.surfaces.surface import Json
 
@@ -30,7 +30,7 @@ def stream_of(message: Json) -> bytes:
 
 
 def _events(message: Json) -> Iterator[bytes]:
-    known = {name: value for name, value in message.items() if name != CHAT_PATCH}
+    known = {name: value for name, value in message.items() if name != CHAT}
     first = {**known, "content": [], **{name: None for name in _LAST_FIELDS if name in message}}
     usage = message.get("usage") or {}
     if "output_tokens" in usage:
@@ -44,7 +44,7 @@ def _events(message: Json) -> Iterator[bytes]:
 def ending(message: Json) -> bytes:
     """The two events at the end of a message: what is known of it only then, and that it is over."""
     last = {name: message[name] for name in _LAST_FIELDS if name in message}
-    patch = {CHAT_PATCH: message[CHAT_PATCH]} if CHAT_PATCH in message else {}
+    patch = {CHAT: message[CHAT]} if CHAT in message else {}
     usage = message.get("usage") or {}
     counts = {name: count for name, count in usage.items() if name not in _FIRST_USAGE}
     return event("message_delta", delta=last, usage=counts, **patch) + event("message_stop")

@@ -1,10 +1,10 @@
 """An answer in Ollama's form made of one in chat completions' form, and the other way round. Nothing is lost in either.
 
-What an answer has beyond that it keeps as a JSON Patch, under one more field:
+What an answer has beyond that it keeps as a difference, under one more field:
 
-- `keepgate` of an answer of Ollama's form: {"form": …, "changes": […]}. It was a chat completion (or, by `form`, a
+- `keepgate` of an answer of Ollama's form: {"form": …, "changes": {…}}. It was a chat completion (or, by `form`, a
   completion), which the changes restore: its id, unknown fields, further choices, details of the usage.
-- `ollama` of a chat completion: {"form": …, "changes": […]}. It was an answer of that endpoint of Ollama: durations,
+- `ollama` of a chat completion: {"form": …, "changes": {…}}. It was an answer of that endpoint of Ollama: durations,
   fractions of a second, `context`.
 
 A call whose arguments are not an object is for a client of Ollama only among the changes: it could not run the call.
@@ -20,7 +20,7 @@ import xxhash
 
 from cache.entries.answer import usage_of
 from cache.errors import UnstorableAnswer
-from gateway.surfaces.ollama.json_patch import difference, patched
+from gateway.surfaces.differences import difference, patched
 from gateway.surfaces.ollama.messages import arguments_text
 from gateway.surfaces.ollama.timestamps import rfc3339, unix_seconds
 from gateway.surfaces.surface import Json
@@ -68,12 +68,13 @@ GENERATE = Shape("generate", None, "response")
 def own_answer(answer: Json, shape: Shape) -> Json:
     """The answer of an endpoint of Ollama. Durations are 0, and there are counts if there is usage."""
     native = answer.get(_NATIVE)
-    if isinstance(native, dict) and native.get("form") == shape.form and isinstance(native.get("changes"), list):
+    if isinstance(native, dict) and native.get("form") == shape.form and isinstance(native.get("changes"), dict):
         with contextlib.suppress(ValueError):
-            return patched(_own({k: v for k, v in answer.items() if k != _NATIVE}, shape), native["changes"])
+            restored: Json = patched(_own({k: v for k, v in answer.items() if k != _NATIVE}, shape), native["changes"])
+            return restored
     own = _own(answer, shape)
     form = "completions" if answer.get("object") == "text_completion" else "chat.completions"
-    own[EXTENSION] = {"form": form, "changes": difference(answer, _chat(own, shape, form, ""))}
+    own[EXTENSION] = {"form": form, "changes": difference(_chat(own, shape, form, ""), answer) or {}}
     return own
 
 
@@ -82,12 +83,13 @@ def chat_answer(own: Json, shape: Shape) -> Json:
     _check(own, shape)
     try:
         extension = own.get(EXTENSION)
-        if isinstance(extension, dict) and isinstance(extension.get("changes"), list):
+        if isinstance(extension, dict) and isinstance(extension.get("changes"), dict):
             plain = {name: value for name, value in own.items() if name != EXTENSION}
-            return patched(_chat(plain, shape, extension.get("form"), ""), extension["changes"])
+            chat: Json = patched(_chat(plain, shape, extension.get("form"), ""), extension["changes"])
+            return chat
         digest = xxhash.xxh3_64_hexdigest(json.dumps(own, sort_keys=True).encode())
         answer = _chat(own, shape, "chat.completions", digest)
-        if changes := difference(own, _own(answer, shape)):
+        if changes := difference(_own(answer, shape), own):
             answer[_NATIVE] = {"form": shape.form, "changes": changes}
     except (ValueError, RecursionError) as error:
         raise UnstorableAnswer("the answer is nested too deep, or its extension does not fit it") from error

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from cache.errors import UnstorableAnswer
-from gateway.surfaces.responses.differences import difference, patched
+from gateway.surfaces.differences import difference, patched
 from gateway.surfaces.responses.output_items import chat_message, items_of
 from gateway.surfaces.surface import ChatRequest, Json
 from gateway.surfaces.usage import PromptCacheTokens, prompt_cache_tokens

@@ -472,12 +472,12 @@ ODD_ANSWERS: dict[str, dict[str, Any]] = {
     "thoughts as a list": completion({"content": "x", "reasoning_content": [1]}),
     "fields of ours": {
         **completion({"content": "x"}),
-        "message_patch": 5,
+        "anthropic_message": 5,
         "response": 7,
         "ollama": [],
         "anthropic": {},
     },
-    "patches of ours": {**completion({"content": "x"}), "message_patch": [{"op": "x"}], "response": {"id": []}},
+    "patches of ours": {**completion({"content": "x"}), "anthropic_message": [{"op": "x"}], "response": {"id": []}},
     "a refusal as a number": completion({"content": None, "refusal": 7}),
 }
 

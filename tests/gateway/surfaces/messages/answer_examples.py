@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from gateway.surfaces.messages.answers import CHAT_PATCH
+from gateway.surfaces.messages.answers import CHAT
 from tests.cache.entries.test_answer_round_trip import (
     chat_choices,
     merged,
@@ -84,7 +84,7 @@ message_usages = st.fixed_dictionaries(
     },
 )
 # Hypothesis also tries names that it finds in the sources.
-KNOWN = {"stop_sequence", "stop_details", "container", "context_management", CHAT_PATCH}
+KNOWN = {"stop_sequence", "stop_details", "container", "context_management", CHAT}
 messages = merged(
     unknown_fields.filter(lambda fields: not KNOWN & fields.keys()),
     st.fixed_dictionaries(

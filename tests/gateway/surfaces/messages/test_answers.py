@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 
 from cache.errors import UnstorableAnswer
-from gateway.surfaces.messages.answers import CHAT_PATCH, MESSAGE_PATCH
+from gateway.surfaces.messages.answers import CHAT, NATIVE
 from gateway.surfaces.messages.surface import MessagesSurface
 from gateway.surfaces.surface import ChatRequest
 from tests.cache.entries.test_answer_round_trip import values
@@ -73,13 +73,11 @@ def test_a_message_comes_back_from_its_chat_completion(message: Json) -> None:
     assert exactly(message) == before, "the message was changed"
 
 
-@given(
-    st.dictionaries(st.sampled_from(["id", "choices", "usage", "model", MESSAGE_PATCH, "x"]), values) | chat_answers()
-)
+@given(st.dictionaries(st.sampled_from(["id", "choices", "usage", "model", NATIVE, "x"]), values) | chat_answers())
 @settings(max_examples=50, deadline=None)
 def test_any_object_comes_back_from_its_message(answer: Json) -> None:
     """An odd answer of a server is a message too, and is not lost."""
-    answer |= {MESSAGE_PATCH: [{"op": "replace", "path": "/content", "value": 5}]} if "x" in answer else {}
+    answer |= {NATIVE: [{"op": "replace", "path": "/content", "value": 5}]} if "x" in answer else {}
     assert exactly(SURFACE.chat_answer(own(answer))) == exactly(answer)
     SURFACE.own_stream(own(answer), ASKED)
 
@@ -105,7 +103,7 @@ def test_a_usual_answer() -> None:
         },
     )
     message = own(answer)
-    patch = message.pop(CHAT_PATCH)
+    patch = message.pop(CHAT)
     assert message == {
         "id": "msg_chatcmpl-1",
         "type": "message",
@@ -238,8 +236,8 @@ def test_a_message_for_a_chat_client() -> None:
         {"type": "message", "content": "text"},
         {"type": "message", "content": [{"text": "x"}]},
         {"type": "message", "content": [], "usage": 5},
-        {"type": "message", "content": [], CHAT_PATCH: [{"op": "remove", "path": "/nothing"}]},
-        {"type": "message", "content": [], CHAT_PATCH: 5},
+        {"type": "message", "content": [], CHAT: {"content": {"x": {"y": [1]}}}},
+        {"type": "message", "content": [], CHAT: 5},
     ],
 )
 def test_what_is_no_message_is_refused(answer: Json) -> None:
@@ -254,6 +252,6 @@ def test_a_deep_answer_is_refused() -> None:
     for _ in range(5000):
         deep = [deep]
     with pytest.raises(UnstorableAnswer):
-        own(completion({"content": "x"}, message_patch=[{"op": "add", "path": "/x", "value": deep}]))
+        own(completion({"content": "x"}, anthropic_message={"x": [deep]}))
     with pytest.raises(UnstorableAnswer):
         SURFACE.chat_answer(native([{"type": "tool_use", "id": "", "name": "", "input": {"a": deep}}]))

@@ -110,7 +110,7 @@ async def final_message(stream: bytes) -> Json:
 
 def as_read(message: Json) -> Json:
     """A message as the library shows it: without the extension, which belongs to a later event than it keeps."""
-    return {name: value for name, value in message.items() if name != "chat_completion_patch"}
+    return {name: value for name, value in message.items() if name != "chat_completion"}
 
 
 def without_null(message: Json) -> Json:

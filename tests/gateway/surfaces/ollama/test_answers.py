@@ -185,9 +185,9 @@ def test_an_answer_of_one_endpoint_serves_the_other() -> None:
         {"message": {"content": "", "tool_calls": [{"function": {"arguments": {}}}]}},
         {"logprobs": {"content": []}},
         {"done_reason": 1},
-        {"keepgate": {"form": "chat.completions", "changes": [{"op": "replace", "path": "/a/b", "value": 1}]}},
-        {"keepgate": {"form": "chat.completions", "changes": [{"op": "remove", "path": ""}]}},
-        {"keepgate": {"form": "chat.completions", "changes": ["x"]}},
+        {"keepgate": {"form": "chat.completions", "changes": {"model": {"b": [1]}}}},
+        {"keepgate": {"form": "chat.completions", "changes": {"choices": {"5": [1]}}}},
+        {"keepgate": {"form": "chat.completions", "changes": {"id": 5}}},
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from openai.types.responses import Response
 
 from cache.errors import UnstorableAnswer
-from gateway.surfaces.responses.differences import difference, patched
+from gateway.surfaces.differences import difference, patched
 from tests.gateway.surfaces.responses.examples import SURFACE, asked, chats, copied, natives, tidy_chats, values
 
 Json = dict[str, Any]
