@@ -7,7 +7,7 @@ chat message cannot say are in the message itself: assistant_turn.py.
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 from cache.errors import UnstorableAnswer
 from gateway.surfaces.differences import difference, patched
@@ -61,7 +61,9 @@ def chat_answer(message: Json) -> Json:
         raise UnstorableAnswer("the answer is not a message")
     with _unstorable():
         completion = _completion(plain)
-        restored: Json = patched(completion, message[CHAT]) if CHAT in message else completion
+        restored = patched(completion, message[CHAT]) if CHAT in message else completion
+    if not isinstance(restored, dict):
+        raise UnstorableAnswer(f"'{CHAT}' of the message is not a difference of its chat completion")
     return restored
 
 
@@ -75,10 +77,11 @@ def _unstorable() -> Iterator[None]:
         raise UnstorableAnswer(f"the answer has what JSON cannot say: {error}") from error
 
 
-def is_message(message: Json) -> bool:
+def is_message(message: Any) -> TypeGuard[Json]:
     """Whether this is a message as far as this package needs to know."""
     return (
-        message.get("type") == "message"
+        isinstance(message, dict)
+        and message.get("type") == "message"
         and is_blocks(message.get("content"))
         and isinstance(message.get("usage"), dict | None)
     )

@@ -77,7 +77,7 @@ def test_a_message_comes_back_from_its_chat_completion(message: Json) -> None:
 @settings(max_examples=50, deadline=None)
 def test_any_object_comes_back_from_its_message(answer: Json) -> None:
     """An odd answer of a server is a message too, and is not lost."""
-    answer |= {NATIVE: [{"op": "replace", "path": "/content", "value": 5}]} if "x" in answer else {}
+    answer |= {NATIVE: {"content": [5]}} if "x" in answer else {}
     assert exactly(SURFACE.chat_answer(own(answer))) == exactly(answer)
     SURFACE.own_stream(own(answer), ASKED)
 
@@ -178,6 +178,14 @@ def test_an_answer_without_names_gets_that_of_its_entry() -> None:
     assert own({"id": "msg_7", "choices": []})["id"] == "msg_7"
 
 
+@pytest.mark.parametrize("native", [5, [5], [None], [], {"content": []}, {"content": [5]}, {"x": {"y": 1}}])
+def test_what_is_no_difference_of_a_message_is_an_unknown_field(native: Any) -> None:
+    """A server's own field under the name of the extension changes no message, and comes back."""
+    answer = completion({"content": "x"}, **{NATIVE: native})
+    assert own(answer)["content"] == [{"type": "text", "text": "x"}]
+    assert SURFACE.chat_answer(own(answer)) == answer
+
+
 def test_signed_thoughts_come_back() -> None:
     """Signed and redacted thoughts are in the chat message under the name that other gateways use."""
     thoughts = [
@@ -238,6 +246,7 @@ def test_a_message_for_a_chat_client() -> None:
         {"type": "message", "content": [], "usage": 5},
         {"type": "message", "content": [], CHAT: {"content": {"x": {"y": [1]}}}},
         {"type": "message", "content": [], CHAT: 5},
+        {"type": "message", "content": [], CHAT: [5]},
     ],
 )
 def test_what_is_no_message_is_refused(answer: Json) -> None:
