@@ -58,7 +58,7 @@ class Message(Struct, kw_only=True):
     stop_sequence: str | None
     usage: MessageUsage
     chat_completion: (
-        Annotated[list[Any], Meta(description="JSON Patch: what the chat completion that was translated says beyond.")]
+        Annotated[dict[str, Any], Meta(description="What the chat completion that was translated says beyond.")]
         | UnsetType
     ) = UNSET
 

@@ -434,7 +434,6 @@ async def test_one_request_written_differently_is_one_request(stage: Stage, body
         *("min_p", "top_p", "top_k", "repetition_penalty", "presence_penalty", "frequency_penalty", "temperature"),
         *(
             "seed",
-            "n",
             "max_tokens",
             "max_completion_tokens",
             "top_logprobs",
@@ -453,7 +452,7 @@ async def test_every_number_counts(stage: Stage, field: str) -> None:
     "field",
     [
         *("guided_json", "chat_template_kwargs", "response_format", "tools", "tool_choice", "logit_bias", "extra_body"),
-        *("reasoning", "metadata", "modalities", "stop", "documents", "x_new_next_year"),
+        *("reasoning", "prediction", "modalities", "stop", "documents", "x_new_next_year"),
     ],
 )
 async def test_every_structure_counts_to_its_depth(stage: Stage, field: str) -> None:

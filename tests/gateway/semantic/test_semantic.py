@@ -84,7 +84,7 @@ async def test_a_question_that_a_guard_refuses_goes_upstream(
         {"model": "mock-2"},
         {"temperature": 0.5},
         {"max_tokens": 7},
-        {"user": "someone"},
+        {"service_tier": "flex"},
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
         {"response_format": {"type": "json_object"}},
         {"some_new_field": 1},
