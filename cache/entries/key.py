@@ -24,10 +24,9 @@ LABELS = frozenset(
         "user",
     }
 )
-_LEFT_OUT = TRANSPORT_FIELDS | LABELS
-
-# Where a client wants its prompt cached: on a message, a content part, a tool, or the `function` of a tool.
+# Where a client wants its prompt cached: on the body, a message, a content part, a tool or a call of one.
 _CACHE_MARKER = "cache_control"
+_LEFT_OUT = TRANSPORT_FIELDS | LABELS | {_CACHE_MARKER}
 
 # The content parts that carry a file: the field of each, and in its object the name of the URL or base64 text.
 _FILES = {"image_url": "url", "video_url": "url", "audio_url": "url", "input_audio": "data", "file": "file_data"}
@@ -119,7 +118,7 @@ def _message(message: Any) -> Any:
     if type(message) is not dict:
         return _value(message)
     return {
-        field: value if type(value) is str else _content(value) if field == "content" else _value(value)
+        field: value if type(value) is str else _PARTS.get(field, _value)(value)
         for field, value in message.items()
         if value is not None and field != _CACHE_MARKER
     }
@@ -157,11 +156,16 @@ def _tool(tool: Any) -> Any:
     return _value(tool)
 
 
+def _tool_calls(calls: Any) -> Any:
+    return [_tool(call) for call in calls] if type(calls) is list else _value(calls)
+
+
 def _without_marker(fields: dict[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in fields.items() if field != _CACHE_MARKER}
 
 
 _ITEMS = {"messages": _message, "tools": _tool}
+_PARTS = {"content": _content, "tool_calls": _tool_calls}
 
 
 def _file(value: Any, name: str) -> Any:

@@ -8,9 +8,9 @@ CACHE_CONTROL = "cache_control"
 
 
 def without_breakpoints(fields: Json) -> Json:
-    """The fields without breakpoints on messages, content parts and tools: the places where they mean something.
+    """The fields without breakpoints on messages, content parts, tools and their calls.
 
-    A content of one part of text becomes text.
+    These are the places where they mean something. A content of one part of text becomes text.
     """
     cleared = dict(fields)
     for name, clear in (("messages", _message), ("tools", _tool)):
@@ -23,6 +23,8 @@ def _message(message: Any) -> Any:
     message = _unmarked(message)
     if isinstance(message, dict) and isinstance(message.get("content"), list):
         message["content"] = _content([_unmarked(part) for part in message["content"]])
+    if isinstance(message, dict) and isinstance(message.get("tool_calls"), list):
+        message["tool_calls"] = [_tool(call) for call in message["tool_calls"]]
     return message
 
 

@@ -21,6 +21,9 @@ from gateway.surfaces.surface import Json
 
 # Claude Code's names for what it adds to the user's turns.
 _USERS = ("user", "ctx", "msg")
+# A block of the system prompt by which Claude Code reports its use to Anthropic. It says nothing to a model, and is not
+# the same in two sessions.
+_BILLING = "x-anthropic-billing-header:"
 
 
 def chat_messages(system: Any, messages: Any, untranslatable: Untranslatable) -> list[Json]:
@@ -30,11 +33,18 @@ def chat_messages(system: Any, messages: Any, untranslatable: Untranslatable) ->
     a text is read as if it were before, for no server takes it otherwise.
     """
     made: list[Json] = []
+    if isinstance(system, list):
+        system = [block for block in system if not _is_billing(block)]
     if system not in (None, "", []):
         made.append({"role": "system", "content": _content(system, "system", untranslatable)})
     for at, message in enumerate(objects(messages, "messages")):
         made += _turn(message, f"messages[{at}]", untranslatable)
     return made
+
+
+def _is_billing(block: Any) -> bool:
+    text = block.get("text") if isinstance(block, dict) else None
+    return isinstance(text, str) and text.startswith(_BILLING)
 
 
 def _turn(message: Json, field: str, untranslatable: Untranslatable) -> list[Json]:

@@ -461,3 +461,10 @@ def test_who_asks_and_in_which_session_makes_no_difference(field: str, value: An
 def test_another_number_of_answers_is_another_request(n: Any) -> None:
     """Any `n` but the number 1 is part of the key."""
     assert key(chat(n=n)) != key(chat())
+
+
+def test_a_marker_on_the_body_or_a_call_makes_no_difference() -> None:
+    """A breakpoint for the whole request, or on a call of a tool, is not part of the key."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    marked = {"messages": [{"role": "assistant", "tool_calls": [call | MARKER]}]} | MARKER
+    assert key(marked) == key({"messages": [{"role": "assistant", "tool_calls": [call]}]})

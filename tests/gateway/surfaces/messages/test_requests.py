@@ -388,3 +388,11 @@ def test_tools_that_anthropic_defines_are_not_sent(kind: str) -> None:
     assert request.fields["tools"][1] == {"type": kind, "name": "x"}
     assert request.chat_fields["tools"] == [{"type": "function", "function": {"name": "f"}}]
     assert request.unsent == ["tools[1]"]
+
+
+def test_what_claude_code_reports_to_anthropic_is_no_prompt() -> None:
+    """The block that changes with each session is neither sent to another upstream nor part of the key."""
+    prompt = {"type": "text", "text": "Be brief."}
+    reports = [{"type": "text", "text": f"x-anthropic-billing-header: cc_version=2; cch={n};"} for n in "ab"]
+    one, other = (asked(system=[report, prompt]) for report in reports)
+    assert one.fields == other.fields == asked(system="Be brief.").fields
