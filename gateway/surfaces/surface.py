@@ -103,8 +103,8 @@ class Translator(ABC):
         """The events (framed, ready to send; may be empty) that follow from one chunk, which is not [DONE].
 
         A chunk is what an OpenAI-compatible server sends, with unknown fields, and with `usage` on its last one, if
-        the upstream gives any. It may come with several choices; a surface with one answer takes that of index 0. Raises
-        UpstreamDisconnected for what is no chunk.
+        the upstream gives any. It may come with several choices; a surface with one answer takes that of index 0.
+        Raises UpstreamDisconnected for what is no chunk.
         """
 
     @abstractmethod
