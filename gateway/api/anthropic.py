@@ -12,8 +12,8 @@ from gateway.http.json_object import decode_object
 from gateway.proxy.inference_request import no_such_path
 from gateway.proxy.tenant import OTHER_HEADERS, bearer, namespace_header
 from gateway.surfaces.messages.requests import chat_request
-from gateway.surfaces.ollama.timestamps import rfc3339
 from gateway.surfaces.surface import Json
+from gateway.surfaces.timestamps import rfc3339
 from gateway.upstreams.upstream import Attempt
 
 _encode = msgspec.json.Encoder().encode

@@ -22,8 +22,8 @@ from cache.entries.answer import usage_of
 from cache.errors import UnstorableAnswer
 from gateway.surfaces.differences import difference, patched
 from gateway.surfaces.ollama.messages import arguments_text
-from gateway.surfaces.ollama.timestamps import rfc3339, unix_seconds
 from gateway.surfaces.surface import Json
+from gateway.surfaces.timestamps import rfc3339, unix_seconds
 
 EXTENSION = "keepgate"
 _NATIVE = "ollama"

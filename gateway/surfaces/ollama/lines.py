@@ -8,8 +8,8 @@ import msgspec
 from cache.entries.answer import StreamAssembler
 from cache.errors import UnstorableAnswer
 from gateway.surfaces.ollama.answers import REASONING, Shape, own_answer, token_logprobs
-from gateway.surfaces.ollama.timestamps import rfc3339
 from gateway.surfaces.surface import Assembler, Json, Translator
+from gateway.surfaces.timestamps import rfc3339
 
 STREAM_TYPE = "application/x-ndjson"
 

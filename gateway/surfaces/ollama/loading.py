@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from gateway.surfaces.ollama.timestamps import rfc3339
 from gateway.surfaces.surface import Json
+from gateway.surfaces.timestamps import rfc3339
 
 # What is empty in a request that only loads.
 _ASKED: dict[str, tuple[str, tuple[Any, ...]]] = {

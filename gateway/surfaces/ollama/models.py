@@ -7,8 +7,8 @@ import hashlib
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from gateway.surfaces.ollama.timestamps import rfc3339
 from gateway.surfaces.surface import Json
+from gateway.surfaces.timestamps import rfc3339
 
 _API_VERSION = "0.12.11"
 """Of the Ollama whose API this is. Some clients want a lowest one, or ask it for what it has."""

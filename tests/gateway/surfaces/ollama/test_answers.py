@@ -13,8 +13,8 @@ from cache.errors import UnstorableAnswer
 from gateway.surfaces.ollama.chat import OllamaChatSurface
 from gateway.surfaces.ollama.endpoint import OllamaSurface
 from gateway.surfaces.ollama.generate import OllamaGenerateSurface
-from gateway.surfaces.ollama.timestamps import rfc3339, unix_seconds
 from gateway.surfaces.surface import ChatRequest, Json
+from gateway.surfaces.timestamps import rfc3339, unix_seconds
 from tests.gateway.surfaces.ollama.examples import chat_answers, exact, objects, own_answers, quick, values
 
 CHAT, GENERATE = OllamaChatSurface(), OllamaGenerateSurface()

@@ -1,4 +1,4 @@
-"""Times as Ollama writes them: RFC 3339 with up to nine digits of a second."""
+"""Times as Anthropic and Ollama write them: RFC 3339, with up to nine digits of a second."""
 
 import math
 from datetime import UTC, datetime
