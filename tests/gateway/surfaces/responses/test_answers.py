@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from openai.types.responses import Response
 
 from cache.errors import UnstorableAnswer
-from gateway.surfaces.differences import difference, patched
 from tests.gateway.surfaces.responses.examples import SURFACE, asked, chats, copied, natives, tidy_chats, values
 
 Json = dict[str, Any]
@@ -20,15 +19,6 @@ Json = dict[str, Any]
 def chat(message: Json, finish_reason: str = "stop", **fields: Any) -> Json:
     choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish_reason}
     return {"id": "c", "object": "chat.completion", "created": 7, "model": "m", "choices": [choice], **fields}
-
-
-@given(values, values)
-@settings(max_examples=200, deadline=None)
-def test_a_difference_makes_one_value_of_another(before: Any, after: Any) -> None:
-    """Any JSON value with its difference to another is the other, to the type of each number."""
-    change = difference(before, after)
-    made = before if change is None else patched(before, copied(change))
-    assert json.dumps(made, sort_keys=True) == json.dumps(after, sort_keys=True)
 
 
 @given(chats())
