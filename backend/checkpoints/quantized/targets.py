@@ -7,14 +7,17 @@ ACM 11:6, 1968), and counts its steps. The positions where a match may end are t
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections import defaultdict
-from re import _constants as codes  # type: ignore[attr-defined] # re's own compiler uses it; nothing public has it
-from re import _parser  # type: ignore[attr-defined] # as above
 from typing import Any
 
 from backend.checkpoints.tensor_store import decoder_name
 from backend.models.json_fields import Fields
+
+# re's own compiler uses them, nothing public has them, and type stubs disagree on whether they are there.
+codes: Any = importlib.import_module("re._constants")
+_parser: Any = importlib.import_module("re._parser")
 
 _CLASS = "Linear"
 """Class of all modules looked up."""
