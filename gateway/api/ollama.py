@@ -35,11 +35,12 @@ async def answer_or_load(request: web.Request) -> web.StreamResponse:
 async def embed(request: web.Request) -> web.Response:
     """POST /api/embed and /api/embeddings."""
     fields = await _fields(request)
-    model = await _known_model(request, fields)
     if is_load(request.path, fields):
+        await _known_model(request, fields)
         return _loaded(request, fields)
+    model = models.known_as(_name(fields), request.app[ROUTER].models)
     asked = embeddings.embed_request(request.path, fields)
-    sent = {name: value for name, value in asked.fields.items() if name not in asked.ignored} | {"model": model["id"]}
+    sent = {name: value for name, value in asked.fields.items() if name not in asked.ignored} | {"model": model}
     settings = request.app[SETTINGS]
     parsed = parse_embeddings(PATH, _encode(sent), request.headers, settings.cache)
     if parsed is None:
@@ -116,15 +117,21 @@ async def _asked(request: web.Request, method: str, attempt: Attempt, model: str
 
 
 async def _known_model(request: web.Request, fields: Json) -> Json:
-    """The listed model that the request names, in `model` or, as older clients do, in `name`. Raises NotFound."""
-    name = fields.get("model") or fields.get("name")
-    if not isinstance(name, str):
-        raise InvalidRequest("'model' must be the name of a model, as listed by GET /api/tags.", param="model")
+    """The listed model that the request names. Raises NotFound."""
+    name = _name(fields)
     listed = {model["id"]: model for model in await listed_models(request)}
     known = models.known_as(name, listed)
     if known not in listed:
         raise NotFound(f"model '{name}' not found", param="model")
     return listed[known]
+
+
+def _name(fields: Json) -> str:
+    """The model that the request names, in `model` or, as older clients do, in `name`."""
+    name = fields.get("model") or fields.get("name")
+    if not isinstance(name, str):
+        raise InvalidRequest("'model' must be the name of a model, as listed by GET /api/tags.", param="model")
+    return name
 
 
 async def _fields(request: web.Request) -> Json:

@@ -29,19 +29,21 @@ class ConversationKeeper:
     def __init__(self, store: Conversations) -> None:
         self._store = store
 
-    async def keep(self, inference: InferenceRequest, answer: Json) -> None:
+    async def keep(self, inference: InferenceRequest, answer: Json) -> bool:
         """Keep a response before its client knows its id, unless the client says `store: false`.
 
-        A response that could not be kept is served, and cannot be continued.
+        False for one that could not be kept: it is served, and cannot be continued.
         """
         if inference.family != "responses" or inference.asked.echo.get("store") is False:
-            return
+            return True
         asked = input_list(msgspec.json.decode(inference.body).get("input"))
         record = Record([*inference.conversation, *asked], answer, inference.key.id)
         try:
             await self._store.save(inference.key.namespace, answer["id"], encode_record(record))
         except StoreUnavailable:
             metrics.store_failures.labels("conversations").inc()
+            return False
+        return True
 
     async def continued_by(self, namespace: str, body: bytes) -> Sequence[Json] | None:
         """The items of the conversation that a request continues; None if it continues none that is known here.

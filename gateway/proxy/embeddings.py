@@ -53,6 +53,7 @@ class EmbeddingsRequest:
 class _Batch:
     """One call to an upstream. After `done` it has the entries of its inputs by id, or an error, or a refusal."""
 
+    asked: EmbeddingsRequest
     request: bytes = b""
     """The body that was sent: a client's own if nothing of it was stored."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -128,6 +129,9 @@ class Embeddings:
             if control.only_if_cached:
                 raise NotCached("Not all of the embeddings are in the cache, and the request says only-if-cached.")
             batches = await self._computed(asked, entries, joins=not is_bypass)
+            if any(batch.asked is not asked and batch.status != 200 for batch in batches):
+                # The refusal may be about what only the other request had.
+                batches = await self._computed(asked, entries, joins=False)
             for batch in batches:
                 if batch.error is not None:
                     raise batch.error
@@ -162,7 +166,7 @@ class Embeddings:
             else:
                 mine[key.id] = (key, item)
         if mine:
-            batch = _Batch()
+            batch = _Batch(asked)
             batches[batch] = None
             if joins:
                 self._computing |= dict.fromkeys(mine, batch)

@@ -26,7 +26,7 @@ from gateway.surfaces.ollama.models import known_as
 from gateway.surfaces.openai import CHAT, COMPLETIONS
 from gateway.surfaces.registry import BY_PATH
 from gateway.surfaces.responses.requests import continued
-from gateway.surfaces.surface import AnswerForm, ChatRequest, Json, Surface, TranslatedForm
+from gateway.surfaces.surface import AnswerForm, ChatRequest, Json, StreamedForm, Surface, TranslatedForm
 from gateway.surfaces.whole import WholeRequest
 from gateway.upstreams.router import Router
 from gateway.upstreams.upstream import PRIORITY_HEADER, REUSE_HEADER, Attempt
@@ -113,7 +113,9 @@ class InferenceRequest:
 
     def _with_priority(self, plain: Attempt) -> list[Attempt]:
         """The same with a low priority, for upstreams that have priorities, if the request may wait for others."""
-        if self.headers.get(PRIORITY_HEADER) != "batch" or "priority" in self.asked.fields or plain.body is None:
+        if not isinstance(self.surface, StreamedForm) or plain.body is None:  # the body may be no JSON object
+            return []
+        if self.headers.get(PRIORITY_HEADER) != "batch" or "priority" in self.asked.fields:
             return []
         body = _with_field(plain.body, b'"priority":%d' % self.priority)
         return [replace(plain, body=body, needs="priority", lacking=lambda _, error: b"priority" in error)]
@@ -207,6 +209,8 @@ def parse_request(
             isinstance(surface, Surface) and router.may_have(path)
         )
         scope += answer_headers(headers, settings.cache.key_headers, is_translated)
+        if not is_translated and asked.echo.get("store") is False:
+            scope += "\nstore: false"  # an upstream does not keep this answer: the id in it leads nowhere
         key = request_key(namespace, scope, fields)
         asks_semantic = settings.semantic.mode != "off" and asked.is_cached and asked.is_optimized
         question = question_of(namespace, scope, fields) if asks_semantic else None

@@ -53,8 +53,8 @@ class Replay:
         if slot is not None and slot.entry is entry and form in slot.forms:
             return slot.forms[form]
         rendered = await render(entry.body, entry.family, inference)
-        if rendered.answer is not None:
-            await self._conversations.keep(inference, rendered.answer)
+        if rendered.answer is not None and not await self._conversations.keep(inference, rendered.answer):
+            return rendered.body  # not remembered: the next hit tries again to keep it
         if slot is None or slot.entry is not entry:
             return rendered.body
         return memory.form(slot, form, lambda _: rendered.body)

@@ -20,7 +20,7 @@ from gateway.proxy.tenant import namespace_header
 from gateway.settings.settings import CacheSettings
 from gateway.surfaces.whole import WholeEndpoint
 from gateway.upstreams.router import Router
-from gateway.upstreams.upstream import REUSE_HEADER
+from gateway.upstreams.upstream import REUSE_HEADER, UpstreamResponse
 
 
 class SingleFlight:
@@ -99,14 +99,15 @@ class SingleFlight:
     ) -> None:
         generation = self._cache.generation(key.namespace, inference.model)
         own = self._own_headers(inference)
-        attempts = inference.attempts(self._settings.ask_usage)
-        if self._prompt_caches is not None:
-            attempts = self._prompt_caches.marked(attempts, key.namespace, inference.model)
-        await flight.run(
-            self._router.request(
-                "POST", inference.headers, attempts, inference.asked.untranslatable, inference.model, own
-            )
-        )
+
+        async def request() -> UpstreamResponse:
+            attempts = inference.attempts(self._settings.ask_usage)
+            if self._prompt_caches is not None:
+                attempts = self._prompt_caches.marked(attempts, key.namespace, inference.model)
+            otherwise = inference.asked.untranslatable
+            return await self._router.request("POST", inference.headers, attempts, otherwise, inference.model, own)
+
+        await flight.run(request())  # whose faults are the flight's
         _count(flight)
         if flight.recording is None or not keeps:
             return

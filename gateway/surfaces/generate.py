@@ -11,6 +11,7 @@ import msgspec
 
 from cache.entries.answer import DONE, StreamAssembler, usage_of
 from cache.entries.entry import Family
+from cache.errors import UnstorableAnswer
 from gateway.errors import InvalidRequest, UpstreamDisconnected
 from gateway.surfaces.surface import ChatRequest, Json, TranslatedForm, Translator
 
@@ -45,8 +46,10 @@ class GenerateForm(TranslatedForm):
         )
 
     def own_answer(self, answer: Json, request: ChatRequest, entry_id: str) -> Json:
-        choice = answer["choices"][0]
-        message = choice.get("message") or {"content": choice.get("text")}
+        choice = answer["choices"][0] if isinstance(answer["choices"][0], dict) else {}
+        message = choice.get("message")
+        if not isinstance(message, dict):
+            message = {"content": choice.get("text")}
         return {
             "id": answer.get("id"),
             "object": "generation",
@@ -76,15 +79,22 @@ class _GenerateTranslator(Translator):
         self._assembler = StreamAssembler()
 
     def add(self, chunk: Json) -> bytes:
-        self._assembler.add(chunk)
+        try:
+            self._assembler.add(chunk)
+        except UnstorableAnswer as reason:
+            raise UpstreamDisconnected(f"The upstream's answer is not whole: {reason}.") from reason
         for choice in chunk["choices"]:
-            text = (choice.get("delta") or {}).get("content") or choice.get("text")
-            if text and choice.get("index", 0) == 0:
+            delta = choice.get("delta")
+            text = (delta.get("content") if isinstance(delta, dict) else None) or choice.get("text")
+            if isinstance(text, str) and text and choice.get("index", 0) == 0:
                 return _event({"text": text})
         return b""
 
     def finish(self) -> bytes:
-        answer = self._assembler.response()
+        try:
+            answer = self._assembler.response()
+        except UnstorableAnswer as reason:
+            raise UpstreamDisconnected(f"The upstream's answer is not whole: {reason}.") from reason
         if not answer["choices"]:
             raise UpstreamDisconnected("The upstream's stream ended without an answer.")
         self.answer = self._form.own_answer(answer, self._request, self._entry_id)

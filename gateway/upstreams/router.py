@@ -137,6 +137,7 @@ class Router:
         await _fetch_models(upstream)
         if upstream.reachable and not upstream.probed:
             upstream.probed = True
+            upstream.lacks.intersection_update(self._probed)
             await asyncio.gather(*(_probe(upstream, path) for path in self._probed))
 
 
@@ -145,8 +146,10 @@ async def _probe(upstream: Upstream, path: str) -> None:
     try:
         async with asyncio.timeout(_REFRESH_DEADLINE):
             with await upstream.request("POST", path, {"Content-Type": "application/json"}, b"{}") as answer:
-                if answer.status in (404, 405, 501):
-                    upstream.lacks.add(path)
+                is_lacking = answer.status in (404, 405, 501)
+                (upstream.lacks.add if is_lacking else upstream.lacks.discard)(path)
+                # Other statuses, such as 401, may say nothing of the path.
+                (upstream.has.add if answer.status in (400, 422) else upstream.has.discard)(path)
     except (UpstreamError, TimeoutError) as error:
         log.debug("%s: %s: %s", upstream.name, path, error)
 
@@ -177,7 +180,8 @@ async def _first_possible(
             ending.pop_all()
         # Where every attempt fails, the request was at fault: an error that quotes all of it says nothing of a field.
         if answer.status == _OK:
-            upstream.lacks.update(lacking)
+            # What the probe has found is there: the model of this request was not.
+            upstream.lacks.update(name for name in lacking if name not in upstream.has)
         return answer
     return None
 

@@ -160,6 +160,8 @@ class Upstream:
         self.reachable = False
         self.in_flight = 0
         self.probed = False
+        self.has: set[str] = set()
+        """The endpoints, of those that are probed, that it has shown to have."""
         self.lacks: set[str] = set()
         """What it has shown not to have, by the names of `Attempt.needs`."""
 
@@ -223,9 +225,8 @@ class Upstream:
             raise UpstreamDisconnected(f"{self.name} gave no answer: {_reason(error)}.") from error
 
     def _lost(self) -> None:
-        """It may come back as another version."""
+        """It may come back as another version, and is asked again what it has. Until then keys stay what they were."""
         self.reachable = self.probed = False
-        self.lacks.clear()
 
     async def _exchange(self, head: bytes, body: bytes | None, without_body: bool, *, new: bool = False) -> Exchange:
         connection, reused = await self._connections.connection(self._origin, new=new)

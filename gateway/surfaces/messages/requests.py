@@ -73,6 +73,7 @@ def _chat_request(fields: Json) -> ChatRequest:
         include_usage=stream,
         ignored=tuple(name for name in _IGNORED if name in fields),
         untranslatable=untranslatable.first,
+        is_cached=not any(fields.get(name) for name in ("container", "thread")),  # their state is the provider's
     )
 
 

@@ -93,6 +93,7 @@ def chat_request(fields: Json) -> ChatRequest:
         ignored=tuple(name for name in read.ignored if name in read.fields),
         untranslatable=read.untranslatable,
         native=native,
+        is_cached="conversation" not in read.fields,  # what it says changes with every turn
         echo=echo,
     )
 

@@ -169,3 +169,15 @@ async def test_an_invalid_batch_is_refused_whole(stage: Stage, fields: dict[str,
     answer = await generate(await stage.gateway(mock), "/v1/generate/batch", **fields)
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
     assert mock.received == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choices", [[None], [{"message": "x"}], [{"delta": 7}], [{"index": "0", "delta": {}}], []])
+async def test_an_odd_answer_is_an_error_or_an_empty_text(stage: Stage, choices: list[Any], stream: bool) -> None:
+    """What is no answer never fails the gateway itself."""
+    mock = await stage.mock(
+        Reply(events=[{"choices": choices}, "[DONE]"]) if stream else Reply(body={"choices": choices})
+    )
+    answer = await generate(await stage.gateway(mock), prompt="hello", stream=stream)
+    assert answer.status in (200, 502)
+    assert b"internal_error" not in answer.body

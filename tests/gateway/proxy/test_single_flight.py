@@ -686,3 +686,13 @@ async def test_a_request_does_not_wait_for_a_batch(stage: Stage) -> None:
     mock.hold.set()
 
     assert {answer.entry for answer in await asyncio.gather(batch, direct)} == {(await client.post(chat())).entry}
+
+
+async def test_a_form_has_no_priority(stage: Stage) -> None:
+    """The body of a form stays byte for byte, also where the request may wait."""
+    mock = await stage.mock(Reply(body={"text": "hello"}))
+    client = await stage.gateway(mock)
+    body = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nmock\r\n--b--\r\n'
+    headers = {"Content-Type": "multipart/form-data; boundary=b", "x-keepgate-priority": "batch"}
+    assert (await client.send("POST", "/v1/audio/transcriptions", body, headers)).cache == "miss"
+    assert [received.body for received in mock.received] == [body]
