@@ -166,8 +166,8 @@ async def test_some_upstreams_have_it(stage: Stage, start: Start, dialect: Diale
 
 @natives
 async def test_an_upstream_loses_it(stage: Stage, start: Start, dialect: Dialect, stream: bool) -> None:
-    """An upstream that no longer has the form of API is asked for chat completions, after it was asked for the form: its
-    404 may be about one model.
+    """An upstream that no longer has the form of API is asked for chat completions after each 404, which may be about
+    one model.
     """
     upstream = await start(dialect.path)
     client = (await stage.gateway(upstream.url)).tenant(KEY)
