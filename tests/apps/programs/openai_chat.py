@@ -23,7 +23,8 @@ def stream():
 def tools():
     offered = [{"type": "function", "function": WEATHER_FUNCTION}]
     said = messages(WEATHER)
-    first = create(model=MODEL, messages=said, tools=offered, tool_choice="required", max_tokens=LIMIT)
+    forced = {"tool_choice": "required", "parallel_tool_calls": False}
+    first = create(model=MODEL, messages=said, tools=offered, max_tokens=LIMIT, **forced)
     (call,) = first.choices[0].message.tool_calls
     result = weather(**json.loads(call.function.arguments))
     said += [first.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": result}]
