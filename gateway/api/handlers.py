@@ -22,7 +22,7 @@ from gateway.proxy import conversations
 from gateway.proxy.embeddings import parse_embeddings
 from gateway.proxy.inference_request import parse_request
 from gateway.proxy.tenant import credential, namespace_header
-from gateway.surfaces.registry import NOT_EVERYWHERE
+from gateway.surfaces.registry import PROBED_PATHS
 from gateway.surfaces.surface import Json
 from gateway.upstreams.upstream import Attempt, Upstream
 
@@ -36,7 +36,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
     """POST to an endpoint that answers a prompt, in any form of API."""
     settings = request.app[SETTINGS]
     body = await read_body(request, settings.max_body, settings.timeouts.client)
-    if request.path in NOT_EVERYWHERE:
+    if request.path in PROBED_PATHS:
         await request.app[ROUTER].refreshed.wait()  # which upstreams have this form of API; asked for a few seconds
     read = functools.partial(
         parse_request,

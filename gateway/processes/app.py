@@ -45,7 +45,7 @@ from gateway.proxy.replay import Replay
 from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.proxy.single_flight import SingleFlight
 from gateway.settings.settings import Settings, SettingsError
-from gateway.surfaces.registry import NOT_EVERYWHERE, error_response, form_of
+from gateway.surfaces.registry import PROBED_PATHS, error_response, form_of
 from gateway.surfaces.whole import ENDPOINTS
 from gateway.upstreams.connection import ConnectionPool, open_connections
 from gateway.upstreams.mock import MockUpstream, load_script
@@ -93,7 +93,7 @@ async def open_gateway(
         cache = ExactCache(MemoryStore(cache_settings.memory), redis, keep_stale)
         with contextlib.suppress(StoreUnavailable):  # follow_purges reads it later
             await cache.sync_purges()
-        router = Router(*(Upstream(url, connections, settings.timeouts) for url in urls), probed=NOT_EVERYWHERE)
+        router = Router(*(Upstream(url, connections, settings.timeouts) for url in urls), probed=PROBED_PATHS)
         flights = FlightTable(tasks)
         tasks.keep(cache.follow_purges)
         tasks.keep(router.refresh_forever)

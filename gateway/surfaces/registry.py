@@ -24,8 +24,8 @@ PROMPT_FORMS: tuple[StreamedForm, ...] = (
 BY_FAMILY: dict[str, AnswerForm] = {form.family: form for form in (*PROMPT_FORMS, *ENDPOINTS)}
 BY_PATH: dict[str, StreamedForm] = {path: form for form in PROMPT_FORMS for path in form.paths}
 """The endpoints that answer a prompt."""
-NOT_EVERYWHERE = tuple(path for form in PROMPT_FORMS if isinstance(form, Surface) for path in form.paths)
-"""The endpoints that an upstream may lack."""
+PROBED_PATHS = tuple(path for form in PROMPT_FORMS if isinstance(form, Surface) for path in form.paths)
+"""The endpoints that an upstream may lack: it is asked for each."""
 
 
 def form_of(path: str) -> AnswerForm:
