@@ -16,7 +16,9 @@ from backend.commands.command_line import Parser
 from backend.commands.serve import add_arguments
 from backend.engine.stats import EngineStats
 from gateway import metrics
-from gateway.settings.settings import BackendSettings, Secret, Settings, Size
+from gateway.settings.backend import BackendSettings
+from gateway.settings.fields import Secret, Size
+from gateway.settings.settings import Settings
 
 _MARK = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))

@@ -217,7 +217,7 @@ def _suggestion(word: str, known: list[str]) -> str:
 
 
 def _serve(parsed: argparse.Namespace) -> int:
-    from gateway.settings.settings import SettingsError
+    from gateway.settings.fields import SettingsError
     from gateway.settings.sources import PREFIX, load
 
     given = {name: value for name, value in vars(parsed).items() if name not in ("command", "config")}

@@ -44,7 +44,8 @@ from gateway.proxy.relay import Relay
 from gateway.proxy.replay import Replay
 from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.proxy.single_flight import SingleFlight
-from gateway.settings.settings import Settings, SettingsError
+from gateway.settings.fields import SettingsError
+from gateway.settings.settings import Settings
 from gateway.surfaces.registry import PROBED_PATHS, error_response, form_of
 from gateway.surfaces.whole import ENDPOINTS
 from gateway.upstreams.connection import ConnectionPool, open_connections
@@ -260,7 +261,8 @@ async def _upstream_urls(settings: Settings) -> AsyncIterator[list[str]]:
     """The URLs of the upstreams in the settings; `mock:` ones are served by this process."""
     async with contextlib.AsyncExitStack() as stack:
         urls: list[str] = []
-        for url in settings.upstreams:
+        for server in settings.servers:
+            url = server.url
             if url.startswith("mock:"):
                 script = url.removeprefix("mock:")
                 mock = MockUpstream(load_script(Path(script)) if script else ())

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 from gateway.http.background_tasks import background_tasks
 from gateway.processes.child import running
 from gateway.processes.runtime_directory import socket_path
-from gateway.settings.settings import SettingsError
+from gateway.settings.fields import SettingsError
 
 log = logging.getLogger(__name__)
 

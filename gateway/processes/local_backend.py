@@ -11,7 +11,9 @@ from msgspec.structs import replace
 
 from gateway.processes.app import Gateway
 from gateway.processes.child import running
-from gateway.settings.settings import BackendSettings, SettingsError, TimeoutSettings, masked
+from gateway.settings.backend import BackendSettings
+from gateway.settings.fields import SettingsError, masked
+from gateway.settings.settings import TimeoutSettings
 from gateway.upstreams.upstream import Upstream
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from cache.semantic.embedding.model_files import models_folder
 from gateway.http.background_tasks import background_tasks
 from gateway.processes.child import running
 from gateway.processes.runtime_directory import runtime_directory, socket_path
-from gateway.settings.settings import Settings, SettingsError
+from gateway.settings.fields import SettingsError
+from gateway.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 

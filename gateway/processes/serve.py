@@ -19,8 +19,10 @@ from gateway.processes.embedded_store import embedded_store
 from gateway.processes.local_backend import BackendFailed, LocalBackend, LocalUpstream, require_backend
 from gateway.processes.semantic_service import semantic_service
 from gateway.processes.workers import Backend, Workers
+from gateway.settings.backend import BackendSettings
+from gateway.settings.fields import SettingsError, masked
 from gateway.settings.prefix_defaults import with_prefix_store
-from gateway.settings.settings import BackendSettings, Settings, SettingsError, masked
+from gateway.settings.settings import Settings
 
 # SIGHUP: the terminal was closed. It is left ignored where nohup has asked for that.
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -171,7 +173,9 @@ def _print_banner(settings: Settings, url: str) -> None:
     print_status(f"  store      {_describe_store(settings)}")
     if settings.semantic.mode != "off":
         print_status(f"  semantic   {_describe_semantic(settings)}")
-    print_status(f"  upstreams  {', '.join(settings.upstreams) or 'the in-repo backend, starting now'}")
+    print_status(
+        f"  upstreams  {', '.join(server.url for server in settings.servers) or 'the in-repo backend, starting now'}"
+    )
     if settings.upstreams:
         print_status("Ready. Ctrl-C stops it.")
 

@@ -23,7 +23,7 @@ from gateway.http.cache_control import CacheControl, parse_cache_control
 from gateway.http.json_object import decode_object
 from gateway.proxy.lookup import count_lookup
 from gateway.proxy.tenant import answer_headers, credential, namespace_header
-from gateway.settings.settings import CacheSettings
+from gateway.settings.cache import CacheSettings
 from gateway.upstreams.router import Router
 from gateway.upstreams.upstream import Attempt
 

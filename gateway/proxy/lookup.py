@@ -8,7 +8,7 @@ from cache.exact import ExactCache
 from cache.stores.recent_answers import RecentAnswers
 from gateway import metrics
 from gateway.proxy.inference_request import InferenceRequest
-from gateway.settings.settings import CacheSettings
+from gateway.settings.cache import CacheSettings
 
 # Why a bypass stores its answer all the same: the request asks for a new one.
 NO_CACHE = "no-cache"

@@ -17,7 +17,7 @@ from gateway.proxy.prompt_caches.planner import PromptCachePlanner
 from gateway.proxy.recorder import Recording
 from gateway.proxy.semantic_lookup import SemanticLookup, SemanticQuery
 from gateway.proxy.tenant import namespace_header
-from gateway.settings.settings import CacheSettings
+from gateway.settings.cache import CacheSettings
 from gateway.surfaces.whole import WholeEndpoint
 from gateway.upstreams.router import Router
 from gateway.upstreams.upstream import REUSE_HEADER, UpstreamResponse

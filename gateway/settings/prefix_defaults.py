@@ -8,7 +8,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gateway.settings.settings import BackendSettings, Settings, SettingsError
+from gateway.settings.backend import BackendSettings
+from gateway.settings.fields import SettingsError
+from gateway.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -13,18 +13,18 @@ from typing import Annotated, Any, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.settings.prefix_defaults import SECRET_VARIABLE
-from gateway.settings.settings import (
+from gateway.settings.cache import SemanticSettings
+from gateway.settings.fields import (
     InvalidValue,
     Secret,
-    SemanticSettings,
-    Settings,
     SettingsError,
     check_judge,
     check_store,
     check_upstream,
     masked,
 )
+from gateway.settings.prefix_defaults import SECRET_VARIABLE
+from gateway.settings.settings import Settings
 
 PREFIX = "KEEPGATE_"
 _ENVIRONMENT = "environment"
@@ -83,7 +83,7 @@ def _check(source: str, values: dict[str, Any]) -> Settings:
         settings = msgspec.convert(values, Settings, strict=False, dec_hook=_decode_own_type)
     except msgspec.ValidationError as error:
         raise SettingsError(_refusal(source, values, error)) from error
-    urls = [(check_upstream, url, ("upstreams",)) for url in settings.upstreams]
+    urls = [(check_upstream, server.url, ("upstreams",)) for server in settings.servers]
     for check, url, path in (*urls, (check_store, settings.redis, ("redis",))):
         try:
             check(url)

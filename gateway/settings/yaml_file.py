@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from gateway.settings.settings import SettingsError
+from gateway.settings.fields import SettingsError
 
 
 class _Loader(yaml.SafeLoader):

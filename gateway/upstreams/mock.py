@@ -24,7 +24,7 @@ from aiohttp import web
 
 from cache.entries.answer import stream_of
 from gateway.http.sse import EventSplitter
-from gateway.settings.settings import SettingsError
+from gateway.settings.fields import SettingsError
 from gateway.settings.yaml_file import read_yaml
 
 _encode = msgspec.json.Encoder().encode

@@ -11,7 +11,8 @@ import pytest
 
 from backend.api.app import create_app
 from gateway.processes.app import build_application
-from gateway.settings.settings import BackendSettings, Settings
+from gateway.settings.backend import BackendSettings
+from gateway.settings.settings import Settings
 from scripts import reference
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from gateway.processes.app import open_gateway
-from gateway.settings.settings import CacheSettings, Settings, TimeoutSettings
+from gateway.settings.cache import CacheSettings
+from gateway.settings.settings import Settings, TimeoutSettings
 from gateway.upstreams.mock import MockUpstream, Reply
 
 # The servers of the cache's tests serve here too.

@@ -20,7 +20,7 @@ from gateway.errors import NoUpstream
 from gateway.proxy.prompt_caches.keys import CacheKeys
 from gateway.proxy.prompt_caches.prefixes import PrefixStatistics
 from gateway.proxy.prompt_caches.prompt import read_prompt
-from gateway.settings.settings import PromptCacheSettings
+from gateway.settings.cache import PromptCacheSettings
 from gateway.upstreams.router import Router
 from gateway.upstreams.upstream import Attempt
 

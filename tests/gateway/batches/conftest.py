@@ -14,7 +14,8 @@ from gateway.api.batches import BATCHES, ROUTES
 from gateway.batches.runner import open_batches
 from gateway.batches.store import BatchStore
 from gateway.http.middleware import answering_errors, mark_started
-from gateway.settings.settings import CacheSettings, Settings, TimeoutSettings
+from gateway.settings.cache import CacheSettings
+from gateway.settings.settings import Settings, TimeoutSettings
 from gateway.upstreams.mock import MockUpstream
 from tests.gateway.batches.batch_client import OPTIONS, BatchClient
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.proxy.prompt_caches.keys import PER_MINUTE, CacheKeys
 from gateway.proxy.prompt_caches.prefixes import TTL, PrefixStatistics
 from gateway.proxy.prompt_caches.prompt import read_prompt
-from gateway.settings.settings import PromptCacheSettings
+from gateway.settings.cache import PromptCacheSettings
 from gateway.surfaces.usage import PromptCacheTokens, prompt_cache_tokens
 from gateway.upstreams.mock import Reply
 from tests.gateway.client import CHAT, Answer, Client, chat

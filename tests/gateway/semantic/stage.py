@@ -9,7 +9,7 @@ import msgspec
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.service.config import Config
 from cache.semantic.service.service import Service, open_service
-from gateway.settings.settings import SemanticSettings
+from gateway.settings.cache import SemanticSettings
 from gateway.upstreams.mock import MockUpstream
 from tests.gateway.client import DEADLINE, Client
 from tests.gateway.conftest import Stage

@@ -21,7 +21,8 @@ from cache.semantic.policy.policy import Decision, Evidence
 from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.service.records import Record
 from cache.semantic.service.service import _log
-from gateway.settings.settings import Secret, SemanticSettings
+from gateway.settings.cache import SemanticSettings
+from gateway.settings.fields import Secret
 from gateway.upstreams.mock import MockUpstream, Reply
 from tests.cache.valkey import Valkey
 from tests.gateway.client import Client, chat

@@ -22,7 +22,7 @@ from cache.entries.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.embedding.model_files import find_model
 from cache.semantic.service.records import Record
-from gateway.settings.settings import SemanticSettings
+from gateway.settings.cache import SemanticSettings
 from gateway.upstreams.mock import MockUpstream
 from tests.cache.valkey import Valkey
 from tests.gateway.client import Client, chat

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from gateway.settings.backend import BackendSettings
+from gateway.settings.fields import PositiveSize, SettingsError, Size
 from gateway.settings.prefix_defaults import with_prefix_store
-from gateway.settings.settings import BackendSettings, PositiveSize, Settings, SettingsError, Size
+from gateway.settings.settings import Settings
 
 OWN = "unix:///run/valkey.sock"
 SHARED = "redis://cache:6379/0"

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from backend.commands.command_line import Parser
 from backend.commands.serve import add_arguments
-from gateway.settings.settings import BackendSettings, Settings, SettingsError, Size
+from gateway.settings.backend import BackendSettings
+from gateway.settings.fields import SettingsError, Size
+from gateway.settings.settings import Settings
 from gateway.settings.sources import load
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.settings.settings import SettingsError
+from gateway.settings.fields import SettingsError
 from gateway.upstreams.mock import MockUpstream, Reply, load_script
 from tests.gateway.client import COMPLETIONS, chat
 from tests.gateway.conftest import Stage

@@ -1,0 +1,131 @@
+"""Settings of the caches: exact, semantic, and upstreams' own."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from gateway.settings.fields import (
+    Flag,
+    PositiveSeconds,
+    PositiveSize,
+    PositiveSizeField,
+    Seconds,
+    Secret,
+    Size,
+    SizeField,
+    Text,
+)
+
+
+class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The exact cache."""
+
+    enabled: Flag = True
+    """Whether the cache is used at all."""
+    ttl: Seconds = 86_400.0
+    """How long an answer is fresh."""
+    memory: SizeField = Size(256 * 2**20)
+    """Bytes that the memory tier of one process may hold."""
+    redis_deadline: PositiveSeconds = 0.02
+    """How long a request waits for Redis; then it goes on without it."""
+    embedded_memory: PositiveSizeField = PositiveSize(512 * 2**20)
+    """Bytes that the embedded Valkey may hold."""
+    namespace: Annotated[
+        str,
+        Meta(
+            pattern=r"^(authorization|shared|header:[A-Za-z0-9-]+)$",
+            description="authorization, shared, or header:NAME",
+        ),
+    ] = "authorization"
+    """What separates tenants: `authorization` (a digest of that header), `header:NAME`, or `shared`."""
+    key_headers: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^[a-z0-9-]+$")], ...],
+        Meta(description="names of headers in lower case, such as x-model-revision"),
+    ] = ()
+    """Further request headers that may change an answer, beside `anthropic-version`, `anthropic-beta`, `openai-beta`,
+    `openai-organization` and `openai-project`: requests that differ in one share no answer.
+    """
+    sampled: Annotated[
+        Literal["reuse", "variants", "bypass"], Meta(description="one of reuse, variants and bypass")
+    ] = "reuse"
+    """Requests with a temperature and no seed: `reuse` one answer, store `variants` and draw one, or `bypass` the
+    cache.
+    """
+    variants: Annotated[int, Meta(ge=2, le=64, description="a whole number from 2 to 64")] = 3
+    """How many answers `sampled: variants` stores."""
+    regenerate: Seconds = 0.0
+    """Within how many seconds of its answer the same sampled request (a temperature, no seed) wants another one, as by
+    the "regenerate" button of a chat UI; 0 for never. The new answer takes the place of the old one.
+    """
+    stale_while_revalidate: Seconds = 0.0
+    """How long after its lifetime an answer is served while it is computed again (RFC 5861)."""
+    stale_if_error: Seconds = 0.0
+    """How long after its lifetime an answer is served when the upstream fails (RFC 5861)."""
+    ask_usage: Flag = True
+    """Whether upstreams are asked for the usage of streams whose clients do not ask (`stream_options.include_usage`).
+    Then the answer also serves clients who do, and it is withheld from the others. If false, bodies are never changed.
+    """
+    max_answer: PositiveSizeField = PositiveSize(8 * 2**20)
+    """The longest answer that is stored."""
+
+
+class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The semantic cache: answers of similar questions."""
+
+    mode: Annotated[Literal["off", "observe", "on"], Meta(description="one of off, observe and on")] = "off"
+    """`observe` serves nothing and counts what it would have served; `on` serves it."""
+    policy: Annotated[
+        Literal["budget", "vcache", "threshold"], Meta(description="one of budget, vcache and threshold")
+    ] = "budget"
+    """What decides: `budget` keeps the share of wrong answers of all requests at or below `delta`, `vcache` that of
+    each entry; `threshold` serves what is at least as similar as `threshold`, without a bound on wrong answers.
+    """
+    delta: Annotated[float, Meta(gt=0, le=0.5, description="a share, more than 0 and at most 0.5")] = 0.01
+    """The highest share of wrong answers."""
+    threshold: Annotated[float, Meta(gt=0, le=1, description="a cosine similarity, more than 0 and at most 1")] = 0.95
+    """The lowest similarity that the policy `threshold` serves."""
+    model: Text = "default"
+    """The embedding model: `default`, a folder, or the name of a sentence-transformers model in the local hub cache."""
+    deadline: PositiveSeconds = 0.05
+    """How long a request waits for the semantic cache; then it goes on without it."""
+    audit_share: Annotated[float, Meta(ge=0, le=1, description="a share from 0 to 1")] = 0.02
+    """The largest share of all requests that are answered from the cache and sent to an upstream as well, to compare
+    the two.
+    """
+    capacity: Annotated[int, Meta(ge=1, lt=2**31, description="a whole number of entries, 1 or more")] = 100_000
+    """Questions that are stored, some 2 KB each in memory and in Redis; the least used are evicted first."""
+    published: Annotated[
+        tuple[Annotated[str, Meta(pattern="^(public|[0-9a-f]{20})$")], ...],
+        Meta(description="namespaces as GET /v1/cache/entries/{id} names them: public, or 20 hexadecimal digits"),
+    ] = ()
+    """Namespaces of tenants whose answers may serve all other tenants."""
+    confirmations: Annotated[int, Meta(ge=1, le=1000, description="a whole number from 1 to 1000")] = 3
+    """How many other tenants must have got the same answer before a published one is served."""
+    judge_url: Annotated[str, Meta(description="the URL of a server, such as http://127.0.0.1:8000/v1")] = ""
+    """An OpenAI-compatible server with a model that judges whether two answers say the same; without one their
+    embeddings decide.
+    """
+    judge_model: Annotated[str, Meta(description="the name of a model")] = ""
+    """The judge's name at that server."""
+    judge_key: Annotated[Secret | None, Meta(description="text that is not empty")] = None
+    """The API key for that server."""
+    judge_recall: Annotated[float, Meta(ge=0.6, le=1, description="a share from 0.6 to 1")] = 0.95
+    """The share of same answers that the judge calls the same; its error is part of the budget."""
+    judge_share: Annotated[float, Meta(ge=0, le=1, description="a share from 0 to 1")] = 0.1
+    """The share of fresh answers that the judge is asked about; audits and the first 500 are always judged."""
+    judge_false_same: Annotated[float, Meta(ge=0, le=0.4, description="a share from 0 to 0.4")] = 0.02
+    """The share of different answers that the judge calls the same."""
+
+
+class PromptCacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The prompt caches that upstreams have themselves."""
+
+    mode: Annotated[Literal["off", "mark"], Meta(description="one of off and mark")] = "off"
+    """`mark` adds what makes upstreams use their prompt caches, to requests whose client does not."""
+    kinds: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^[^=\s/]+=(anthropic|openai|cache-control|none)$")], ...],
+        Meta(description="HOST=KIND or HOST:PORT=KIND with a kind of anthropic, openai, cache-control and none"),
+    ] = ()
+    """What upstreams understand: `anthropic` breakpoints in Messages, `cache-control` also in chat completions,
+    `openai` a `prompt_cache_key`. Known without: api.anthropic.com, api.openai.com, Azure and openrouter.ai.
+    """

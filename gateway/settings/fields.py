@@ -1,0 +1,123 @@
+"""The types of settings: each checks its value, and its description is what an error message says was expected."""
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import parse_qsl, urlsplit
+
+from msgspec import Meta
+
+TEN_YEARS = 315_360_000.0
+_STORE_OPTIONS = {"db", "protocol", "client_name", "health_check_interval", "socket_keepalive"}
+
+Text = Annotated[str, Meta(min_length=1, description="text that is not empty")]
+Flag = Annotated[bool, Meta(description="true or false")]
+Port = Annotated[int, Meta(ge=0, le=65_535, description="a port from 1 to 65535, or 0 for any free one")]
+Seconds = Annotated[float, Meta(ge=0, le=TEN_YEARS, description="seconds, from 0 to ten years")]
+PositiveSeconds = Annotated[float, Meta(gt=0, le=TEN_YEARS, description="seconds, more than 0 and at most ten years")]
+
+
+class SettingsError(Exception):
+    """An invalid setting; the message names its source, its key, and what would be right."""
+
+
+class InvalidValue(ValueError):
+    """Why a value is invalid; raised by the checks of a type."""
+
+
+class Size(int):
+    """A number of bytes, written as 1048576 or "1MiB"."""
+
+    _UNITS: ClassVar = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+    _MAX: ClassVar = 2**50
+
+    @classmethod
+    def parse(cls, value: Any) -> "Size":
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
+        unit = cls._UNITS.get(match[2].upper()) if match else None
+        if match is None or unit is None or float(match[1]) * unit > cls._MAX:
+            raise ValueError
+        return cls(float(match[1]) * unit)
+
+
+class PositiveSize(Size):
+    """A size of at least 1 KiB."""
+
+    @classmethod
+    def parse(cls, value: Any) -> "PositiveSize":
+        size = super().parse(value)
+        if size < 2**10:
+            raise ValueError
+        return cls(size)
+
+
+class Secret(str):
+    """Text that never shows in a log or a traceback."""
+
+    @classmethod
+    def parse(cls, value: Any) -> "Secret":
+        if not isinstance(value, str) or not value:
+            raise ValueError
+        return cls(value)
+
+    def __repr__(self) -> str:
+        return "'***'"
+
+
+def check_upstream(url: str) -> None:
+    """The base URL of an OpenAI-compatible server, or `mock:`, or `mock:FILE.yaml`. Raises ValueError for others."""
+    if url.startswith("mock:"):
+        return
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0 or re.search(r"\s", url):
+        raise ValueError
+    if parts.username is not None:
+        raise InvalidValue("expected a URL without credentials: each caller's own Authorization is what is sent on")
+    if parts.query or parts.fragment:
+        raise InvalidValue("expected a base URL, without anything from `?` or `#` on")
+
+
+def check_judge(url: str) -> None:
+    """The base URL of an OpenAI-compatible server. Raises ValueError for others."""
+    if url.startswith("mock:"):
+        raise ValueError
+    check_upstream(url)
+
+
+def check_store(url: str) -> None:
+    """`embedded`, `none`, or a Redis URL of which redis-py understands every part. Raises ValueError for others."""
+    if url in ("embedded", "none"):
+        return
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        if not parts.path:
+            raise ValueError
+    elif parts.scheme not in ("redis", "rediss") or not parts.hostname or parts.port == 0:  # .port raises ValueError
+        raise ValueError
+    elif not re.fullmatch(r"(/\d*)?", parts.path):
+        raise InvalidValue(f"expected the number of a database after the last slash, got {parts.path[1:]!r}")
+    for option, text in parse_qsl(parts.query, keep_blank_values=True):
+        if option in ("username", "password"):
+            raise InvalidValue(f"expected the {option} in front of the host: redis://USER:PASSWORD@HOST")
+        if option not in _STORE_OPTIONS and not option.startswith("ssl_"):
+            raise InvalidValue(f"the option {option!r} of the URL is unknown")
+        if option == "db" and not text.isdecimal():
+            raise InvalidValue(f"expected the number of a database, got db={text!r}")
+
+
+def masked(url: str) -> str:
+    """The URL, or whatever stands where one should, without what may be a password."""
+    without_options = re.sub(r"(password=)[^&\s]*", r"\1***", url)
+    return re.sub(r"^(\w+:/*)?.*@", r"\1***@", without_options)
+
+
+Count = Annotated[
+    Annotated[int, Meta(ge=1, lt=2**31)] | None, Meta(description="a whole number, 1 or more and below 2147483648")
+]
+File = Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="the path of a file")]
+CredentialField = Annotated[
+    Annotated[str, Meta(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$")] | None,
+    Meta(description="env:NAME or file:PATH, where the secret is"),
+]
+Codec = Annotated[Literal["plain", "int8", "fp8"] | None, Meta(description="one of plain, int8 and fp8")]
+SizeField = Annotated[Size, Meta(description="a size such as 256MiB")]
+PositiveSizeField = Annotated[PositiveSize, Meta(description="a size such as 256MiB, at least 1KiB")]
