@@ -19,10 +19,10 @@ import msgspec
 from benchmarks.harness.measurement import RATIO, Figure, Row, Target
 from benchmarks.harness.processes import run_on_subject_core
 from gateway.proxy.prompt_caches.planner import PromptCachePlanner
+from gateway.routing.router import Router
 from gateway.settings.cache import PromptCacheSettings
 from gateway.settings.settings import TimeoutSettings
 from gateway.upstreams.connection import open_connections
-from gateway.upstreams.router import Router
 from gateway.upstreams.upstream import Attempt, Upstream
 from tests.gateway.upstreams.billing_upstream import AnthropicCache, OpenAICache
 

@@ -14,7 +14,7 @@ from gateway.api import stats
 from gateway.api.access import require_operator
 from gateway.api.app_keys import CACHE, GAUGES, SEMANTIC, SETTINGS
 from gateway.errors import CacheUnavailable, InvalidRequest, NotFound
-from gateway.proxy.tenant import credential
+from gateway.tenants.credentials import credential
 
 _encode = msgspec.json.Encoder().encode
 

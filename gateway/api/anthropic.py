@@ -10,10 +10,10 @@ from gateway.errors import InvalidRequest, NotFound, UpstreamDisconnected, refus
 from gateway.http.body import read_body
 from gateway.http.json_object import decode_object
 from gateway.proxy.inference_request import no_such_path
-from gateway.proxy.tenant import OTHER_HEADERS, bearer, namespace_header
 from gateway.surfaces.messages.requests import chat_request
 from gateway.surfaces.surface import Json
 from gateway.surfaces.timestamps import rfc3339
+from gateway.tenants.credentials import OTHER_HEADERS, bearer, namespace_header
 from gateway.upstreams.upstream import Attempt
 
 _encode = msgspec.json.Encoder().encode

@@ -8,8 +8,8 @@ from gateway.pipeline import Pipeline
 from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.embeddings import Embeddings
 from gateway.proxy.semantic_lookup import SemanticLookup
+from gateway.routing.router import Router
 from gateway.settings.settings import Settings
-from gateway.upstreams.router import Router
 
 SETTINGS = web.AppKey("settings", Settings)
 CACHE = web.AppKey("cache", ExactCache)

@@ -20,7 +20,7 @@ from gateway.batches.threads import in_thread
 from gateway.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 from gateway.http.body import read_body
 from gateway.http.response_writer import ResponseWriter
-from gateway.proxy.tenant import credential
+from gateway.tenants.credentials import credential
 
 BATCHES = web.AppKey("batches", BatchStore)
 

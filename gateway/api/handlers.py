@@ -21,9 +21,9 @@ from gateway.http.sse import event_json
 from gateway.proxy import conversations
 from gateway.proxy.embeddings import parse_embeddings
 from gateway.proxy.inference_request import parse_request
-from gateway.proxy.tenant import credential, namespace_header
 from gateway.surfaces.registry import PROBED_PATHS
 from gateway.surfaces.surface import Json
+from gateway.tenants.credentials import credential, namespace_header
 from gateway.upstreams.upstream import Attempt, Upstream
 
 _encode = msgspec.json.Encoder().encode

@@ -13,10 +13,10 @@ from gateway.http.json_object import decode_object
 from gateway.proxy.embeddings import PATH, parse_embeddings
 from gateway.proxy.inference_request import no_such_path
 from gateway.proxy.response_headers import IGNORED_HEADER
-from gateway.proxy.tenant import namespace_header
 from gateway.surfaces.ollama import embeddings, models
 from gateway.surfaces.ollama.loading import is_load, load_answer
 from gateway.surfaces.surface import Json
+from gateway.tenants.credentials import namespace_header
 from gateway.upstreams.upstream import Attempt
 
 _encode = msgspec.json.Encoder().encode

@@ -21,7 +21,7 @@ from gateway.errors import (
 from gateway.http.body import read_body
 from gateway.http.json_object import decode_object
 from gateway.http.sse import event_json
-from gateway.proxy.tenant import namespace_header
+from gateway.tenants.credentials import namespace_header
 from gateway.upstreams.upstream import Upstream
 
 _encode = msgspec.json.Encoder().encode

@@ -13,9 +13,9 @@ from gateway.api.app_keys import CACHE, CONVERSATIONS, ROUTER, SEMANTIC, SETTING
 from gateway.api.handlers import forward
 from gateway.errors import CacheUnavailable
 from gateway.proxy.conversations import PATH
-from gateway.proxy.tenant import credential
 from gateway.surfaces.responses.stored_responses import deleted, input_items, response_not_found
 from gateway.surfaces.surface import Json
+from gateway.tenants.credentials import credential
 
 _encode = msgspec.json.Encoder().encode
 

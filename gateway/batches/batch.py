@@ -10,7 +10,7 @@ from gateway.batches.folders import new_id
 from gateway.errors import InvalidRequest
 from gateway.http.json_object import decode_object
 from gateway.proxy.inference_request import MAX_RISK_HEADER
-from gateway.proxy.tenant import KEY_HEADERS
+from gateway.tenants.credentials import KEY_HEADERS
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
 ENDED = ("completed", "failed", "expired", "cancelled")

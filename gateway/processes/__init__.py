@@ -2,5 +2,5 @@
 
 app.py is the composition root: it builds the gateway from its parts and has the table of routes. serve.py runs it
 with its children: embedded_store.py (Valkey), local_backend.py (the decode engine), semantic_service.py, workers.py.
-Read app.py first. Uses api, batches, http, proxy, settings, surfaces, upstreams and the package cache.
+Read app.py first. Uses api, batches, http, proxy, routing, settings, surfaces, upstreams and the package cache.
 """

@@ -44,13 +44,13 @@ from gateway.proxy.relay import Relay
 from gateway.proxy.replay import Replay
 from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.proxy.single_flight import SingleFlight
+from gateway.routing.router import Router
 from gateway.settings.fields import SettingsError
 from gateway.settings.settings import Settings
 from gateway.surfaces.registry import PROBED_PATHS, error_response, form_of
 from gateway.surfaces.whole import ENDPOINTS
 from gateway.upstreams.connection import ConnectionPool, open_connections
 from gateway.upstreams.mock import MockUpstream, load_script
-from gateway.upstreams.router import Router
 from gateway.upstreams.upstream import Upstream
 
 # Entries stay an hour beyond their lifetime, for requests that say max-stale.

@@ -22,9 +22,9 @@ from gateway.http.background_tasks import BackgroundTasks
 from gateway.http.cache_control import CacheControl, parse_cache_control
 from gateway.http.json_object import decode_object
 from gateway.proxy.lookup import count_lookup
-from gateway.proxy.tenant import answer_headers, credential, namespace_header
+from gateway.routing.router import Router
 from gateway.settings.cache import CacheSettings
-from gateway.upstreams.router import Router
+from gateway.tenants.credentials import answer_headers, credential, namespace_header
 from gateway.upstreams.upstream import Attempt
 
 PATH = "/v1/embeddings"

@@ -21,9 +21,9 @@ from gateway.http.server import Handler
 from gateway.metrics import HitCounter
 from gateway.proxy.inference_request import MAX_RISK_HEADER
 from gateway.proxy.response_headers import hit_headers, whole_response
-from gateway.proxy.tenant import answer_headers, credential
 from gateway.settings.settings import Settings
 from gateway.surfaces.registry import BY_PATH, error_response
+from gateway.tenants.credentials import answer_headers, credential
 from gateway.upstreams.upstream import REUSE_HEADER
 
 RAW_DIGEST = web.RequestKey("raw_digest", bytes)

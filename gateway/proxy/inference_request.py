@@ -19,7 +19,7 @@ from cache.semantic.question import Question, question_of
 from gateway.errors import InvalidRequest
 from gateway.http.cache_control import CacheControl, parse_cache_control
 from gateway.http.json_object import decode_object
-from gateway.proxy.tenant import OTHER_HEADERS, answer_headers, bearer, credential
+from gateway.routing.router import Router
 from gateway.settings.settings import Settings
 from gateway.surfaces.breakpoints import CACHE_CONTROL, without_breakpoints
 from gateway.surfaces.ollama.models import known_as
@@ -28,7 +28,7 @@ from gateway.surfaces.registry import BY_PATH
 from gateway.surfaces.responses.requests import continued
 from gateway.surfaces.surface import AnswerForm, ChatRequest, Json, StreamedForm, Surface, TranslatedForm
 from gateway.surfaces.whole import WholeRequest
-from gateway.upstreams.router import Router
+from gateway.tenants.credentials import OTHER_HEADERS, answer_headers, bearer, credential
 from gateway.upstreams.upstream import PRIORITY_HEADER, REUSE_HEADER, Attempt
 
 MAX_RISK_HEADER = "x-keepgate-max-risk"

@@ -16,10 +16,10 @@ from gateway.proxy.lookup import ASKING_FOR_NEW
 from gateway.proxy.prompt_caches.planner import PromptCachePlanner
 from gateway.proxy.recorder import Recording
 from gateway.proxy.semantic_lookup import SemanticLookup, SemanticQuery
-from gateway.proxy.tenant import namespace_header
+from gateway.routing.router import Router
 from gateway.settings.cache import CacheSettings
 from gateway.surfaces.whole import WholeEndpoint
-from gateway.upstreams.router import Router
+from gateway.tenants.credentials import namespace_header
 from gateway.upstreams.upstream import REUSE_HEADER, UpstreamResponse
 
 

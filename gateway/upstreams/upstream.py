@@ -12,6 +12,7 @@ from yarl import URL
 
 from gateway.errors import UpstreamDisconnected, UpstreamTimeout, UpstreamUnreachable
 from gateway.settings.settings import TimeoutSettings
+from gateway.tenants.credentials import NAMESPACE_HEADER
 from gateway.upstreams.connection import ConnectionPool, Exchange, Origin, request_head
 
 # RFC 9110, section 7.6.1, and what this hop decides for itself.
@@ -28,8 +29,6 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-# Names the tenant to an upstream that separates tenants, where no credential of the caller does.
-NAMESPACE_HEADER = "x-keepgate-namespace"
 # Says `batch` where a request may wait for others.
 PRIORITY_HEADER = "x-keepgate-priority"
 # Whether the prompt is likely to be the prefix of another one.

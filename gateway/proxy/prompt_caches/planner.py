@@ -20,8 +20,8 @@ from gateway.errors import NoUpstream
 from gateway.proxy.prompt_caches.keys import CacheKeys
 from gateway.proxy.prompt_caches.prefixes import PrefixStatistics
 from gateway.proxy.prompt_caches.prompt import read_prompt
+from gateway.routing.router import Router
 from gateway.settings.cache import PromptCacheSettings
-from gateway.upstreams.router import Router
 from gateway.upstreams.upstream import Attempt
 
 MIN_TOKENS = 1024

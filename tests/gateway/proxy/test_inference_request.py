@@ -6,9 +6,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import InvalidRequest
 from gateway.proxy.inference_request import InferenceRequest, parse_request
-from gateway.proxy.tenant import credential
+from gateway.routing.router import Router
 from gateway.settings.settings import Settings
-from gateway.upstreams.router import Router
+from gateway.tenants.credentials import credential
 
 HEADERS = CIMultiDictProxy(CIMultiDict({"Authorization": "Bearer a"}))
 

@@ -1,10 +1,11 @@
-"""Who asks: the credential that separates tenants, and the headers by which it and the answer's form reach the key."""
+"""The credential that separates tenants, and the headers by which it and the answer's form reach a key."""
 
 from multidict import CIMultiDictProxy
 
 from cache.entries.key import namespace_for
-from gateway.upstreams.upstream import NAMESPACE_HEADER
 
+# Names the tenant to an upstream that separates tenants, where no credential of the caller does.
+NAMESPACE_HEADER = "x-keepgate-namespace"
 # Where some providers' clients put the key that others send as a bearer token.
 KEY_HEADERS = ("x-api-key", "api-key")
 _BEARER = "Bearer "

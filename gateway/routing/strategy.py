@@ -1,0 +1,47 @@
+"""What chooses among the upstreams of a model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+
+class Candidate(Protocol):
+    """An upstream, as a strategy sees it. A simulated one has the same attributes."""
+
+    @property
+    def name(self) -> str:
+        """Unique among all upstreams."""
+
+    @property
+    def weight(self) -> float:
+        """Its capacity relative to others; more than 0."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that it has been sent and that have not ended."""
+
+    @property
+    def latency(self) -> float:
+        """Seconds until it begins to answer, an exponentially weighted average; 0 while unknown."""
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """What a strategy may know of a request."""
+
+    model: str
+    blocks: tuple[int, ...] = ()
+    """A number for each block of the prompt; equal numbers mean equal prefixes up to the end of that block."""
+
+
+class Strategy(Protocol):
+    """Orders candidates. One object serves all requests of one model, on one event loop."""
+
+    def order(self, candidates: Sequence[C], request: RouteRequest) -> list[C]:
+        """All of the candidates, the best first. Changes no state but counters of its own."""
+
+    def sent(self, candidate: Candidate, request: RouteRequest) -> None:
+        """The candidate was sent the request, and will hold the KV blocks of its prompt."""
