@@ -28,7 +28,7 @@ Attempts = Annotated[int, Meta(ge=0, le=10, description="a whole number from 0 t
 class UpstreamSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One server."""
 
-    url: Text
+    url: Annotated[str, Meta(min_length=1, description="a URL such as http://127.0.0.1:8000/v1, or mock:")]
     """The base URL of an OpenAI-compatible server, `mock:` or `mock:FILE.yaml`."""
     name: str = ""
     """What other settings, metrics and logs call it; by default the host and port of its URL."""

@@ -7,6 +7,8 @@ import yaml
 
 from gateway.settings.fields import SettingsError
 
+Lines = dict[tuple[str, ...], int]
+
 
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -25,18 +27,51 @@ def read_yaml(file: Path, example: str) -> dict[str, Any]:
 
     Raises SettingsError, naming the file and, where there is one, the line.
     """
+    return read_yaml_lines(file, example)[0]
+
+
+def read_yaml_lines(file: Path, example: str) -> tuple[dict[str, Any], Lines]:
+    """The same, and the line of each key and of each item of a list, counted from 1."""
+    lines: Lines = {}
     try:
         # A SafeLoader: only plain values come out of it.
-        content = yaml.load(file.read_bytes(), _Loader)  # noqa: S506
+        loader = _Loader(file.read_bytes())
+        try:
+            node = loader.get_single_node()
+            content = None if node is None else loader.construct_document(node)
+            if node is not None:
+                _note_lines(node, (), lines)
+        finally:
+            loader.dispose()
     except OSError as error:
         raise SettingsError(f"{file}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise SettingsError(f"{file}: not valid YAML: {_reason(error)}") from error
     if content is None:
-        return {}
+        return {}, lines
     if not isinstance(content, dict):
         raise SettingsError(f"{file}: expected keys and values, such as `{example}`")
-    return content
+    return content, lines
+
+
+def _note_lines(node: yaml.Node, path: tuple[str, ...], lines: Lines) -> None:
+    """An alias may stand in many places, and in itself: each node is walked once."""
+    walked: set[int] = set()
+    waiting = [(node, path)]
+    while waiting:
+        node, path = waiting.pop()
+        if id(node) in walked:
+            continue
+        walked.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            children = [(key.value, key, value) for key, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            children = [(str(number), value, value) for number, value in enumerate(node.value)]
+        else:
+            continue
+        for name, marked, value in children:
+            lines[(*path, name)] = marked.start_mark.line + 1
+            waiting.append((value, (*path, name)))
 
 
 def _reason(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """Settings: their sources, precedence and errors."""
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,7 @@ def test_a_bad_variable_is_named_with_what_would_be_right(variable: str, text: s
         ("port: [80]", "port: expected a port from 1 to 65535, or 0 for any free one, got [80]"),
         ("host: ''", "host: expected text that is not empty, got nothing"),
         ("upstreams: http://a", "upstreams: expected URLs such as http://127.0.0.1:8000/v1, or mock:, got 'http://a'"),
-        ("upstreams: [1]", "upstreams: expected URLs such as http://127.0.0.1:8000/v1, or mock:, got 1"),
+        ("upstreams: [1]", "upstreams[0]: expected URLs such as http://127.0.0.1:8000/v1, or mock:, got 1"),
         ("cache: 3", "cache: expected keys and values, got 3"),
         ("cache: {ttl: soon}", "cache.ttl: expected seconds, from 0 to ten years, got 'soon'"),
         ("cache: {memory: [1]}", "cache.memory: expected a size such as 256MiB, got [1]"),
@@ -209,7 +210,70 @@ def test_a_bad_file_is_named_with_what_would_be_right(tmp_path: Path, text: str 
     """The message on an invalid file has the file, the key as written, and the expectation."""
     file = tmp_path / "keepgate.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert refusal(file, {}, {}).startswith(f"{file}: {message}")
+    said = re.sub(r", line \d+:", ":", refusal(file, {}, {}), count=1)
+    assert said.startswith(f"{file}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("port: 1\nupstreams:\n- http://a\n- url: ftp://b\n", 4, "upstreams[1].url: expected a URL such as http"),
+        ("upstreams:\n- {url: 'http://a', wieght: 2}\n", 2, "upstreams[0].wieght is not a setting; did you mean upstr"),
+        ("upstreams:\n- url: http://a\n  weight: 0\n", 3, "upstreams[0].weight: expected a number more than 0, got 0"),
+        ("upstreams:\n- weight: 1\n", 2, "upstreams[0]: url is missing"),
+        ("upstreams:\n- url: http://a\n  api_key: sk-1\n", 3, "upstreams[0].api_key: expected env:NAME or file:PATH"),
+        (
+            "routing:\n  models:\n    a: {strategy: weighted}\n    b:\n      strategy: best\n",
+            5,
+            "routing.models.b.strategy: expected one of least-connections,",
+        ),
+        (
+            "routing:\n  models:\n    a:\n      canary: {x: 2}\n",
+            4,
+            "routing.models.a.canary.x: expected a share from 0",
+        ),
+        (
+            "routing:\n  models:\n    a:\n      rules:\n      - use: x\n        tols: true\n",
+            6,
+            "routing.models.a.rules[0].tols is not a setting; did you mean routing.models.a.rules[0].tools?",
+        ),
+        ("costs:\n  prices:\n    m: {input: 1}\n", 3, "costs.prices.m: output is missing"),
+    ],
+)
+def test_a_bad_value_in_a_list_or_a_mapping_is_named_with_its_line(
+    tmp_path: Path, text: str, line: int, message: str
+) -> None:
+    """The message says at which line of the file, and in which item or key."""
+    file = tmp_path / "keepgate.yaml"
+    file.write_text(text)
+    said = refusal(file, {}, {})
+    assert said.startswith(f"{file}, line {line}: {message}"), said
+
+
+def test_a_mapping_in_a_variable_is_json() -> None:
+    """Keys and values are written as JSON there, and JSON that is none is refused."""
+    assert from_environment(ROUTING_ALIASES='{"gpt": "qwen"}').routing.aliases == {"gpt": "qwen"}
+    assert refusal(None, {"KEEPGATE_ROUTING_ALIASES": "gpt=qwen"}, {}).startswith(
+        "environment: KEEPGATE_ROUTING_ALIASES: expected JSON: "
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "upstreams: [{url: 'http://a', name: x}, {url: 'http://b', name: x}]",
+            "upstreams[1].name: 'x' is the name of",
+        ),
+        ("tls: {key: k.pem}", "tls.certificate: expected the path of a file"),
+        ("redis: none\nkeys: {required: true}", "keys.required: virtual keys are kept in Redis"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    """The message names the setting that is missing, or is one too many."""
+    file = tmp_path / "keepgate.yaml"
+    file.write_text(text)
+    assert refusal(file, {}, {}).startswith(message)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -247,7 +311,7 @@ def test_an_error_in_an_overridden_source_is_reported(tmp_path: Path) -> None:
     """An error is reported with its source even if a later source overrides the value."""
     file = tmp_path / "k.yaml"
     file.write_text("port: eighty")
-    assert refusal(file, {"KEEPGATE_PORT": "80"}, {}).startswith(f"{file}: port: ")
+    assert refusal(file, {"KEEPGATE_PORT": "80"}, {}).startswith(f"{file}, line 1: port: ")
 
 
 def test_an_unknown_variable_is_a_warning() -> None:
@@ -296,7 +360,7 @@ def test_no_admin_key_shows_when_it_is_no_text(tmp_path: Path) -> None:
     """A numeric admin key in YAML is refused without being printed."""
     file = tmp_path / "k.yaml"
     file.write_text("admin_key: 123456")
-    assert refusal(file, {}, {}) == f"{file}: admin_key: expected text that is not empty"
+    assert refusal(file, {}, {}) == f"{file}, line 1: admin_key: expected text that is not empty"
 
 
 def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
