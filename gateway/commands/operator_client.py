@@ -1,0 +1,96 @@
+"""The admin API of a running gateway, for commands: JSON over HTTP with the admin key."""
+
+import argparse
+import http.client
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+_DEADLINE = 30.0
+_MAX_SHOWN = 200
+
+
+class OperatorError(Exception):
+    """Why a command failed, in one line."""
+
+
+class OperatorClient:
+    """Sends requests to the gateway at `url`, such as http://127.0.0.1:8080. `admin_key` "" sends none."""
+
+    def __init__(self, url: str, admin_key: str = "") -> None:
+        # A base URL as clients have it is accepted as well.
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._admin_key = admin_key
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """The decoded answer to a request such as GET /v1/keys. Raises OperatorError."""
+        query = f"?{urllib.parse.urlencode(params)}" if params else ""
+        headers = {"x-keepgate-admin-key": self._admin_key} if self._admin_key else {}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            if urllib.parse.urlsplit(self._url).scheme not in ("http", "https"):
+                raise ValueError
+            request = urllib.request.Request(self._url + path + query, data, headers, method=method)  # noqa: S310  # checked above
+        except ValueError as error:
+            raise OperatorError(f"{self._url!r} is not the URL of a gateway, such as {DEFAULT_URL}") from error
+        return self._sent(request)
+
+    def _sent(self, request: urllib.request.Request) -> dict[str, Any]:
+        try:
+            # Not by a proxy of the environment, which would see the admin key.
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with opener.open(request, timeout=_DEADLINE) as answer:
+                decoded = json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            raise OperatorError(_refusal(error)) from error
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise OperatorError(f"no gateway answers at {self._url}: {reason}") from error
+        except ValueError as error:
+            raise OperatorError(f"what answers at {self._url} is not Keepgate: its answer is no JSON") from error
+        if not isinstance(decoded, dict):
+            raise OperatorError(f"what answers at {self._url} is not Keepgate: its answer is no JSON object")
+        return decoded
+
+
+def _refusal(error: urllib.error.HTTPError) -> str:
+    """What the gateway says, else the status."""
+    try:
+        message = json.loads(error.read())["error"]["message"]
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return f"the gateway answered with status {error.code}"
+    return " ".join(str(message).split())[:_MAX_SHOWN]
+
+
+def add_operator_options(parser: argparse.ArgumentParser) -> None:
+    """The options --url, --admin-key and --json."""
+    parser.add_argument(
+        "--url",
+        default=os.environ.get("KEEPGATE_URL") or DEFAULT_URL,
+        help=f"the gateway (KEEPGATE_URL, else {DEFAULT_URL})",
+    )
+    parser.add_argument(
+        "--admin-key",
+        metavar="KEY",
+        default=os.environ.get("KEEPGATE_ADMIN_KEY", ""),
+        help="its admin key (KEEPGATE_ADMIN_KEY); a gateway on the loopback without one needs none",
+    )
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+
+
+def operator_client(parsed: argparse.Namespace) -> OperatorClient:
+    """The client that the options ask for."""
+    return OperatorClient(parsed.url, parsed.admin_key)
