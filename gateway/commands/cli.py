@@ -142,7 +142,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         metavar="FOLDER",
         help="where the embedded Valkey and the prefix store keep their data (~/.local/state/keepgate)",
     )
-    serve.add_argument("--config", metavar="FILE", help="settings in YAML (none)")
+    serve.add_argument("--config", metavar="FILE", help="settings in YAML (none); read again when it changes")
+    serve.add_argument(
+        "--drain-seconds",
+        metavar="SECONDS",
+        dest="timeouts.shutdown",
+        help="how long requests under way may take after a stop signal (10)",
+    )
     serve.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (info)")
     engine = serve.add_argument_group("the in-repo backend, which runs where no --upstream is given")
     engine.add_argument(
@@ -218,13 +224,19 @@ def _suggestion(word: str, known: list[str]) -> str:
 
 def _serve(parsed: argparse.Namespace) -> int:
     from gateway.settings.fields import SettingsError
-    from gateway.settings.sources import PREFIX, load
+    from gateway.settings.refusals import PREFIX
+    from gateway.settings.settings import Settings
+    from gateway.settings.sources import load
 
     given = {name: value for name, value in vars(parsed).items() if name not in ("command", "config")}
     file = parsed.config or os.environ.get(PREFIX + "CONFIG")
     environment = {name: value for name, value in os.environ.items() if name != PREFIX + "CONFIG"}
+
+    def read() -> tuple[Settings, list[str]]:
+        return load(Path(file) if file else None, environment, given)
+
     try:
-        settings, warnings = load(Path(file) if file else None, environment, given)
+        settings, warnings = read()
     except SettingsError as error:
         print(f"keepgate: {error}", file=sys.stderr)
         return 2
@@ -245,7 +257,7 @@ def _serve(parsed: argparse.Namespace) -> int:
                 return 1
         from gateway.processes.serve import serve
 
-        return serve(settings)
+        return serve(settings, lambda: read()[0], Path(file) if file else None)
 
 
 def _run_backend(command: str, words: list[str]) -> int:

@@ -101,13 +101,37 @@ def _reason(fault: BaseException | None) -> str:
 
 
 class HttpServer(web.Server):
-    """Serves an application on connections of this class."""
+    """Serves an application on connections of this class. Another one may take its place while connections are open."""
 
-    def __init__(self, application: web.Server, timeout: float, **options: Any) -> None:
-        handler = _with_error_body(application.request_handler)
-        super().__init__(handler, request_factory=application.request_factory, **options)
+    def __init__(self, timeout: float, **options: Any) -> None:
+        super().__init__(self._handle, request_factory=self._make, **options)
         self._timeout = timeout
         self._options = {name: value for name, value in options.items() if name != "handler_cancellation"}
+        self._drained_at: float | None = None
+
+    async def drain(self, seconds: float) -> None:
+        """End connections that are idle, and the others after the requests under way, at the latest in `seconds`."""
+        if self._drained_at is None:
+            self._drained_at = asyncio.get_running_loop().time() + seconds
+            await asyncio.sleep(0)  # requests that have arrived begin
+            self.pre_shutdown()
+
+    async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # aiohttp's method
+        """Wait until the drained connections have ended."""
+        if self._drained_at is not None:
+            timeout = max(0.0, self._drained_at - asyncio.get_running_loop().time())
+        await super().shutdown(timeout)
+
+    def use(self, application: web.Server, wrap: Callable[[Handler], Handler]) -> None:
+        """Answer further requests by this application; `wrap` puts a handler in front of its own."""
+        self._current_handler = wrap(_with_error_body(application.request_handler))
+        self._current_factory = application.request_factory
+
+    def _handle(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        return self._current_handler(request)
+
+    def _make(self, *parts: Any) -> web.BaseRequest:
+        return self._current_factory(*parts)
 
     def __call__(self) -> HttpConnection:
         return HttpConnection(self, self._timeout, **self._options)

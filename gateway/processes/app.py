@@ -1,18 +1,22 @@
-"""The composition root: builds the gateway from its parts, and has the table of routes.
+"""The composition root: builds the gateway from its parts.
 
-The parts start in the order of `open_gateway` and stop in the reverse order.
+The parts start in the order of `_open_parts` and stop in the reverse order. What follows from the settings is built
+anew when they are read again (`Gateway.reload`).
 """
 
 import asyncio
 import contextlib
 import errno
 import functools
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
+from msgspec.structs import replace
+from yarl import URL
 
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
@@ -20,19 +24,17 @@ from cache.semantic.client import SemanticClient
 from cache.stores.conversations import Conversations
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import RedisStore, open_redis_store
-from gateway.api import admin, anthropic, batches, generate, handlers, ollama, page, prefix_stores, responses, whole
-from gateway.api.app_keys import CACHE, CONVERSATIONS, EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
-from gateway.api.openapi.document import openapi_handler
+from gateway.api.app_keys import CACHE, CONVERSATIONS, EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC
+from gateway.api.batches import BATCHES
 from gateway.api.stats import GaugeUpdater
 from gateway.batches.runner import RunnerOptions, open_batches
 from gateway.batches.store import BatchStore
-from gateway.http.background_tasks import background_tasks
-from gateway.http.cors import answering_preflights, marking_answers
-from gateway.http.middleware import answering_errors, mark_started
-from gateway.http.server import Handler, HttpServer
+from gateway.http.background_tasks import BackgroundTasks, background_tasks
+from gateway.http.server import HttpServer
 from gateway.metrics import HitCounter
 from gateway.pipeline import Pipeline
 from gateway.processes.embedded_store import embedded_store
+from gateway.processes.routes import build_application
 from gateway.processes.semantic_service import semantic_service
 from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.embeddings import Embeddings
@@ -46,9 +48,10 @@ from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.proxy.single_flight import SingleFlight
 from gateway.routing.router import Router
 from gateway.settings.fields import SettingsError
+from gateway.settings.reloading import reloaded
 from gateway.settings.settings import Settings
-from gateway.surfaces.registry import PROBED_PATHS, error_response, form_of
-from gateway.surfaces.whole import ENDPOINTS
+from gateway.settings.upstreams import UpstreamSettings
+from gateway.surfaces.registry import PROBED_PATHS
 from gateway.upstreams.connection import ConnectionPool, open_connections
 from gateway.upstreams.mock import MockUpstream, load_script
 from gateway.upstreams.upstream import Upstream
@@ -60,16 +63,102 @@ _GAUGE_SECONDS = 1.0
 _IDLE_CONNECTION_SECONDS = 75.0
 
 
-@dataclass(frozen=True, slots=True)
-class Gateway:
-    """A running gateway that listens at `url`. `redis_url` is the shared store's, "" for none."""
+class MockServers:
+    """The `mock:` upstreams, which this process serves: one for each script, until the gateway ends."""
 
-    url: str
-    port: int
+    def __init__(self, stack: contextlib.AsyncExitStack) -> None:
+        self._stack = stack
+        self._urls: dict[str, str] = {}
+
+    async def served(self, servers: Sequence[UpstreamSettings]) -> list[UpstreamSettings]:
+        """The upstreams, with the address at which each mock is served. Raises SettingsError for a bad script."""
+        return [replace(server, url=await self._url(server.url)) for server in servers]
+
+    async def _url(self, url: str) -> str:
+        if not url.startswith("mock:"):
+            return url
+        if url not in self._urls:
+            script = url.removeprefix("mock:")
+            mock = MockUpstream(load_script(Path(script)) if script else ())
+            self._urls[url] = (await self._stack.enter_async_context(mock.serving())).url
+        return self._urls[url]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What lives as long as the gateway, whatever its settings become."""
+
     redis_url: str
-    router: Router
     cache: ExactCache
+    semantic: SemanticLookup
     connections: ConnectionPool
+    router: Router
+    flights: FlightTable
+    conversations: ConversationKeeper
+    batches: BatchStore
+    tasks: BackgroundTasks
+    hits: HitCounter
+    gauges: GaugeUpdater
+    mocks: MockServers
+    configured: list[tuple[UpstreamSettings, Upstream]]
+
+
+class Gateway:
+    """A running gateway that listens at `url`."""
+
+    def __init__(
+        self, settings: Settings, parts: Parts, server: HttpServer, runner: web.ServerRunner, url: str
+    ) -> None:
+        self.settings = settings
+        self.url = url
+        self._parts = parts
+        self._server = server
+        self._runner = runner
+
+    async def refuse(self) -> None:
+        """Accept no more connections, and end those that are idle; requests under way have `timeouts.shutdown` seconds
+        from now.
+        """
+        for site in list(self._runner.sites):
+            await site.stop()
+        await self._server.drain(self.settings.timeouts.shutdown)
+
+    @property
+    def port(self) -> int:
+        port = URL(self.url).port
+        assert port is not None  # noqa: S101  # it is part of the URL
+        return port
+
+    @property
+    def redis_url(self) -> str:
+        """The shared store's; "" for none."""
+        return self._parts.redis_url
+
+    @property
+    def router(self) -> Router:
+        return self._parts.router
+
+    @property
+    def cache(self) -> ExactCache:
+        return self._parts.cache
+
+    @property
+    def connections(self) -> ConnectionPool:
+        return self._parts.connections
+
+    async def reload(self, wanted: Settings) -> Sequence[str]:
+        """Answer further requests as new settings say; those under way end as they began.
+
+        Returns the names of settings that differ and wait for the next start. Raises SettingsError when the new
+        settings cannot be applied: then nothing has changed.
+        """
+        settings, waiting = reloaded(self.settings, wanted)
+        servers = await self._parts.mocks.served(settings.servers)
+        await _use(self._server, settings, self._parts)
+        _take_over(self._parts, settings, servers)
+        logging.getLogger().setLevel(settings.log_level.upper())
+        self.settings = settings
+        return waiting
 
 
 @asynccontextmanager
@@ -81,122 +170,105 @@ async def open_gateway(
 
     Raises SettingsError when a setting cannot be applied, such as a port that is in use.
     """
-    cache_settings = settings.cache
-    keep_stale = max(_KEPT_FOR_MAX_STALE, cache_settings.stale_while_revalidate, cache_settings.stale_if_error)
+    async with (
+        _open_parts(settings, semantic_socket) as parts,
+        _listening(settings, parts, share_port) as gateway,
+        _running_batches(parts.batches, settings, gateway.url),
+    ):
+        yield gateway
+
+
+@asynccontextmanager
+async def _open_parts(settings: Settings, semantic_socket: Path | None) -> AsyncIterator[Parts]:
     async with (
         _redis_url(settings) as redis_url,
         _redis(settings, redis_url) as redis,
         _semantic_client(settings, redis_url, semantic_socket) as semantic_client,
         open_connections(settings.timeouts.connect) as connections,
-        _upstream_urls(settings) as urls,
+        mock_servers() as mocks,
         background_tasks() as tasks,
     ):
-        cache = ExactCache(MemoryStore(cache_settings.memory), redis, keep_stale)
+        keep_stale = max(_KEPT_FOR_MAX_STALE, settings.cache.stale_while_revalidate, settings.cache.stale_if_error)
+        cache = ExactCache(MemoryStore(settings.cache.memory), redis, keep_stale)
         with contextlib.suppress(StoreUnavailable):  # follow_purges reads it later
             await cache.sync_purges()
-        router = Router(*(Upstream(url, connections, settings.timeouts) for url in urls), probed=PROBED_PATHS)
+        router = Router(probed=PROBED_PATHS)
         flights = FlightTable(tasks)
+        hits = HitCounter()
+        parts = Parts(
+            redis_url=redis_url,
+            cache=cache,
+            semantic=SemanticLookup(semantic_client, cache, settings, tasks),
+            connections=connections,
+            router=router,
+            flights=flights,
+            conversations=ConversationKeeper(Conversations(redis, settings.responses_ttl)),
+            batches=BatchStore(settings.state_path(), settings.batches.max_file),
+            tasks=tasks,
+            hits=hits,
+            gauges=GaugeUpdater(cache, flights, hits),
+            mocks=mocks,
+            configured=[],
+        )
+        _take_over(parts, settings, await mocks.served(settings.servers))
         tasks.keep(cache.follow_purges)
         tasks.keep(router.refresh_forever)
-        hits = HitCounter()
-        gauges = GaugeUpdater(cache, flights, hits)
-        tasks.keep(functools.partial(_keep_gauges, gauges))
+        tasks.keep(functools.partial(_keep_gauges, parts.gauges))
         if semantic_client is not None:
             tasks.keep(semantic_client.watch)
-        semantic = SemanticLookup(semantic_client, cache, settings, tasks)
-        lookup = Lookup(cache, settings.cache)
-        conversations = ConversationKeeper(Conversations(redis, settings.responses_ttl))
-        pipeline = Pipeline(
-            lookup,
-            semantic,
-            Replay(
-                cache, conversations, hits, varies=cache_settings.sampled == "variants" or cache_settings.regenerate > 0
-            ),
-            SingleFlight(cache, semantic, flights, router, settings.cache, _prompt_caches(settings, router)),
-            Relay(lookup, conversations, settings.timeouts.client),
-        )
-        embeddings = Embeddings(cache, router, tasks, settings.cache)
-        application = build_application(settings, cache, semantic, router, pipeline, embeddings, conversations, gauges)
-        fast_path = functools.partial(FastPath, cache=cache, settings=settings, hits=hits)
-        async with (
-            _listening(application, settings, fast_path, share_port) as (url, port),
-            _running_batches(application, settings, url),
-        ):
-            yield Gateway(url, port, redis_url, router, cache, connections)
+        yield parts
 
 
-def build_application(
-    settings: Settings,
-    cache: ExactCache,
-    semantic: SemanticLookup,
-    router: Router,
-    pipeline: Pipeline,
-    embeddings: Embeddings,
-    conversations: ConversationKeeper,
-    gauges: GaugeUpdater,
-) -> web.Application:
-    application = web.Application(
-        middlewares=[
-            answering_preflights(settings.cors_origins),
-            answering_errors(lambda path, error: error_response(form_of(path), error)),
-        ],
-        client_max_size=settings.max_body,
+def _take_over(parts: Parts, settings: Settings, servers: Sequence[UpstreamSettings]) -> None:
+    """Route further requests as the settings say. An upstream whose settings are the same stays as it is."""
+    kept: list[tuple[UpstreamSettings, Upstream]] = []
+    for server in servers:
+        known = next((pair for pair in parts.configured if pair[0] == server), None)
+        kept.append(known or (server, Upstream(server.url, parts.connections, settings.timeouts)))
+    for pair in parts.configured:
+        if pair not in kept:
+            parts.router.remove(pair[1])
+    for pair in kept:
+        if pair not in parts.configured:
+            parts.router.add(pair[1])
+    parts.configured[:] = kept
+
+
+async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
+    """Let the server answer further requests as the settings say, on connections that are open as well."""
+    lookup = Lookup(parts.cache, settings.cache)
+    varies = settings.cache.sampled == "variants" or settings.cache.regenerate > 0
+    pipeline = Pipeline(
+        lookup,
+        parts.semantic,
+        Replay(parts.cache, parts.conversations, parts.hits, varies=varies),
+        SingleFlight(
+            parts.cache,
+            parts.semantic,
+            parts.flights,
+            parts.router,
+            settings.cache,
+            _prompt_caches(settings, parts.router),
+        ),
+        Relay(lookup, parts.conversations, settings.timeouts.client),
     )
-    application[SETTINGS] = settings
-    application[CACHE] = cache
-    application[SEMANTIC] = semantic
-    application[ROUTER] = router
-    application[PIPELINE] = pipeline
-    application[EMBEDDINGS] = embeddings
-    application[CONVERSATIONS] = conversations
-    application[GAUGES] = gauges
-    application[batches.BATCHES] = BatchStore(settings.state_path(), settings.batches.max_file)
-    application.on_response_prepare.append(mark_started)
-    if settings.cors_origins:
-        application.on_response_prepare.append(marking_answers(settings.cors_origins))
-    application.add_routes(
-        [
-            web.post("/v1/chat/completions", handlers.answer),
-            web.post("/v1/completions", handlers.answer),
-            web.post("/v1/embeddings", handlers.embed),
-            *(web.post(path, whole.answer) for endpoint in ENDPOINTS for path in endpoint.paths),
-            web.post("/v1/responses", handlers.answer),
-            web.get("/v1/responses/{id}", responses.get),
-            web.delete("/v1/responses/{id}", responses.delete),
-            web.get("/v1/responses/{id}/input_items", responses.get_input_items),
-            web.post("/v1/generate", handlers.answer),
-            web.post("/v1/generate/batch", generate.generate_batch),
-            web.post("/v1/messages", handlers.answer),
-            web.post("/v1/messages/count_tokens", anthropic.count_tokens),
-            web.post("/api/chat", ollama.answer_or_load),
-            web.post("/api/generate", ollama.answer_or_load),
-            web.post("/api/embed", ollama.embed),
-            web.post("/api/embeddings", ollama.embed),
-            web.get("/api/tags", ollama.list_models),
-            web.get("/api/ps", ollama.list_running),
-            web.post("/api/show", ollama.show),
-            web.post("/api/pull", ollama.pull),
-            web.get("/api/version", ollama.show_version),
-            web.get("/v1/models", handlers.list_models),
-            web.get("/v1/models/{model:.+}", handlers.show_model),
-            web.get("/v1/cache/stats", admin.get_stats),
-            web.get("/v1/cache/entries/{id}", admin.get_entry),
-            web.delete("/v1/cache/entries/{id}", admin.delete_entry),
-            web.delete("/v1/cache", admin.purge),
-            web.get("/v1/cache/prefix", prefix_stores.describe),
-            web.delete("/v1/cache/prefix", prefix_stores.clear),
-            web.post("/v1/cache/prefix/{operation:lookup|pin|unpin}", prefix_stores.operate),
-            web.route("*", "/v1/cache{rest:(/.*)?}", handlers.not_found),
-            *(batches.ROUTES if settings.batches.enabled else ()),
-            web.route("*", "/v1/{rest:.+}", handlers.forward),
-            web.get("/", page.show),
-            web.get("/openapi.json", openapi_handler(application)),
-            web.get("/health", handlers.health),
-            web.get("/ready", handlers.ready),
-            web.get("/metrics", handlers.expose_metrics),
-        ]
+    application = build_application(
+        settings,
+        {
+            CACHE: parts.cache,
+            SEMANTIC: parts.semantic,
+            ROUTER: parts.router,
+            PIPELINE: pipeline,
+            EMBEDDINGS: Embeddings(parts.cache, parts.router, parts.tasks, settings.cache),
+            CONVERSATIONS: parts.conversations,
+            GAUGES: parts.gauges,
+            BATCHES: parts.batches,
+        },
     )
-    return application
+    runner = web.AppRunner(application)
+    await runner.setup()  # it has no resources of its own: nothing is to be cleaned up
+    assert runner.server is not None  # noqa: S101  # setup() has made it
+    server.use(runner.server, lambda handler: FastPath(handler, parts.cache, settings, parts.hits))
 
 
 def _prompt_caches(settings: Settings, router: Router) -> PromptCachePlanner | None:
@@ -204,7 +276,7 @@ def _prompt_caches(settings: Settings, router: Router) -> PromptCachePlanner | N
 
 
 @asynccontextmanager
-async def _running_batches(application: web.Application, settings: Settings, url: str) -> AsyncIterator[None]:
+async def _running_batches(store: BatchStore, settings: Settings, url: str) -> AsyncIterator[None]:
     """Run batches, whose requests go to this gateway's own address."""
     if not settings.batches.enabled:
         yield
@@ -215,7 +287,7 @@ async def _running_batches(application: web.Application, settings: Settings, url
         max_line=settings.max_body,
         answer_timeout=timeouts.first_byte + timeouts.idle,
     )
-    async with open_batches(application[batches.BATCHES], url, options):
+    async with open_batches(store, url, options):
         yield
 
 
@@ -257,36 +329,21 @@ async def _semantic_client(
 
 
 @asynccontextmanager
-async def _upstream_urls(settings: Settings) -> AsyncIterator[list[str]]:
-    """The URLs of the upstreams in the settings; `mock:` ones are served by this process."""
+async def mock_servers() -> AsyncIterator[MockServers]:
     async with contextlib.AsyncExitStack() as stack:
-        urls: list[str] = []
-        for server in settings.servers:
-            url = server.url
-            if url.startswith("mock:"):
-                script = url.removeprefix("mock:")
-                mock = MockUpstream(load_script(Path(script)) if script else ())
-                url = (await stack.enter_async_context(mock.serving())).url
-            urls.append(url)
-        yield urls
+        yield MockServers(stack)
 
 
 @asynccontextmanager
-async def _listening(
-    application: web.Application, settings: Settings, fast_path: Callable[[Handler], FastPath], share_port: bool
-) -> AsyncIterator[tuple[str, int]]:
-    application_runner = web.AppRunner(application)
-    await application_runner.setup()
-    assert application_runner.server is not None  # noqa: S101  # setup() has made it
+async def _listening(settings: Settings, parts: Parts, share_port: bool) -> AsyncIterator[Gateway]:
     server = HttpServer(
-        application_runner.server,
         settings.timeouts.client,
         access_log=None,
         handler_cancellation=True,
         keepalive_timeout=_IDLE_CONNECTION_SECONDS,
     )
-    server.request_handler = fast_path(server.request_handler)
-    runner = web.ServerRunner(server, shutdown_timeout=settings.timeouts.shutdown)
+    await _use(server, settings, parts)
+    runner = web.ServerRunner(server)
     await runner.setup()
     try:
         site = web.TCPSite(runner, settings.host, settings.port, reuse_port=share_port or None, backlog=1024)
@@ -296,10 +353,14 @@ async def _listening(
             raise SettingsError(_listen_error(settings, error)) from error
         port = runner.addresses[0][1]
         host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104  # compared, not bound
-        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", port
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        gateway = Gateway(settings, parts, server, runner, url)
+        try:
+            yield gateway
+        finally:
+            await gateway.refuse()
     finally:
         await runner.cleanup()
-        await application_runner.cleanup()
 
 
 def _listen_error(settings: Settings, error: OSError) -> str:

@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 import errno
+import functools
 import gc
+import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 import uvloop
@@ -17,6 +20,7 @@ from gateway.http.background_tasks import background_tasks
 from gateway.processes.app import Gateway, open_gateway
 from gateway.processes.embedded_store import embedded_store
 from gateway.processes.local_backend import BackendFailed, LocalBackend, LocalUpstream, require_backend
+from gateway.processes.reload import Reloader
 from gateway.processes.semantic_service import semantic_service
 from gateway.processes.workers import Backend, Workers
 from gateway.settings.backend import BackendSettings
@@ -24,8 +28,7 @@ from gateway.settings.fields import SettingsError, masked
 from gateway.settings.prefix_defaults import with_prefix_store
 from gateway.settings.settings import Settings
 
-# SIGHUP: the terminal was closed. It is left ignored where nohup has asked for that.
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def print_status(line: str) -> None:
@@ -34,13 +37,40 @@ def print_status(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def serve(settings: Settings) -> int:
-    """Serve until a signal; returns the exit status."""
-    return run_until_signalled(lambda: _serve(settings), on_stop=lambda: print_status("Stopping."))
+def serve(settings: Settings, read: Callable[[], Settings], file: Path | None) -> int:
+    """Serve until a signal; returns the exit status. `read` reads the settings again, of which `file` is a part."""
+    hangups = Hangups()
+
+    async def run() -> None:
+        await _serve(settings, functools.partial(Reloader, settings, read, file), hangups)
+
+    return run_until_signalled(run, on_stop=lambda: print_status("Stopping."), hangups=hangups)
 
 
-def run_until_signalled(main: Callable[[], Awaitable[None]], on_stop: Callable[[], None] = lambda: None) -> int:
-    """Run `main` on an event loop and cancel it at the first signal. Returns the exit status."""
+class Hangups:
+    """SIGHUP: an operator asks to read the settings again, or the terminal was closed, which is the end."""
+
+    def __init__(self) -> None:
+        self._has_terminal = os.isatty(0)
+        self.reload: Callable[[], None] = lambda: None
+
+    def arrived(self) -> bool:
+        """Whether it means to stop."""
+        if self._has_terminal and not os.isatty(0):
+            return True
+        self.reload()
+        return False
+
+
+def run_until_signalled(
+    main: Callable[[], Awaitable[None]],
+    on_stop: Callable[[], None] = lambda: None,
+    hangups: Hangups | None = None,
+) -> int:
+    """Run `main` on an event loop and cancel it at the first signal. Returns the exit status.
+
+    Without `hangups` SIGHUP is ignored, as it is where nohup has asked for that.
+    """
 
     async def until_signalled() -> None:
         task = asyncio.current_task()
@@ -54,9 +84,14 @@ def run_until_signalled(main: Callable[[], Awaitable[None]], on_stop: Callable[[
                 on_stop()
                 task.cancel()
 
+        def hang_up() -> None:
+            if hangups is not None and hangups.arrived():
+                stop()
+
         for number in _STOP_SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                asyncio.get_running_loop().add_signal_handler(number, stop)
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
         try:
             await main()
         except asyncio.CancelledError:
@@ -76,15 +111,19 @@ def run_until_signalled(main: Callable[[], Awaitable[None]], on_stop: Callable[[
     return status
 
 
-async def _serve(settings: Settings) -> None:
+MakeReloader = Callable[[Callable[[Settings], Awaitable[Sequence[str]]]], Reloader]
+
+
+async def _serve(settings: Settings, make_reloader: MakeReloader, hangups: Hangups) -> None:
     if not settings.upstreams:
         require_backend()
     if settings.workers > 1:
-        await _serve_with_workers(settings)
+        await _serve_with_workers(settings, make_reloader, hangups)
         return
     # The backend stops after the gateway, whose last requests it still answers.
     async with background_tasks() as tasks, open_gateway(settings) as gateway:
         _print_banner(settings, gateway.url)
+        tasks.start(_reloading(make_reloader(gateway.reload), hangups))
         if settings.upstreams:
             tasks.start(_print_unreachable(gateway))
         else:
@@ -98,7 +137,7 @@ async def _serve(settings: Settings) -> None:
         await _forever()
 
 
-async def _serve_with_workers(settings: Settings) -> None:
+async def _serve_with_workers(settings: Settings, make_reloader: MakeReloader, hangups: Hangups) -> None:
     """This process is the first worker; the others share its port, its store and its backend."""
     _require_free_port(settings)
     async with contextlib.AsyncExitStack() as stack:
@@ -112,8 +151,17 @@ async def _serve_with_workers(settings: Settings) -> None:
         backend_tasks = await stack.enter_async_context(background_tasks())
         gateway = await stack.enter_async_context(open_gateway(shared, share_port=True, semantic_socket=socket))
         worker_tasks = await stack.enter_async_context(background_tasks())
+        # All stop at the same time: a connection that one refuses must not be given to another that is about to.
+        stack.push_async_callback(gateway.refuse)
         _print_banner(settings, gateway.url)
         workers = Workers(msgspec.structs.replace(shared, port=gateway.port), socket)
+
+        async def apply(wanted: Settings) -> Sequence[str]:
+            waiting = await gateway.reload(wanted)
+            workers.tell_settings(msgspec.structs.replace(gateway.settings, port=gateway.port))
+            return [name for name in waiting if name != "redis" or settings.redis != wanted.redis]
+
+        worker_tasks.start(_reloading(make_reloader(apply), hangups))
         for _ in range(settings.workers - 1):
             worker_tasks.start(workers.supervise_one())
         if settings.upstreams:
@@ -132,6 +180,11 @@ async def _serve_with_workers(settings: Settings) -> None:
 
             backend_tasks.start(_local_backend(settings, gateway, on_ready, on_gone).supervise())
         await _forever()
+
+
+async def _reloading(reloader: Reloader, hangups: Hangups) -> None:
+    hangups.reload = reloader.ask
+    await reloader.run()
 
 
 def _require_free_port(settings: Settings) -> None:

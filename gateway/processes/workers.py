@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
-from gateway.processes.app import open_gateway
+from gateway.processes.app import Gateway, open_gateway
 from gateway.processes.child import running
 from gateway.processes.local_backend import LocalUpstream
 from gateway.processes.shared_metrics import forget_process
+from gateway.settings.fields import SettingsError
 from gateway.settings.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -24,14 +25,20 @@ log = logging.getLogger(__name__)
 _PAUSE = 1.0
 # Beyond the time that a worker gives its last requests.
 _STOP_MARGIN = 5.0
-_MAX_LINE = 2**20
+_MAX_LINE = 2**24
 
 
-class Backend(msgspec.Struct, frozen=True, array_like=True):
+class Backend(msgspec.Struct, frozen=True, tag="backend"):
     """The address of the local backend; an empty URL means that it has ended."""
 
     url: str = ""
     model: str = ""
+
+
+class NewSettings(msgspec.Struct, frozen=True, tag="settings"):
+    """Settings that have been read again."""
+
+    settings: Settings
 
 
 class Workers:
@@ -48,11 +55,16 @@ class Workers:
         for stdin in self._inputs:
             _write_line(stdin, backend)
 
+    def tell_settings(self, settings: Settings) -> None:
+        self._settings = settings
+        for stdin in self._inputs:
+            _write_line(stdin, NewSettings(settings))
+
     async def supervise_one(self) -> None:
         """Run a worker, and another when it ends."""
         command = (sys.executable, "-P", "-m", "gateway.processes.worker")
-        deadline = self._settings.timeouts.shutdown + _STOP_MARGIN
         while True:
+            deadline = self._settings.timeouts.shutdown + _STOP_MARGIN
             async with running(command, stdin=asyncio.subprocess.PIPE, stop_deadline=deadline) as process:
                 assert process.stdin is not None  # noqa: S101  # it was asked for
                 _write_line(process.stdin, self._settings)
@@ -71,17 +83,32 @@ class Workers:
 async def work() -> None:
     """The worker's side: serve until the parent closes the input."""
     news = await _standard_input()
-    settings = msgspec.json.decode(await news.readline(), type=Settings, dec_hook=lambda kind, value: kind(value))
+    settings = _settings.decode(await news.readline())
     logging.getLogger().setLevel(settings.log_level.upper())
     socket = msgspec.json.decode(await news.readline(), type=str)
     semantic_socket = Path(socket) if socket else None
     async with open_gateway(settings, share_port=True, semantic_socket=semantic_socket) as gateway:
         backend = LocalUpstream(gateway, settings.timeouts)
         async for line in news:
-            told = msgspec.json.decode(line, type=Backend)
+            told = _news.decode(line)
+            if isinstance(told, NewSettings):
+                await _take_over(gateway, told.settings)
+                continue
             backend.on_gone()
             if told.url:
                 backend.on_ready(told.url, told.model)
+
+
+async def _take_over(gateway: Gateway, settings: Settings) -> None:
+    """The parent has applied the same settings before; what a worker alone cannot apply leaves it as it is."""
+    try:
+        await gateway.reload(settings)
+    except SettingsError as error:
+        log.error("the settings of a worker stay as they are: %s", error)
+
+
+_settings = msgspec.json.Decoder(Settings, dec_hook=lambda kind, value: kind(value))
+_news = msgspec.json.Decoder(Backend | NewSettings, dec_hook=lambda kind, value: kind(value))
 
 
 def _write_line(stdin: asyncio.StreamWriter, value: Any) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backend.api.app import create_app
-from gateway.processes.app import build_application
+from gateway.processes.routes import build_application
 from gateway.settings.backend import BackendSettings
 from gateway.settings.settings import Settings
 from scripts import reference

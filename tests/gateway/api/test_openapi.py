@@ -15,7 +15,7 @@ from gateway.api import page
 from gateway.api.openapi.document import document, routes
 from gateway.api.openapi.operation import JSON
 from gateway.api.openapi.operations import IN_WORDS, OPERATIONS
-from gateway.processes.app import build_application
+from gateway.processes.routes import build_application
 from gateway.settings.settings import BatchSettings, Settings
 from gateway.upstreams.mock import MockUpstream, Reply
 from tests.gateway.client import CHAT, COMPLETIONS, Answer, Client, chat
@@ -47,8 +47,7 @@ def application(tmp_path: Path) -> web.Application:
 
 def unopened(settings: Settings) -> web.Application:
     """An application of which only the routes are used."""
-    nothing: Any = None
-    return build_application(settings, *[nothing] * 7)
+    return build_application(settings, {})
 
 
 class Documented:

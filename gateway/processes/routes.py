@@ -1,0 +1,75 @@
+"""The table of routes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+from gateway.api import admin, anthropic, batches, generate, handlers, ollama, page, prefix_stores, responses, whole
+from gateway.api.app_keys import SETTINGS
+from gateway.api.openapi.document import openapi_handler
+from gateway.http.cors import answering_preflights, marking_answers
+from gateway.http.middleware import answering_errors, mark_started
+from gateway.settings.settings import Settings
+from gateway.surfaces.registry import error_response, form_of
+from gateway.surfaces.whole import ENDPOINTS
+
+
+def build_application(settings: Settings, parts: Mapping[web.AppKey[Any], Any]) -> web.Application:
+    """The application with its table of routes. `parts` are what its handlers use (gateway/api/app_keys.py)."""
+    application = web.Application(
+        middlewares=[
+            answering_preflights(settings.cors_origins),
+            answering_errors(lambda path, error: error_response(form_of(path), error)),
+        ],
+        client_max_size=settings.max_body,
+    )
+    application[SETTINGS] = settings
+    for key, part in parts.items():
+        application[key] = part
+    application.on_response_prepare.append(mark_started)
+    if settings.cors_origins:
+        application.on_response_prepare.append(marking_answers(settings.cors_origins))
+    application.add_routes(
+        [
+            web.post("/v1/chat/completions", handlers.answer),
+            web.post("/v1/completions", handlers.answer),
+            web.post("/v1/embeddings", handlers.embed),
+            *(web.post(path, whole.answer) for endpoint in ENDPOINTS for path in endpoint.paths),
+            web.post("/v1/responses", handlers.answer),
+            web.get("/v1/responses/{id}", responses.get),
+            web.delete("/v1/responses/{id}", responses.delete),
+            web.get("/v1/responses/{id}/input_items", responses.get_input_items),
+            web.post("/v1/generate", handlers.answer),
+            web.post("/v1/generate/batch", generate.generate_batch),
+            web.post("/v1/messages", handlers.answer),
+            web.post("/v1/messages/count_tokens", anthropic.count_tokens),
+            web.post("/api/chat", ollama.answer_or_load),
+            web.post("/api/generate", ollama.answer_or_load),
+            web.post("/api/embed", ollama.embed),
+            web.post("/api/embeddings", ollama.embed),
+            web.get("/api/tags", ollama.list_models),
+            web.get("/api/ps", ollama.list_running),
+            web.post("/api/show", ollama.show),
+            web.post("/api/pull", ollama.pull),
+            web.get("/api/version", ollama.show_version),
+            web.get("/v1/models", handlers.list_models),
+            web.get("/v1/models/{model:.+}", handlers.show_model),
+            web.get("/v1/cache/stats", admin.get_stats),
+            web.get("/v1/cache/entries/{id}", admin.get_entry),
+            web.delete("/v1/cache/entries/{id}", admin.delete_entry),
+            web.delete("/v1/cache", admin.purge),
+            web.get("/v1/cache/prefix", prefix_stores.describe),
+            web.delete("/v1/cache/prefix", prefix_stores.clear),
+            web.post("/v1/cache/prefix/{operation:lookup|pin|unpin}", prefix_stores.operate),
+            web.route("*", "/v1/cache{rest:(/.*)?}", handlers.not_found),
+            *(batches.ROUTES if settings.batches.enabled else ()),
+            web.route("*", "/v1/{rest:.+}", handlers.forward),
+            web.get("/", page.show),
+            web.get("/openapi.json", openapi_handler(application)),
+            web.get("/health", handlers.health),
+            web.get("/ready", handlers.ready),
+            web.get("/metrics", handlers.expose_metrics),
+        ]
+    )
+    return application
